@@ -1,0 +1,41 @@
+"""What driver authors import: the driver contract, re-exported from `outfitter_drivers.api`."""
+
+from outfitter_drivers.api import (
+    Device,
+    DriverError,
+    DriverParams,
+    ExternalResourceDriver,
+    ExternalResourceDriverFactory,
+    ExternalResourceInfo,
+    Grant,
+    InUseCheck,
+    Inventory,
+    KubernetesRequest,
+    NotEnoughDevicesError,
+    PermanentDriverError,
+    Preparation,
+    TemporaryDriverError,
+    Worker,
+    YarnRequest,
+)
+from outfitter_proto.records import Health
+
+__all__ = [
+    "Device",
+    "DriverError",
+    "DriverParams",
+    "ExternalResourceDriver",
+    "ExternalResourceDriverFactory",
+    "ExternalResourceInfo",
+    "Grant",
+    "Health",
+    "InUseCheck",
+    "Inventory",
+    "KubernetesRequest",
+    "NotEnoughDevicesError",
+    "PermanentDriverError",
+    "Preparation",
+    "TemporaryDriverError",
+    "Worker",
+    "YarnRequest",
+]

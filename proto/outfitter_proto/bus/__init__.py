@@ -1,0 +1,69 @@
+"""The bus port and its two adapters. `connect` picks the adapter from a URL and imports only that one."""
+
+from __future__ import annotations
+
+import os
+
+from outfitter_proto.bus.port import (
+    Bus,
+    BusConfigurationError,
+    BusError,
+    BusUnavailableError,
+    CommitUnknownError,
+    Entry,
+    FencedError,
+    Message,
+    OffsetOutOfRangeError,
+    Reader,
+    TooLargeError,
+    TopicInfo,
+    TopicSpec,
+    UnknownTopicError,
+    Writer,
+)
+
+DEFAULT_BUS = "sqlite:////var/lib/outfitter/bus.db"
+"""One system-wide file, never one a user: two users' workers must meet on the same bus."""
+
+
+def connect(url: str | None = None) -> Bus:
+    """The bus at `url`, else at `OUTFITTER_BUS`, else `DEFAULT_BUS`. Connects to nothing yet.
+
+    `kafka://host:9092,host2:9092` or `sqlite:///absolute/path/bus.db` (three slashes, then the path).
+
+    Raises:
+        BusConfigurationError: the URL names no bus we know.
+    """
+    url = url or os.environ.get("OUTFITTER_BUS") or DEFAULT_BUS
+    if url.startswith("kafka://"):
+        from outfitter_proto.bus.kafka import KafkaBus
+
+        return KafkaBus(url)
+    if url.startswith("sqlite:"):
+        from outfitter_proto.bus.embedded import EmbeddedBus
+
+        return EmbeddedBus(url)
+    raise BusConfigurationError(
+        f"{url!r} is no bus URL: write kafka://host:9092[,host2:9092] or sqlite:///path/to/bus.db"
+    )
+
+
+__all__ = [
+    "DEFAULT_BUS",
+    "Bus",
+    "BusConfigurationError",
+    "BusError",
+    "BusUnavailableError",
+    "CommitUnknownError",
+    "Entry",
+    "FencedError",
+    "Message",
+    "OffsetOutOfRangeError",
+    "Reader",
+    "TooLargeError",
+    "TopicInfo",
+    "TopicSpec",
+    "UnknownTopicError",
+    "Writer",
+    "connect",
+]

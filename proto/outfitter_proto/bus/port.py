@@ -1,0 +1,234 @@
+"""The bus port: the few things the service and the workers ask of a message bus.
+
+Two adapters implement it, `kafka` and `embedded`; one contract-test suite (tests/bus) runs against both.
+The words are Kafka's: topics have partitions, partitions have records at growing offsets (with holes), a
+compacted topic keeps at least the last record of every key, a record with a value of None is a tombstone.
+
+All awaits are bounded by the adapter's own time limits. Every exception that leaves an adapter is a
+`BusError`, except cancellation.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Self
+
+
+class BusError(Exception):
+    """Something the bus could not do. The message names the bus, the thing and, where known, the remedy."""
+
+
+class BusUnavailableError(BusError):
+    """The bus cannot be reached, is full or read-only for now: try again later; nothing was lost."""
+
+
+class FencedError(BusError):
+    """Another writer has taken this writer's identity: nothing of the commit is visible, nor ever will be."""
+
+
+class CommitUnknownError(BusError):
+    """Nobody can say whether the commit happened. Never retry it: open a new writer and read the ledger."""
+
+
+class OffsetOutOfRangeError(BusError):
+    """The asked offset is no longer there (or not yet). `start` and `end` are what there is."""
+
+    def __init__(self, message: str, *, start: int, end: int) -> None:
+        super().__init__(message)
+        self.start = start
+        self.end = end
+
+
+class UnknownTopicError(BusError):
+    """The topic does not exist; the message says how to make it."""
+
+
+class BusConfigurationError(BusError):
+    """The bus is there but not as it must be (wrong URL, a network file system, a refused log-in)."""
+
+
+class TooLargeError(BusError):
+    """A record is larger than the topic takes."""
+
+
+class Entry(NamedTuple):
+    """A record to write."""
+
+    key: bytes | None
+    value: bytes | None
+
+
+class Message(NamedTuple):
+    """A record that was read. `timestamp_ms` is milliseconds since the epoch, as the bus or the sender set it."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int
+
+
+class TopicInfo(NamedTuple):
+    """What the bus says of a topic. `config` holds the settings that differ or matter, by Kafka's names."""
+
+    name: str
+    id: str
+    partitions: int
+    replication: int
+    config: Mapping[str, str]
+
+
+class TopicSpec(NamedTuple):
+    """A topic to make. `replication` None means the bus's default."""
+
+    name: str
+    partitions: int
+    config: Mapping[str, str]
+    replication: int | None = None
+
+
+class Reader(ABC):
+    """A cursor over one partition. Not safe for concurrent use; `aclose` when done (also a context manager)."""
+
+    position: int
+    """The next offset to be read. It passes holes and commit markers, so compare it, never an offset seen."""
+
+    @abstractmethod
+    async def fetch(self, *, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:
+        """Return the next records, at least one if any comes within `timeout` seconds, else an empty list.
+
+        May be called again after any error, cancellation included: no record is skipped.
+
+        Raises:
+            OffsetOutOfRangeError: `position` is not there; `seek` first.
+            BusUnavailableError: the bus did not answer.
+        """
+
+    @abstractmethod
+    async def seek(self, offset: int) -> None:
+        """Read from `offset` next."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Let go of connections. Repeatable, bounded, never raises for a bus that is away."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+
+class Writer(ABC):
+    """The one holder of a writer identity: whoever opened it last. Commits go to one partition number."""
+
+    partition: int
+
+    @abstractmethod
+    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        """Write all of `batches` (topic, entries) atomically into this writer's partition, in the order given.
+
+        Each batch's entries are acknowledged before the next batch is sent; the last batch (the ledger's)
+        is one indivisible record batch where the bus knows such a thing. When this returns, all is visible
+        to committed readers. One call at a time. Empty batches are allowed.
+
+        Raises:
+            FencedError: another writer has the identity.
+            CommitUnknownError: the outcome is unknown.
+            TooLargeError: a record or the ledger batch is larger than the topic takes; nothing was written.
+            BusUnavailableError: it failed for certain; nothing was written.
+
+        After FencedError, CommitUnknownError or BusUnavailableError the writer is spent: open a new one.
+        Cancelling leaves the outcome unknown and the writer spent.
+        """
+
+    @property
+    @abstractmethod
+    def tainted(self) -> bool:
+        """True when a request of a past commit was retried or failed inside the client, so that a late copy of
+        it could still act: open a new writer before the next commit."""
+
+    @property
+    @abstractmethod
+    def max_batch_bytes(self) -> int:
+        """How many bytes of keys and values the last batch of a commit may hold."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Abort what is open and let go. Repeatable, bounded, never raises for a bus that is away."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+
+class Bus(ABC):
+    """A connection to one bus. Constructing connects to nothing; `async with bus:` does, and closes."""
+
+    url: str
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Connect and check that this is a bus we can use.
+
+        Raises:
+            BusUnavailableError: nobody there, with the address that was tried.
+            BusConfigurationError: it is there and not usable; the message names the remedy.
+        """
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close every connection this bus opened itself. Repeatable, bounded."""
+
+    @abstractmethod
+    async def topic(self, name: str) -> TopicInfo:
+        """Describe a topic. Raises `UnknownTopicError`."""
+
+    @abstractmethod
+    async def create_topics(self, specs: Sequence[TopicSpec]) -> list[str]:
+        """Make the topics that do not exist and return their names; those that exist stay as they are."""
+
+    @abstractmethod
+    async def publish(self, topic: str, partition: int, entry: Entry) -> int:
+        """Write one record outside any transaction; return its offset once it is acknowledged.
+
+        Raises:
+            TooLargeError, UnknownTopicError, BusUnavailableError (then it may or may not have been written).
+        """
+
+    @abstractmethod
+    async def offsets(self, topic: str, partition: int) -> tuple[int, int]:
+        """The first offset there is and the one after the last (the high watermark, uncommitted included)."""
+
+    @abstractmethod
+    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
+        """A reader from offset `start` (None: the first there is).
+
+        `committed`: only records of committed transactions, in the order of their offsets; else all.
+        """
+
+    @abstractmethod
+    async def open_writer(self, identity: str, partition: int) -> Writer:
+        """Take a writer identity (Kafka: a transactional id), fencing whoever had it.
+
+        When this returns, every transaction of an earlier holder is decided: committed or aborted for good.
+        """
+
+    @abstractmethod
+    async def stable_end(self, topic: str, partition: int) -> int:
+        """Wait until everything that is in the partition now is decided; return the offset after it.
+
+        A committed reader whose `position` has reached that offset has seen all that was committed before
+        this call. Bounded by the longest transaction another writer may hold open.
+        """
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()

@@ -1,0 +1,123 @@
+"""Bytes to records and back, with one error type that says which field of which message is wrong.
+
+JSON in UTF-8 through msgspec. A body and its key must name the same host: the broker checks neither.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from outfitter_proto.records import DeadLetter, LedgerRecord, Note, Registration, Transition
+
+MAX_MESSAGE_BYTES = 64 * 1024
+"""The longest registration that is read (the registrations topic's `max.message.bytes`)."""
+
+
+class WireError(ValueError):
+    """Bytes that are no message of ours.
+
+    `field` is the JSON path of the wrong field (`$.resources.gpu.amount`) or None where the whole is wrong.
+    """
+
+    def __init__(self, what: str, problem: str, field: str | None = None) -> None:
+        self.what = what
+        self.problem = problem
+        self.field = field
+        super().__init__(f"{what}: {problem}" + (f" (at {field})" if field else ""))
+
+
+class UnknownTypeError(WireError):
+    """A record whose `type` this version does not know: readers skip it, writers refuse the host."""
+
+
+_ENCODER = msgspec.json.Encoder()
+_REGISTRATION = msgspec.json.Decoder(Registration)
+_LEDGER = msgspec.json.Decoder(LedgerRecord)
+_HISTORY = msgspec.json.Decoder(Transition | Note)
+_DEAD_LETTER = msgspec.json.Decoder(DeadLetter)
+_PATH = re.compile(r"^(?P<problem>.*) - at `(?P<field>[^`]*)`$", re.DOTALL)
+
+encode = _ENCODER.encode
+"""Encode any record to compact JSON bytes."""
+
+
+def _translate(what: str, error: Exception) -> WireError:
+    text = str(error)
+    found = _PATH.match(text)
+    problem, field = (found["problem"], found["field"]) if found else (text, None)
+    if problem.startswith("Invalid value ") and (field or "").endswith(".type"):
+        return UnknownTypeError(what, problem, field)
+    return WireError(what, problem, field)
+
+
+def decode_registration(value: bytes | None, *, key: bytes | None = None) -> Registration:
+    """Decode one message of the registrations topic.
+
+    `key` is the message's key where there is one; its host must be the body's.
+
+    Raises:
+        WireError: empty, too long, no JSON, an unknown type, a wrong field, or a body contradicting its key.
+    """
+    what = "registration"
+    if value is None:
+        raise WireError(what, "the message has no body; a JSON object is needed")
+    if len(value) > MAX_MESSAGE_BYTES:
+        raise WireError(what, f"{len(value)} bytes; at most {MAX_MESSAGE_BYTES} are read")
+    try:
+        message = _REGISTRATION.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _translate(what, error) from error
+    if key is not None and key != message.host.encode():
+        raise WireError(
+            what,
+            f"the body names host {message.host!r} but the key is {key[:300]!r}; both must be the host",
+            "$.host",
+        )
+    return message
+
+
+def decode_ledger(value: bytes, *, key: bytes | None = None) -> LedgerRecord:
+    """Decode one record of the allocations topic.
+
+    Raises:
+        UnknownTypeError: a type of a later version.
+        WireError: damaged, or stored under another key than its own.
+    """
+    what = f"ledger record {key.decode('utf-8', 'replace')}" if key is not None else "ledger record"
+    try:
+        record = _LEDGER.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _translate(what, error) from error
+    if key is not None and record.key.encode() != key:
+        raise WireError(what, f"its body belongs under the key {record.key!r}")
+    return record
+
+
+def decode_history(value: bytes) -> Transition | Note:
+    """Decode one record of the history topic; raises `WireError`."""
+    try:
+        return _HISTORY.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _translate("history record", error) from error
+
+
+def decode_dead_letter(value: bytes) -> DeadLetter:
+    """Decode one record of the dead-letters topic; raises `WireError`."""
+    try:
+        return _DEAD_LETTER.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _translate("dead letter", error) from error
+
+
+__all__ = [
+    "MAX_MESSAGE_BYTES",
+    "UnknownTypeError",
+    "WireError",
+    "decode_dead_letter",
+    "decode_history",
+    "decode_ledger",
+    "decode_registration",
+    "encode",
+]

@@ -1,0 +1,76 @@
+"""Names, topics and keys: everything two programs must spell alike to meet on the bus."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from typing import NamedTuple
+
+from outfitter_proto.records import NAME_PATTERN
+
+DEFAULT_CLUSTER = "outfitter"
+
+_NAME = re.compile(NAME_PATTERN.replace("$", r"\Z"))
+
+
+class InvalidNameError(ValueError):
+    """A name that the wire does not allow."""
+
+
+def check_name(value: str, what: str) -> str:
+    """Return `value` if it may name a `what` (host, worker, operator, resource, cluster).
+
+    Raises:
+        InvalidNameError: it does not match `NAME_PATTERN`; the message names the thing and what is allowed.
+    """
+    if not _NAME.match(value):
+        raise InvalidNameError(
+            f"{what} {value!r} is not a valid name: 1 to 253 letters, digits, '.', '_' and '-', "
+            "the first a letter or a digit"
+        )
+    return value
+
+
+def default_host() -> str:
+    """The host's name where none was given: `OUTFITTER_HOST`, else the machine's hostname, lower-cased."""
+    return os.environ.get("OUTFITTER_HOST") or socket.gethostname().lower()
+
+
+class Topics(NamedTuple):
+    """A cluster's four topics."""
+
+    registrations: str
+    allocations: str
+    history: str
+    dead_letters: str
+
+
+def topics(cluster: str = DEFAULT_CLUSTER) -> Topics:
+    """The four topics of `cluster`, prefixed with its name so that clusters share a broker."""
+    check_name(cluster, "cluster")
+    return Topics(
+        f"{cluster}.registrations", f"{cluster}.allocations", f"{cluster}.history", f"{cluster}.dead-letters"
+    )
+
+
+def allocation_key(host: str, worker: str, incarnation: str) -> str:
+    return f"{host}/{worker}/{incarnation}"
+
+
+def host_key(host: str) -> str:
+    return f"@host/{host}"
+
+
+def checkpoint_key(writer: str) -> str:
+    return f"@checkpoint/{writer}"
+
+
+def host_writer(host: str) -> str:
+    """The writer identity of a host-scope manager, as in records: `host/<host>`."""
+    return f"host/{host}"
+
+
+def transactional_id(cluster: str, writer: str) -> str:
+    """The bus-side identity that fences: `<cluster>-host-<host>` or `<cluster>-partition-<n>`."""
+    return f"{cluster}-{writer.replace('/', '-', 1)}"

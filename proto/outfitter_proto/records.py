@@ -1,0 +1,383 @@
+"""Every message and record that goes over the wire, as frozen msgspec structs.
+
+Evolution is additive only: a new field gets a default, no field changes its type, and readers skip types
+they do not know. `state` and the `*_code` fields are plain strings so that a reader of this version can
+read a state of a later one; `AllocationState` lists those this version writes.
+
+Units: `*_s` are seconds (float), times are UTC datetimes (RFC 3339 with `Z` on the wire), `*_ticks` are
+clock ticks as in field 22 of proc(5) `/proc/<pid>/stat`.
+"""
+
+from __future__ import annotations
+
+import enum
+from datetime import datetime
+from typing import Annotated
+from urllib.parse import quote
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$"
+"""What a host, worker, operator, resource or cluster may be called (no `/`, no `@`, never empty)."""
+
+MAX_AMOUNT = 2**63 - 1
+"""The largest amount: Flink's `external-resource.<name>.amount` is a Java long."""
+
+Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
+Amount = Annotated[int, Meta(ge=1, le=MAX_AMOUNT)]
+Seconds = Annotated[float, Meta(gt=0, le=366 * 86_400)]
+Incarnation = Annotated[str, Meta(pattern=NAME_PATTERN)]
+
+
+class AllocationState(enum.StrEnum):
+    """Where an allocation stands. A reader needs four words: waiting, yours, over, failed."""
+
+    PENDING = "pending"
+    PREPARING = "preparing"
+    ALLOCATED = "allocated"
+    RELEASING = "releasing"
+    ENDED = "ended"
+    FAILED = "failed"
+
+
+FINAL_STATES = frozenset({AllocationState.ENDED, AllocationState.FAILED})
+HOLDING_STATES = frozenset({AllocationState.PREPARING, AllocationState.ALLOCATED, AllocationState.RELEASING})
+"""States in which an allocation's devices count as held: the live allocations of promise 1."""
+
+
+class ReasonCode(enum.StrEnum):
+    """Why an allocation is not (or no longer) granted, in words that programs and metric labels can bear."""
+
+    BUSY = "busy"
+    INFEASIBLE = "infeasible"
+    NOT_REPORTED = "not-reported"
+    DRIVER_FAILED = "driver-failed"
+    UNKNOWN_RESOURCE = "unknown-resource"
+    NO_DRIVER = "no-driver"
+    DISABLED = "disabled"
+    MISCONFIGURED = "misconfigured"
+    INVALID_REQUEST = "invalid-request"
+    WAITED_TOO_LONG = "waited-too-long"
+    PREPARE_FAILED = "prepare-failed"
+    RELEASE_FAILED = "release-failed"
+    DEREGISTERED = "deregistered"
+    WITHDRAWN = "withdrawn"
+    LEASE_EXPIRED = "lease-expired"
+    OWNER_DIED = "owner-died"
+    SUPERSEDED = "superseded"
+
+
+class Health(enum.StrEnum):
+    """A device's health. Unknown is a value: silence becomes unknown with age; illness can heal."""
+
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+    UNKNOWN = "unknown"
+
+
+# --- registrations: what workers say ------------------------------------------------------------------
+
+
+class ResourceRequest(Struct, frozen=True, kw_only=True, gc=False):
+    """How many devices of one resource are asked for."""
+
+    amount: Amount
+
+
+class Owner(Struct, frozen=True, kw_only=True, gc=False):
+    """A process, by what cannot be confused after PID reuse, in another PID namespace or after a reboot.
+
+    `start_ticks` is field 22 of proc(5) `/proc/<pid>/stat`, `pid_ns` the inode of `/proc/<pid>/ns/pid`,
+    `boot_id` the content of `/proc/sys/kernel/random/boot_id`.
+    """
+
+    pid: Annotated[int, Meta(ge=1, le=2**31)]
+    start_ticks: Annotated[int, Meta(ge=0)]
+    pid_ns: Annotated[int, Meta(ge=0)]
+    boot_id: str
+
+
+Requests = dict[Name, ResourceRequest]
+
+
+class Register(Struct, frozen=True, kw_only=True, tag_field="type", tag="register"):
+    """A worker asks for devices.
+
+    `resources` left out means the amounts that the manager is configured with (Flink's rule).
+    `operators` left out means that every operator sees all of the worker's infos (Flink's rule).
+    `lease_s` left out means the manager's default; null means until deregistration or the owner's death.
+    `wait_s` left out or null means: wait until granted or withdrawn.
+    """
+
+    host: Name
+    worker: Name
+    incarnation: Incarnation
+    resources: Requests | None = None
+    operators: dict[Name, Requests] | None = None
+    owner: Owner | None = None
+    lease_s: Seconds | None | UnsetType = UNSET
+    wait_s: Annotated[float, Meta(ge=0, le=366 * 86_400)] | None = None
+    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
+    labels: dict[str, str] = {}
+
+
+class Heartbeat(Struct, frozen=True, kw_only=True, tag_field="type", tag="heartbeat", gc=False):
+    """A worker is alive: its lease starts anew."""
+
+    host: Name
+    worker: Name
+    incarnation: Incarnation
+
+
+class Deregister(Struct, frozen=True, kw_only=True, tag_field="type", tag="deregister", gc=False):
+    """A worker gives back what it holds. Without `incarnation` it ends the one that is current there."""
+
+    host: Name
+    worker: Name
+    incarnation: Incarnation | None = None
+    reason: str | None = None
+
+
+Registration = Register | Heartbeat | Deregister
+
+
+# --- the ledger: what managers say ---------------------------------------------------------------------
+
+
+class Source(Struct, frozen=True, kw_only=True, gc=False):
+    """Where in the registrations topic an incarnation's first registration stands."""
+
+    partition: int
+    offset: int
+
+
+class ResolvedRequest(Struct, frozen=True, kw_only=True):
+    """The registration as it came, plus what was resolved when it was decided.
+
+    Recovery reads this and neither earlier registrations nor today's defaults.
+    `amounts` are devices per resource; `lease_s` null means no lease.
+    """
+
+    amounts: dict[str, int]
+    resources: Requests | None = None
+    operators: dict[str, Requests] | None = None
+    owner: Owner | None = None
+    lease_s: float | None = None
+    wait_s: float | None = None
+    priority: int = 0
+    labels: dict[str, str] = {}
+
+
+class OperatorShare(Struct, frozen=True, kw_only=True):
+    """What one named operator may use of its worker's devices: device ids by resource, env and CDI names."""
+
+    resources: dict[str, list[str]]
+    env: dict[str, str] = {}
+    cdi: list[str] = []
+
+
+class Unavailable(Struct, frozen=True, kw_only=True, gc=False):
+    """Why a resource of a granted worker has no infos (Flink hands out an empty set here)."""
+
+    code: str
+    reason: str
+
+
+class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="allocation"):
+    """The answer to one incarnation: the record under `<host>/<worker>/<incarnation>`.
+
+    `token` is the grant's fencing token (null before the first grant). `resources` are the infos by
+    resource: string properties with at least `id`, `index` and `local_index`. `since` is when the record
+    came into its state. `outcome` is where a `releasing` record is going: `ended` or `failed`.
+    `wait_until` is the wall time at which a pending record gives up.
+    """
+
+    host: str
+    worker: str
+    incarnation: str
+    state: str
+    request: ResolvedRequest
+    since: datetime
+    writer: str
+    commit: int
+    source: Source
+    token: int | None = None
+    resources: dict[str, list[dict[str, str]]] = {}
+    operators: dict[str, OperatorShare] = {}
+    env: dict[str, str] = {}
+    cdi: list[str] = []
+    unavailable: dict[str, Unavailable] = {}
+    reason: str | None = None
+    reason_code: str | None = None
+    queue_position: int | None = None
+    wait_until: datetime | None = None
+    outcome: str | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.host}/{self.worker}/{self.incarnation}"
+
+
+class InventoryDevice(Struct, frozen=True, kw_only=True):
+    """One device as its driver reported it."""
+
+    id: str
+    health: str = Health.HEALTHY
+    reason: str | None = None
+    properties: dict[str, str] = {}
+
+
+class ResourceInventory(Struct, frozen=True, kw_only=True):
+    """One resource of one host: what its driver found, or why there is nothing.
+
+    `state` is `reported`, `not-reported`, `driver-failed`, `disabled`, `no-driver` or `misconfigured`.
+    `amount` is the configured amount per worker, `sharing` is `exclusive` or `shared`.
+    """
+
+    state: str
+    reason: str | None = None
+    amount: int | None = None
+    sharing: str = "exclusive"
+    devices: list[InventoryDevice] = []
+
+
+class ManagerIdentity(Struct, frozen=True, kw_only=True, gc=False):
+    """Who manages a host. `stopped_at` is set by an orderly shutdown."""
+
+    instance: str
+    version: str
+    since: datetime
+    machine_id: str | None = None
+    boot_id: str | None = None
+    stopped_at: datetime | None = None
+
+
+class Host(Struct, frozen=True, kw_only=True, tag_field="type", tag="host"):
+    """A host's inventory and its manager: the record under `@host/<host>`."""
+
+    host: str
+    manager: ManagerIdentity
+    since: datetime
+    resources: dict[str, ResourceInventory] = {}
+
+    @property
+    def key(self) -> str:
+        return f"@host/{self.host}"
+
+
+class Device(Struct, frozen=True, kw_only=True, tag_field="type", tag="device", gc=False):
+    """What must outlive allocations about one device: the record under `@device/<host>/<encoded id>`."""
+
+    host: str
+    id: str
+    since: datetime
+    state: str
+    reason: str | None = None
+
+    @property
+    def key(self) -> str:
+        return f"@device/{self.host}/{quote(self.id, safe='')}"
+
+
+class InputPosition(Struct, frozen=True, kw_only=True, gc=False):
+    """The input that a commit consumed: offsets `from` (inclusive) to `to` (exclusive, the next to read)."""
+
+    topic_id: str
+    partition: int
+    from_: int = msgspec.field(name="from")
+    to: int
+
+
+class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="checkpoint", gc=False):
+    """A writer's position and counters: the record under `@checkpoint/<writer>`, last of each ledger batch.
+
+    `commit` counts this writer's transactions, `token` is the last fencing token it gave out.
+    """
+
+    writer: str
+    instance: str
+    cluster: str
+    scope: str
+    commit: int
+    token: int
+    input: InputPosition
+    at: datetime
+    machine_id: str | None = None
+    boot_id: str | None = None
+    format: int = 1
+
+    @property
+    def key(self) -> str:
+        return f"@checkpoint/{self.writer}"
+
+
+LedgerRecord = Allocation | Host | Device | Checkpoint
+
+
+# --- history and dead letters --------------------------------------------------------------------------
+
+
+class Transition(Struct, frozen=True, kw_only=True, tag_field="type", tag="transition"):
+    """One step of one allocation: what caused it, what it became, and why. Key: the allocation's key.
+
+    `event` names the cause (`register`, `deregister`, `lease-expired`, `owner-died`, `driver-report`, …);
+    `source` is set when the cause was a message.
+    """
+
+    at: datetime
+    host: str
+    worker: str
+    incarnation: str
+    event: str
+    to: str
+    explanation: str
+    record: Allocation | msgspec.Raw
+    from_: str | None = msgspec.field(name="from", default=None)
+    source: Source | None = None
+    confirmed: bool | None = None
+
+
+class Note(Struct, frozen=True, kw_only=True, tag_field="type", tag="note", gc=False):
+    """Something of a whole host or writer worth keeping that is no allocation's step (input lost, start, stop)."""
+
+    at: datetime
+    writer: str
+    event: str
+    explanation: str
+
+
+HistoryRecord = Transition | Note
+
+
+class MessageSource(Struct, frozen=True, kw_only=True, gc=False):
+    """Where a message stood."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class DeadLetter(Struct, frozen=True, kw_only=True, tag_field="type", tag="dead-letter", gc=False):
+    """A message that could not be understood or obeyed. Key: `topic/partition/offset`.
+
+    `body` holds at most 48 KiB of its bytes (base64 on the wire), `length` and `sha256` are of all of it.
+    `field` is the JSON path of the wrong field, where there is one.
+    """
+
+    at: datetime
+    writer: str
+    source: MessageSource
+    reason: str
+    length: int
+    sha256: str
+    body: bytes
+    message_key: str | None = None
+    field: str | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.source.topic}/{self.source.partition}/{self.source.offset}"
+
+
+MAX_DEAD_LETTER_BODY = 48 * 1024
