@@ -49,9 +49,7 @@ class Topics(NamedTuple):
 def topics(cluster: str = DEFAULT_CLUSTER) -> Topics:
     """The four topics of `cluster`, prefixed with its name so that clusters share a broker."""
     check_name(cluster, "cluster")
-    return Topics(
-        f"{cluster}.registrations", f"{cluster}.allocations", f"{cluster}.history", f"{cluster}.dead-letters"
-    )
+    return Topics(f"{cluster}.registrations", f"{cluster}.allocations", f"{cluster}.history", f"{cluster}.dead-letters")
 
 
 def allocation_key(host: str, worker: str, incarnation: str) -> str:

@@ -116,7 +116,7 @@ class Register(Struct, frozen=True, kw_only=True, tag_field="type", tag="registe
     resources: Requests | None = None
     operators: dict[Name, Requests] | None = None
     owner: Owner | None = None
-    lease_s: Seconds | None | UnsetType = UNSET
+    lease_s: Seconds | UnsetType | None = UNSET
     wait_s: Annotated[float, Meta(ge=0, le=366 * 86_400)] | None = None
     priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
     labels: dict[str, str] = {}

@@ -38,18 +38,14 @@ _KEEP_CODEC = Setting(
     "re-compressing on the broker turns a small compressed bomb into the broker's own memory",
 )
 REGISTRATIONS = (
-    Setting(
-        "cleanup.policy", "delete", "registrations are events: compaction would drop all but a host's last"
-    ),
+    Setting("cleanup.policy", "delete", "registrations are events: compaction would drop all but a host's last"),
     Setting(
         "retention.ms",
         str(7 * DAY_MS),
         "a manager that was away longer than this loses the registrations in between",
     ),
     Setting("max.message.bytes", "65536", "no registration is larger; a larger limit only helps floods"),
-    Setting(
-        "message.timestamp.type", "LogAppendTime", "a sender's clock must not decide what retention deletes"
-    ),
+    Setting("message.timestamp.type", "LogAppendTime", "a sender's clock must not decide what retention deletes"),
     _KEEP_CODEC,
 )
 ALLOCATIONS = (
@@ -58,9 +54,7 @@ ALLOCATIONS = (
         "compact",
         "this topic is the ledger: with deletion every grant would evaporate in time",
     ),
-    Setting(
-        "min.cleanable.dirty.ratio", "0.1", "a manager that starts reads the whole ledger: keep it compact"
-    ),
+    Setting("min.cleanable.dirty.ratio", "0.1", "a manager that starts reads the whole ledger: keep it compact"),
     Setting("segment.ms", str(3_600_000), "the newest segment is never compacted"),
     _KEEP_CODEC,
 )
@@ -70,9 +64,7 @@ HISTORY = (
     _KEEP_CODEC,
 )
 DEAD_LETTERS = (
-    Setting(
-        "cleanup.policy", "compact,delete", "the same bad message reported twice collapses, and goes in time"
-    ),
+    Setting("cleanup.policy", "compact,delete", "the same bad message reported twice collapses, and goes in time"),
     Setting("retention.ms", str(30 * DAY_MS), "how long a bad message can be looked at"),
     _KEEP_CODEC,
 )
@@ -103,9 +95,7 @@ async def check(bus: Bus, cluster: str) -> list[Difference]:
             found[name] = info = await bus.topic(name)
         except UnknownTopicError:
             differences.append(
-                Difference(
-                    name, "(topic)", "missing", "present", "make it with `outfitter topics create`", True
-                )
+                Difference(name, "(topic)", "missing", "present", "make it with `outfitter topics create`", True)
             )
             continue
         differences += [
