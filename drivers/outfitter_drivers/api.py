@@ -184,6 +184,12 @@ class ExternalResourceDriver(ABC):
             TemporaryDriverError, PermanentDriverError: see there.
         """
 
+    def device(self, info: ExternalResourceInfo) -> Device:
+        """The device that an info of `retrieve_resource_info` speaks of: what it adds to a worker's environment,
+        its canonical id if the info tells one. Pure; by default the properties and nothing else.
+        """
+        return Device(properties=dict(info))
+
     async def aclose(self) -> None:
         """Let go of everything. Called once, after the last call ended or was cancelled."""
         return

@@ -1,0 +1,77 @@
+"""A device as people write it down: keys and values, of which a few speak to the manager and the rest to operators.
+
+What `static` reads from the configuration and `files` from each file. The keys with a meaning of their own:
+`id` (canonical id), `aliases` and `cdi` (lists split on `;`), `health` (healthy, unhealthy, unknown) with
+`reason`, and `env.<VARIABLE>`. Every other key is a property, `index` included.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from outfitter_drivers import settings
+from outfitter_drivers.api import Device
+from outfitter_proto.records import Health
+
+_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+_DIGITS = re.compile(r"([0-9]+)", re.ASCII)
+
+
+def described_device(description: Mapping[str, str], *, name: str, index: int, default_id: str | None = None) -> Device:
+    """The device that `description` describes; `name` and `index` where it does not say them itself.
+
+    Raises:
+        ValueError: a key or a value is not valid; the message names it.
+    """
+    properties = {"index": str(index), "name": name}
+    env: dict[str, str] = {}
+    for key, value in description.items():
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"{key!r} is no key; valid are letters, digits and ._:/- (at most 128)")
+        if "\0" in value or "\n" in value:
+            raise ValueError(f"the value of {key} is {value!r}; valid is one line of text")
+        if key.startswith("env."):
+            variable = key.removeprefix("env.")
+            if not _VARIABLE.fullmatch(variable):
+                raise ValueError(f"{key} names no environment variable; valid are letters, digits and _")
+            env[variable] = value
+        elif key not in ("id", "aliases", "cdi", "health", "reason"):
+            properties[key] = value
+    if not properties["index"]:
+        raise ValueError("index is empty; leave it out or give it a value")
+    device_id = description.get("id", default_id)
+    if device_id is not None and (not device_id or len(device_id) > 1024):
+        raise ValueError(f"id is {device_id[:40]!r}; valid are 1 to 1024 characters, or no id at all")
+    health = _health(description.get("health"))
+    reason = description.get("reason") or (None if health is Health.HEALTHY else f"described as {health.value}")
+    return Device(
+        properties=properties,
+        id=device_id,
+        aliases=tuple(settings.items(description.get("aliases", ""))),
+        health=health,
+        reason=reason,
+        env=env,
+        cdi=tuple(settings.items(description.get("cdi", ""))),
+    )
+
+
+def natural_order(names: Iterable[str]) -> list[str]:
+    """The names sorted as people count: `gpu2` before `gpu10`."""
+
+    def weight(name: str) -> tuple[list[tuple[int, int, str]], str]:
+        parts = [part for part in _DIGITS.split(name) if part]
+        return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts], name
+
+    return sorted(names, key=weight)
+
+
+def _health(text: str | None) -> Health:
+    if text is None:
+        return Health.HEALTHY
+    try:
+        return Health(text.strip().lower())
+    except ValueError:
+        valid = ", ".join(health.value for health in Health)
+        raise ValueError(f"health is {text!r}; valid are {valid}") from None

@@ -1,0 +1,162 @@
+"""The `files` driver: each file in a folder is a device, its `key=value` lines what there is to say of it.
+
+For demonstrations, fault tests, and agents that write down what they find. Removing a file takes the device
+away; `health=unhealthy` in it, or anything that cannot be read as such lines, makes the device unhealthy until
+the file is right again. Hidden files and folders are passed over; blank lines and those with `#` in front, too.
+Write a file elsewhere and rename it into the folder, so that no half of it is ever seen.
+
+Settings: `path` (the folder; relative to the configuration's) and `poll-interval` (default 0.5 s).
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import AsyncIterator, Collection, Sequence
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from outfitter_drivers import settings
+from outfitter_drivers.api import (
+    Device,
+    DriverParams,
+    ExternalResourceDriver,
+    ExternalResourceDriverFactory,
+    ExternalResourceInfo,
+    Inventory,
+    NotEnoughDevicesError,
+    TemporaryDriverError,
+    Worker,
+)
+from outfitter_drivers.description import described_device, natural_order
+from outfitter_proto.records import Health
+
+MAX_FILE_BYTES = 64 * 1024
+"""A description is a few lines; a larger file got into the folder by mistake."""
+
+DEFAULT_POLL_INTERVAL = 0.5
+"""Seconds between two looks into the folder: soon enough to watch, cheap enough to forget."""
+
+
+class FilesDriver(ExternalResourceDriver, Inventory):
+    """Reads a folder again and again."""
+
+    def __init__(self, folder: Path, *, poll_interval: float = DEFAULT_POLL_INTERVAL) -> None:
+        self._folder = folder
+        self._poll_interval = poll_interval
+        # By file name, so that a device stays the same one while its file cannot be read.
+        self._last_ids: dict[str, str] = {}
+
+    async def retrieve_resource_info(
+        self,
+        amount: int,
+        worker: Worker,  # noqa: ARG002  one folder, whoever asks
+    ) -> Collection[ExternalResourceInfo]:
+        devices = await self._look()
+        usable = [device.info() for device in devices if device.health is Health.HEALTHY]
+        if len(usable) < amount:
+            raise NotEnoughDevicesError(
+                f"{amount} wanted, but {self._folder} has {len(usable)} healthy ones among {len(devices)} files"
+            )
+        return usable[:amount]
+
+    async def inventory(self, host: str) -> AsyncIterator[Sequence[Device]]:  # noqa: ARG002  one folder, whoever asks
+        shown: list[Device] | None = None
+        while True:
+            devices = await self._look()
+            if devices != shown:
+                shown = devices
+                yield list(devices)
+            await anyio.sleep(self._poll_interval)
+
+    async def _look(self) -> list[Device]:
+        # A thread: the folder may lie on a file system that takes its time.
+        return await anyio.to_thread.run_sync(self._read_folder, abandon_on_cancel=True)
+
+    def _read_folder(self) -> list[Device]:
+        try:
+            names = [entry.name for entry in self._folder.iterdir() if entry.name[0] != "." and not entry.is_dir()]
+        except OSError as error:
+            raise TemporaryDriverError(f"cannot read the folder {self._folder}: {error.strerror}") from error
+        devices: list[Device] = []
+        taken: dict[str, str] = {}
+        for index, name in enumerate(natural_order(names)):
+            device = self._read_device(name, index)
+            if device.id in taken:
+                device = self._ill(name, index, f"says the same id as {taken[device.id]}: {device.id}", own_id=True)
+            elif device.id is not None:
+                taken[device.id] = name
+                self._last_ids[name] = device.id
+            devices.append(device)
+        return devices
+
+    def _read_device(self, name: str, index: int) -> Device:
+        path = self._folder / name
+        try:
+            description = read_description(path)
+            return described_device(description, name=_text(name), index=index, default_id=f"file:{_text(path)}")
+        except OSError as error:
+            return self._ill(name, index, f"cannot read {_text(path)}: {error.strerror}")
+        except ValueError as problem:
+            return self._ill(name, index, f"{_text(path)}: {problem}")
+
+    def _ill(self, name: str, index: int, reason: str, *, own_id: bool = False) -> Device:
+        default_id = f"file:{_text(self._folder / name)}"
+        return Device(
+            properties={"index": str(index), "name": _text(name)},
+            id=default_id if own_id else self._last_ids.get(name, default_id),
+            health=Health.UNHEALTHY,
+            reason=reason,
+        )
+
+
+class FilesDriverFactory(ExternalResourceDriverFactory):
+    """Builds the driver from `path` and `poll-interval`."""
+
+    def create_external_resource_driver(self, config: DriverParams) -> FilesDriver:
+        settings.reject_unknown(config, ("path", "poll-interval"))
+        written = config.get("path", "").strip()
+        if not written:
+            raise ValueError("path is missing; valid is the folder whose files are the devices")
+        folder = (config.directory or Path()) / Path(written).expanduser()
+        interval = settings.seconds(config, "poll-interval", default=DEFAULT_POLL_INTERVAL, maximum=3600)
+        return FilesDriver(folder.absolute(), poll_interval=interval)
+
+
+def read_description(path: Path) -> dict[str, str]:
+    """The `key=value` lines of a file, keys and values trimmed.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no regular file, too large, no UTF-8, or a line is not of that form.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        # Opening a FIFO would wait for a writer.
+        raise ValueError("is not a regular file")
+    with path.open("rb") as file:
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise ValueError(f"has more than {MAX_FILE_BYTES} bytes")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 at byte {error.start}") from None
+    description: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        key, equals, value = stripped.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise ValueError(f"line {number} is {stripped[:80]!r}; valid is key=value")
+        if key in description:
+            raise ValueError(f"line {number} says {key} a second time")
+        description[key] = value.strip()
+    return description
+
+
+def _text(name: str | Path) -> str:
+    """A file name that can go over the wire: what is not UTF-8 in it is escaped."""
+    return str(name).encode("utf-8", "backslashreplace").decode("utf-8")

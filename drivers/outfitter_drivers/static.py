@@ -1,0 +1,143 @@
+"""The `static` driver: the devices are those that the configuration says.
+
+For hardware that nothing can discover, for licences and other countable things, and for tests. Settings
+(each under `param.`), the same for every host or, below `hosts.<host>.`, for one host alone:
+
+    count = 8                       devices with the indexes 0 to 7
+    devices = "a;b"                 devices by name; their order gives their indexes
+    device.<name>.<key> = value     what there is to say of one device, see `description`
+
+Without `devices`, the described ones are all there are. A host with settings of its own has what they say and
+nothing of the common ones; a host that nothing speaks of has no devices.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+
+import anyio
+
+from outfitter_drivers import settings
+from outfitter_drivers.api import (
+    Device,
+    DriverParams,
+    ExternalResourceDriver,
+    ExternalResourceDriverFactory,
+    ExternalResourceInfo,
+    Inventory,
+    NotEnoughDevicesError,
+    Worker,
+)
+from outfitter_drivers.description import described_device, natural_order
+from outfitter_proto.records import Health
+
+MAX_DEVICES = 10_000
+"""More devices of one resource on one host than any machine has: a slip of the finger, not a wish."""
+
+# Host names have dots themselves: a host ends where the first of these words follows.
+_HOST_SETTING = re.compile(r"hosts\.(?P<host>.+?)\.(?P<key>count|devices|device\..+)")
+_DEVICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,252}", re.ASCII)
+
+
+class StaticDriver(ExternalResourceDriver, Inventory):
+    """Knows the devices that it was told, for ever."""
+
+    def __init__(self, hosts: Mapping[str, Sequence[Device]], *, elsewhere: Sequence[Device] = ()) -> None:
+        self._hosts = dict(hosts)
+        self._elsewhere = elsewhere
+
+    async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
+        usable = [device.info() for device in self._devices(worker.host) if device.health is Health.HEALTHY]
+        if len(usable) < amount:
+            raise NotEnoughDevicesError(
+                f"{amount} wanted, but the configuration gives host {worker.host} {len(usable)} healthy ones"
+            )
+        return usable[:amount]
+
+    async def inventory(self, host: str) -> AsyncIterator[Sequence[Device]]:
+        yield list(self._devices(host))
+        await anyio.sleep_forever()
+
+    def _devices(self, host: str) -> Sequence[Device]:
+        return self._hosts.get(host, self._elsewhere)
+
+
+class StaticDriverFactory(ExternalResourceDriverFactory):
+    """Builds the driver from `count`, `devices` and `device.*`, per host or for all."""
+
+    def create_external_resource_driver(self, config: DriverParams) -> StaticDriver:
+        settings.reject_unknown(config, ("count", "devices"), prefixes=("device.", "hosts."))
+        common: dict[str, str] = {}
+        hosts: dict[str, dict[str, str]] = {}
+        for key, value in config.items():
+            if not key.startswith("hosts."):
+                common[key] = value
+                continue
+            match = _HOST_SETTING.fullmatch(key)
+            if match is None:
+                raise ValueError(f"unknown setting {key!r}; valid are hosts.<host>.count, .devices and .device.…")
+            hosts.setdefault(match["host"], {})[match["key"]] = value
+        if not config:
+            raise ValueError("no devices; valid is one of count, devices, device.<name>.<key>, or hosts.<host>.…")
+        return StaticDriver(
+            {host: _devices(own, prefix=f"hosts.{host}.") for host, own in hosts.items()},
+            elsewhere=_devices(common, prefix=""),
+        )
+
+
+def _devices(written: Mapping[str, str], *, prefix: str) -> list[Device]:
+    """One host's devices from its settings, keys without `prefix` (which is for messages)."""
+    descriptions: dict[str, dict[str, str]] = {}
+    for key, value in written.items():
+        if not key.startswith("device."):
+            continue
+        name, _, about = key.removeprefix("device.").partition(".")
+        if not _DEVICE_NAME.fullmatch(name) or not about:
+            raise ValueError(f"{prefix}{key} is none; valid is {prefix}device.<name>.<key>, the name without dots")
+        descriptions.setdefault(name, {})[about] = value
+    names = _names(written, descriptions, prefix=prefix)
+    devices: list[Device] = []
+    for index, name in enumerate(names):
+        try:
+            devices.append(described_device(descriptions.get(name, {}), name=name, index=index))
+        except ValueError as problem:
+            raise ValueError(f"{prefix}device.{name}: {problem}") from None
+    _reject_twins(names, devices, prefix=prefix)
+    return devices
+
+
+def _names(written: Mapping[str, str], described: Collection[str], *, prefix: str) -> list[str]:
+    """The names of one host's devices, in the order of their indexes."""
+    if "count" in written:
+        if "devices" in written:
+            raise ValueError(f"both {prefix}count and {prefix}devices; valid is one of them")
+        count = settings.whole_number(written, "count", minimum=0, maximum=MAX_DEVICES) or 0
+        names = [str(number) for number in range(count)]
+    elif "devices" in written:
+        names = settings.items(written["devices"])
+    else:
+        names = natural_order(described)
+    known: set[str] = set()
+    for name in names:
+        if not _DEVICE_NAME.fullmatch(name):
+            raise ValueError(f"{prefix}devices has {name!r}; valid are letters, digits, _ and -, split on ;")
+        if name in known:
+            raise ValueError(f"{prefix}devices names {name!r} twice")
+        known.add(name)
+    for name in described:
+        if name not in known:
+            some = ", ".join(names[:20]) or "none"
+            raise ValueError(f"{prefix}device.{name} is described, but is not among the devices: {some}")
+    return names
+
+
+def _reject_twins(names: Sequence[str], devices: Sequence[Device], *, prefix: str) -> None:
+    """Two devices with one index or one id would be lent as one."""
+    seen: dict[tuple[str, str], str] = {}
+    for name, device in zip(names, devices, strict=True):
+        ids = [("id", device.id)] if device.id else []
+        for what, value in (("index", device.properties["index"]), *ids):
+            other = seen.setdefault((what, value), name)
+            if other != name:
+                raise ValueError(f"{prefix}device.{name}.{what} is {value!r}, which is {other}'s already")
