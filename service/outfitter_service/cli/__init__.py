@@ -1,0 +1,117 @@
+"""The command line: the only code of the service that prints. This module is its edge and imports little.
+
+Starting must be cheap (`outfitter run` stands in front of every worker), so the commands are a table of
+names and are imported when they are used. What goes wrong in a command ends here: one line on standard
+error and an exit code, and a traceback only with `--debug`. Commands return their exit code, or None for 0.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+try:
+    import click
+except ModuleNotFoundError:
+    raise SystemExit("outfitter: the command line is an extra: pip install 'outfitter[service]'") from None
+
+from outfitter_proto import __version__
+from outfitter_service.cli.errors import complain, exit_code_of
+from outfitter_service.cli.lazy import Entry, LazyGroup
+
+_PACKAGE = "outfitter_service.cli"
+RUN_FAILED = 125
+"""`outfitter run` speaks for its child's exit code, so its own troubles have a code that children avoid."""
+
+COMMANDS = {
+    "serve": Entry(f"{_PACKAGE}.serve:serve", "Manage this machine's resources (runs in the foreground)."),
+    "run": Entry(f"{_PACKAGE}.run:run", "Run a command that holds devices while it lives.", failure=RUN_FAILED),
+    "demo": Entry(f"{_PACKAGE}.demo:demo", "See registrations, allocations and a queue moving on, in 30 seconds."),
+    "register": Entry(f"{_PACKAGE}.register:register", "Ask for devices on behalf of a worker."),
+    "deregister": Entry(f"{_PACKAGE}.deregister:deregister", "Give back what a worker holds."),
+    "watch": Entry(f"{_PACKAGE}.watch:watch", "Follow allocations as they change."),
+    "status": Entry(f"{_PACKAGE}.status:status", "List the workers and what they hold or wait for."),
+    "devices": Entry(f"{_PACKAGE}.devices:devices", "List the devices, their health, and who holds them."),
+    "explain": Entry(f"{_PACKAGE}.explain:explain", "Say why a worker has what it has, or why it waits."),
+    "discover": Entry(f"{_PACKAGE}.discover:discover", "Run one resource's driver once and print its infos."),
+    "topics": Entry(f"{_PACKAGE}.topics:topics", "Create or check the topics."),
+    "config": Entry(f"{_PACKAGE}.config:config", "Check a configuration, or show what is in effect."),
+    "schema": Entry(f"{_PACKAGE}.schema:schema", "Print the wire contract as AsyncAPI or JSON Schema."),
+    "kubernetes": Entry(f"{_PACKAGE}.kubernetes:kubernetes", "Request the configured amounts in a pod template."),
+    "yarn": Entry(f"{_PACKAGE}.yarn:yarn", "Request the configured amounts from YARN."),
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    entries=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def outfitter() -> None:
+    """Lease GPUs and other external resources to stream workers over a message bus."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit: the entry point of the `outfitter` script."""
+    _accept_any_text()
+    sys.exit(_flush(_guarded(list(sys.argv[1:] if arguments is None else arguments))))
+
+
+def _guarded(arguments: list[str]) -> int:
+    context: click.Context | None = None
+    try:
+        context = outfitter.make_context("outfitter", arguments)
+        with context:
+            result = outfitter.invoke(context)
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return 128 + 2
+    except BrokenPipeError:
+        return _closed_pipe()
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the edge: whatever it is, it ends in words and a code
+        entry = LazyGroup.chosen(context)
+        complain(error, debug=LazyGroup.debug(context))
+        return exit_code_of(error, entry)
+    return result if isinstance(result, int) else 0
+
+
+def _accept_any_text() -> None:
+    """Let no odd locale or file name turn output into a UnicodeEncodeError."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def _flush(code: int) -> int:
+    """Write out what is buffered while trouble with it can still be told."""
+    if sys.stdout is None:  # started with its output closed
+        return code
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _closed_pipe()
+    except OSError as error:
+        complain(error, debug=False)
+        _detach_stdout()
+        return code or 1
+    return code
+
+
+def _closed_pipe() -> int:
+    """The reader (`head`, a pager) has seen enough: end as any other program would, without a word."""
+    _detach_stdout()
+    return 128 + 13
+
+
+def _detach_stdout() -> None:
+    """Point standard output nowhere, so that the interpreter's last flush does not complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)

@@ -1,0 +1,97 @@
+"""What the command line makes of exceptions: words for standard error, and an exit code.
+
+Exceptions whose class is ours, click's or the operating system's are verdicts: their message says what is
+wrong, and it is all that is shown. Any other exception is a defect of ours and is called one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import click
+
+from outfitter_service.cli.lazy import Entry
+
+_USAGE = 2
+
+
+class OutfitterCliError(Exception):
+    """A command cannot do what it was asked to; the message is for people and says what would be valid.
+
+    `exit_code` None means the command's own code for failures (1; for `outfitter run` 125).
+    """
+
+    def __init__(self, message: str, *, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def complain(error: BaseException, *, debug: bool) -> None:
+    """Say on standard error what went wrong: a line each for the causes in a group."""
+    if debug and not isinstance(error, click.UsageError):
+        import traceback
+
+        traceback.print_exception(error)
+        return
+    for leaf in leaves(error):
+        click.echo(f"outfitter: {describe(leaf)}", err=True)
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The single exceptions in what may be nested groups of task groups, each message once."""
+    said: set[str] = set()
+    for leaf in _leaves(error):
+        words = describe(leaf)
+        if words not in said:
+            said.add(words)
+            yield leaf
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def describe(error: BaseException) -> str:
+    """One exception in words for people."""
+    if isinstance(error, click.UsageError):
+        command = f" (see `{error.ctx.command_path} --help`)" if error.ctx is not None else ""
+        return error.format_message() + command
+    if isinstance(error, click.ClickException):
+        return error.format_message()
+    if isinstance(error, OSError) and error.strerror:
+        files = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+        return f"{files}: {error.strerror}" if files else error.strerror
+    if _is_verdict(error):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError) and not _is_ours(error.name or ""):
+        return f"the module {error.name} is not installed: pip install 'outfitter[service]' brings what commands need"
+    return f"internal error: {type(error).__name__}: {error} (a defect of Outfitter; --debug shows where it happened)"
+
+
+def exit_code_of(error: BaseException, entry: Entry | None) -> int:
+    """The exit code for `error` in the command of `entry`."""
+    failure = entry.failure if entry is not None else 1
+    for leaf in _leaves(error):
+        if isinstance(leaf, OutfitterCliError) and leaf.exit_code is not None:
+            return leaf.exit_code
+        if isinstance(leaf, click.UsageError) and failure == 1:
+            return _USAGE
+    return failure
+
+
+def _is_verdict(error: BaseException) -> bool:
+    return _is_ours(type(error).__module__) and bool(str(error))
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] in {"outfitter", "outfitter_proto", "outfitter_drivers", "outfitter_service"}
+
+
+def warn(message: str) -> None:
+    """Say something on standard error that is no failure."""
+    print(f"outfitter: {message}", file=sys.stderr)

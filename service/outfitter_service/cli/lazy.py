@@ -1,0 +1,95 @@
+"""A click group whose commands are imported when they are used. It knows nothing of what they do."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import click
+
+_CHOSEN = "outfitter.entry"
+_DEBUG = "outfitter.debug"
+
+
+class Entry(NamedTuple):
+    """One command: where it is (`module:attribute`), its line in the list, and the exit code of its failures."""
+
+    target: str
+    help: str
+    failure: int = 1
+
+
+class LazyGroup(click.Group):
+    """Looks its commands up in a table of `Entry` and gives each of them `--debug`."""
+
+    def __init__(self, *args: Any, entries: Mapping[str, Entry], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.entries = dict(entries)
+        self.params.append(_debug_option())
+
+    @staticmethod
+    def chosen(context: click.Context | None) -> Entry | None:
+        """The entry of the command that was run, once it is known."""
+        entry = context.meta.get(_CHOSEN) if context is not None else None
+        return entry if isinstance(entry, Entry) else None
+
+    @staticmethod
+    def debug(context: click.Context | None) -> bool:
+        """Whether `--debug` was given, to the group or to the command."""
+        return context is not None and bool(context.meta.get(_DEBUG))
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(self.entries)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = self.entries.get(cmd_name)
+        if entry is None:
+            return None
+        ctx.meta[_CHOSEN] = entry
+        module, attribute = entry.target.split(":")
+        command = getattr(importlib.import_module(module), attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{entry.target} is no click command")
+        _give_debug(command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        """List the commands from the table: asking for help must not import every one of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.help) for name, entry in self.entries.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.entries and not args[0].startswith("-"):
+            # click's own search for a near name would import every command
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], self.entries, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" Known are: {', '.join(self.entries)}."
+            raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _debug_option() -> click.Option:
+    def remember(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+        if value:
+            ctx.meta[_DEBUG] = True
+
+    return click.Option(
+        ["--debug"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=remember,
+        help="Show the traceback of an error.",
+    )
+
+
+def _give_debug(command: click.Command) -> None:
+    if not any("--debug" in parameter.opts for parameter in command.params):
+        command.params.append(_debug_option())
+    if isinstance(command, click.Group):
+        for child in command.commands.values():
+            _give_debug(child)

@@ -1,0 +1,88 @@
+"""The options that many commands share, spelled and explained in one place.
+
+Where a value comes from a `Settings`, pass `given(ctx)` to `config.load`: it holds what stands on the command
+line only, so that environment and file keep their own origin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from outfitter_proto.names import InvalidNameError, check_name
+
+F = TypeVar("F", bound=Callable[..., Any])
+Decorator = Callable[[F], F]
+
+
+def _named(what: str) -> Callable[[click.Context, click.Parameter, str | None], str | None]:
+    def check(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+        if value is None:
+            return None
+        try:
+            return check_name(value, what)
+        except InvalidNameError as error:
+            raise click.BadParameter(str(error)) from error
+
+    return check
+
+
+bus = click.option(
+    "--bus",
+    metavar="URL",
+    envvar="OUTFITTER_BUS",
+    show_envvar=True,
+    help="kafka://HOST:PORT[,HOST:PORT] or sqlite:///PATH.",
+)
+config = click.option(
+    "--config",
+    metavar="FILE",
+    envvar="OUTFITTER_CONFIG",
+    show_envvar=True,
+    help="The configuration: TOML, or Flink's. Else ./outfitter.toml, else /etc/outfitter/outfitter.toml.",
+)
+host = click.option(
+    "--host",
+    metavar="NAME",
+    envvar="OUTFITTER_HOST",
+    show_envvar=True,
+    callback=_named("host"),
+    help="The host's name on the bus; the machine's hostname by default.",
+)
+cluster = click.option(
+    "--cluster",
+    metavar="NAME",
+    envvar="OUTFITTER_CLUSTER",
+    show_envvar=True,
+    callback=_named("cluster"),
+    help="Whose topics to use, by prefix; `outfitter` by default.",
+)
+json_output = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+"""Adds `--json`; the command's parameter is called `as_json`."""
+
+SHARED = ("bus", "host", "cluster")
+
+
+def connection(command: F) -> F:
+    """Add `--bus`, `--config`, `--host` and `--cluster`: parameters `bus`, `config`, `host`, `cluster`."""
+    for option in (cluster, host, config, bus):
+        command = option(command)
+    return command
+
+
+def given(ctx: click.Context, *more: str) -> dict[str, str]:
+    """What stands on the command line itself among `bus`, `host`, `cluster` and `more`, by setting name.
+
+    Parameter `lease_grace` answers for the setting `lease-grace`; a flag is `true` or `false`.
+    """
+    from click.core import ParameterSource
+
+    found: dict[str, str] = {}
+    for name in (*SHARED, *more):
+        parameter = name.replace("-", "_")
+        if ctx.params.get(parameter) is not None and ctx.get_parameter_source(parameter) is ParameterSource.COMMANDLINE:
+            value = ctx.params[parameter]
+            found[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return found

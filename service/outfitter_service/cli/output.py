@@ -1,0 +1,51 @@
+"""How results look: JSON for programs, tables and ages for people. Standard output is data.
+
+Words (progress, warnings, errors) go to standard error, through `errors.warn` and the error edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+
+
+def print_json(value: Any, *, indent: int = 0) -> None:
+    """Print `value` (anything msgspec encodes; times in UTC, plain numbers): one line, or indented."""
+    import msgspec
+
+    encoded = msgspec.json.encode(value)
+    click.echo(msgspec.json.format(encoded, indent=indent) if indent else encoded)
+
+
+def age(seconds: float) -> str:
+    """A duration at a glance: `12s`, `5m`, `3h`, `2d`."""
+    for unit, size in _UNITS:
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return "0s"
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table without borders; None is shown as `-`. Cut to the terminal's width there, never in a pipe."""
+    import sys
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading.upper(), header_style="bold", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
+    if sys.stdout is not None and sys.stdout.isatty():
+        Console(highlight=False).print(table)
+        return
+    console = Console(width=100_000, highlight=False, color_system=None)
+    with console.capture() as capture:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
