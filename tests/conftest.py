@@ -2,6 +2,10 @@
 
 import pytest
 
+from support.broker import kafka_broker, own_broker
+
+__all__ = ["anyio_backend", "kafka_broker", "own_broker"]
+
 
 @pytest.fixture
 def anyio_backend() -> str:

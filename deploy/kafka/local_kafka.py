@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A Kafka broker on this machine, and Kafka's own command-line tools, from jars that Maven resolves.
+
+For development, demonstrations and the test suite: one node that is broker and controller in one (KRaft), on the
+loopback interface, without log-in or TLS, with one replica of everything. It is no way to run Kafka in production.
+
+Needs Java 17 or later and Maven; uses nothing but Python's standard library, so that it runs before anything of
+this project is installed. Every command replaces this process by the Java one, so a signal reaches Kafka itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+HERE = Path(__file__).resolve().parent
+CACHE = HERE.parents[1] / ".cache" / "kafka"
+POM = HERE / "pom.xml"
+CLUSTER_ID = "b3V0Zml0dGVyLWxvY2FsLQ"  # any 16 bytes in base64: a data directory belongs to one cluster
+
+BROKER_JVM = ("-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+TOOL_JVM = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+QUIET = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",)
+BROKER_LOG = (
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
+    "-Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info",
+)
+TOOLS = {
+    "topics": "org.apache.kafka.tools.TopicCommand",
+    "configs": "kafka.admin.ConfigCommand",
+    "console-producer": "org.apache.kafka.tools.ConsoleProducer",
+    "console-consumer": "org.apache.kafka.tools.consumer.ConsoleConsumer",
+}
+
+
+def jars() -> Path:
+    """The folder with Kafka's jars, resolved by Maven the first time and again whenever pom.xml has changed.
+
+    Raises:
+        SystemExit: Maven is missing or failed; the message holds the end of what it said.
+    """
+    folder = CACHE / f"lib-{hashlib.sha256(POM.read_bytes()).hexdigest()[:12]}"
+    if folder.is_dir():
+        return folder
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes may get here at once
+        if folder.is_dir():
+            return folder
+        print("resolving Kafka's jars with Maven (54 MB, once) ...", file=sys.stderr, flush=True)
+        unfinished = Path(tempfile.mkdtemp(dir=CACHE, prefix="resolving-"))
+        try:
+            maven = subprocess.run(
+                [
+                    _program("mvn", "Maven"), "--quiet", "--batch-mode", "--file", str(POM),
+                    "dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={unfinished}",
+                ],
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+            )  # fmt: skip
+            if maven.returncode != 0:
+                raise SystemExit(f"Maven could not resolve Kafka's jars:\n{maven.stdout[-4000:]}")
+            unfinished.rename(folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def settings(port: int, controller_port: int, data: Path, overrides: Mapping[str, str]) -> dict[str, str]:
+    """The broker's configuration: one node, loopback only, nothing made by accident."""
+    internal = {
+        f"{prefix}.{name}": value
+        for prefix, names in {
+            "offsets.topic": ("replication.factor", "num.partitions"),
+            "transaction.state.log": ("replication.factor", "num.partitions", "min.isr"),
+            "share.coordinator.state.topic": ("replication.factor", "num.partitions", "min.isr"),
+        }.items()
+        for name in names
+        for value in ("4" if name == "num.partitions" else "1",)
+    }
+    return {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "log.dirs": str(data),
+        "num.partitions": "1",
+        **internal,
+        # A mistyped topic name must be an error, not a new topic with the wrong settings.
+        "auto.create.topics.enable": "false",
+        "group.initial.rebalance.delay.ms": "0",
+        # One developer's broker may look for timed-out transactions and dirty logs often.
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+        "log.cleaner.backoff.ms": "1000",
+        "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
+        **overrides,
+    }
+
+
+def run_broker(port: int, data: Path, overrides: Mapping[str, str]) -> NoReturn:
+    """Format `data` if it is new and become the broker, in the foreground, until a signal ends it."""
+    classpath = str(jars() / "*")
+    data.mkdir(parents=True, exist_ok=True)
+    properties = data.parent / f"{data.name}.properties"
+    configuration = settings(port, free_port(), data, overrides)
+    properties.write_text("".join(f"{key}={value}\n" for key, value in configuration.items()))
+    java = _program("java", "Java 17 or later")
+    if not (data / "meta.properties").exists():
+        formatted = subprocess.run(
+            [
+                java, *TOOL_JVM, *QUIET, "-cp", classpath, "kafka.tools.StorageTool",
+                "format", "-t", CLUSTER_ID, "-c", str(properties), "--ignore-formatted",
+            ],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        )  # fmt: skip
+        if formatted.returncode != 0:
+            raise SystemExit(f"could not format {data}:\n{formatted.stdout[-4000:]}")
+    print(f"Kafka on 127.0.0.1:{port}, data in {data}; Ctrl-C ends it", flush=True)
+    _become([java, *BROKER_JVM, *QUIET, *BROKER_LOG, "-cp", classpath, "kafka.Kafka", str(properties)])
+
+
+def run_tool(name: str, arguments: Sequence[str]) -> NoReturn:
+    """Become one of Kafka's own command-line tools."""
+    java = _program("java", "Java 17 or later")
+    _become([java, *TOOL_JVM, *QUIET, "-cp", str(jars() / "*"), TOOLS[name], *arguments])
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now, outside the range that outgoing connections take theirs from."""
+    candidates = list(range(20_000, 30_000))
+    start = int.from_bytes(os.urandom(4), "big") % len(candidates)
+    for port in candidates[start:] + candidates[:start]:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise SystemExit("no free TCP port between 20000 and 29999 on 127.0.0.1")
+
+
+def _program(name: str, what: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise SystemExit(f"{what} is needed: there is no `{name}` on PATH")
+    return found
+
+
+def _become(command: list[str]) -> NoReturn:
+    sys.stdout.flush()
+    os.execv(command[0], command)  # noqa: S606  (no shell: the signals are meant for Kafka itself)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Parse the command line. Tools get their arguments as they are, so they are told apart first."""
+    if arguments and arguments[0] in TOOLS:
+        run_tool(arguments[0], arguments[1:])
+    parser = argparse.ArgumentParser(description="A local Kafka broker and its tools, from Maven's jars.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("jars", help="resolve the jars and print the folder they are in")
+    broker = commands.add_parser("broker", help="run a broker in the foreground until Ctrl-C")
+    broker.add_argument("--port", type=int, default=9092, help="the port to listen on, on 127.0.0.1 (%(default)s)")
+    broker.add_argument("--data", type=Path, default=CACHE / "data", help="where the data is kept (%(default)s)")
+    broker.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a broker setting; repeatable")
+    for name, main_class in TOOLS.items():
+        commands.add_parser(name, help=f"run {main_class} with the arguments that follow")
+    chosen = parser.parse_args(arguments)
+    if chosen.command == "jars":
+        print(jars())
+        return
+    overrides = dict(pair.partition("=")[::2] for pair in chosen.set)
+    run_broker(chosen.port, chosen.data.resolve(), overrides)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

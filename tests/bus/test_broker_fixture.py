@@ -1,0 +1,38 @@
+"""The real broker that the other tests stand on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from support.broker import Broker, BrokerError, KafkaBroker, answers, shared_broker
+
+
+def test_the_shared_broker_answers(kafka_broker: KafkaBroker) -> None:
+    assert answers(kafka_broker.bootstrap)
+
+
+async def test_a_killed_broker_comes_back_at_the_same_address(own_broker: Broker) -> None:
+    own_broker.kill9()
+    assert not answers(own_broker.bootstrap)
+    await own_broker.restarted()
+    assert answers(own_broker.bootstrap)
+
+
+def test_a_broker_that_cannot_start_fails_with_the_tail_of_its_log(tmp_path: Path) -> None:
+    broker = Broker(tmp_path, {"log.retention.ms": "not-a-number"})
+    with pytest.raises(BrokerError, match=r"log\.retention\.ms"):
+        broker.start()
+
+
+def test_a_second_user_gets_the_running_broker_and_the_last_one_ends_it(tmp_path: Path) -> None:
+    with shared_broker(tmp_path) as first:
+        assert isinstance(first, Broker)
+        with shared_broker(tmp_path) as second:
+            assert second.bootstrap == first.bootstrap
+        pid = first.pid
+    assert not answers(first.bootstrap)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

@@ -1,0 +1,252 @@
+"""A real Kafka broker for tests, from the jars that deploy/kafka resolves. No mock, and no skip without it.
+
+`kafka_broker` is one broker for the whole run, shared by xdist's workers: use topics of your own
+(`KafkaBroker.new_cluster`) and never stop it. `own_broker` is one for a single test, to be stopped, killed and
+frozen. `OUTFITTER_TEST_KAFKA=host:port` makes the first one an existing broker; the second is always started here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+LAUNCHER = Path(__file__).resolve().parents[2] / "deploy" / "kafka" / "local_kafka.py"
+READY_WITHIN = 90.0
+"""Seconds. A node killed with -9 waits up to 15 s for its own old session; the machine may be busy besides."""
+
+QUICK_RETURN = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "300"}
+"""How long a killed node waits for its own old session before it comes back."""
+
+
+class BrokerError(Exception):
+    """The broker could not be started; the message ends with the tail of its log."""
+
+
+class KafkaBroker:
+    """The address of a broker."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+
+    @property
+    def url(self) -> str:
+        """The bus URL of this broker."""
+        return f"kafka://{self.bootstrap}"
+
+    @staticmethod
+    def new_cluster() -> str:
+        """A cluster name that nobody has used: its topics are the caller's own."""
+        return f"t-{secrets.token_hex(5)}"
+
+
+class Broker(KafkaBroker):
+    """A broker that this process started and may ill-treat. It keeps its port and its data over restarts.
+
+    `settings` are broker settings by Kafka's names, in addition to those of deploy/kafka.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.port = _free_port()
+        self.log = folder / "broker.log"
+        self._settings = settings or {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lifeline: subprocess.Popen[bytes] | None = None
+        super().__init__(f"127.0.0.1:{self.port}")
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise BrokerError("the broker is not running")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it and block until it answers. In async tests use `restarted`, which does not block the loop."""
+        self._launch()
+        deadline = time.monotonic() + READY_WITHIN
+        while not self._ready(deadline):
+            time.sleep(0.05)
+
+    async def restarted(self) -> None:
+        """Start it again and wait until it answers."""
+        self._launch()
+        deadline = time.monotonic() + READY_WITHIN
+        while not self._ready(deadline):  # noqa: ASYNC110  (a process of another kind sets no event of ours)
+            await anyio.sleep(0.05)
+
+    def stop(self) -> None:
+        """End it in an orderly way. Repeatable."""
+        self._end(signal.SIGTERM)
+
+    def kill9(self) -> None:
+        """End it as a power cut would."""
+        self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """Freeze it: connections stay open and nothing answers."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def log_tail(self) -> str:
+        return self.log.read_text(errors="replace")[-4000:] if self.log.exists() else "(it wrote no log)"
+
+    def _launch(self) -> None:
+        if self._process is not None:
+            raise BrokerError("the broker is running already")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        command = [
+            sys.executable,
+            str(LAUNCHER),
+            "broker",
+            "--port",
+            str(self.port),
+            "--data",
+            str(self.folder / "data"),
+        ]
+        for name, value in self._settings.items():
+            command += ["--set", f"{name}={value}"]
+        with self.log.open("ab") as log:
+            # A session, hence a process group, of its own: Ctrl-C is ours, and whatever it starts ends with it.
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        # When this process dies in whatever way, the pipe closes and the lifeline ends the broker.
+        self._lifeline = subprocess.Popen(
+            ["sh", "-c", 'read -r _; kill -KILL -- "-$0"', str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _ready(self, deadline: float) -> bool:
+        if self._process is not None and self._process.poll() is not None:
+            code = self._process.returncode
+            self._end(signal.SIGKILL)
+            raise BrokerError(f"the broker ended with status {code} instead of starting:\n{self.log_tail()}")
+        if answers(self.bootstrap):
+            return True
+        if time.monotonic() > deadline:
+            self._end(signal.SIGKILL)
+            raise BrokerError(f"the broker did not answer within {READY_WITHIN:.0f} s:\n{self.log_tail()}")
+        return False
+
+    def _end(self, number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        lifeline, self._lifeline = self._lifeline, None
+        if lifeline is not None:
+            lifeline.kill()  # first: later the broker's number may be somebody else's
+            lifeline.communicate()
+        if process is None:
+            return
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+            if number is not signal.SIGKILL:
+                os.killpg(process.pid, signal.SIGCONT)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(20)
+
+
+def answers(bootstrap: str) -> bool:
+    """Whether somebody accepts connections at `host:port`."""
+    host, _, port = bootstrap.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="session")
+def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """One real broker for the whole run. If there is none, the tests that want it fail and say why."""
+    given = os.environ.get("OUTFITTER_TEST_KAFKA")
+    if given:
+        if not answers(given):
+            pytest.fail(f"OUTFITTER_TEST_KAFKA={given}: nobody accepts connections there", pytrace=False)
+        yield KafkaBroker(given)
+        return
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    with shared_broker(root) as broker:
+        yield broker
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[Broker]:
+    """A broker of the test's own, started; to be killed, frozen and restarted at will."""
+    broker = Broker(tmp_path / "kafka", QUICK_RETURN)
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
+
+
+@contextmanager
+def shared_broker(root: Path) -> Iterator[KafkaBroker]:
+    """The broker of the processes that share `root`: whoever comes first starts it and stays until the last is done.
+
+    The address file exists while the broker runs; each user but the starter holds a shared lock on it.
+    """
+    address = root / "kafka-address"
+    with (root / "kafka-lock").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        if address.exists():
+            with address.open() as use:
+                fcntl.flock(use, fcntl.LOCK_SH)
+                fcntl.flock(turn, fcntl.LOCK_UN)
+                yield KafkaBroker(use.read())
+            return
+        broker = Broker(root / "kafka")
+        try:
+            broker.start()
+            address.write_text(broker.bootstrap)
+            fcntl.flock(turn, fcntl.LOCK_UN)
+            yield broker
+        finally:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            _wait_for_users(address)
+            address.unlink(missing_ok=True)
+            broker.stop()
+
+
+def _wait_for_users(address: Path, within: float = 100.0) -> None:
+    if not address.exists():
+        return
+    deadline = time.monotonic() + within
+    with address.open() as use:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.05)
+            else:
+                return
+
+
+def _free_port() -> int:
+    """A free TCP port outside the range of outgoing connections, so that it is still free after a restart."""
+    while True:
+        port = 20_000 + secrets.randbelow(10_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
