@@ -190,7 +190,8 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
     `token` is the grant's fencing token (null before the first grant). `resources` are the infos by
     resource: string properties with at least `id`, `index` and `local_index`. `since` is when the record
     came into its state. `outcome` is where a `releasing` record is going: `ended` or `failed`.
-    `wait_until` is the wall time at which a pending record gives up.
+    `wait_until` is the wall time at which a pending record gives up. `shared` names the resources whose
+    devices others may have, too; all others are exclusive.
     """
 
     host: str
@@ -207,6 +208,7 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
     operators: dict[str, OperatorShare] = {}
     env: dict[str, str] = {}
     cdi: list[str] = []
+    shared: list[str] = []
     unavailable: dict[str, Unavailable] = {}
     reason: str | None = None
     reason_code: str | None = None

@@ -91,6 +91,13 @@ class DriverReport(Struct, frozen=True, kw_only=True):
     asked: int = 0
 
 
+class DriverRetry(Struct, frozen=True, kw_only=True):
+    """The delay after an on-demand driver's temporary failure is over."""
+
+    host: str
+    resource: str
+
+
 class OwnerDied(Struct, frozen=True, kw_only=True):
     """An allocation's owner process is known to be dead."""
 
@@ -132,7 +139,7 @@ class Reschedule(Struct, frozen=True, kw_only=True):
     host: str
 
 
-Event = Incoming | DriverReport | OwnerDied | LeaseExpired | Prepared | Unprepared | Tick | Reschedule
+Event = Incoming | DriverReport | DriverRetry | OwnerDied | LeaseExpired | Prepared | Unprepared | Tick | Reschedule
 
 
 # --- commands: what the core wants done, after the commit ----------------------------------------------

@@ -1,0 +1,70 @@
+"""Reasons in words: why a worker waits, why it failed, what a step was caused by. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from outfitter_service.core.ledger import Inventory
+from outfitter_service.core.model import ResourceSpec, SpecState
+
+
+def listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+def unknown_resource(name: str, specs: Iterable[str]) -> str:
+    return f"resource {name!r} is not configured on this host; configured are: {listed(specs)}"
+
+
+def not_in_effect(spec: ResourceSpec) -> str:
+    """Why a configured resource hands out nothing."""
+    if spec.state == SpecState.DISABLED:
+        return spec.reason or f"{spec.name} is switched off on this host (external-resource.{spec.name}.amount is 0)"
+    if spec.state == SpecState.NO_DRIVER:
+        return spec.reason or (
+            f"{spec.name} has no driver on this host; set external-resource.{spec.name}.driver-factory.class"
+        )
+    return spec.reason or f"the configuration of {spec.name} is wrong; see `outfitter config check`"
+
+
+def not_reported(spec: ResourceSpec) -> str:
+    if spec.on_demand:
+        return f"the driver of {spec.name} is being asked"
+    return f"the driver of {spec.name} has not reported yet"
+
+
+def driver_failed(spec: ResourceSpec, reason: str) -> str:
+    return f"the driver of {spec.name} failed: {reason}"
+
+
+def too_few(spec: ResourceSpec, amount: int, inventory: Inventory) -> str:
+    return f"{amount} {spec.name} requested, {len(inventory.devices)} discovered"
+
+
+def too_ill(spec: ResourceSpec, amount: int, inventory: Inventory) -> str:
+    return (
+        f"{amount} {spec.name} requested, {inventory.healthy} of {len(inventory.devices)} healthy; "
+        "it is granted when enough are healthy again"
+    )
+
+
+def busy(spec: ResourceSpec, amount: int, free: int, inventory: Inventory) -> str:
+    text = f"waits for {amount} {spec.name}: {free} of {len(inventory.devices)} free"
+    return f"{text}; {spec.hint}" if spec.hint else text
+
+
+def behind(resources: Iterable[str]) -> str:
+    return f"waits behind earlier workers that want {listed(resources)}"
+
+
+def too_long(wait_s: float | None, reason: str | None) -> str:
+    waited = f"waited {wait_s:g} s" if wait_s is not None else "waited too long"
+    return f"{waited}; last: {reason}" if reason else waited
+
+
+def operator_sum(resource: str, wanted: int, amount: int) -> str:
+    return f"the operators ask for {wanted} {resource} together, the worker for {amount}"
+
+
+def operator_without(operator: str, resource: str) -> str:
+    return f"operator {operator!r} asks for {resource!r}, which its worker does not ask for"

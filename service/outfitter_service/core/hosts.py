@@ -1,0 +1,50 @@
+"""What is said of a host: its inventory record, and the infos of devices whose state has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from msgspec import structs
+
+from outfitter_proto.records import Health, Host, InventoryDevice, ResourceInventory
+from outfitter_service.core import explain, policy
+from outfitter_service.core.ledger import Inventory
+from outfitter_service.core.model import KnownDevice, ResourceSpec, SpecState
+
+
+def host_record(
+    before: Host, specs: Mapping[str, ResourceSpec], inventories: Mapping[str, Inventory], now: datetime
+) -> Host | None:
+    """The host's record with its inventories as they are now, or None if nothing has changed."""
+    resources = {name: _inventory(spec, inventories.get(name)) for name, spec in specs.items()}
+    if resources == before.resources:
+        return None
+    return structs.replace(before, resources=resources, since=now)
+
+
+def _inventory(spec: ResourceSpec, inventory: Inventory | None) -> ResourceInventory:
+    sharing = "shared" if spec.shared else "exclusive"
+    if spec.state != SpecState.OK:
+        return ResourceInventory(
+            state=spec.state, reason=explain.not_in_effect(spec), amount=spec.amount, sharing=sharing
+        )
+    devices = [
+        InventoryDevice(id=d.id, health=d.health, reason=d.reason, properties=d.properties)
+        for d in (inventory.devices if inventory else ())
+    ]
+    if inventory is None or (inventory.failure is None and not inventory.reported):
+        state, reason = "not-reported", explain.not_reported(spec)
+    elif inventory.failure is not None:
+        state, reason = "driver-failed", inventory.failure.reason
+    else:
+        state, reason = "reported", None
+    return ResourceInventory(state=state, reason=reason, amount=spec.amount, sharing=sharing, devices=devices)
+
+
+def refreshed(told: dict[str, str], device: KnownDevice | None) -> dict[str, str]:
+    """A granted device's info, brought up to date; a device that is gone is of unknown health."""
+    ordinal = int(told["local_index"])
+    if device is not None:
+        return policy.info(device, ordinal)
+    return {**told, "health": Health.UNKNOWN, "health.reason": "the driver does not report this device any more"}
