@@ -399,7 +399,7 @@ class _Draft:
     def _place(self, record: Allocation, claimed: set[str]) -> dict[str, tuple[m.KnownDevice, ...]] | policy.Obstacle:
         view = self.view(record.host)
         outcome = policy.place(view, self.rules.specs, record.request, claimed)
-        if isinstance(outcome, policy.Obstacle) and outcome.code == ReasonCode.BUSY:
+        if isinstance(outcome, policy.Obstacle) and outcome.code in (ReasonCode.BUSY, ReasonCode.NOT_REPORTED):
             self._ask_for_more(view, record)
         return outcome
 
@@ -409,7 +409,9 @@ class _Draft:
             spec = self.rules.specs.get(resource)
             if spec is not None and spec.on_demand:
                 inventory = view.inventory(resource)
-                if not inventory.asking and inventory.asked < view.held_count(resource) + amount:
+                if inventory.asking or (inventory.failure is not None and amount >= inventory.failure.at_least):
+                    continue
+                if not inventory.reported or inventory.asked < view.held_count(resource) + amount:
                     self._ask(view, resource, amount, record.key)
 
     def schedule(self, host: str, *, whole: bool) -> None:

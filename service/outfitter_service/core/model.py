@@ -64,10 +64,14 @@ class KnownDevice(Struct, frozen=True, kw_only=True):
 
 
 class DriverFailure(Struct, frozen=True, kw_only=True):
-    """A driver that could not report: for now, or until somebody changes something."""
+    """A driver that could not report: for now, or until somebody changes something.
+
+    `at_least` above 0: it could only not name that many devices; whoever wants fewer is not concerned.
+    """
 
     reason: str
     permanent: bool = False
+    at_least: int = 0
 
 
 # --- events: what the core is told ---------------------------------------------------------------------

@@ -129,7 +129,7 @@ def _obstacle(view: View, spec: ResourceSpec, amount: int) -> Obstacle | None:
     wait = spec.on_failure == OnFailure.WAIT
     if inventory.asking or (spec.on_demand and not inventory.reported and inventory.failure is None):
         return Obstacle(ReasonCode.NOT_REPORTED, explain.not_reported(spec), name)
-    if inventory.failure is not None:
+    if inventory.failure is not None and amount >= inventory.failure.at_least:
         reason = explain.driver_failed(spec, inventory.failure.reason)
         return Obstacle(ReasonCode.DRIVER_FAILED, reason, name, final=inventory.failure.permanent and not wait)
     if not inventory.reported:
