@@ -1,0 +1,201 @@
+"""The program `outfitter-gpu-discovery`: names NVIDIA GPUs that its caller may use, as Flink's discovery script does.
+
+Same command line, same output, same coordination file as the script that Flink ships, so Flink can be configured
+to call this one in its place. The manager does not need it. Standard library only, and quick to start.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from outfitter_drivers import gpu_coordination as coordination
+
+PROGRAM = "outfitter-gpu-discovery"
+COORDINATION_FILE = "/var/tmp/flink-gpu-coordination"  # noqa: S108  the place that Flink's script has
+ASSIGNMENT_FILE = "/var/tmp/flink-gpu-assignment"  # noqa: S108  the place that FLIP-108 proposed
+
+NVIDIA_SMI_SECONDS = 8.0
+"""How long nvidia-smi may take: less than the 10 s that Flink gives a discovery script."""
+
+USAGE = f"""\
+usage: {PROGRAM} AMOUNT [--enable-coordination-mode] [--coordination-file FILE]
+       {PROGRAM} allocate|release AMOUNT [--privilege] [--assign-file FILE] [--check-dead-process]
+       {PROGRAM} --path | --help
+"""
+
+HELP = f"""\
+{USAGE}
+Print the indexes of AMOUNT NVIDIA GPUs on one line, separated by commas.
+
+  --enable-coordination-mode, --enable-coordination
+      Share the GPUs with other callers on this machine: write down in a file which ones the calling process
+      takes, and name none that a living process has. Asking again names the same ones.
+  --coordination-file FILE
+      That file; by default {COORDINATION_FILE}.
+  --privilege, --assign-file FILE, --check-dead-process, --check-dead
+      The names that FLIP-108 proposed for the same; the default file is then {ASSIGNMENT_FILE}.
+      GPUs of dead processes are always given to others.
+  release AMOUNT
+      Strike out what the caller has, and print nothing.
+  --path
+      Print where this program is, for `external-resource.gpu.param.discovery-script.path`.
+
+The caller is the parent process, or the one that OUTFITTER_OWNER_PID names.
+Exit code: 0, 2 when the command line is wrong, 1 when there are not that many GPUs or anything else fails.
+"""
+
+
+class UsageError(Exception):
+    """The command line is wrong."""
+
+
+class DiscoveryError(Exception):
+    """The GPUs cannot be named."""
+
+
+class Request(NamedTuple):
+    """What the command line asks for; `coordination_file` None means without coordination."""
+
+    verb: str
+    amount: int
+    coordination_file: str | None
+
+
+def parse_arguments(arguments: Sequence[str]) -> Request:
+    """Read the command line.
+
+    Raises:
+        UsageError: an unknown option, a missing value, or an amount that is no whole number.
+    """
+    rest = list(arguments)
+    verb = rest.pop(0) if rest and rest[0] in ("allocate", "release") else "allocate"
+    if not rest:
+        raise UsageError("AMOUNT is missing")
+    amount = _amount(rest.pop(0))
+    named_file: str | None = None
+    default_file: str | None = None
+    while rest:
+        option, equals, value = rest.pop(0).partition("=")
+        if option in ("--coordination-file", "--assign-file"):
+            if not equals:
+                value = rest.pop(0) if rest and not rest[0].startswith("--") else ""
+            if not value:
+                raise UsageError(f"{option} needs a file")
+            named_file = value
+        elif equals:
+            raise UsageError(f"unknown argument {option + equals + value!r}")
+        elif option in ("--enable-coordination-mode", "--enable-coordination"):
+            default_file = COORDINATION_FILE
+        elif option == "--privilege":
+            default_file = default_file or ASSIGNMENT_FILE
+        elif option not in ("--check-dead-process", "--check-dead", "null"):
+            # Flink passes the word `null` when no arguments are configured.
+            raise UsageError(f"unknown argument {option!r}")
+    return Request(verb, amount, (named_file or default_file) if default_file else None)
+
+
+def list_gpus() -> list[str]:
+    """The indexes that nvidia-smi names, in its order.
+
+    Raises:
+        DiscoveryError: there is no nvidia-smi, it fails, or it prints anything but indexes.
+    """
+    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=NVIDIA_SMI_SECONDS, check=False
+        )
+    except OSError as error:
+        raise DiscoveryError(f"cannot run nvidia-smi: {error.strerror}") from error
+    except subprocess.TimeoutExpired:
+        raise DiscoveryError(f"nvidia-smi did not answer within {NVIDIA_SMI_SECONDS:g} s") from None
+    said = (done.stdout + b" " + done.stderr).decode("utf-8", "replace").strip()[:500]
+    if done.returncode != 0:
+        raise DiscoveryError(f"nvidia-smi ended with {done.returncode}: {said or 'no output'}")
+    words = [word for line in done.stdout.split(b"\n") for part in line.split(b",") if (word := part.strip())]
+    if not all(word.isdigit() for word in words):
+        raise DiscoveryError(f"nvidia-smi named no indexes but: {said}")
+    return list(dict.fromkeys(word.decode("ascii") for word in words))
+
+
+def discover(request: Request) -> list[str]:
+    """Do what the command line asks for; returns the indexes to print.
+
+    Raises:
+        DiscoveryError, coordination.CoordinationError: it cannot be done.
+    """
+    if request.verb == "release":
+        if request.coordination_file and request.amount:
+            only = [item for part in os.environ.get("OUTFITTER_DEVICES", "").split(",") if (item := part.strip())]
+            owner = coordination.caller(os.environ)
+            coordination.give_back(request.coordination_file, owner, only or None)
+        return []
+    if request.amount == 0:
+        return []
+    indexes = list_gpus()
+    if request.amount > len(indexes):
+        raise DiscoveryError(f"{request.amount} GPUs wanted, but nvidia-smi names {len(indexes)}")
+    if request.coordination_file is None:
+        return indexes[: request.amount]
+    owner = coordination.caller(os.environ)
+    return coordination.occupy(request.coordination_file, indexes, request.amount, owner)
+
+
+def program_path() -> str | None:
+    """Where this program is installed as an executable, None if it is nowhere."""
+    beside_python = os.path.join(os.path.dirname(sys.executable), PROGRAM)  # noqa: PTH118, PTH120  see below
+    for candidate in (sys.argv[0], beside_python, *(os.path.join(d, PROGRAM) for d in os.get_exec_path())):  # noqa: PTH118
+        # pathlib and shutil would double the time that this program takes to start.
+        if os.path.basename(candidate) == PROGRAM and os.path.isfile(candidate) and os.access(candidate, os.X_OK):  # noqa: PTH113, PTH119
+            return os.path.abspath(candidate)  # noqa: PTH100
+    return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        if "--help" in given or "-h" in given:
+            return _print(HELP)
+        if list(given) == ["--path"]:
+            path = program_path()
+            if path is None:
+                raise DiscoveryError(f"{PROGRAM} is not installed as an executable")
+            return _print(f"{path}\n")
+        indexes = discover(parse_arguments(given))
+        return _print(",".join(indexes) + "\n") if indexes else 0
+    except UsageError as error:
+        sys.stderr.write(f"{PROGRAM}: {error}\n{USAGE}")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except (DiscoveryError, coordination.CoordinationError) as error:
+        sys.stderr.write(f"{PROGRAM}: {error}\n")
+        return 1
+
+
+def _print(text: str) -> int:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError:
+        # Nobody reads: say so by the exit code, and keep the interpreter from trying once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    return 0
+
+
+def _amount(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"AMOUNT is {text[:40]!r}; valid is a whole number, 0 or more")
+    # More digits than any machine has GPUs: the number itself no longer matters, and int() refuses long ones.
+    digits = text.lstrip("0") or "0"
+    return int(digits) if len(digits) <= 20 else 10**20
+
+
+if __name__ == "__main__":
+    sys.exit(main())
