@@ -1,0 +1,165 @@
+"""Every metric of the service, and the only importer of prometheus_client.
+
+Base units and the usual suffixes; labels are bounded (resources, states, reasons, causes, kinds, drivers);
+every labelled counter exists from the start at zero. Gauges of state are computed when scraped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator
+
+from msgspec import Struct
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from outfitter_proto import __version__
+from outfitter_proto.records import AllocationState, Health, ReasonCode
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+RELEASE_CAUSES = (
+    ReasonCode.DEREGISTERED,
+    ReasonCode.WITHDRAWN,
+    ReasonCode.LEASE_EXPIRED,
+    ReasonCode.OWNER_DIED,
+    ReasonCode.SUPERSEDED,
+    ReasonCode.PREPARE_FAILED,
+)
+PENDING_REASONS = (ReasonCode.BUSY, ReasonCode.INFEASIBLE, ReasonCode.NOT_REPORTED, ReasonCode.DRIVER_FAILED)
+EVENT_KINDS = (
+    "register",
+    "heartbeat",
+    "deregister",
+    "repeated",
+    "late",
+    "driver-report",
+    "driver-retry",
+    "owner-died",
+    "lease-expired",
+    "prepared",
+    "unprepared",
+    "tick",
+    "reschedule",
+    "dead-letter",
+)
+DRIVER_CALLS = ("inventory", "retrieve", "prepare", "unprepare", "in-use")
+ALLOCATION_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
+COMMIT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    """What the gauges show at one moment, counted from committed records.
+
+    `devices` by (resource, `free` | `held` | `unhealthy` | `unknown`), `allocations` by (resource, state),
+    `pending` by reason code.
+    """
+
+    devices: Tally[tuple[str, str]]
+    allocations: Tally[tuple[str, str]]
+    pending: Tally[str]
+    watched_owners: int = 0
+    leases: int = 0
+
+
+class _StandingCollector(Collector):
+    def __init__(self, resources: Iterable[str], standing: Callable[[], Standing | None]) -> None:
+        self._resources = list(resources)
+        self._standing = standing
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._standing() or Standing(devices=Tally(), allocations=Tally(), pending=Tally())
+        devices = GaugeMetricFamily(
+            "outfitter_devices", "Devices known to the manager, by resource and state.", labels=["resource", "state"]
+        )
+        allocations = GaugeMetricFamily(
+            "outfitter_allocations", "Allocation records, by resource and state.", labels=["resource", "state"]
+        )
+        pending = GaugeMetricFamily("outfitter_pending", "Workers that wait, by reason.", labels=["reason"])
+        device_states = ("free", "held", Health.UNHEALTHY, Health.UNKNOWN)
+        for resource in sorted({*self._resources, *(name for name, _ in (*now.devices, *now.allocations))}):
+            for state in device_states:
+                devices.add_metric([resource, state], now.devices[resource, state])
+            for allocation_state in AllocationState:
+                allocations.add_metric([resource, allocation_state], now.allocations[resource, allocation_state])
+        for reason in PENDING_REASONS:
+            pending.add_metric([reason], now.pending[reason])
+        yield devices
+        yield allocations
+        yield pending
+        owners = GaugeMetricFamily("outfitter_watched_owners", "Owner processes watched through the kernel.")
+        owners.add_metric([], now.watched_owners)
+        yield owners
+        leases = GaugeMetricFamily("outfitter_leases", "Allocations that end when their worker falls silent.")
+        leases.add_metric([], now.leases)
+        yield leases
+
+
+class Metrics:
+    """The metrics of one manager, in a registry of their own."""
+
+    def __init__(self, resources: Iterable[str] = ()) -> None:
+        names = list(resources)
+        self._names = names
+        self.registry = r = CollectorRegistry()
+        Info("outfitter", "The running manager.", registry=r).info({"version": __version__})
+        self.ready = Gauge("outfitter_ready", "1 while registrations are being answered.", registry=r)
+        self.events = Counter(
+            "outfitter_events", "Events decided, by kind; messages and internal ones.", ["kind"], registry=r
+        )
+        self.dead_letters = Counter("outfitter_dead_letters", "Messages sent to the dead letters.", registry=r)
+        self.allocation_seconds = Histogram(
+            "outfitter_allocation_seconds",
+            "From the registration's arrival on the bus to its committed grant.",
+            buckets=ALLOCATION_BUCKETS,
+            registry=r,
+        )
+        self.grants = Counter("outfitter_grants", "Allocations granted.", ["resource"], registry=r)
+        self.failures = Counter("outfitter_failures", "Allocations failed, by reason.", ["reason"], registry=r)
+        self.releases = Counter("outfitter_releases", "Allocations ended, by cause.", ["cause"], registry=r)
+        self.lease_expiries = Counter("outfitter_lease_expiries", "Leases that ended in silence.", registry=r)
+        self.driver_runs = Counter("outfitter_driver_runs", "Driver calls.", ["resource", "call"], registry=r)
+        self.driver_failures = Counter(
+            "outfitter_driver_failures", "Driver calls that failed or took too long.", ["resource", "call"], registry=r
+        )
+        self.driver_seconds = Histogram(
+            "outfitter_driver_seconds", "Duration of driver calls.", ["resource", "call"], registry=r
+        )
+        self.restore_seconds = Gauge("outfitter_ledger_restore_seconds", "How long the last restore took.", registry=r)
+        self.restored_records = Gauge("outfitter_ledger_restored_records", "Records the last restore read.", registry=r)
+        self.ledger_records = Gauge("outfitter_ledger_records", "Records of this writer in memory.", registry=r)
+        self.commits = Counter("outfitter_commits", "Commits, by outcome.", ["outcome"], registry=r)
+        self.commit_seconds = Histogram(
+            "outfitter_commit_seconds", "Duration of commits.", buckets=COMMIT_BUCKETS, registry=r
+        )
+        self.input_lag = Gauge("outfitter_input_lag_records", "Registrations fetched or known, not decided.", registry=r)
+        self.input_lost = Counter("outfitter_input_lost", "Times the input position was out of range.", registry=r)
+        self.violations = Counter(
+            "outfitter_exclusivity_violations",
+            "Devices that the self-check found in two live allocations. Must be 0.",
+            registry=r,
+        )
+        for kind in EVENT_KINDS:
+            self.events.labels(kind)
+        for cause in RELEASE_CAUSES:
+            self.releases.labels(cause)
+        for reason in ReasonCode:
+            self.failures.labels(reason)
+        for outcome in ("ok", "fenced", "unknown", "unavailable", "too-large"):
+            self.commits.labels(outcome)
+        for name in names:
+            self.grants.labels(name)
+            for call in DRIVER_CALLS:
+                self.driver_runs.labels(name, call)
+                self.driver_failures.labels(name, call)
+                self.driver_seconds.labels(name, call)
+
+    def show(self, standing: Callable[[], Standing | None]) -> None:
+        """Register where the gauges of state come from; called once."""
+        self.registry.register(_StandingCollector(self._names, standing))
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus scrapes (`CONTENT_TYPE`)."""
+        return generate_latest(self.registry)

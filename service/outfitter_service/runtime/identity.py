@@ -1,0 +1,133 @@
+"""Who a manager is: its instance, its machine, this boot. And the lock that keeps it alone on the machine.
+
+The lock is an abstract Unix socket: the kernel drops it with its process, no file is left behind, and no
+permission stands in another user's way. It is seen within one network namespace, which is what a machine's
+services share.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from outfitter_proto import __version__
+from outfitter_proto.records import ManagerIdentity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SUSPEND_THRESHOLD_S = 1.0
+"""How far boot time may run ahead of monotonic time before the machine counts as having been suspended."""
+
+
+class ManagerExistsError(RuntimeError):
+    """Another manager serves this host on this machine."""
+
+
+class Identity(Struct, frozen=True, kw_only=True):
+    """One running manager. `machine_id` is None where the machine has none (machine-id(5))."""
+
+    cluster: str
+    scope: str
+    host: str
+    writer: str
+    instance: str
+    machine_id: str | None
+    boot_id: str | None
+    pid_ns: int | None
+
+    def manager(self, since: datetime, stopped_at: datetime | None = None) -> ManagerIdentity:
+        return ManagerIdentity(
+            instance=self.instance,
+            version=__version__,
+            since=since,
+            machine_id=self.machine_id,
+            boot_id=self.boot_id,
+            stopped_at=stopped_at,
+        )
+
+
+def host_identity(cluster: str, host: str) -> Identity:
+    """The identity of a host-scope manager started now."""
+    return Identity(
+        cluster=cluster,
+        scope="host",
+        host=host,
+        writer=f"host/{host}",
+        instance=f"{time.time_ns() // 1_000_000:x}-{secrets.token_hex(4)}",
+        machine_id=machine_id(),
+        boot_id=boot_id(),
+        pid_ns=pid_namespace(),
+    )
+
+
+def machine_id() -> str | None:
+    """The machine's id by machine-id(5), or None: then a foreign machine cannot be told apart."""
+    for path in (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id")):
+        try:
+            found = path.read_text().strip()
+        except OSError:
+            continue
+        if found and found != "uninitialized":
+            return found
+    return None
+
+
+def boot_id() -> str | None:
+    """This boot's id: `/proc/sys/kernel/random/boot_id` of random(4)."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
+def pid_namespace() -> int | None:
+    """The inode of this process's PID namespace: pid_namespaces(7)."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return None
+
+
+@contextmanager
+def alone_on_machine(host: str) -> Iterator[None]:
+    """Hold the host-wide lock: one manager per host on a machine, whatever bus and cluster it serves.
+
+    Raises:
+        ManagerExistsError: somebody else holds it.
+    """
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        try:
+            lock.bind(f"\0outfitter-manager/{host}"[:107])
+        except OSError as error:
+            raise ManagerExistsError(
+                f"another manager on this machine already serves host {host!r} (perhaps on another bus); "
+                "stop it first, or give this one another --host"
+            ) from error
+        yield
+    finally:
+        lock.close()
+
+
+class SuspendWatch:
+    """Notices that the machine was asleep: CLOCK_BOOTTIME goes on then, CLOCK_MONOTONIC does not (time(7))."""
+
+    def __init__(self) -> None:
+        self._ahead = self._measure()
+
+    @staticmethod
+    def _measure() -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
+
+    def slept(self) -> bool:
+        """Whether the machine has been suspended since the last call."""
+        before, self._ahead = self._ahead, self._measure()
+        return self._ahead - before > SUSPEND_THRESHOLD_S

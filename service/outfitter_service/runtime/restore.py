@@ -1,0 +1,110 @@
+"""Replaying the ledger: what a manager knows when it starts is what the compacted topic says.
+
+Reads one partition up to what was committed when it was called, keeps the last value of each key of its
+own, and builds the core's ledger from it. It repairs nothing: a record it cannot read refuses the host.
+"""
+
+from __future__ import annotations
+
+import time
+
+from msgspec import Struct
+
+from outfitter_proto.bus import Bus, OffsetOutOfRangeError
+from outfitter_proto.codec import UnknownTypeError, WireError, decode_ledger
+from outfitter_proto.names import checkpoint_key
+from outfitter_proto.records import Allocation, AllocationState, Checkpoint, Device, Host
+from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost, SetToken
+
+_KNOWN_STATES = frozenset(AllocationState)
+
+
+class LedgerRefusedError(RuntimeError):
+    """The ledger holds something of this writer that this version must not work on."""
+
+
+class Restored(Struct, frozen=True, kw_only=True):
+    """A replayed ledger: the state, the newest checkpoint of this writer (None: it is new here), and figures."""
+
+    ledger: Ledger
+    checkpoint: Checkpoint | None
+    records: int
+    seconds: float
+
+
+async def restore(bus: Bus, topic: str, partition: int, *, host: str, writer: str) -> Restored:
+    """Replay `host`'s part of the ledger.
+
+    Raises:
+        LedgerRefusedError: a damaged record, or one of a later version; says which and what to do.
+        BusError: the bus could not be read.
+    """
+    begun = time.monotonic()
+    last, count = await _last_values(bus, topic, partition, host=host, writer=writer)
+    ledger = Ledger()
+    checkpoint: Checkpoint | None = None
+    allocations: list[Allocation] = []
+    for key, value in last.items():
+        try:
+            record = decode_ledger(value, key=key)
+        except UnknownTypeError as error:
+            raise LedgerRefusedError(
+                f"{error}. A later version of Outfitter wrote it: run that version, or a newer one, for this host"
+            ) from error
+        except WireError as error:
+            raise LedgerRefusedError(
+                f"{error}. The ledger of host {host!r} in {topic}/{partition} is damaged there; to go on without "
+                "this record, stop the manager, write a tombstone under its key, and start again"
+            ) from error
+        match record:
+            case Allocation():
+                if record.state not in _KNOWN_STATES:
+                    raise LedgerRefusedError(
+                        f"allocation {record.key} is in state {record.state!r}, which this version does not know: "
+                        "run the version of Outfitter that wrote it, or a newer one, for this host"
+                    )
+                allocations.append(record)
+            case Host():
+                ledger.restore(PutHost(record))
+            case Device():
+                ledger.devices[record.key] = record
+            case Checkpoint():
+                checkpoint = record
+    allocations.sort(key=lambda record: (record.since, record.source.offset))
+    for record in allocations:
+        ledger.restore(PutAllocation(record))
+    if checkpoint is not None:
+        ledger.restore(SetToken(checkpoint.token))
+        ledger.commits = checkpoint.commit
+    ledger.settle()
+    return Restored(ledger=ledger, checkpoint=checkpoint, records=count, seconds=time.monotonic() - begun)
+
+
+async def _last_values(
+    bus: Bus, topic: str, partition: int, *, host: str, writer: str
+) -> tuple[dict[bytes, bytes], int]:
+    """The last value of each key that is this host's or this writer's, and how many records were read."""
+    own = (f"{host}/".encode(), f"@host/{host}".encode(), f"@device/{host}/".encode(), checkpoint_key(writer).encode())
+    exact = {own[1], own[3]}
+    prefixes = (own[0], own[2])
+    end = await bus.stable_end(topic, partition)
+    last: dict[bytes, bytes] = {}
+    count = 0
+    async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
+        while reader.position < end:
+            try:
+                messages = await reader.fetch(max_records=10_000, timeout=1.0)
+            except OffsetOutOfRangeError as error:
+                # the log's start moved while it was read: what was there is superseded by what is still there
+                await reader.seek(error.start)
+                continue
+            count += len(messages)
+            for message in messages:
+                key = message.key
+                if key is None or not (key.startswith(prefixes) or key in exact):
+                    continue
+                if message.value is None:
+                    last.pop(key, None)
+                else:
+                    last[key] = message.value
+    return last, count

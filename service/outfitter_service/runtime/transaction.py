@@ -1,0 +1,79 @@
+"""What one commit writes: history and dead letters first, then one ledger batch that ends in the checkpoint.
+
+The order inside the ledger batch keeps promise 1 at every prefix: what lets go of devices stands before
+what takes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from outfitter_proto.bus import Entry, Message
+from outfitter_proto.codec import encode
+from outfitter_proto.names import Topics
+from outfitter_proto.records import (
+    HOLDING_STATES,
+    MAX_DEAD_LETTER_BODY,
+    Allocation,
+    Checkpoint,
+    DeadLetter,
+    HistoryRecord,
+    Host,
+    MessageSource,
+    Transition,
+)
+
+Touched = tuple[str, Allocation | Host | None]
+
+
+def ledger_batch(touched: Iterable[Touched], checkpoint: Checkpoint) -> list[Entry]:
+    """The ledger's entries in order: releases and tombstones, grants, hosts, the checkpoint."""
+    lets_go: list[Entry] = []
+    takes: list[Entry] = []
+    hosts: list[Entry] = []
+    for key, record in touched:
+        entry = Entry(key.encode(), encode(record) if record is not None else None)
+        if isinstance(record, Host):
+            hosts.append(entry)
+        elif record is not None and record.state in HOLDING_STATES:
+            takes.append(entry)
+        else:
+            lets_go.append(entry)
+    return [*lets_go, *takes, *hosts, Entry(checkpoint.key.encode(), encode(checkpoint))]
+
+
+def history_entry(record: HistoryRecord) -> Entry:
+    """A history record under its allocation's key, or its writer's."""
+    key = f"{record.host}/{record.worker}/{record.incarnation}" if isinstance(record, Transition) else record.writer
+    return Entry(key.encode(), encode(record))
+
+
+def dead_letter(message: Message, reason: str, field: str | None, *, writer: str, at: datetime) -> DeadLetter:
+    """The dead letter of a message: at most 48 KiB of it, with its length and SHA-256."""
+    body = message.value or b""
+    return DeadLetter(
+        at=at,
+        writer=writer,
+        source=MessageSource(topic=message.topic, partition=message.partition, offset=message.offset),
+        reason=reason,
+        field=field,
+        message_key=message.key.decode("utf-8", "replace")[:1024] if message.key is not None else None,
+        length=len(body),
+        sha256=hashlib.sha256(body).hexdigest(),
+        body=body[:MAX_DEAD_LETTER_BODY],
+    )
+
+
+def batches(
+    topics: Topics, history: Sequence[Entry], letters: Sequence[DeadLetter], ledger: Sequence[Entry]
+) -> list[tuple[str, Sequence[Entry]]]:
+    """One transaction's batches in the order in which they are written."""
+    found: list[tuple[str, Sequence[Entry]]] = []
+    if history:
+        found.append((topics.history, history))
+    if letters:
+        found.append((topics.dead_letters, [Entry(letter.key.encode(), encode(letter)) for letter in letters]))
+    found.append((topics.allocations, ledger))
+    return found
