@@ -1,0 +1,87 @@
+"""Where the background thread leaves what it knows and user code, in any thread or event loop, finds it.
+
+A level, not a queue: a reader sees the newest state and may miss ones in between, never the last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from outfitter.lease import Lease
+from outfitter_proto.records import Allocation
+
+
+class Notice(NamedTuple):
+    """What is on the board. `version` grows with each change.
+
+    `error` says why there will be no more news; `closed` is True once there will be none, for good or ill.
+    """
+
+    version: int
+    record: Allocation | None
+    error: Exception | None
+    closed: bool
+
+
+class Board:
+    """The newest record of one allocation, the lease, and those who wait for a change of either."""
+
+    def __init__(self, lease: Lease | None = None) -> None:
+        self.lease = lease or Lease()
+        self._changed = threading.Condition()
+        self._notice = Notice(0, None, None, False)
+        self._pokes: set[Callable[[], None]] = set()
+
+    def read(self) -> Notice:
+        return self._notice
+
+    def post(self, record: Allocation) -> None:
+        """A new record of the allocation."""
+        self._put(record=record)
+
+    def touch(self) -> None:
+        """Wake everybody to look again (at the lease)."""
+        self._put()
+
+    def close(self, error: Exception | None = None) -> None:
+        """No more news; the first error stays."""
+        self._put(error=error, closed=True)
+
+    def _put(self, *, record: Allocation | None = None, error: Exception | None = None, closed: bool = False) -> None:
+        with self._changed:
+            old = self._notice
+            self._notice = Notice(old.version + 1, record or old.record, old.error or error, closed or old.closed)
+            self._changed.notify_all()
+            for poke in self._pokes:
+                # A loop that was closed without cancelling its waiters has nobody left to wake.
+                with contextlib.suppress(RuntimeError):
+                    poke()
+
+    def wait(self, seen: int, timeout: float | None = None) -> Notice:
+        """Block until the version is not `seen`, or for `timeout` seconds; return what is there then."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._notice.version != seen, timeout)
+            return self._notice
+
+    async def changed(self, seen: int) -> Notice:
+        """Wait, on any asyncio event loop, until the version is not `seen`; return what is there then."""
+        import asyncio  # by now it is there anyway; importing outfitter alone does not need it
+
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+
+        def poke() -> None:
+            loop.call_soon_threadsafe(event.set)
+
+        with self._changed:
+            if self._notice.version != seen:
+                return self._notice
+            self._pokes.add(poke)
+        try:
+            await event.wait()
+        finally:
+            with self._changed:
+                self._pokes.discard(poke)
+        return self._notice

@@ -1,0 +1,381 @@
+"""One incarnation's conversation with its manager: register, follow the record, keep the lease, deregister.
+
+The asynchronous engine under `RuntimeContext` and the command line. It runs on the event loop of whoever
+enters it and leaves everything it learns on a `Board`; it knows neither threads nor operators.
+
+    async with connect(url) as bus, WorkerSession(bus, registration) as session:
+        record = await session.wait()
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+import anyio
+
+from outfitter import standing
+from outfitter.board import Board
+from outfitter.errors import AllocationEndedError, LeaseLostError, NoManagerError, WaitedTooLongError
+from outfitter.managers import Survey
+from outfitter.operators import lease_lost
+from outfitter_proto import codec, names
+from outfitter_proto.bus.port import (
+    Bus,
+    BusError,
+    BusUnavailableError,
+    Entry,
+    OffsetOutOfRangeError,
+    Reader,
+    UnknownTopicError,
+)
+from outfitter_proto.partitioning import partition_of
+from outfitter_proto.records import FINAL_STATES, Allocation, Deregister, Heartbeat, Register, Registration
+
+MANAGER_PATIENCE = 4.5
+"""Seconds from the acknowledged registration until nobody answering means that there is no manager."""
+
+SURVEY_WITHIN = 1.5
+"""The last seconds of that patience, in which the other hosts' managers are looked up."""
+
+PUBLISH_WITHIN = 5.0
+"""Seconds that one heartbeat or registration may take; a heartbeat at most a third of its lease."""
+
+DEREGISTER_WITHIN = 3.0
+"""Seconds that leaving may take; what cannot be said by then, the lease or the owner's death will say."""
+
+VERDICT_GRACE = 10.0
+"""Seconds after `wait_s` in which the manager's own verdict is awaited before giving up without one."""
+
+_FETCH_TIMEOUT = 5.0
+_TOPIC_POLL = 0.2
+_RETRY_DELAYS = (0.1, 0.2, 0.5, 1.0, 2.0)
+
+log = logging.getLogger("outfitter")
+
+
+class WorkerSession:
+    """A registration and what follows from it. Enter it to start, leave it to deregister; once only.
+
+    Args:
+        bus: started, and left open.
+        registration: what is asked for; its host, worker and incarnation say who asks.
+        attach: follow the allocation that somebody else registered and keeps alive; nothing is ever published.
+        manager_patience: seconds after which a missing answer raises `NoManagerError` in `wait`; None: never.
+        heartbeats: keep the lease alive.
+        on_lease_at_risk: called once each time the lease gets at risk; must not block.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        registration: Register,
+        *,
+        cluster: str = names.DEFAULT_CLUSTER,
+        board: Board | None = None,
+        attach: bool = False,
+        manager_patience: float | None = MANAGER_PATIENCE,
+        heartbeats: bool = True,
+        on_lease_at_risk: Callable[[LeaseLostError], object] | None = None,
+    ) -> None:
+        self.board = board or Board()
+        self.registration = registration
+        self.leaving_reason: str | None = None
+        """What `deregister` will say (default: `finished`); set it before leaving."""
+        self._bus = bus
+        self._cluster = cluster
+        self._topics = names.topics(cluster)
+        self._attach = attach
+        self._patience = None if attach else manager_patience
+        self._heartbeats = heartbeats and not attach
+        self._on_lease_at_risk = on_lease_at_risk
+        self._key = names.allocation_key(registration.host, registration.worker, registration.incarnation).encode()
+        self._partitions = 0
+        self._partition = 0
+        self._reader: Reader | None = None
+        self._registered = False
+        self._running: AbstractAsyncContextManager[None] | None = None
+
+    @property
+    def record(self) -> Allocation | None:
+        """The newest record of this incarnation, None before the first."""
+        return self.board.read().record
+
+    # --- the whole, as a context manager --------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        self._running = self._run()
+        await self._running.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        if self._running is None:
+            raise RuntimeError("the session was never entered")
+        return await self._running.__aexit__(kind, error, trace)
+
+    @asynccontextmanager
+    async def _run(self) -> AsyncIterator[None]:
+        failure: Exception | None = None
+        try:
+            await self.open()
+            async with anyio.create_task_group() as group:
+                group.start_soon(self.follow)
+                if self._heartbeats:
+                    group.start_soon(self.keep_lease)
+                try:
+                    yield
+                except Exception as error:  # noqa: BLE001  # carried out of the task group, which would wrap it
+                    failure = error
+                group.cancel_scope.cancel()
+        except anyio.get_cancelled_exc_class():
+            self.leaving_reason = self.leaving_reason or "cancelled"
+            raise
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.deregister()
+                await self.aclose()
+        if failure is not None:
+            raise failure
+
+    # --- the parts, for whoever needs them one by one ---------------------------------------------------
+
+    async def open(self) -> None:
+        """Register, or find the allocation to attach to.
+
+        Raises:
+            BusError: see the bus port; the registration may be out nevertheless, so `deregister` after it.
+            AllocationEndedError: nothing to attach to.
+        """
+        topic = self._topics.allocations
+        self._partitions = await self._partition_count()
+        self._partition = partition_of(self.registration.host, self._partitions)
+        if self._attach:
+            self._reader = await self._bus.open_reader(topic, self._partition, start=None, committed=True)
+            await self._catch_up(await self._bus.stable_end(topic, self._partition))
+            return
+        # The answer cannot stand before where the ledger ends now: nothing else has to be read.
+        _, end = await self._bus.offsets(topic, self._partition)
+        self._reader = await self._bus.open_reader(topic, self._partition, start=end, committed=True)
+        self._registered = True
+        await self._publish(self.registration)
+
+    async def wait(self) -> Allocation:
+        """Wait until the devices are this worker's, and return the record.
+
+        Raises:
+            NoManagerError: nobody answered in time.
+            AllocationFailedError, AllocationEndedError: the final answer; see the kinds of the former.
+            WaitedTooLongError: the manager did not say so itself in time.
+        """
+        if self._patience is not None:
+            await self._await_manager(self._patience)
+        limit = self.registration.wait_s
+        with anyio.move_on_after(None if limit is None else limit + VERDICT_GRACE):
+            return await self._await_verdict()
+        raise WaitedTooLongError(f"no verdict on {self._key.decode()} within {limit:g} s", record=self.record)
+
+    async def follow(self) -> None:
+        """Put each new record of this incarnation on the board, until it is final."""
+        attempt = 0
+        while not self._over:
+            try:
+                await self._fetch()
+                attempt = 0
+            except BusUnavailableError as error:
+                log.warning("%s: cannot follow the allocation for now: %s", self._key.decode(), error)
+                await anyio.sleep(_RETRY_DELAYS[min(attempt, len(_RETRY_DELAYS) - 1)])
+                attempt += 1
+            except BusError as error:
+                self.board.close(error)
+                return
+
+    async def keep_lease(self) -> None:
+        """Send heartbeats while the record stands, and say so when they do not get through."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._beat)
+            group.start_soon(self._watch_lease)
+
+    async def deregister(self, reason: str | None = None) -> bool:
+        """Give everything back; never raises for a bus that is away, and takes at most `DEREGISTER_WITHIN`.
+
+        Returns whether the manager will hear of it; without, the lease or the owner's death ends the allocation.
+        """
+        self.board.close()
+        if not self._registered or self._over:
+            return True
+        self._registered = False
+        try:
+            with anyio.fail_after(DEREGISTER_WITHIN):
+                await self._publish(
+                    Deregister(**self._identity, reason=(reason or self.leaving_reason or "finished")[:200])
+                )
+        except (BusError, TimeoutError) as error:
+            log.warning("%s: could not deregister: %s", self._key.decode(), error or "time-out")
+            return False
+        return True
+
+    async def aclose(self) -> None:
+        """Let go of the reader. Repeatable."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await reader.aclose()
+
+    # --- inside ------------------------------------------------------------------------------------------
+
+    @property
+    def _identity(self) -> dict[str, str]:
+        asked = self.registration
+        return {"host": asked.host, "worker": asked.worker, "incarnation": asked.incarnation}
+
+    @property
+    def _over(self) -> bool:
+        notice = self.board.read()
+        return notice.error is not None or (notice.record is not None and notice.record.state in FINAL_STATES)
+
+    @property
+    def _answered(self) -> bool:
+        notice = self.board.read()
+        return notice.record is not None or notice.error is not None
+
+    async def _partition_count(self) -> int:
+        """How many partitions there are. No topic yet means no manager yet: that, too, is waited for."""
+        patience = 0.0 if self._attach else self._patience
+        deadline = math.inf if patience is None else anyio.current_time() + patience
+        while True:
+            try:
+                return (await self._bus.topic(self._topics.allocations)).partitions
+            except UnknownTopicError as error:
+                if anyio.current_time() >= deadline:
+                    raise NoManagerError(
+                        f"no manager answers for host {self.registration.host!r}: there is no cluster "
+                        f"{self._cluster!r} on {self._bus.url}; "
+                        f"start one with `outfitter serve --host {self.registration.host}`"
+                    ) from error
+            await anyio.sleep(_TOPIC_POLL)
+
+    async def _publish(self, message: Registration) -> None:
+        entry = Entry(self.registration.host.encode(), codec.encode(message))
+        await self._bus.publish(self._topics.registrations, self._partition, entry)
+
+    async def _catch_up(self, end: int) -> None:
+        while self._reader is not None and self._reader.position < end:
+            await self._fetch()
+        if self.record is None:
+            raise AllocationEndedError(
+                f"there is no allocation {self._key.decode()} on {self._bus.url}: "
+                "it has ended, or was never registered there"
+            )
+
+    async def _fetch(self) -> None:
+        if self._reader is None:
+            raise RuntimeError("the session is not open")
+        try:
+            messages = await self._reader.fetch(timeout=_FETCH_TIMEOUT)
+        except OffsetOutOfRangeError as error:
+            # Compaction has passed us by; the first record there is for our key is newer than what we have.
+            await self._reader.seek(error.start)
+            return
+        for message in messages:
+            if message.key == self._key:
+                self._take(message.value)
+
+    def _take(self, value: bytes | None) -> None:
+        if value is None:
+            self.board.close(AllocationEndedError(f"allocation {self._key.decode()} has ended", record=self.record))
+            return
+        try:
+            record = codec.decode_ledger(value, key=self._key)
+        except codec.WireError as error:
+            log.warning("skipped a record that cannot be read: %s", error)
+            return
+        if isinstance(record, Allocation):
+            self.board.lease.grant(record.request.lease_s)
+            self.board.post(record)
+
+    async def _await_manager(self, patience: float) -> None:
+        """Wait for the first record of any state; look around when it stays out."""
+        survey = Survey(self._bus, self._cluster, self.registration.host)
+        async with anyio.create_task_group() as group:
+            with anyio.move_on_after(patience):
+                with anyio.move_on_after(max(0.0, patience - SURVEY_WITHIN)):
+                    await self._first_news()
+                if not self._answered:
+                    group.start_soon(survey.run, self._partitions)
+                    await self._first_news()
+            group.cancel_scope.cancel()
+        if not self._answered:
+            self.leaving_reason = "no manager"
+            raise NoManagerError(f"no manager answers for host {self.registration.host!r}: {survey.describe()}")
+
+    async def _first_news(self) -> None:
+        while not self._answered:
+            await self.board.changed(self.board.read().version)
+
+    async def _await_verdict(self) -> Allocation:
+        notice = self.board.read()
+        while True:
+            if notice.error is not None:
+                raise notice.error
+            if notice.record is not None:
+                refusal = standing.refusal(notice.record)
+                if refusal is None:
+                    return notice.record
+                if standing.standing(notice.record) is not standing.Standing.WAITING:
+                    raise refusal
+            notice = await self.board.changed(notice.version)
+
+    async def _beat(self) -> None:
+        lease, attempt = self.board.lease, 0
+        while not self._over:
+            if lease.interval is None:
+                await self.board.changed(self.board.read().version)
+                continue
+            sent_at = lease.clock()
+            try:
+                with anyio.fail_after(min(PUBLISH_WITHIN, lease.interval)):
+                    await self._publish(Heartbeat(**self._identity))
+            except (BusError, TimeoutError) as error:
+                log.warning("%s: a heartbeat failed: %s", self._key.decode(), error or "time-out")
+                await anyio.sleep(min(_RETRY_DELAYS[min(attempt, len(_RETRY_DELAYS) - 1)], lease.interval / 3))
+                attempt += 1
+                continue
+            attempt = 0
+            lease.acknowledge(sent_at)
+            await anyio.sleep(lease.interval or 0)
+
+    async def _watch_lease(self) -> None:
+        lease, told = self.board.lease, False
+        while not self._over:
+            left = lease.until_risk
+            if left is None:
+                await self.board.changed(self.board.read().version)
+                continue
+            if left > 0:
+                if told:
+                    told = False
+                    self.board.touch()
+                await anyio.sleep(left)
+            elif not told:
+                told = True
+                self.board.touch()
+                self._tell(lease_lost(self.board))
+            else:
+                await anyio.sleep((lease.interval or 1.0) / 10)
+
+    def _tell(self, error: LeaseLostError) -> None:
+        log.error("%s", error)
+        if self._on_lease_at_risk is None:
+            return
+        try:
+            self._on_lease_at_risk(error)
+        except Exception:  # user code: whatever it raises must not stop the heartbeats
+            log.exception("on_lease_at_risk raised")
+
+
+__all__ = ["MANAGER_PATIENCE", "WorkerSession"]

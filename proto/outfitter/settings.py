@@ -1,0 +1,96 @@
+"""What a context is to do, from its arguments and the environment, checked before anything connects.
+
+An argument wins over `OUTFITTER_BUS`, `OUTFITTER_CLUSTER`, `OUTFITTER_HOST`, `OUTFITTER_WORKER` and
+`OUTFITTER_OPERATOR`. `OUTFITTER_INCARNATION` is set by `outfitter run` for the program it starts: a context
+in there attaches to the allocation that `outfitter run` holds, unless its arguments name another worker.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import EllipsisType
+
+from msgspec import UNSET, Struct
+
+from outfitter import identity
+from outfitter.errors import InvalidRequestError
+from outfitter_proto import codec, names
+from outfitter_proto.bus import DEFAULT_BUS
+from outfitter_proto.records import Owner, Register, ResourceRequest
+
+Amounts = Mapping[str, int]
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """A context's settings. `attach`: the registration only says whose allocation to follow."""
+
+    bus: str
+    cluster: str
+    registration: Register
+    operator: str | None
+    attach: bool
+
+
+def resolve(
+    *,
+    resources: Amounts | None,
+    operators: Mapping[str, Amounts] | None,
+    operator: str | None,
+    bus: str | None,
+    cluster: str | None,
+    host: str | None,
+    worker: str | None,
+    lease: float | EllipsisType | None,
+    wait: float | None,
+    priority: int,
+    labels: Mapping[str, str] | None,
+    owner: bool | Owner,
+) -> Settings:
+    """Put arguments and environment together.
+
+    Raises:
+        InvalidNameError: a host, worker, operator or cluster that may not be called so.
+        InvalidRequestError: anything else a manager would refuse unseen; the message names the field.
+    """
+    environment = os.environ
+    attach, incarnation = False, environment.get("OUTFITTER_INCARNATION")
+    if incarnation:
+        named = (("BUS", bus), ("CLUSTER", cluster), ("HOST", host), ("WORKER", worker))
+        attach = all(given is None or given == environment.get(f"OUTFITTER_{name}") for name, given in named)
+    operator = operator or environment.get("OUTFITTER_OPERATOR") or None
+    if operator is not None:
+        names.check_name(operator, "operator")
+    registration = Register(
+        host=names.check_name(host or names.default_host(), "host"),
+        worker=names.check_name(worker or environment.get("OUTFITTER_WORKER") or identity.new_worker_name(), "worker"),
+        incarnation=incarnation if attach and incarnation else identity.new_incarnation(),
+        resources=None if resources is None else _requests(resources),
+        operators=None if operators is None else {name: _requests(asked) for name, asked in operators.items()},
+        owner=_owner(owner),
+        lease_s=UNSET if isinstance(lease, EllipsisType) else lease,
+        wait_s=wait,
+        priority=priority,
+        labels=dict(labels or {}),
+    )
+    try:
+        codec.decode_registration(codec.encode(registration))
+    except (codec.WireError, TypeError) as error:
+        raise InvalidRequestError(f"no manager would take this {error}", code="invalid-request") from error
+    return Settings(
+        bus=bus or environment.get("OUTFITTER_BUS") or DEFAULT_BUS,
+        cluster=names.check_name(cluster or environment.get("OUTFITTER_CLUSTER") or names.DEFAULT_CLUSTER, "cluster"),
+        registration=registration,
+        operator=operator,
+        attach=attach,
+    )
+
+
+def _requests(amounts: Amounts) -> dict[str, ResourceRequest]:
+    return {name: ResourceRequest(amount=amount) for name, amount in amounts.items()}
+
+
+def _owner(owner: bool | Owner) -> Owner | None:
+    if isinstance(owner, Owner):
+        return owner
+    return identity.process_owner() if owner else None

@@ -1,0 +1,111 @@
+"""How to read an allocation record: the four words a reader needs, and the infos of each operator.
+
+Plain functions over one record; nobody here waits or talks to a bus.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from outfitter.errors import (
+    AllocationEndedError,
+    AllocationError,
+    AllocationNotUsableError,
+    UnknownResourceError,
+    failure,
+)
+from outfitter.infos import ExternalResourceInfos
+from outfitter_drivers.api import ExternalResourceInfo
+from outfitter_proto.records import Allocation, AllocationState
+
+
+class Standing(enum.Enum):
+    """Waiting, yours, over, failed."""
+
+    WAITING = "waiting"
+    YOURS = "yours"
+    OVER = "over"
+    FAILED = "failed"
+
+
+def standing(record: Allocation) -> Standing:
+    """What a record means for its worker. A state of a later version is neither usable nor final: waiting."""
+    match record.state:
+        case AllocationState.ALLOCATED:
+            return Standing.YOURS
+        case AllocationState.ENDED:
+            return Standing.OVER
+        case AllocationState.FAILED:
+            return Standing.FAILED
+        case _:
+            return Standing.WAITING
+
+
+def refusal(record: Allocation) -> AllocationError | None:
+    """Why the record's devices may not be used now, or None when they may."""
+    why = f": {record.reason}" if record.reason else ""
+    match standing(record):
+        case Standing.YOURS:
+            return None
+        case Standing.FAILED:
+            return failure(record.reason_code, f"allocation {record.key} failed{why}", record)
+        case Standing.OVER:
+            return AllocationEndedError(
+                f"allocation {record.key} has ended{why}", code=record.reason_code, record=record
+            )
+        case Standing.WAITING:
+            return AllocationNotUsableError(
+                f"allocation {record.key} is {record.state!r}, not 'allocated'{why}",
+                code=record.reason_code,
+                record=record,
+            )
+
+
+def resource_names(record: Allocation, operator: str | None) -> list[str]:
+    """The resources that `operator` may ask for, those without infos included, in the record's order."""
+    share = record.operators.get(operator) if operator is not None else None
+    if share is None:
+        return list(dict.fromkeys((*record.resources, *record.unavailable, *record.request.amounts)))
+    asked = (record.request.operators or {}).get(operator or "", {})
+    return list(dict.fromkeys((*share.resources, *asked)))
+
+
+def infos(record: Allocation, name: str, operator: str | None) -> ExternalResourceInfos:
+    """The infos of resource `name` for `operator`.
+
+    A named operator that the registration knows sees its own devices; when the registration knows any, all
+    others (`operator` None included) see what is left over; when it knows none, everybody sees everything.
+
+    Raises:
+        UnknownResourceError: nothing of that name is there for the operator; the message lists what is.
+        NoDriverError, ResourceDisabledError, AllocationFailedError: granted without infos, and why.
+    """
+    known = resource_names(record, operator)
+    if name not in known:
+        whose = f"operator {operator!r}" if operator in record.operators else f"worker {record.worker!r}"
+        raise UnknownResourceError(
+            f"{whose} has no external resource {name!r}; it has: {', '.join(known) or 'none'}", record=record
+        )
+    missing = record.unavailable.get(name)
+    if missing is not None:
+        raise failure(missing.code, f"external resource {name!r} has no infos: {missing.reason}", record)
+    devices = record.resources.get(name, [])
+    if not record.operators:
+        return _infos(devices)
+    share = record.operators.get(operator) if operator is not None else None
+    if share is not None:
+        mine = set(share.resources.get(name, ()))
+        return _infos(device for device in devices if device.get("id") in mine)
+    taken = {id_ for other in record.operators.values() for id_ in other.resources.get(name, ())}
+    return _infos(device for device in devices if device.get("id") not in taken)
+
+
+def environment(record: Allocation, operator: str | None) -> dict[str, str]:
+    """The environment variables of a named operator's share, else of the whole worker."""
+    share = record.operators.get(operator) if operator is not None else None
+    return dict(record.env if share is None else share.env)
+
+
+def _infos(devices: Iterable[dict[str, str]]) -> ExternalResourceInfos:
+    return ExternalResourceInfos(map(ExternalResourceInfo, devices))

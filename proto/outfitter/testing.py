@@ -1,0 +1,312 @@
+"""An Outfitter in memory, for tests of code that takes its devices from a `RuntimeContext`.
+
+    fake = FakeOutfitter({"gpu": [{"index": "0"}, {"index": "1"}]})
+    with fake.context(resources={"gpu": 1}) as context:
+        my_operator(context)
+
+Its contexts are `RuntimeContext`s in all but what stands behind them: no bus, no manager, no thread. It decides
+nothing about exclusivity or queues: every worker is given the devices that the test has listed. A test of code
+that builds its own context can put `fake.context` where that code looks for `RuntimeContext`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from msgspec import UNSET, structs
+
+from outfitter import standing
+from outfitter.board import Board
+from outfitter.context import RuntimeContext
+from outfitter.errors import LeaseLostError, NoManagerError
+from outfitter.lease import Lease
+from outfitter.operators import lease_lost
+from outfitter.settings import Settings
+from outfitter_proto import names
+from outfitter_proto.records import (
+    Allocation,
+    AllocationState,
+    OperatorShare,
+    ReasonCode,
+    Register,
+    ResolvedRequest,
+    Source,
+    Unavailable,
+)
+
+DEFAULT_LEASE = 30.0
+
+Devices = Iterable[Mapping[str, str]]
+Post = Callable[[Allocation], object]
+
+
+class _Worker(NamedTuple):
+    registration: Register
+    post: Post
+    number: int
+
+
+class FakeOutfitter:
+    """What workers are given, and what happens to it. Every method may be called from any thread.
+
+    Args:
+        resources: the devices of each resource, as string properties; `id`, `index` and `local_index` are
+            made up where they are missing.
+        env: the environment variables of every allocation.
+
+    `registrations` and `departures` (name of the worker, reason) list what workers said, for assertions.
+    """
+
+    def __init__(self, resources: Mapping[str, Devices] | None = None, *, env: Mapping[str, str] | None = None) -> None:
+        self.registrations: list[Register] = []
+        self.departures: list[tuple[str, str]] = []
+        self._env = dict(env or {})
+        self._devices: dict[str, list[dict[str, str]]] = {}
+        self._unavailable: dict[str, Unavailable] = {}
+        self._verdict: tuple[AllocationState, str | None, str | None] = (AllocationState.ALLOCATED, None, None)
+        self._workers: dict[str, _Worker] = {}
+        self._boards: dict[str, tuple[Board, Callable[[LeaseLostError], object] | None]] = {}
+        self._absent = False
+        self._now = 0.0
+        self._commit = 0
+        self._lock = threading.RLock()
+        for name, devices in (resources or {}).items():
+            self.set(name, devices)
+
+    def context(self, *args: Any, **kwargs: Any) -> RuntimeContext:
+        """A context that gets its devices from here; takes and checks the arguments of `RuntimeContext`."""
+        return _FakeContext(self, *args, **kwargs)
+
+    # --- what happens --------------------------------------------------------------------------------------
+
+    def set(self, name: str, devices: Devices) -> None:
+        """These are now the devices of resource `name`; workers that are there already see the change."""
+        names.check_name(name, "resource")
+        numbered = [
+            {"id": f"{name}:{n}", "index": str(n), "local_index": str(n), **device} for n, device in enumerate(devices)
+        ]
+        with self._lock:
+            self._unavailable.pop(name, None)
+            self._devices[name] = numbered
+            self._post_all()
+
+    def set_unavailable(self, name: str, reason: str, *, code: str = ReasonCode.NO_DRIVER) -> None:
+        """Resource `name` is granted without infos: `no-driver`, `disabled`, `driver-failed` …"""
+        with self._lock:
+            self._devices.pop(name, None)
+            self._unavailable[name] = Unavailable(code=code, reason=reason)
+            self._post_all()
+
+    def keep_waiting(self, reason: str, *, code: str = ReasonCode.BUSY) -> None:
+        """Everybody waits until `grant`."""
+        self._judge(AllocationState.PENDING, code, reason)
+
+    def grant(self) -> None:
+        """Everybody is given their devices: what a fake does from the start."""
+        self._judge(AllocationState.ALLOCATED, None, None)
+
+    def fail(self, reason: str, *, code: str = ReasonCode.DRIVER_FAILED) -> None:
+        """The answer to everybody is no."""
+        self._judge(AllocationState.FAILED, code, reason)
+
+    def end(self, reason: str = "the lease has ended", *, code: str = ReasonCode.LEASE_EXPIRED) -> None:
+        """The allocations of all workers that are there end. Later ones are served as before."""
+        with self._lock:
+            verdict = self._verdict
+            self._judge(AllocationState.ENDED, code, reason)
+            self._workers.clear()
+            self._verdict = verdict
+
+    def put_in_state(self, state: str) -> None:
+        """Every record says `state`, for instance one that only a later version knows."""
+        with self._lock:
+            for worker in self._workers.values():
+                worker.post(structs.replace(self._answer(worker), state=state))
+
+    def go_away(self) -> None:
+        """From now on nobody answers a registration: entering raises `NoManagerError`."""
+        self._absent = True
+
+    def lose_lease(self) -> None:
+        """The heartbeats of all workers that have a lease have failed for all of it."""
+        with self._lock:
+            boards = list(self._boards.values())
+            self._now += max((board.lease.seconds or 0.0 for board, _ in boards), default=0.0)
+        for board, tell in boards:
+            if board.lease.at_risk:
+                board.touch()
+                if tell is not None:
+                    tell(lease_lost(board))
+
+    def restore_lease(self) -> None:
+        """Heartbeats get through again."""
+        for board, _ in list(self._boards.values()):
+            board.lease.acknowledge(self._now)
+            board.touch()
+
+    # --- what workers do: called by contexts, and by whoever plays the manager on a bus ------------------------
+
+    def admit(self, registration: Register, post: Post) -> None:
+        """A worker registers; `post` gets every record of its allocation, the first one at once."""
+        with self._lock:
+            self.registrations.append(registration)
+            worker = _Worker(registration, post, len(self.registrations))
+            self._workers[_key(registration)] = worker
+            post(self._answer(worker))
+
+    def dismiss(self, registration: Register, reason: str) -> None:
+        """A worker deregisters."""
+        with self._lock:
+            self._boards.pop(_key(registration), None)
+            self.departures.append((registration.worker, reason))
+            worker = self._workers.pop(_key(registration), None)
+            if worker is not None:
+                record = structs.replace(
+                    self._answer(worker),
+                    state=AllocationState.ENDED,
+                    reason=reason,
+                    reason_code=ReasonCode.DEREGISTERED,
+                )
+                worker.post(record)
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def _judge(self, state: AllocationState, code: str | None, reason: str | None) -> None:
+        with self._lock:
+            self._verdict = (state, code, reason)
+            self._post_all()
+
+    def _post_all(self) -> None:
+        for worker in self._workers.values():
+            worker.post(self._answer(worker))
+
+    def _answer(self, worker: _Worker) -> Allocation:
+        """The record of a worker as things are."""
+        asked = worker.registration
+        self._commit += 1
+        everything = (*self._devices, *self._unavailable)
+        amounts = (
+            {name: max(1, len(self._devices.get(name, ()))) for name in everything}
+            if asked.resources is None
+            else {name: request.amount for name, request in asked.resources.items()}
+        )
+        state, code, reason = self._verdict
+        if state is AllocationState.ALLOCATED:
+            state, code, reason = self._feasible(amounts)
+        granted = state is AllocationState.ALLOCATED
+        devices = {name: self._devices[name][:amount] for name, amount in amounts.items() if name in self._devices}
+        return Allocation(
+            host=asked.host,
+            worker=asked.worker,
+            incarnation=asked.incarnation,
+            state=state,
+            reason=reason,
+            reason_code=code,
+            request=ResolvedRequest(
+                amounts=amounts,
+                resources=asked.resources,
+                operators=asked.operators,
+                owner=asked.owner,
+                lease_s=DEFAULT_LEASE if asked.lease_s is UNSET else asked.lease_s,
+                wait_s=asked.wait_s,
+                priority=asked.priority,
+                labels=asked.labels,
+            ),
+            since=datetime.now(UTC),
+            writer=names.host_writer(asked.host),
+            commit=self._commit,
+            source=Source(partition=0, offset=worker.number),
+            token=worker.number if granted else None,
+            resources=devices if granted else {},
+            operators=_shares(asked, devices, self._env) if granted else {},
+            env=dict(self._env) if granted else {},
+            unavailable={name: self._unavailable[name] for name in amounts if name in self._unavailable},
+        )
+
+    def _feasible(self, amounts: Mapping[str, int]) -> tuple[AllocationState, str | None, str | None]:
+        for name, amount in amounts.items():
+            if name in self._unavailable:
+                continue
+            if name not in self._devices:
+                known = ", ".join(sorted({*self._devices, *self._unavailable})) or "none"
+                why = f"the fake has no resource {name!r}; it has: {known}"
+                return AllocationState.FAILED, ReasonCode.UNKNOWN_RESOURCE, why
+            if amount > (have := len(self._devices[name])):
+                why = f"{amount} of {name!r} asked for, and the fake was given {have}"
+                return AllocationState.FAILED, ReasonCode.INFEASIBLE, why
+        return AllocationState.ALLOCATED, None, None
+
+
+def fake_context(resources: Mapping[str, Devices], **kwargs: Any) -> RuntimeContext:
+    """A context with these devices, for a test that needs no more than that."""
+    return FakeOutfitter(resources).context(**kwargs)
+
+
+def _key(registration: Register) -> str:
+    return names.allocation_key(registration.host, registration.worker, registration.incarnation)
+
+
+def _shares(
+    asked: Register, devices: Mapping[str, list[dict[str, str]]], env: Mapping[str, str]
+) -> dict[str, OperatorShare]:
+    """Deal the devices out in the order in which the operators are listed."""
+    left = {name: [device["id"] for device in listed] for name, listed in devices.items()}
+    shares = {}
+    for operator, requests in (asked.operators or {}).items():
+        mine = {name: left.get(name, [])[: request.amount] for name, request in requests.items()}
+        left = {name: [id_ for id_ in ids if id_ not in mine.get(name, ())] for name, ids in left.items()}
+        shares[operator] = OperatorShare(resources=mine, env=dict(env))
+    return shares
+
+
+class _FakeContext(RuntimeContext):
+    def __init__(self, fake: FakeOutfitter, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._fake = fake
+
+    def _make_backend(self) -> _FakeBackend:
+        return _FakeBackend(self._fake, self._settings, self._on_lease_at_risk)
+
+
+class _FakeBackend:
+    """A `backend.Backend` on a fake."""
+
+    def __init__(
+        self, fake: FakeOutfitter, settings: Settings, tell: Callable[[LeaseLostError], object] | None
+    ) -> None:
+        self.board = Board(Lease(lambda: fake._now))
+        self._fake = fake
+        self._registration = settings.registration
+        self._tell = tell
+        self._ready: Future[None] = Future()
+        self._ready.set_running_or_notify_cancel()
+
+    def start(self) -> Future[None]:
+        if self._fake._absent:
+            self._ready.set_exception(NoManagerError("the fake was told to go away"))
+            return self._ready
+        self._fake._boards[_key(self._registration)] = (self.board, self._tell)
+        self._fake.admit(self._registration, self._post)
+        return self._ready
+
+    def stop(self, reason: str) -> Future[None]:
+        self._fake.dismiss(self._registration, reason)
+        self.board.close()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _post(self, record: Allocation) -> None:
+        self.board.lease.grant(record.request.lease_s)
+        self.board.post(record)
+        if self._ready.done() or (meaning := standing.standing(record)) is standing.Standing.WAITING:
+            return
+        refusal = standing.refusal(record)
+        if meaning is standing.Standing.YOURS or refusal is None:
+            self._ready.set_result(None)
+        else:
+            self._ready.set_exception(refusal)
