@@ -1,0 +1,76 @@
+"""Durations and sizes as people write them: `30s`, `1h30m`, `40Gi`. Seconds are floats, sizes are bytes.
+
+A number without a unit is seconds, or bytes. Only decimal digits count: no signs, no exponents, no infinity.
+"""
+
+from __future__ import annotations
+
+import re
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
+_BYTES: dict[str, int] = {
+    "": 1,
+    **{unit: 1_000**power for power, unit in enumerate(("k", "M", "G", "T", "P"), 1)},
+    **{unit: 1_024**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"), 1)},
+}
+_NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,9})?"
+_PART = re.compile(rf"({_NUMBER})\s*(ms|sec|s|min|m|h|d)\s*")
+_PLAIN = re.compile(_NUMBER)
+_SIZE = re.compile(rf"({_NUMBER})\s*([kKMGTP]i?)?[bB]?")
+
+_LARGEST_FIRST = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
+
+
+def parse_duration(text: str) -> float:
+    """Seconds from `30s`, `500ms`, `1h30m`, `2 min`, or a plain number of seconds.
+
+    Raises:
+        ValueError: it is none of these; the message says what would be.
+    """
+    stripped = text.strip()
+    if _PLAIN.fullmatch(stripped):
+        return float(stripped)
+    position, seconds = 0, 0.0
+    while part := _PART.match(stripped, position):
+        seconds += float(part[1]) * _SECONDS[part[2]]
+        position = part.end()
+    if not stripped or position != len(stripped):
+        raise ValueError(f"{text!r} is no duration: write 30s, 500ms, 5m, 1h30m or 2d")
+    return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """The shortest exact spelling down to milliseconds: `90.5` is `1m30s500ms`, `0` is `0s`."""
+    rest = round(seconds * 1_000)
+    parts: list[str] = []
+    for unit, size in _LARGEST_FIRST:
+        count, rest = divmod(rest, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `40Gi` (powers of 1,024), `40G` (powers of 1,000), either with a `B`, or a plain number of bytes.
+
+    Raises:
+        ValueError: it is none of these, or no whole number of bytes; the message says what would be valid.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no size: write 512Mi, 40Gi, 1.5Gi or a number of bytes")
+    whole, _, fraction = match[1].partition(".")
+    unit = "k" if match[2] == "K" else match[2] or ""
+    scale: int = 10 ** len(fraction)
+    size, rest = divmod(int(whole + fraction) * _BYTES[unit], scale)
+    if rest:
+        raise ValueError(f"{text!r} is no whole number of bytes")
+    return size
+
+
+def format_size(size: int) -> str:
+    """The shortest exact spelling with binary units: `40Gi`, `1536Mi`, `1000`."""
+    for unit in ("Pi", "Ti", "Gi", "Mi", "Ki"):
+        if size and size % _BYTES[unit] == 0:
+            return f"{size // _BYTES[unit]}{unit}"
+    return str(size)

@@ -1,0 +1,162 @@
+"""`outfitter config check` and `outfitter config show`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from outfitter_service.cli import output
+from outfitter_service.cli.options import config as config_option
+from outfitter_service.cli.options import json_output
+from outfitter_service.config import ConfigurationError, Problem, ResourceConfig, Settings, Severity, inspect
+
+_SECRET = re.compile(r"secret|passw|passphrase|token|credential|api.?key|private.?key", re.IGNORECASE)
+_URL_SECRET = re.compile(r"(?<=://)([^/@:]*):([^/@]*)@")
+_MASK = "***"
+
+
+@click.group()
+def config() -> None:
+    """Check a configuration, or show what is in effect."""
+
+
+@config.command()
+@click.argument("file", required=False)
+@config_option
+@json_output
+def check(file: str | None, config: str | None, as_json: bool) -> int:
+    """Report all that is wrong with FILE (or the file that would be found): exit code 1 if anything is.
+
+    Warnings and information leave the exit code at 0.
+    """
+    inspection = inspect(file or config)
+    told = [problem for problem in inspection.problems if problem.severity is not Severity.INFO]
+    if as_json:
+        output.print_json({"ok": not inspection.errors, "problems": [_plain(problem) for problem in told]})
+    for problem in inspection.problems:
+        if problem.severity is Severity.INFO or not as_json:
+            click.echo(str(problem), err=problem.severity is Severity.INFO)
+    if not as_json and not told:
+        click.echo("ok")
+    return 1 if inspection.errors else 0
+
+
+def _plain(problem: Problem) -> dict[str, str | None]:
+    return {
+        "key": problem.key,
+        "found": problem.found,
+        "problem": problem.problem,
+        "suggestion": problem.suggestion,
+        "severity": str(problem.severity),
+        "file": problem.file or None,
+    }
+
+
+@config.command()
+@click.argument("file", required=False)
+@config_option
+@click.option("--set", "pairs", metavar="KEY=VALUE", multiple=True, help="A value as on the command line of `serve`.")
+@json_output
+def show(file: str | None, config: str | None, pairs: tuple[str, ...], as_json: bool) -> None:
+    """Print each value that is in effect with FILE (or the file that would be found), and where it came from.
+
+    Secrets are masked. Resources that are switched off or misconfigured are told apart from those in effect.
+    """
+    inspection = inspect(file or config, dict(_pair(pair) for pair in pairs))
+    if inspection.settings is None:
+        raise ConfigurationError(inspection.errors)
+    for problem in inspection.problems:
+        if problem.severity is not Severity.INFO:
+            click.echo(str(problem), err=True)
+    if as_json:
+        output.print_json(_shown(inspection.settings))
+    else:
+        output.print_table(["key", "value", "origin"], _rows(inspection.settings))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--set")
+    return key.strip(), value
+
+
+def mask(key: str, value: Any) -> Any:
+    """The value, with what must not be seen replaced: values of keys that speak of secrets, passwords in URLs."""
+    if not isinstance(value, str):
+        return value
+    return _MASK if _SECRET.search(key) else _URL_SECRET.sub(rf"\1:{_MASK}@", value)
+
+
+def _shown(settings: Settings) -> dict[str, Any]:
+    return {
+        "resources": {item.name: _resource(item) for item in settings.resources if item.in_effect},
+        "not_in_effect": {
+            item.name: {"state": str(item.state), "reason": item.reason}
+            for item in settings.resources
+            if not item.in_effect
+        },
+        "settings": {
+            name: {"value": mask(name, value), "origin": settings.origins[name]} for name, value in _values(settings)
+        },
+        "file": str(settings.file) if settings.file else None,
+        "origins": {key: origin for key, origin in settings.origins.items() if key.startswith("external-resource")},
+    }
+
+
+def _resource(item: ResourceConfig) -> dict[str, Any]:
+    return {
+        "amount": item.amount,
+        "driver": item.driver,
+        "params": {key: mask(key, value) for key, value in item.params.items()},
+        "kubernetes_key": item.kubernetes_key,
+        "yarn_key": item.yarn_key,
+        "sharing": item.sharing,
+        "on_failure": str(item.on_failure),
+        "driver_timeout": item.timeout,
+        "state": str(item.state),
+    }
+
+
+def _values(settings: Settings) -> list[tuple[str, Any]]:
+    from outfitter_service.config.options import SETTINGS
+
+    return [(option.name, getattr(settings, option.field)) for option in SETTINGS]
+
+
+def _rows(settings: Settings) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = [
+        (name, _text(mask(name, value)), settings.origins[name]) for name, value in _values(settings)
+    ]
+    names = ";".join(item.name for item in settings.resources) or "none"
+    rows.append(("external-resources", names, settings.origins["external-resources"]))
+    for item in settings.resources:
+        if not item.in_effect:
+            rows.append((f"external-resource.{item.name}", f"{item.state}: {item.reason}", ""))
+            continue
+        values = {
+            "amount": item.amount,
+            "driver-factory.class": item.driver,
+            "kubernetes.config-key": item.kubernetes_key,
+            "yarn.config-key": item.yarn_key,
+            "sharing": item.sharing,
+            "on-failure": item.on_failure,
+            "driver-timeout": item.timeout,
+            **{f"param.{key}": mask(key, value) for key, value in item.params.items()},
+        }
+        rows += [
+            (item.key(option), _text(value), settings.origins[item.key(option)]) for option, value in values.items()
+        ]
+    return rows
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        from outfitter_proto.units import format_duration
+
+        return format_duration(value)
+    return None if value is None else str(value)

@@ -1,0 +1,85 @@
+"""The value of `external-resources`: which resources there are.
+
+Split as Flink splits it (`StructuredOptionsSplitter`: `;`, items trimmed, quotes around whole items), with an error
+for what Flink silently makes a name of: blanks, `none` among others, commas, and anything that is no name.
+"""
+
+from __future__ import annotations
+
+import re
+
+from outfitter_proto.names import InvalidNameError, check_name
+
+NONE = "none"
+
+
+class ItemError(ValueError):
+    """An item that names no resource: `item` as it stands there, `suggestion` what was probably meant."""
+
+    def __init__(self, item: str, problem: str, suggestion: str | None = None) -> None:
+        super().__init__(problem)
+        self.item = item
+        self.problem = problem
+        self.suggestion = suggestion
+
+
+def resource_names(value: str | list[str] | None) -> tuple[list[str], list[ItemError]]:
+    """The names in their order, each once, and what is wrong with the other items."""
+    if value is None or (isinstance(value, str) and value.strip() in {"", NONE}):
+        return [], []
+    try:
+        items = [item.strip() for item in value] if isinstance(value, list) else _items(value.strip())
+    except ItemError as error:
+        return [], [error]
+    names: dict[str, None] = {}
+    errors: list[ItemError] = []
+    for position, item in enumerate(items, 1):
+        try:
+            names[_checked(item, position)] = None
+        except ItemError as error:
+            errors.append(error)
+    return list(names), errors
+
+
+def _checked(item: str, position: int) -> str:
+    if not item:
+        raise ItemError(item, f"item {position} of the list is blank; every item must name a resource")
+    if item == NONE:
+        raise ItemError(
+            item,
+            f"item {position} of the list is 'none', which means an empty list and can only be the whole value",
+            "remove it, or write `none` alone",
+        )
+    try:
+        return check_name(item, "resource")
+    except InvalidNameError as error:
+        suggestion = f"did you mean ;? {item.replace(',', ';')}" if "," in item else None
+        raise ItemError(item, f"item {position} of the list: {error}", suggestion) from error
+
+
+def _items(text: str) -> list[str]:
+    if text.startswith("[") and text.endswith("]"):
+        # a YAML flow list that arrived as text, as Flink itself writes lists into strings
+        return _split(text[1:-1], ",")
+    return _split(text, ";")
+
+
+def _split(text: str, delimiter: str) -> list[str]:
+    """The trimmed items; one delimiter at the end is fine."""
+    items: list[str] = []
+    rest = text.strip()
+    while rest:
+        quoted = re.match(r"""(?:'((?:[^']|'')*)'|"((?:[^"]|"")*)")\s*""", rest)
+        if quoted:
+            item = quoted[1].replace("''", "'") if quoted[1] is not None else quoted[2].replace('""', '"')
+            rest = rest[quoted.end() :]
+            if rest and not rest.startswith(delimiter):
+                raise ItemError(text, f"text follows a closing quote: {rest!r}")
+            rest = rest[1:]
+        elif rest[0] in "'\"":
+            raise ItemError(text, f"the quote {rest[0]} is never closed")
+        else:
+            item, _, rest = rest.partition(delimiter)
+        items.append(item.strip())
+        rest = rest.strip()
+    return items

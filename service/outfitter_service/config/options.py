@@ -1,0 +1,267 @@
+"""The one option table: every setting and every resource option, with type, default and what it is for.
+
+Both syntaxes, the environment, the command line, `config show` and the documentation go through it. A manager's
+setting `lease-grace` is a top-level key in TOML, `outfitter.lease-grace` in a file of Flink's, and
+`OUTFITTER_LEASE_GRACE` in the environment. A resource's option `sharing` is `external-resource.<name>.sharing`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from outfitter_proto.bus import DEFAULT_BUS
+from outfitter_proto.names import DEFAULT_CLUSTER, check_name, default_host
+from outfitter_proto.records import MAX_AMOUNT
+from outfitter_proto.units import parse_duration
+
+_YEAR = 366 * 86_400.0
+_TRUE = frozenset({"true", "yes", "on", "1"})
+_FALSE = frozenset({"false", "no", "off", "0"})
+_AMOUNT = re.compile(r"\+?[0-9]{1,40}", re.ASCII)
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+_DOMAIN = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_KUBERNETES = re.compile(rf"(?P<domain>{_DOMAIN}(?:\.{_DOMAIN})*)/{_LABEL}")
+_YARN = re.compile(r"(?:[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*/)?[A-Za-z][A-Za-z0-9._-]*")
+
+Parse = Callable[[str], Any]
+"""From text to the value; raises ValueError that says what is allowed."""
+
+
+class Option(NamedTuple):
+    """One setting of the manager. `default` is text as it would be written, or None for no value."""
+
+    name: str
+    type: str
+    parse: Parse
+    default: Callable[[], str | None]
+    about: str
+
+    @property
+    def field(self) -> str:
+        return self.name.replace("-", "_")
+
+    @property
+    def flat_key(self) -> str:
+        return f"outfitter.{self.name}"
+
+    @property
+    def variable(self) -> str:
+        return "OUTFITTER_" + self.name.replace("-", "_").upper()
+
+
+class ResourceOption(NamedTuple):
+    """One option of a resource, after `external-resource.<name>.`.
+
+    `aliases` are read silently, `old_names` (of the proposal's earlier forms) with a warning.
+    """
+
+    name: str
+    type: str
+    parse: Parse
+    default: str | None
+    about: str
+    aliases: tuple[str, ...] = ()
+    old_names: tuple[str, ...] = ()
+
+
+def text(value: str) -> str:
+    """Any text that is not blank."""
+    if not value.strip():
+        raise ValueError("is empty; leave the key out or give it a value")
+    return value.strip()
+
+
+def name_of(what: str) -> Parse:
+    def parse(value: str) -> str:
+        return check_name(value.strip(), what)
+
+    return parse
+
+
+def bus_url(value: str) -> str:
+    url = value.strip()
+    if not url.startswith(("kafka://", "sqlite:///")):
+        raise ValueError("is no bus; write kafka://host:9092[,host:9092] or sqlite:///path/to/bus.db")
+    return url
+
+
+def http_address(value: str) -> str:
+    host, colon, port = value.strip().rpartition(":")
+    if not colon or not host or not re.fullmatch(r"[0-9]{1,5}", port, re.ASCII) or int(port) > 65_535:
+        raise ValueError("is no address; write HOST:PORT, such as 127.0.0.1:9477")
+    return value.strip()
+
+
+def duration(*, least: float = 0.0, none: bool = False) -> Parse:
+    def parse(value: str) -> float | None:
+        if none and value.strip() == "none":
+            return None
+        seconds = parse_duration(value)
+        if not least <= seconds <= _YEAR:
+            raise ValueError(f"must be between {least:g}s and 366d" + (", or none" if none else ""))
+        return seconds
+
+    return parse
+
+
+def choice(*allowed: str) -> Parse:
+    def parse(value: str) -> str:
+        if value.strip() not in allowed:
+            raise ValueError(f"must be one of {', '.join(allowed)}")
+        return value.strip()
+
+    return parse
+
+
+def flag(value: str) -> bool:
+    word = value.strip().lower()
+    if word not in _TRUE | _FALSE:
+        raise ValueError("must be true or false")
+    return word in _TRUE
+
+
+def amount(value: str) -> int:
+    """A whole number of devices, 0 meaning that the resource is switched off on this host."""
+    number = value.strip(" \t\r\n")
+    allowed = f"must be a whole number from 1 to {MAX_AMOUNT}, or 0 to switch the resource off"
+    if not number:
+        raise ValueError(f"is empty; it {allowed}")
+    if not _AMOUNT.fullmatch(number) or int(number) > MAX_AMOUNT:
+        raise ValueError(allowed)
+    return int(number)
+
+
+def kubernetes_key(value: str) -> str | None:
+    """An extended resource's name; blank means none, as in Flink."""
+    key = value.strip()
+    if not key:
+        return None
+    match = _KUBERNETES.fullmatch(key)
+    domain = match["domain"] if match else ""
+    if not match or len(domain) > 253 or domain == "kubernetes.io" or domain.endswith(".kubernetes.io"):
+        raise ValueError(
+            "is no name of a Kubernetes extended resource; write DOMAIN/NAME, such as nvidia.com/gpu "
+            "(not of the domain kubernetes.io)"
+        )
+    return key
+
+
+def yarn_key(value: str) -> str | None:
+    """A YARN resource type's name; blank means none, as in Flink."""
+    key = value.strip()
+    if not key:
+        return None
+    if not _YARN.fullmatch(key):
+        raise ValueError("is no name of a YARN resource type; write NAME or DOMAIN/NAME, such as yarn.io/gpu")
+    return key
+
+
+def _always(value: str | None) -> Callable[[], str | None]:
+    return lambda: value
+
+
+SETTINGS: tuple[Option, ...] = (
+    Option(
+        "bus", "URL", bus_url, _always(DEFAULT_BUS),
+        "Where registrations and allocations meet: kafka://host:9092[,host:9092], or sqlite:///PATH for one machine "
+        "without a broker. The default is one file for the whole system, so that all its users' workers meet.",
+    ),
+    Option(
+        "cluster", "name", name_of("cluster"), _always(DEFAULT_CLUSTER),
+        "Prefixes topics, transactional ids and groups: `prod` and `staging` live side by side on one broker.",
+    ),
+    Option(
+        "host", "name", name_of("host"), default_host,
+        "The name under which this machine's workers register. The machine's hostname, lower-cased, by default.",
+    ),
+    Option(
+        "http", "HOST:PORT", http_address, _always("127.0.0.1:9477"),
+        "Where /metrics, /livez and /readyz are served. Loopback by default: nothing there asks who is calling.",
+    ),
+    Option(
+        "lease", "duration or none", duration(least=0.1, none=True), _always("30s"),
+        "How long a worker may be silent before what it holds is taken back, where its registration does not say. "
+        "none: until it deregisters or its owner process dies.",
+    ),
+    Option(
+        "lease-grace", "duration", duration(), _always("2s"),
+        "How long after a lease's end its devices stay held, for clocks and networks that lag behind.",
+    ),
+    Option(
+        "wait", "duration or none", duration(none=True), _always("none"),
+        "How long a registration that does not say waits for devices before it fails. none: for ever.",
+    ),
+    Option(
+        "ended-retention", "duration", duration(), _always("1h"),
+        "How long ended and failed allocations stay in the ledger for readers, before they are deleted there.",
+    ),
+    Option(
+        "checkpoint-interval", "duration", duration(least=0.1), _always("1h"),
+        "How often the position in the input is written when nothing else is: what a restart reads again at most.",
+    ),
+    Option(
+        "shutdown-timeout", "duration", duration(least=0.1), _always("10s"),
+        "How long an orderly shutdown may take before the process ends as it stands. Nothing decided is lost then.",
+    ),
+    Option(
+        "log-format", "auto, text or json", choice("auto", "text", "json"), _always("auto"),
+        "Log lines for people or for programs. auto: text in a terminal, JSON otherwise.",
+    ),
+    Option(
+        "log-level", "debug, info, warning or error", choice("debug", "info", "warning", "error"), _always("info"),
+        "The least important log line that is written.",
+    ),
+    Option(
+        "strict", "true or false", flag, _always("false"),
+        "Refuse to start when any resource is misconfigured, instead of serving the others.",
+    ),
+)  # fmt: skip
+
+RESOURCE_OPTIONS: tuple[ResourceOption, ...] = (
+    ResourceOption(
+        "amount", "whole number", amount, None,
+        "How many devices a worker gets that asks for no amount of its own, and what Kubernetes or YARN are asked "
+        "for. 0: listed, but switched off on this host.",
+    ),
+    ResourceOption(
+        "driver-factory.class", "driver", text, None,
+        "What finds the devices: the name of an installed driver, a Python path (package.module:Factory), or "
+        "Flink's class name of its GPU driver. Without: the amount is still requested from Kubernetes or YARN.",
+        aliases=("driver",),
+    ),
+    ResourceOption(
+        "kubernetes.config-key", "extended resource", kubernetes_key, None,
+        "The resource's name in pod specifications, such as nvidia.com/gpu. Blank: it is not requested.",
+        old_names=("kubernetes.key",),
+    ),
+    ResourceOption(
+        "yarn.config-key", "YARN resource type", yarn_key, None,
+        "The resource's name in YARN requests, such as yarn.io/gpu. Blank: it is not requested.",
+        old_names=("yarn.key",),
+    ),
+    ResourceOption(
+        "sharing", "exclusive or shared", choice("exclusive", "shared"), "exclusive",
+        "exclusive: a device belongs to one worker at a time. shared: every worker gets all that the driver names.",
+    ),
+    ResourceOption(
+        "on-failure", "fail-worker, no-info or wait", choice("fail-worker", "no-info", "wait"), "fail-worker",
+        "What a worker gets when the driver fails for good: a failed allocation, its other resources without "
+        "infos of this one (Flink's way), or a place in the queue until the driver recovers.",
+    ),
+    ResourceOption(
+        "driver-timeout", "duration", duration(least=0.001), None,
+        "How long one call of the driver may take. The driver's own limit by default.",
+    ),
+)  # fmt: skip
+
+PARAM = "param."
+LIST_KEY = "external-resources"
+PREFIX = "external-resource."
+OLD_PREFIXES = ("external.", "taskmanager.external-resource.", "taskmanager.resource.")
+"""Where `<name>.amount` stood in the proposal's earlier forms; the first is a slip of Flink's documentation."""
+OLD_PARAMS = {"discovery-script": "param.discovery-script.path"}
+"""Options of the proposal's earlier forms that became a driver's parameters."""
+DEFAULT_KEYS = {"gpu": ("nvidia.com/gpu", "yarn.io/gpu")}
+"""The keys that FLIP-108 once wanted as defaults: never applied, only suggested."""

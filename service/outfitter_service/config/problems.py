@@ -1,0 +1,66 @@
+"""What can be wrong with a configuration, as values: all of it is collected before anything is said."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+
+class Severity(enum.StrEnum):
+    """An error stops what it is about, a warning stops nothing, information is no fault at all."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+class Problem(Struct, frozen=True, kw_only=True):
+    """One thing to put right (or to know).
+
+    `file` is where it stands (`/etc/x.yaml line 3`, `the command line`, `the environment`), `key` as it was
+    written there, `found` its text (None: nothing is there), `problem` what is wrong and what is allowed,
+    `suggestion` what to write instead, where there is a good guess. `resource` is whom it concerns: an error
+    there costs that resource only, an error without a resource stops the manager.
+    """
+
+    file: str
+    key: str
+    problem: str
+    found: str | None = None
+    suggestion: str | None = None
+    severity: Severity = Severity.ERROR
+    resource: str | None = None
+
+    def __str__(self) -> str:
+        found = f" (found {shorten(self.found)})" if self.found is not None else ""
+        suggestion = f"; {self.suggestion}" if self.suggestion else ""
+        place = f"{self.file}: " if self.file else ""
+        return f"{self.severity}: {place}{self.key}: {self.problem}{found}{suggestion}"
+
+
+class ConfigurationError(Exception):
+    """A configuration that cannot be used. `problems` holds everything that is wrong, not only what stops."""
+
+    def __init__(self, problems: Iterable[Problem], message: str = "") -> None:
+        self.problems = tuple(problems)
+        lines = [message] if message else []
+        super().__init__("\n".join(lines + [str(problem) for problem in self.problems]))
+
+
+def shorten(text: str, limit: int = 80) -> str:
+    """A value as an error line bears it: quoted, with nothing that moves a terminal, not too long."""
+    return ascii_safe(text if len(text) <= limit else text[:limit] + "…")
+
+
+def ascii_safe(text: str) -> str:
+    """Quoted, control characters escaped, letters of any script left alone."""
+    return "'" + "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text) + "'"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that was probably meant."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return found[0] if found else None

@@ -1,0 +1,330 @@
+"""From flat keys to what is configured for each resource: whose key it is, which option, is it right.
+
+Every problem is collected; an error about one resource leaves the others as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+from outfitter_service.config import options
+from outfitter_service.config.problems import Problem, Severity, nearest
+from outfitter_service.config.sources import Value
+from outfitter_service.core.model import OnFailure, SpecState
+
+
+class ResourceConfig(Struct, frozen=True, kw_only=True):
+    """What is configured for one resource that `external-resources` lists.
+
+    `amount` is per worker (None: not known, the setting is wrong). `reason` explains any state but OK.
+    `driver` is what `outfitter_drivers.registry.load_factory` takes, None without a driver. `timeout` is the limit
+    of one driver call in seconds, None for the driver's own. `directory` is the configuration file's folder.
+    """
+
+    name: str
+    amount: int | None = None
+    state: SpecState = SpecState.OK
+    reason: str | None = None
+    driver: str | None = None
+    params: dict[str, str] = {}
+    kubernetes_key: str | None = None
+    yarn_key: str | None = None
+    sharing: str = "exclusive"
+    on_failure: OnFailure = OnFailure.FAIL_WORKER
+    timeout: float | None = None
+    directory: Path | None = None
+
+    @property
+    def in_effect(self) -> bool:
+        """Whether its amount is requested from Kubernetes or YARN, and workers may ask for it."""
+        return self.state in {SpecState.OK, SpecState.NO_DRIVER}
+
+    def key(self, option: str) -> str:
+        """The full key of one of its options, for messages."""
+        return f"{options.PREFIX}{self.name}.{option}"
+
+
+class Given(NamedTuple):
+    """A value, where it came from (for people, and for `config show`), and its key as it is written there."""
+
+    value: Value
+    place: str
+    key: str
+
+
+class Resources(NamedTuple):
+    """All listed resources, where each of their values came from, and what is wrong."""
+
+    configs: tuple[ResourceConfig, ...]
+    origins: dict[str, str]
+    problems: tuple[Problem, ...]
+
+
+_OPTIONS = {option.name: option for option in options.RESOURCE_OPTIONS}
+_SILENT = {alias: option.name for option in options.RESOURCE_OPTIONS for alias in option.aliases}
+_OLD = {old: option.name for option in options.RESOURCE_OPTIONS for old in option.old_names} | options.OLD_PARAMS
+_SUGGESTED = [*_OPTIONS, *_SILENT, "param.discovery-script.path", "param.discovery-script.args"]
+
+
+def canonical(rest: str) -> str | None:
+    """The option that `rest` (what follows `external-resource.<name>.`) means, None if nobody reads it."""
+    if rest in _OPTIONS or (rest.startswith(options.PARAM) and rest != options.PARAM):
+        return rest
+    return _SILENT.get(rest) or _OLD.get(rest)
+
+
+def split_key(key: str, names: Iterable[str]) -> tuple[str, str]:
+    """Resource and option of what follows a prefix; names may have dots, so the longest listed one wins."""
+    listed = [name for name in names if key == name or key.startswith(f"{name}.")]
+    if listed:
+        name = max(listed, key=len)
+        return name, key[len(name) + 1 :]
+    for dot in (match.start() for match in re.finditer(r"\.", key)):
+        if canonical(key[dot + 1 :]):
+            return key[:dot], key[dot + 1 :]
+    name, _, rest = key.partition(".")
+    return name, rest
+
+
+def build(
+    names: list[str],
+    given: Iterable[Given],
+    *,
+    directory: Path | None,
+    environment: Mapping[str, str],
+    overrides: Iterable[Given],
+) -> Resources:
+    """Put the resources together; `given` and `overrides` carry keys below one of the prefixes."""
+    workshop = _Workshop(names)
+    for layer in (given, _from_environment(names, environment), overrides):
+        workshop.add(layer)
+    configs = [workshop.config(name, directory) for name in names]
+    configs = workshop.refuse_shared_keys(configs)
+    return Resources(tuple(configs), workshop.origins(), tuple(workshop.problems))
+
+
+def _from_environment(names: Iterable[str], environment: Mapping[str, str]) -> Iterable[Given]:
+    for name in names:
+        for option in options.RESOURCE_OPTIONS:
+            words = re.sub(r"[^A-Z0-9]", "_", f"{name}_{option.name}".upper())
+            variable = f"OUTFITTER_EXTERNAL_RESOURCE_{words}"
+            if environment.get(variable):
+                yield Given(environment[variable], f"environment {variable}", f"{options.PREFIX}{name}.{option.name}")
+
+
+class _Workshop:
+    """Collects values and problems while resources are put together."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self.values: dict[str, dict[str, Given]] = {name: {} for name in names}
+        self.problems: list[Problem] = []
+        self._unlisted: set[str] = set()
+
+    def add(self, layer: Iterable[Given]) -> None:
+        """Take one layer; its values win over those of the layers before."""
+        taken: dict[tuple[str, str], Given] = {}
+        for item in layer:
+            prefix = _prefix(item.key)
+            name, rest = split_key(item.key[len(prefix) :], self.names)
+            if name not in self.values:
+                self._not_listed(name, item)
+                continue
+            option = canonical(rest)
+            if option is None:
+                self._unknown(name, rest, item)
+            elif self._preferred(name, option, item, taken.get((name, option))):
+                taken[name, option] = item
+        for (name, option), item in taken.items():
+            self.values[name][option] = item
+
+    def _preferred(self, name: str, option: str, item: Given, other: Given | None) -> bool:
+        """Whether `item` is to be read; the right key wins over its older spellings."""
+        right = f"{options.PREFIX}{name}.{option}"
+        if other is None:
+            if item.key != right and item.key.removeprefix(f"{options.PREFIX}{name}.") not in _SILENT:
+                self._say(name, item, f"is an old or mistaken spelling of {right}", f"write {right}", Severity.WARNING)
+            return True
+        if other.key == item.key:
+            self._say(name, item, f"is given twice, in {other.place} too", "keep one of them")
+            return True
+        winner, loser = (item, other) if item.key == right else (other, item)
+        problem = f"stands beside {winner.key}, which means the same and wins"
+        self._say(name, loser, problem, "keep one of them", Severity.WARNING)
+        return winner is item
+
+    def _say(
+        self, name: str, item: Given, problem: str, suggestion: str | None, severity: Severity = Severity.ERROR
+    ) -> None:
+        self.problems.append(
+            Problem(
+                file=item.place,
+                key=item.key,
+                found=_shown(item.value),
+                problem=problem,
+                suggestion=suggestion,
+                severity=severity,
+                resource=name,
+            )
+        )
+
+    def _not_listed(self, name: str, item: Given) -> None:
+        if name in self._unlisted:
+            return
+        self._unlisted.add(name)
+        near = nearest(name, self.names)
+        suggestion = f"did you mean {near}?" if near else f"add {name} to {options.LIST_KEY}"
+        self._say(
+            name,
+            item,
+            f"configures {name!r}, which {options.LIST_KEY} does not list: it is not read",
+            suggestion,
+            Severity.WARNING,
+        )
+
+    def _unknown(self, name: str, rest: str, item: Given) -> None:
+        near = nearest(rest, _SUGGESTED) if rest else "amount"
+        suggestion = f"did you mean {options.PREFIX}{name}.{near}?" if near else f"known are {', '.join(_OPTIONS)}"
+        self._say(name, item, "is a key that nobody reads", suggestion)
+
+    def config(self, name: str, directory: Path | None) -> ResourceConfig:
+        """One resource, as far as it is right."""
+        values = {option: self._parsed(name, option) for option in _OPTIONS}
+        driver, reason = self._driver(name, values["driver-factory.class"])
+        state = SpecState.OK if driver else SpecState.NO_DRIVER
+        if values["amount"] == 0:
+            state, reason = SpecState.DISABLED, f"switched off on this host: {options.PREFIX}{name}.amount is 0"
+        wrong = [problem for problem in self.problems if problem.resource == name and problem.severity == "error"]
+        if wrong:
+            state, reason = SpecState.MISCONFIGURED, "; ".join(f"{item.key} {item.problem}" for item in wrong)
+        return ResourceConfig(
+            name=name,
+            amount=values["amount"],
+            state=state,
+            reason=reason,
+            driver=driver,
+            params=self._params(name),
+            kubernetes_key=values["kubernetes.config-key"],
+            yarn_key=values["yarn.config-key"],
+            sharing=values["sharing"] or "exclusive",
+            on_failure=OnFailure(values["on-failure"] or OnFailure.FAIL_WORKER),
+            timeout=values["driver-timeout"],
+            directory=directory,
+        )
+
+    def _parsed(self, name: str, option: str) -> Any:
+        item = self.values[name].get(option)
+        definition = _OPTIONS[option]
+        if item is None or item.value is None:
+            if option == "amount":
+                self._missing_amount(name, item)
+            return definition.default
+        if isinstance(item.value, list):
+            self._say(name, item, "must be one value, not a list", None)
+            return None
+        try:
+            value = definition.parse(item.value)
+        except ValueError as error:
+            self._say(name, item, str(error), None)
+            return None
+        if option == "amount" and value == 0:
+            self._say(name, item, f"switches {name} off on this host: nothing is requested", None, Severity.INFO)
+        return value
+
+    def _missing_amount(self, name: str, item: Given | None) -> None:
+        key = f"{options.PREFIX}{name}.amount"
+        self.problems.append(
+            Problem(
+                file=item.place if item else "",
+                key=key,
+                problem="is missing: a listed resource needs its amount per worker",
+                suggestion=f"add {key}: 1, or 0 to switch it off",
+                resource=name,
+            )
+        )
+
+    def _params(self, name: str) -> dict[str, str]:
+        return {
+            option.removeprefix(options.PARAM): _shown(item.value) or ""
+            for option, item in self.values[name].items()
+            if option.startswith(options.PARAM)
+        }
+
+    def _driver(self, name: str, wanted: str | None) -> tuple[str | None, str | None]:
+        """The driver's name as the registry knows it, and why there is none."""
+        from outfitter_drivers import registry
+
+        key = f"{options.PREFIX}{name}.driver-factory.class"
+        if wanted is None:
+            return None, f"no driver is configured: {key} is not given"
+        item = self.values[name]["driver-factory.class"]
+        try:
+            return registry.find(wanted).name, None
+        except registry.DriverLookupError as error:
+            if registry.is_java_class_name(wanted):
+                self._say(
+                    name,
+                    item,
+                    f"is a Java class, which Outfitter cannot run: {name} has no driver, its amount is still requested "
+                    "from Kubernetes or YARN",
+                    "port it to Python as an ExternalResourceDriverFactory and write its package.module:Factory here; "
+                    f"known drivers are {', '.join(registry.known_names())}",
+                    Severity.WARNING,
+                )
+                return None, f"no driver: {wanted} is a Java class; port it to Python ({key})"
+            known = registry.known_names()
+            near = nearest(wanted, known)
+            if ":" in wanted or wanted in known:
+                self._say(name, item, str(error), None)
+            else:
+                valid = (
+                    f"is no known driver; known are {', '.join(known)}, or a Python path such as package.module:Factory"
+                )
+                self._say(name, item, valid, f"did you mean {near}?" if near else None)
+            return None, None
+
+    def refuse_shared_keys(self, configs: list[ResourceConfig]) -> list[ResourceConfig]:
+        """Two resources under one key of Kubernetes or YARN: neither's amount could be relied on."""
+        for option, field in (("kubernetes.config-key", "kubernetes_key"), ("yarn.config-key", "yarn_key")):
+            first: dict[str, str] = {}
+            for position, config in enumerate(configs):
+                key = getattr(config, field)
+                if key is None or config.amount == 0:
+                    continue
+                other = first.setdefault(key, config.name)
+                if other == config.name:
+                    continue
+                problem = f"is the key of {other!r} too; every resource needs a key of its own"
+                self._say(config.name, self.values[config.name][option], problem, None)
+                for place in {position, next(i for i, c in enumerate(configs) if c.name == other)}:
+                    configs[place] = _misconfigured(configs[place], f"{config.key(option)} {problem}")
+        return configs
+
+    def origins(self) -> dict[str, str]:
+        """Where each value came from, by its full key; defaults included."""
+        found: dict[str, str] = {}
+        for name, values in self.values.items():
+            for option in dict.fromkeys([*_OPTIONS, *values]):
+                found[f"{options.PREFIX}{name}.{option}"] = values[option].place if option in values else "default"
+        return found
+
+
+def _misconfigured(config: ResourceConfig, reason: str) -> ResourceConfig:
+    import msgspec
+
+    reasons = [config.reason] if config.state is SpecState.MISCONFIGURED and config.reason else []
+    return msgspec.structs.replace(config, state=SpecState.MISCONFIGURED, reason="; ".join([*reasons, reason]))
+
+
+def _prefix(key: str) -> str:
+    return next(prefix for prefix in (options.PREFIX, *options.OLD_PREFIXES) if key.startswith(prefix))
+
+
+def _shown(value: Value) -> str | None:
+    """A value as text: a list in the form in which drivers and `external-resources` read lists."""
+    return ";".join(value) if isinstance(value, list) else value

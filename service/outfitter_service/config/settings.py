@@ -1,0 +1,301 @@
+"""The manager's settings, put together from command line, environment, file and defaults, in this order.
+
+`inspect` collects everything that is wrong; `load` is for those who can only go on with something usable.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+from outfitter_service.config import options, resources, sources
+from outfitter_service.config.names import resource_names
+from outfitter_service.config.problems import ConfigurationError, Problem, Severity, nearest
+from outfitter_service.config.resources import Given, ResourceConfig
+
+_COMMAND_LINE = "command line"
+_SETTINGS = {option.name: option for option in options.SETTINGS}
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is in effect. Durations are seconds; each field is explained in `options.SETTINGS`.
+
+    `resources` are all that are listed, whatever their state. `origins` says where each value came from, by
+    setting name or full resource key. `problems` are what was found wrong without stopping the manager.
+    """
+
+    bus: str
+    cluster: str
+    host: str
+    http: str
+    lease: float | None
+    lease_grace: float
+    wait: float | None
+    ended_retention: float
+    checkpoint_interval: float
+    shutdown_timeout: float
+    log_format: str
+    log_level: str
+    strict: bool
+    resources: tuple[ResourceConfig, ...] = ()
+    file: Path | None = None
+    origins: dict[str, str] = {}
+    problems: tuple[Problem, ...] = ()
+
+
+class Inspection(NamedTuple):
+    """Everything there is to say of a configuration. `settings` None: a manager could not start with it."""
+
+    settings: Settings | None
+    problems: tuple[Problem, ...]
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        return tuple(problem for problem in self.problems if problem.severity is Severity.ERROR)
+
+
+def load(
+    path: str | Path | None = None,
+    overrides: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
+    *,
+    required: bool = True,
+) -> Settings:
+    """The settings from the file at `path` (else found as `sources.find` says), the environment and `overrides`.
+
+    `overrides` are the command line's: setting names (`lease-grace`) or full keys (`external-resource.gpu.amount`)
+    with their text. A misconfigured resource is in `Settings.resources` with its state and reason.
+
+    Raises:
+        ConfigurationError: no file (unless not `required`), an unusable one, a wrong setting of the manager, or any
+            error at all with `strict`. It lists every problem.
+    """
+    inspection = inspect(path, overrides, environment, required=required)
+    settings = inspection.settings
+    if settings is None:
+        raise ConfigurationError(inspection.problems)
+    if settings.strict and inspection.errors:
+        raise ConfigurationError(inspection.problems, "strict: nothing is served while anything is misconfigured")
+    return settings
+
+
+def inspect(
+    path: str | Path | None = None,
+    overrides: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
+    *,
+    required: bool = True,
+) -> Inspection:
+    """As `load`, but every problem is returned instead of the first reason to stop being raised."""
+    environment = os.environ if environment is None else environment
+    found = sources.find(path, environment)
+    if found is None and required:
+        return Inspection(None, sources.none_found().problems)
+    try:
+        source = sources.read(found) if found is not None else None
+    except ConfigurationError as error:
+        return Inspection(None, error.problems)
+    return _Reading(source, overrides or {}, environment).inspection()
+
+
+class _Reading:
+    """One pass over all sources."""
+
+    def __init__(
+        self, source: sources.Source | None, overrides: Mapping[str, str], environment: Mapping[str, str]
+    ) -> None:
+        self.source = source
+        self.environment = environment
+        self.problems: list[Problem] = list(source.problems) if source else []
+        self.settings: dict[str, Given] = {}
+        self.names: Given | None = None
+        self.of_resources: list[Given] = []
+        self.overriding: list[Given] = []
+        for entry in source.entries if source else ():
+            self._take_entry(entry)
+        self._take_environment()
+        for key, value in overrides.items():
+            self._take_override(key, value)
+
+    def _take_entry(self, entry: sources.Entry) -> None:
+        assert self.source is not None  # noqa: S101 - entries come from a source
+        line = f" line {entry.line}" if entry.line is not None else ""
+        item = Given(entry.value, f"{self.source.path}{line}", entry.key)
+        key = entry.key
+        if key == options.LIST_KEY:
+            if self.names is not None:
+                self._say(item, f"is given twice, in {self.names.place} too", "keep one of them")
+            self.names = item
+        elif key.startswith(options.PREFIX):
+            self.of_resources.append(item)
+        elif key.startswith(options.OLD_PREFIXES):
+            self._take_old(item)
+        elif key.startswith("outfitter."):
+            self._take_setting(key.removeprefix("outfitter."), item)
+        elif self.source.toml:
+            self._take_setting(key, item)
+        else:
+            self._pass_over(item)
+
+    def _take_old(self, item: Given) -> None:
+        """A key of the proposal's earlier forms, if it is one: Flink has other keys below these prefixes."""
+        prefix = next(prefix for prefix in options.OLD_PREFIXES if item.key.startswith(prefix))
+        _, rest = resources.split_key(item.key.removeprefix(prefix), ())
+        if resources.canonical(rest):
+            self.of_resources.append(item)
+        elif self.source is not None and self.source.toml:
+            self._take_setting(item.key, item)
+
+    def _take_setting(self, name: str, item: Given) -> None:
+        if name not in _SETTINGS:
+            self._say(item, "is a key that nobody reads", self._suggestion(name))
+        elif name in self.settings:
+            self._say(item, f"is given twice, in {self.settings[name].place} too", "keep one of them")
+        else:
+            self.settings[name] = item
+
+    def _suggestion(self, name: str) -> str:
+        toml = self.source is None or self.source.toml
+        spelled = {option.name if toml else option.flat_key: option.name for option in options.SETTINGS}
+        known = [*spelled, options.LIST_KEY]
+        near = _near_prefix(name) or nearest(name if toml else f"outfitter.{name}", known)
+        return f"did you mean {near}?" if near else f"known are {', '.join(known)} and {options.PREFIX}<name>.…"
+
+    def _pass_over(self, item: Given) -> None:
+        """Flink's other keys are none of our business, unless they look like slips of ours."""
+        near = _near_prefix(item.key)
+        if near is not None:
+            _, dot, rest = near.partition(".")
+            resource = resources.split_key(rest, ())[0] if dot else None
+            self._say(item, "is a key that nobody reads", f"did you mean {near}?", resource=resource)
+        elif item.key in _SETTINGS:
+            self._say(
+                item,
+                "is not read: in a file of Flink's, Outfitter's own keys have a prefix",
+                f"did you mean outfitter.{item.key}?",
+                Severity.WARNING,
+            )
+
+    def _take_environment(self) -> None:
+        variable = "OUTFITTER_EXTERNAL_RESOURCES"
+        if self.environment.get(variable):
+            self.names = Given(self.environment[variable], f"environment {variable}", options.LIST_KEY)
+        for option in options.SETTINGS:
+            if self.environment.get(option.variable):
+                value = self.environment[option.variable]
+                self.settings[option.name] = Given(value, f"environment {option.variable}", option.variable)
+
+    def _take_override(self, key: str, value: str) -> None:
+        name = key.removeprefix("outfitter.")
+        if name in _SETTINGS:
+            self.settings[name] = Given(value, _COMMAND_LINE, f"--{name}" if name == key else key)
+        elif key == options.LIST_KEY:
+            self.names = Given(value, _COMMAND_LINE, key)
+        elif key.startswith((options.PREFIX, *options.OLD_PREFIXES)):
+            self.overriding.append(Given(value, _COMMAND_LINE, key))
+        else:
+            self._say(Given(value, _COMMAND_LINE, key), "is a key that nobody reads", self._suggestion(name))
+
+    def inspection(self) -> Inspection:
+        names = self._resource_names()
+        directory = self.source.path.absolute().parent if self.source else None
+        built = resources.build(
+            names,
+            self.of_resources,
+            directory=directory,
+            environment=self.environment,
+            overrides=self.overriding,
+        )
+        self.problems += built.problems
+        self._suggest_keys(built.configs)
+        values = {option.field: self._setting(option) for option in options.SETTINGS}
+        problems = tuple(self.problems)
+        if any(problem.severity is Severity.ERROR and problem.resource is None for problem in problems):
+            return Inspection(None, problems)
+        origins = {name: self.settings[name].place if name in self.settings else "default" for name in _SETTINGS}
+        origins[options.LIST_KEY] = self.names.place if self.names is not None else "default"
+        return Inspection(
+            Settings(
+                **values,
+                resources=built.configs,
+                file=self.source.path if self.source else None,
+                origins=origins | built.origins,
+                problems=problems,
+            ),
+            problems,
+        )
+
+    def _resource_names(self) -> list[str]:
+        if self.names is None:
+            return []
+        names, errors = resource_names(self.names.value)
+        for error in errors:
+            # of one item only: the other resources are served
+            self._say(self.names, error.problem, error.suggestion, resource=error.item, found=error.item)
+        return names
+
+    def _setting(self, option: options.Option) -> Any:
+        item = self.settings.get(option.name)
+        text = item.value if item is not None else option.default()
+        if isinstance(text, list) and item is not None:
+            self._say(item, "must be one value, not a list", None)
+            return None
+        if text is None and item is not None:
+            self._say(item, "has no value; leave the key out or give it one", None)
+            return None
+        try:
+            return None if text is None else option.parse(str(text))
+        except ValueError as error:
+            self._say(item or Given(str(text), "default", option.name), str(error), None)
+            return None
+
+    def _suggest_keys(self, configs: Iterable[ResourceConfig]) -> None:
+        for config in configs:
+            if config.name not in options.DEFAULT_KEYS or not config.in_effect:
+                continue
+            for option, has, key in zip(
+                ("kubernetes.config-key", "yarn.config-key"),
+                (config.kubernetes_key, config.yarn_key),
+                options.DEFAULT_KEYS[config.name],
+                strict=True,
+            ):
+                if has is None:
+                    item = Given(None, "", config.key(option))
+                    problem = "is not given: the resource is left out of such requests"
+                    self._say(item, problem, f"for NVIDIA's devices it is {key}", Severity.INFO, resource=config.name)
+
+    def _say(
+        self,
+        item: Given,
+        problem: str,
+        suggestion: str | None,
+        severity: Severity = Severity.ERROR,
+        *,
+        resource: str | None = None,
+        found: str | None = None,
+    ) -> None:
+        shown = ";".join(item.value) if isinstance(item.value, list) else item.value
+        self.problems.append(
+            Problem(
+                file=item.place,
+                key=item.key,
+                found=shown if found is None else found,
+                problem=problem,
+                suggestion=suggestion,
+                severity=severity,
+                resource=resource,
+            )
+        )
+
+
+def _near_prefix(key: str) -> str | None:
+    """The key with its first word put right, if that is nearly one of ours."""
+    head, dot, rest = key.partition(".")
+    wanted = "external-resource" if dot else options.LIST_KEY
+    likeness = difflib.SequenceMatcher(None, head.replace("_", "-").lower(), wanted).ratio()
+    return f"{wanted}{dot}{rest}" if head != wanted and likeness >= 0.85 else None

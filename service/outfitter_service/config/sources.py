@@ -1,0 +1,249 @@
+"""Configuration files: finding them, and reading TOML and both of Flink's syntaxes into one list of flat keys.
+
+Nothing here knows what a key means. Flink's file may be flat or nested YAML 1.2 (`config.yaml`), or the line format
+of `flink-conf.yaml`, which is no YAML wherever a value has a YAML character in it. Tables become dotted keys,
+tables within lists get the position as a part of their key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from outfitter_service.config.problems import ConfigurationError, Problem, Severity
+
+if TYPE_CHECKING:
+    from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
+
+DEFAULT_FILES = (Path("outfitter.toml"), Path("/etc/outfitter/outfitter.toml"))
+VARIABLE = "OUTFITTER_CONFIG"
+MAX_BYTES = 1024 * 1024
+MAX_ENTRIES = 20_000
+MAX_DEPTH = 32
+
+_TOML_LINE = re.compile(r"""\s*(?:\[|(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*[\w"'-]+)*\s*=)""")
+_LEGACY_LINE = re.compile(r"[^\s:#][^:]*: .*")
+_NULL = "tag:yaml.org,2002:null"
+
+Value = str | list[str] | None
+"""A scalar as text, a list of scalars, or None where a key has no value (YAML's null)."""
+
+
+class Entry(NamedTuple):
+    """One key of a file, flattened; `line` where the syntax lets us know it."""
+
+    key: str
+    value: Value
+    line: int | None = None
+
+
+class Source(NamedTuple):
+    """What a file says. `toml` tells how the manager's own keys are spelled. `problems` are of the syntax."""
+
+    path: Path
+    toml: bool
+    entries: tuple[Entry, ...]
+    problems: tuple[Problem, ...] = ()
+
+
+def find(path: str | Path | None, environment: Mapping[str, str]) -> Path | None:
+    """The file to read: `path`, else the environment's, else the first default one that exists.
+
+    None when none was named and no default one exists. A file that was named is returned whether it exists or not.
+    """
+    named = path or environment.get(VARIABLE)
+    if named:
+        return Path(named)
+    return next((file for file in DEFAULT_FILES if file.exists()), None)
+
+
+def none_found() -> ConfigurationError:
+    """The error that says which files were tried."""
+    tried = ", ".join(f"./{file}" if not file.is_absolute() else str(file) for file in DEFAULT_FILES)
+    problem = Problem(
+        file="",
+        key="--config",
+        problem=f"no configuration: --config and {VARIABLE} are not given, and neither of {tried} exists",
+    )
+    return ConfigurationError([problem])
+
+
+def read(path: Path) -> Source:
+    """Read one file.
+
+    Raises:
+        ConfigurationError: it cannot be read, is no text, or is not in any of the syntaxes.
+    """
+    text = _text(path)
+    if _is_toml(path, text):
+        return Source(path, True, tuple(_toml(path, text)))
+    return _flink(path, text)
+
+
+def _refuse(path: Path, problem: str, *, key: str = "(file)", found: str | None = None) -> ConfigurationError:
+    return ConfigurationError([Problem(file=str(path), key=key, problem=problem, found=found)])
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise _refuse(path, f"cannot be read: {error.strerror or error}") from error
+    except ValueError as error:  # a NUL in the path
+        raise _refuse(path, f"cannot be read: {error}") from error
+    if len(content) > MAX_BYTES:
+        raise _refuse(path, f"is longer than {MAX_BYTES} bytes, which no configuration is")
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise _refuse(path, "is UTF-16; save it as UTF-8")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        wrong = content[error.start : error.start + 1].hex()
+        raise _refuse(path, f"is not UTF-8: byte 0x{wrong} in line {line}") from error
+    if "\0" in text:
+        raise _refuse(path, f"is no text: a NUL in line {text.count(chr(10), 0, text.index(chr(0))) + 1}")
+    return text.replace("\r\n", "\n")
+
+
+def _is_toml(path: Path, text: str) -> bool:
+    if path.suffix.lower() in {".yaml", ".yml"}:
+        return False
+    if path.suffix.lower() == ".toml":
+        return True
+    lines = (line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
+    return bool(_TOML_LINE.match(next(lines, "")))
+
+
+# --- TOML ----------------------------------------------------------------------------------------------
+
+
+def _toml(path: Path, text: str) -> Iterator[Entry]:
+    import tomllib
+
+    try:
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise _refuse(path, f"is no TOML: {error}") from error
+    return _flat_toml(table, "")
+
+
+def _flat_toml(value: Any, key: str) -> Iterator[Entry]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _flat_toml(inner, f"{key}.{name}" if key else name)
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        for position, inner in enumerate(value):
+            yield from _flat_toml(inner, f"{key}.{position}")
+    elif isinstance(value, list):
+        yield Entry(key, [_toml_text(item) for item in value])
+    else:
+        yield Entry(key, _toml_text(value))
+
+
+def _toml_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+# --- Flink ---------------------------------------------------------------------------------------------
+
+
+def _flink(path: Path, text: str) -> Source:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+    from ruamel.yaml.nodes import MappingNode
+
+    try:
+        root = YAML(typ="rt", pure=True).compose(text)
+        if root is None:
+            return Source(path, False, ())
+        if isinstance(root, MappingNode):
+            return Source(path, False, tuple(_bounded(path, _flat_yaml(path, root, "", 0))))
+        wrong = "is no YAML mapping of keys to values"
+    except RecursionError as error:
+        raise _refuse(path, "is nested too deeply") from error
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        wrong = f"is no YAML: {error.problem or error.context}{place}"
+    except (YAMLError, ValueError) as error:
+        wrong = f"is no YAML: {' '.join(str(error).split())}"
+    if _is_legacy(path, text):
+        return _legacy(path, text)
+    raise _refuse(path, wrong)
+
+
+def _bounded(path: Path, entries: Iterator[Entry]) -> Iterator[Entry]:
+    """A few anchors that refer to each other can mean billions of keys."""
+    for count, entry in enumerate(entries):
+        if count >= MAX_ENTRIES:
+            raise _refuse(path, f"has more than {MAX_ENTRIES} keys")
+        yield entry
+
+
+def _flat_yaml(path: Path, node: Node, key: str, depth: int) -> Iterator[Entry]:
+    from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
+
+    line = node.start_mark.line + 1
+    if depth > MAX_DEPTH:
+        raise _refuse(path, f"is nested more than {MAX_DEPTH} deep in line {line}")
+    if isinstance(node, MappingNode):
+        yield from _flat_mapping(path, node, key, depth)
+    elif isinstance(node, ScalarNode):
+        yield Entry(key, _yaml_text(node), line)
+    elif isinstance(node, SequenceNode) and all(isinstance(item, ScalarNode) for item in node.value):
+        yield Entry(key, [_yaml_text(item) or "" for item in node.value], line)
+    else:
+        for position, item in enumerate(node.value):
+            yield from _flat_yaml(path, item, f"{key}.{position}", depth + 1)
+
+
+def _flat_mapping(path: Path, node: MappingNode, key: str, depth: int) -> Iterator[Entry]:
+    for name, inner in node.value:
+        if name.id != "scalar":
+            raise _refuse(path, f"has a key that is no text in line {name.start_mark.line + 1}")
+        inner_key = f"{key}.{name.value}" if key else str(name.value)
+        for entry in _flat_yaml(path, inner, inner_key, depth + 1):
+            # a value may stand below its key, or far away at an anchor: the key's line is what people look for
+            yield entry._replace(line=name.start_mark.line + 1) if entry.key == inner_key else entry
+
+
+def _yaml_text(node: ScalarNode) -> str | None:
+    """A scalar as it stands there: what a number means is for the option to say, and errors show it as written."""
+    return None if str(node.tag) == _NULL else str(node.value)
+
+
+def _is_legacy(path: Path, text: str) -> bool:
+    if path.name == "flink-conf.yaml":
+        return True
+    lines = [line for line in text.splitlines() if line.split("#", 1)[0].strip()]
+    return bool(lines) and all(_LEGACY_LINE.fullmatch(line) for line in lines)
+
+
+def _legacy(path: Path, text: str) -> Source:
+    """Flink's own line format: up to the first `#`, split on the first colon with a blank after it."""
+    entries: list[Entry] = []
+    problems: list[Problem] = []
+    for number, whole in enumerate(text.split("\n"), 1):
+        line = whole.split("#", 1)[0].strip()
+        if not line:
+            continue
+        key, separator, value = line.partition(": ")
+        if not separator or not key.strip() or not value.strip():
+            problems.append(
+                Problem(
+                    file=f"{path} line {number}",
+                    key=key.strip().rstrip(":"),
+                    found=line,
+                    problem="is not `key: value` and is not read, as in Flink",
+                    severity=Severity.WARNING,
+                )
+            )
+            continue
+        entries.append(Entry(key.strip(), value.strip(), number))
+    return Source(path, False, tuple(entries), tuple(problems))
