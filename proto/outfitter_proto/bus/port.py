@@ -226,6 +226,14 @@ class Bus(ABC):
         this call. Bounded by the longest transaction another writer may hold open.
         """
 
+    async def maintain(self) -> None:  # noqa: B027 - a bus with a broker has nothing to do here
+        """Retention, compaction and the like, where the bus leaves them to its users; a manager calls it about
+        once a minute, and beside its commits. Kafka's broker does its own: there it does nothing.
+
+        Raises:
+            BusUnavailableError: not now; what was done stays done.
+        """
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self

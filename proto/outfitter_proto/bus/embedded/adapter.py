@@ -1,0 +1,145 @@
+"""`EmbeddedBus`: the port's face of the embedded bus. It holds two connections, one that writes and one that all
+its readers share, so that reading never waits in the queue of writers."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import NamedTuple
+from weakref import WeakSet
+
+from outfitter_proto.bus.embedded import log
+from outfitter_proto.bus.embedded.database import Database
+from outfitter_proto.bus.embedded.housekeeping import Housekeeping
+from outfitter_proto.bus.embedded.place import parse
+from outfitter_proto.bus.embedded.reader import EmbeddedReader
+from outfitter_proto.bus.embedded.wake import Belfry
+from outfitter_proto.bus.embedded.writer import EmbeddedWriter
+from outfitter_proto.bus.port import (
+    Bus,
+    BusUnavailableError,
+    CommitUnknownError,
+    Entry,
+    Reader,
+    TopicInfo,
+    TopicSpec,
+    UnknownTopicError,
+    Writer,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class _Open(NamedTuple):
+    """What a started bus holds."""
+
+    writing: Database
+    reading: Database
+    belfry: Belfry
+
+
+class EmbeddedBus(Bus):
+    """The bus in the file that `url` names (see `place.parse`). Makes the file and its tables, but no topics."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._place = parse(url)
+        self._held: _Open | None = None
+        self._closing = AsyncExitStack()
+        self._topics: dict[str, log.Topic] = {}
+        self._readers: WeakSet[EmbeddedReader] = WeakSet()
+
+    async def start(self) -> None:
+        async with AsyncExitStack() as closing:
+            writing, reading = Database(self._place), Database(self._place)
+            for database in (writing, reading):
+                await database.open(log.set_up)
+                closing.push_async_callback(database.close)
+            belfry = Belfry(self._place)
+            closing.callback(belfry.close)
+            closing.push_async_callback(self._close_readers)
+            self._closing = closing.pop_all()
+        self._held = _Open(writing, reading, belfry)
+        _log.info("embedded bus %s, SQLite %s", self._place.path, sqlite3.sqlite_version)
+
+    async def aclose(self) -> None:
+        self._held = None
+        await self._closing.aclose()
+
+    async def topic(self, name: str) -> TopicInfo:
+        topic = await self._find(name)
+        return TopicInfo(topic.name, topic.uuid, topic.partitions, 1, dict(topic.config))
+
+    async def create_topics(self, specs: Sequence[TopicSpec]) -> list[str]:
+        for spec in specs:
+            log.check_spec(spec)
+        return await self._open.writing.commit(
+            lambda connection: [spec.name for spec in specs if log.create_topic(connection, spec)]
+        )
+
+    async def publish(self, topic: str, partition: int, entry: Entry) -> int:
+        held = self._open
+        found = await self._find(topic, partition)
+        log.check_entries(found, [entry])
+        try:
+            return await held.writing.commit(
+                partial(log.append, topic=found, partition=partition, entries=[entry]),
+                after=lambda _: held.belfry.ring([(found.id, partition)]),
+            )
+        except CommitUnknownError as error:
+            raise BusUnavailableError(str(error)) from error
+
+    async def offsets(self, topic: str, partition: int) -> tuple[int, int]:
+        found = await self._find(topic, partition)
+        return await self._open.reading.read(partial(log.bounds, topic=found, partition=partition))
+
+    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
+        # `committed` makes no difference: there is nothing else in the file.
+        del committed
+        held = self._open
+        found = await self._find(topic, partition)
+        if start is None:
+            start, _ = await self.offsets(topic, partition)
+        reader = EmbeddedReader(held.reading, found, partition, start, held.belfry.listen(found.id, partition))
+        self._readers.add(reader)
+        return reader
+
+    async def open_writer(self, identity: str, partition: int) -> Writer:
+        held = self._open
+        epoch = await held.writing.commit(partial(log.take_identity, identity=identity))
+        return EmbeddedWriter(
+            held.writing, held.belfry, self._find, identity=identity, epoch=epoch, partition=partition
+        )
+
+    async def stable_end(self, topic: str, partition: int) -> int:
+        """Every record in the file is committed, so there is nothing to wait for."""
+        _, end = await self.offsets(topic, partition)
+        return end
+
+    async def maintain(self) -> None:
+        held = self._open
+        await Housekeeping(held.reading, held.writing, now_ms=time.time_ns() // 1_000_000).run()
+
+    @property
+    def _open(self) -> _Open:
+        if self._held is None:
+            raise BusUnavailableError(f"the bus {self.url} is not open: `await bus.start()` first, or `async with`")
+        return self._held
+
+    async def _find(self, name: str, partition: int = 0) -> log.Topic:
+        topic = self._topics.get(name) or await self._open.reading.read(partial(log.find_topic, name=name))
+        if topic is None:
+            raise UnknownTopicError(
+                f"topic {name!r} is not on the bus {self.url}: `outfitter topics create` makes the topics"
+            )
+        self._topics[name] = topic
+        topic.check_partition(partition)
+        return topic
+
+    async def _close_readers(self) -> None:
+        for reader in list(self._readers):
+            await reader.aclose()

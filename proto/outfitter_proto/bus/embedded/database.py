@@ -1,0 +1,225 @@
+"""One SQLite connection in a thread of its own: snapshots, transactions, and the verdicts on SQLite's errors.
+
+A whole commit is one job of the thread, so that a cancelled task cannot stop half-way through a transaction, and
+there is one hop instead of one a statement. This room knows no topics (`log` does).
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final, TypeVar
+
+import anyio
+
+from outfitter_proto.bus.embedded.lock import Lock
+from outfitter_proto.bus.embedded.place import Identity, Place
+from outfitter_proto.bus.embedded.thread import TIME_LIMIT_S, EndTimeoutError, JobThread, TurnTimeoutError
+from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavailableError, CommitUnknownError
+
+T = TypeVar("T")
+Job = Callable[[sqlite3.Connection], T]
+
+BUSY_TIMEOUT_S: Final = 5.0
+"""How long SQLite waits for a program that writes without our lock, such as the `sqlite3` shell."""
+
+JOURNAL_SIZE_LIMIT: Final = 16 * 1024 * 1024
+"""What a checkpoint cuts the write-ahead log back to, in bytes, after a held snapshot has let it grow."""
+
+_REMEDIES: Final = {
+    "SQLITE_FULL": "the disk is full: make room, nothing else is needed",
+    "SQLITE_READONLY": "it is read-only: it must be writable for this user, and so must its directory",
+    "SQLITE_BUSY": "another program holds it locked without going through the bus (a `sqlite3` shell?)",
+    "SQLITE_LOCKED": "another program holds it locked without going through the bus (a `sqlite3` shell?)",
+    "SQLITE_CANTOPEN": "it cannot be opened: it and its directory must be there and writable for this user",
+    "SQLITE_IOERR": "the disk answers with errors: see the machine's own log",
+    "SQLITE_CORRUPT": "it is damaged: stop every process on it, put it aside, start anew or from a copy",
+    "SQLITE_NOTADB": "it is no SQLite database: name the bus's own file",
+}
+_PERMANENT: Final = frozenset({"SQLITE_CORRUPT", "SQLITE_NOTADB"})
+_CERTAIN: Final = frozenset({"SQLITE_FULL", "SQLITE_BUSY", "SQLITE_READONLY"})
+"""With these COMMIT has failed before its last page was written: rolled back, for certain."""
+
+
+class Database:
+    """One connection to the bus's file.
+
+    `read` gives a snapshot, `commit` a transaction under the lock, `exclusively` the lock alone. Every job must fetch
+    all it wants before it returns: an open cursor keeps the write-ahead log from being cut.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._pid = os.getpid()
+        self._lock = Lock(place)
+        self._thread = JobThread(f"outfitter bus {place.path.name}", at_end=self._lock.close)
+        self._connection: sqlite3.Connection | None = None
+        self._identity: Identity | None = None
+        self._closed = False
+
+    async def open(self, setup: Job[None]) -> None:
+        """Connect, making the file first where there is none, and run `setup` under the lock.
+
+        Raises:
+            BusConfigurationError: no file, or no place, for a bus.
+            BusUnavailableError: not now.
+        """
+        self._thread.start()
+        try:
+            await self._run(self._place.prepare)
+            await self._run(lambda: self._connect(setup), turn=self._lock)
+        except BaseException:
+            self._closed = True
+            self._thread.stop()
+            raise
+
+    async def read(self, job: Job[T]) -> T:
+        """Run `job` on one snapshot of all that is committed."""
+        try:
+            return await self._run(lambda: self._snapshot(job))
+        except CommitUnknownError as error:
+            raise BusUnavailableError(str(error)) from error
+
+    async def commit(self, job: Job[T], *, after: Callable[[T], None] = lambda _: None) -> T:
+        """Run `job` in a transaction and commit it; `after` then gets its result, once the lock is free again.
+
+        Cancelled before its turn, nothing happens. Cancelled later, it ends first: its outcome is never in doubt.
+
+        Raises:
+            CommitUnknownError: the disk failed within COMMIT, or has not answered within the time limit.
+            BusError: what `job` raised, or BusUnavailableError; nothing of it was written.
+        """
+        return await self._run(lambda: self._transaction(job), turn=self._lock, after=after)
+
+    async def exclusively(self, job: Job[T]) -> T:
+        """Run `job` outside any transaction and under the lock: a checkpoint."""
+        return await self._run(lambda: job(self._checked()), turn=self._lock)
+
+    async def close(self) -> None:
+        """Close the connection and end the thread. Repeatable, bounded, never raises for a file that is away."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._thread.run(self._disconnect, turn=self._lock, after=lambda _: None)
+        except (TurnTimeoutError, EndTimeoutError, BusError):
+            pass  # the connection stays open until the process ends, which loses nothing that was committed
+        finally:
+            self._thread.stop()
+
+    # --- the caller's side -----------------------------------------------------------------------------
+
+    async def _run(
+        self,
+        job: Callable[[], T],
+        *,
+        turn: AbstractContextManager[object] | None = None,
+        after: Callable[[T], None] = lambda _: None,
+    ) -> T:
+        path = self._place.path
+        if os.getpid() != self._pid:
+            raise BusConfigurationError(
+                f"this connection to {path} was made by process {self._pid} and SQLite forbids its use in the fork "
+                f"{os.getpid()}: make a new bus in the child, or start children with the 'spawn' method"
+            )
+        if self._closed:
+            raise BusUnavailableError(f"this connection to {path} is closed: make a new bus")
+        try:
+            return await self._thread.run(job, turn=turn or nullcontext(), after=after)
+        except TurnTimeoutError:
+            raise BusUnavailableError(
+                f"{self._place.lock} has been held by another process for {TIME_LIMIT_S:.0f} s: is one stopped "
+                f"or its disk stuck? `fuser {self._place.lock}` names them"
+            ) from None
+        except EndTimeoutError:
+            raise CommitUnknownError(f"{path}: the disk has not answered for {2 * TIME_LIMIT_S:.0f} s") from None
+        except sqlite3.Error as error:
+            raise _verdict(error, self._place) from error
+
+    # --- the thread's side -----------------------------------------------------------------------------
+
+    def _connect(self, setup: Job[None]) -> None:
+        self._place.check_file()
+        self._place.create_file()
+        connection = sqlite3.connect(
+            self._place.uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_S, cached_statements=256
+        )
+        try:
+            connection.execute(f"PRAGMA synchronous={self._place.synchronous}")
+            setup(connection)  # before anything is changed: it refuses a file that is not a bus
+            (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+            if mode != "wal":
+                raise BusConfigurationError(
+                    f"{self._place.path} cannot use a write-ahead log (SQLite answers {mode!r}), which several "
+                    "processes need: put it on a local disk"
+                )
+            connection.execute(f"PRAGMA journal_size_limit={JOURNAL_SIZE_LIMIT}").fetchone()
+        except BaseException:
+            connection.close()
+            raise
+        self._identity = self._place.identity()
+        self._connection = connection
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _checked(self) -> sqlite3.Connection:
+        """The connection, if its file is still the one at the path: SQLite would say ok to commits that nobody sees."""
+        if self._connection is None:
+            raise BusUnavailableError(f"{self._place.path} is not open")
+        if self._place.identity() != self._identity:
+            raise BusConfigurationError(
+                f"{self._place.path} was deleted or replaced while this process used it: stop every process on it and "
+                "start them again; what was committed before is in the old file alone"
+            )
+        return self._connection
+
+    def _snapshot(self, job: Job[T]) -> T:
+        connection = self._checked()
+        connection.execute("BEGIN")
+        try:
+            return job(connection)
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+
+    def _transaction(self, job: Job[T]) -> T:
+        connection = self._checked()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            result = job(connection)
+        except BaseException:
+            _roll_back(connection)
+            raise
+        try:
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            _roll_back(connection)
+            if _name(error) in _CERTAIN:
+                raise
+            raise CommitUnknownError(f"{self._place.path}: COMMIT failed ({error}), its outcome is unknown") from error
+        return result
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    if connection.in_transaction:  # a full disk has rolled back by itself
+        connection.execute("ROLLBACK")
+
+
+def _name(error: sqlite3.Error) -> str:
+    """The primary result code, such as SQLITE_IOERR for SQLITE_IOERR_WRITE."""
+    name = getattr(error, "sqlite_errorname", None) or ""
+    return "_".join(name.split("_")[:2])
+
+
+def _verdict(error: sqlite3.Error, place: Place) -> BusError:
+    name = _name(error)
+    message = f"{place.path}: {_REMEDIES.get(name, 'SQLite failed')} ({name or type(error).__name__}: {error})"
+    if name in _PERMANENT:
+        return BusConfigurationError(message)
+    return BusUnavailableError(message)

@@ -1,0 +1,76 @@
+"""The queue of a bus's writers: a `flock` on `bus.lock`.
+
+The kernel queues those who wait, where SQLite polls with sleeps and starves some; the lock dies with its process; and
+as commits, checkpoints and closing all run under it, no commit ever meets a checkpoint (the WAL-reset fault of
+SQLite 3.7.0 to 3.51.2, see SQLite's change log for 3.51.3). It guards nothing against those who do not take it:
+inside it SQLite's own locks still hold.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import weakref
+
+from outfitter_proto.bus.embedded import place as places
+
+
+class Lock:
+    """A process-wide and thread-wide exclusive turn; a context manager for one thread at a time."""
+
+    def __init__(self, place: places.Place) -> None:
+        self._place = place
+        self._descriptor = -1
+        _locks.add(self)
+
+    def __enter__(self) -> None:
+        """Wait for the turn, without a limit: who asked for it has one.
+
+        Raises:
+            BusError: the lock file cannot be used; the message says why.
+        """
+        path = self._place.lock
+        try:
+            while True:
+                if self._descriptor < 0:
+                    self._open()
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+                if self._is_in_place():
+                    return
+                self.close()  # somebody removed it: take the one that newcomers take
+        except OSError as error:
+            places.raise_for(error, f"{path} cannot be locked", path)
+
+    def __exit__(self, *exc: object) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _open(self) -> None:
+        flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW
+        self._descriptor = os.open(self._place.lock, flags, places.FILE_MODE)
+        found = os.fstat(self._descriptor)
+        self._place.check_owner(found)
+        if found.st_uid == os.geteuid() and found.st_mode & 0o777 != places.FILE_MODE:
+            os.fchmod(self._descriptor, places.FILE_MODE)  # whatever the umask
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), self._place.lock.stat())
+        except FileNotFoundError:
+            return False
+
+
+_locks: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _forget() -> None:
+    """A `flock` lasts until its last descriptor is closed: a forked child must not keep its parent's."""
+    for lock in list(_locks):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_forget)

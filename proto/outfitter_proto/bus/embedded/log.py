@@ -1,0 +1,281 @@
+"""The tables of an embedded bus and every statement on them but housekeeping's, as functions over a connection.
+
+A partition's next offset is kept apart from its records, so it survives compaction and retention; offsets are given out
+inside the transaction that writes the records, so they grow without gaps of their own and every record below `next`
+is committed. Nothing here begins or ends a transaction (`database` does), and every cursor is read to its end.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from outfitter_proto.bus.port import (
+    BusConfigurationError,
+    BusError,
+    Entry,
+    FencedError,
+    Message,
+    OffsetOutOfRangeError,
+    TooLargeError,
+    TopicSpec,
+    UnknownTopicError,
+)
+
+APPLICATION_ID: Final = 0x6F757466
+"""'outf': what SQLite's `PRAGMA application_id` tells a bus from another program's database by."""
+
+FORMAT: Final = 1
+"""The tables' version, in `PRAGMA user_version`."""
+
+DEFAULT_MAX_MESSAGE_BYTES: Final = 1_048_588
+"""Kafka's default of `max.message.bytes`."""
+
+MAX_FETCH_BYTES: Final = 16 * 1024 * 1024
+"""About where a fetch stops, whatever number of records was asked for: it must not become a manager's memory."""
+
+_CHUNK: Final = 500
+_NUMBERS: Final = ("max.message.bytes", "retention.ms", "delete.retention.ms", "min.cleanable.dirty.ratio")
+_TABLES: Final = """
+CREATE TABLE topic (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, uuid TEXT NOT NULL,
+    partitions INTEGER NOT NULL, config BLOB NOT NULL
+);
+CREATE TABLE part (
+    topic INTEGER NOT NULL, part INTEGER NOT NULL,
+    start INTEGER NOT NULL DEFAULT 0,  -- the first offset there is
+    next INTEGER NOT NULL DEFAULT 0,   -- the one after the last
+    clean INTEGER NOT NULL DEFAULT 0,  -- housekeeping's: compacted up to here,
+    live INTEGER NOT NULL DEFAULT 0,   -- and this many records were left
+    PRIMARY KEY (topic, part)
+) WITHOUT ROWID;
+CREATE TABLE record (
+    topic INTEGER NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL,
+    time INTEGER NOT NULL,             -- milliseconds since the epoch
+    key BLOB, value BLOB,
+    PRIMARY KEY (topic, part, off)
+) WITHOUT ROWID;
+CREATE TABLE tombstone (
+    topic INTEGER NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL,
+    until INTEGER NOT NULL,            -- housekeeping's: when this tombstone may go
+    PRIMARY KEY (topic, part, off)
+) WITHOUT ROWID;
+CREATE TABLE writer (identity TEXT NOT NULL PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWID
+"""
+
+
+class Topic(NamedTuple):
+    """A topic's row: it never changes, nor does it go away while the file is the same."""
+
+    id: int
+    name: str
+    uuid: str
+    partitions: int
+    config: dict[str, str]
+
+    @property
+    def compacted(self) -> bool:
+        return "compact" in self.policies
+
+    @property
+    def policies(self) -> frozenset[str]:
+        """Of `delete` (Kafka's default) and `compact`."""
+        return frozenset(p.strip() for p in self.config.get("cleanup.policy", "delete").split(","))
+
+    def number(self, setting: str, default: float) -> float:
+        return float(self.config.get(setting, default))
+
+    def check_partition(self, partition: int) -> None:
+        if not 0 <= partition < self.partitions:
+            raise UnknownTopicError(
+                f"topic {self.name!r} has no partition {partition}, but {self.partitions}, counted from 0"
+            )
+
+
+class Slice(NamedTuple):
+    """What a fetch found, and the position after it: past the holes too."""
+
+    messages: list[Message]
+    position: int
+
+
+def set_up(connection: sqlite3.Connection) -> None:
+    """Make the tables in an empty file; refuse a file that is somebody else's or of a later version."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (owner,) = connection.execute("PRAGMA application_id").fetchone()
+    if (owner, version) == (APPLICATION_ID, FORMAT):
+        return
+    if owner == APPLICATION_ID:
+        raise BusConfigurationError(
+            f"the embedded bus has format {version} and this program knows {FORMAT}: run the program that made it"
+        )
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if tables or owner or version:
+        raise BusConfigurationError("this is another program's SQLite database, no bus: name the bus's own file")
+    connection.execute("BEGIN IMMEDIATE")
+    for table in _TABLES.split(";"):
+        connection.execute(table)
+    connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version={FORMAT}")
+    connection.execute("COMMIT")
+
+
+# --- topics --------------------------------------------------------------------------------------------
+
+
+def check_spec(spec: TopicSpec) -> None:
+    """Refuse a topic whose settings would be misread later. Settings that mean nothing here are kept as they are.
+
+    Raises:
+        BusConfigurationError: which topic, which setting, what would be valid.
+    """
+    if spec.partitions < 1:
+        raise BusConfigurationError(f"topic {spec.name!r} needs at least 1 partition, not {spec.partitions}")
+    topic = Topic(0, spec.name, "", spec.partitions, dict(spec.config))
+    if not topic.policies or topic.policies - {"delete", "compact"}:
+        raise BusConfigurationError(
+            f"topic {spec.name!r}: cleanup.policy is delete, compact or both with a comma, not "
+            f"{spec.config['cleanup.policy']!r}"
+        )
+    for setting in _NUMBERS:
+        try:
+            topic.number(setting, 0)
+        except ValueError as error:
+            raise BusConfigurationError(
+                f"topic {spec.name!r}: {setting} is a number, not {spec.config[setting]!r}"
+            ) from error
+
+
+def find_topic(connection: sqlite3.Connection, name: str) -> Topic | None:
+    row = connection.execute("SELECT id, name, uuid, partitions, config FROM topic WHERE name = ?", (name,)).fetchone()
+    return None if row is None else _topic(*row)
+
+
+def _topic(number: int, name: str, uuid: str, partitions: int, config: bytes) -> Topic:
+    return Topic(number, name, uuid, partitions, msgspec.json.decode(config, type=dict[str, str]))
+
+
+def all_topics(connection: sqlite3.Connection) -> list[Topic]:
+    rows = connection.execute("SELECT id, name, uuid, partitions, config FROM topic ORDER BY id").fetchall()
+    return [_topic(*row) for row in rows]
+
+
+def create_topic(connection: sqlite3.Connection, spec: TopicSpec) -> bool:
+    """Make a topic with a random id, by which a file made anew is noticed. False: it is there, and stays as it is."""
+    if find_topic(connection, spec.name) is not None:
+        return False
+    inserted = connection.execute(
+        "INSERT INTO topic (name, uuid, partitions, config) VALUES (?, ?, ?, ?)",
+        (spec.name, os.urandom(16).hex(), spec.partitions, msgspec.json.encode(dict(spec.config))),
+    )
+    connection.executemany(
+        "INSERT INTO part (topic, part) VALUES (?, ?)", [(inserted.lastrowid, n) for n in range(spec.partitions)]
+    )
+    return True
+
+
+# --- records -------------------------------------------------------------------------------------------
+
+
+def bounds(connection: sqlite3.Connection, topic: Topic, partition: int) -> tuple[int, int]:
+    """The first offset there is and the one after the last."""
+    start, following = connection.execute(
+        "SELECT start, next FROM part WHERE topic = ? AND part = ?", (topic.id, partition)
+    ).fetchone()
+    return start, following
+
+
+def check_entries(topic: Topic, entries: Sequence[Entry]) -> None:
+    """Refuse what Kafka's broker refuses: a record over `max.message.bytes`, one without a key on a compacted topic.
+
+    Raises:
+        TooLargeError, BusError: and which record it is.
+    """
+    limit = topic.number("max.message.bytes", DEFAULT_MAX_MESSAGE_BYTES)
+    for number, (key, value) in enumerate(entries):
+        size = len(key or b"") + len(value or b"")
+        if size > limit:
+            raise TooLargeError(
+                f"record {number} (key {key!r:.80}) has {size} bytes, and topic {topic.name!r} takes "
+                f"{limit:.0f} (max.message.bytes)"
+            )
+        if key is None and topic.compacted:
+            raise BusError(f"record {number} has no key, and topic {topic.name!r} is compacted: give it one")
+
+
+def append(connection: sqlite3.Connection, topic: Topic, partition: int, entries: Sequence[Entry]) -> int:
+    """Write `entries`; return the first one's offset."""
+    _, first = bounds(connection, topic, partition)
+    now_ms = time.time_ns() // 1_000_000
+    connection.execute(
+        "UPDATE part SET next = next + ? WHERE topic = ? AND part = ?", (len(entries), topic.id, partition)
+    )
+    connection.executemany(
+        "INSERT INTO record (topic, part, off, time, key, value) VALUES (?, ?, ?, ?, ?, ?)",
+        [(topic.id, partition, first + n, now_ms, key, value) for n, (key, value) in enumerate(entries)],
+    )
+    return first
+
+
+def fetch(connection: sqlite3.Connection, topic: Topic, partition: int, position: int, max_records: int) -> Slice:
+    """The records from `position` on: at most `max_records`, and about `MAX_FETCH_BYTES`.
+
+    Raises:
+        OffsetOutOfRangeError: `position` is before the first or after the end.
+    """
+    start, end = bounds(connection, topic, partition)
+    if not start <= position <= end:
+        raise OffsetOutOfRangeError(
+            f"offset {position} of {topic.name!r} partition {partition} is not there: {start} to {end} are",
+            start=start,
+            end=end,
+        )
+    if position == end:
+        return Slice([], end)
+    cursor = connection.execute(
+        "SELECT ?, part, off, key, value, time FROM record WHERE topic = ? AND part = ? AND off >= ?"
+        " ORDER BY off LIMIT ?",
+        (topic.name, topic.id, partition, position, max_records),
+    )
+    messages: list[Message] = []
+    size = 0
+    while len(messages) < max_records and size < MAX_FETCH_BYTES:
+        chunk = list(map(Message._make, cursor.fetchmany(_CHUNK)))
+        if not chunk:
+            cursor.close()
+            return Slice(messages, end)
+        messages += chunk
+        size += sum(len(message.value) for message in chunk if message.value is not None)
+    cursor.close()
+    return Slice(messages, messages[-1].offset + 1)
+
+
+# --- writers -------------------------------------------------------------------------------------------
+
+
+def take_identity(connection: sqlite3.Connection, identity: str) -> int:
+    """Raise the identity's epoch, by which every earlier holder is fenced; return it."""
+    connection.execute(
+        "INSERT INTO writer (identity, epoch) VALUES (?, 1) ON CONFLICT (identity) DO UPDATE SET epoch = epoch + 1",
+        (identity,),
+    )
+    return _epoch(connection, identity)
+
+
+def check_epoch(connection: sqlite3.Connection, identity: str, epoch: int) -> None:
+    """Raises FencedError: somebody has taken the identity since."""
+    current = _epoch(connection, identity)
+    if current != epoch:
+        raise FencedError(
+            f"writer {identity!r} was taken over (epoch {current}, ours was {epoch}): nothing of this was written"
+        )
+
+
+def _epoch(connection: sqlite3.Connection, identity: str) -> int:
+    (epoch,) = connection.execute("SELECT epoch FROM writer WHERE identity = ?", (identity,)).fetchone()
+    return int(epoch)

@@ -1,0 +1,52 @@
+"""The embedded bus's cursor over one partition: look, and when there is nothing, wait to be woken and look again."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import anyio
+
+from outfitter_proto.bus.embedded import log
+from outfitter_proto.bus.embedded.database import Database
+from outfitter_proto.bus.embedded.wake import LOOK_ANYWAY_S, Ear
+from outfitter_proto.bus.port import BusUnavailableError, Message, Reader
+
+
+class EmbeddedReader(Reader):
+    """Reads slices of committed records: there are no others in the file, so both isolation levels are one."""
+
+    def __init__(self, database: Database, topic: log.Topic, partition: int, position: int, ear: Ear) -> None:
+        self.position = position
+        self._database = database
+        self._topic = topic
+        self._partition = partition
+        self._ear: Ear | None = ear
+
+    async def fetch(self, *, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:
+        deadline = anyio.current_time() + timeout
+        while True:
+            if self._ear is None:
+                raise BusUnavailableError(f"this reader of {self._topic.name!r} is closed: open another")
+            self._ear.drain()
+            look = partial(
+                log.fetch,
+                topic=self._topic,
+                partition=self._partition,
+                position=self.position,
+                max_records=max_records,
+            )
+            messages, position = await self._database.read(look)
+            self.position = position  # only now: a cancelled call has read nothing
+            left = deadline - anyio.current_time()
+            if messages or left <= 0:
+                return messages
+            with anyio.move_on_after(min(left, LOOK_ANYWAY_S)):
+                await self._ear.wait()
+
+    async def seek(self, offset: int) -> None:
+        self.position = offset
+
+    async def aclose(self) -> None:
+        ear, self._ear = self._ear, None
+        if ear is not None:
+            ear.close()

@@ -1,0 +1,79 @@
+"""The embedded bus's fenced writer: a commit is one transaction that first asks whether the epoch is still ours."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from outfitter_proto.bus.embedded import log
+from outfitter_proto.bus.embedded.database import Database
+from outfitter_proto.bus.embedded.wake import Belfry
+from outfitter_proto.bus.port import BusUnavailableError, Entry, TooLargeError, Writer
+
+MAX_BATCH_BYTES: Final = 1_000_000
+"""What the last batch of a commit may hold: about Kafka's default, so that what fits here fits there."""
+
+
+class EmbeddedWriter(Writer):
+    """Holds a writer identity from its epoch on, until somebody raises the epoch."""
+
+    def __init__(
+        self,
+        database: Database,
+        belfry: Belfry,
+        find: Callable[[str], Awaitable[log.Topic]],
+        *,
+        identity: str,
+        epoch: int,
+        partition: int,
+    ) -> None:
+        self.partition = partition
+        self._database = database
+        self._belfry = belfry
+        self._find = find
+        self._identity = identity
+        self._epoch = epoch
+        self._spent = False
+
+    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        if self._spent:
+            raise BusUnavailableError(f"this writer {self._identity!r} is spent or closed: open a new one")
+        found = [(await self._find(name), entries) for name, entries in batches]
+        for topic, entries in found:
+            topic.check_partition(self.partition)
+            log.check_entries(topic, entries)
+        if found:
+            self._check_last(*found[-1])
+
+        def write(connection: sqlite3.Connection) -> None:
+            log.check_epoch(connection, self._identity, self._epoch)
+            for topic, entries in found:
+                if entries:
+                    log.append(connection, topic, self.partition, entries)
+
+        self._spent = True  # until this has returned: cancelled or failed, it stays so
+        await self._database.commit(write, after=lambda _: self._ring(found))
+        self._spent = False
+
+    @property
+    def tainted(self) -> bool:
+        return False  # a commit that has returned leaves nothing under way
+
+    @property
+    def max_batch_bytes(self) -> int:
+        return MAX_BATCH_BYTES
+
+    async def aclose(self) -> None:
+        self._spent = True
+
+    def _ring(self, written: Sequence[tuple[log.Topic, Sequence[Entry]]]) -> None:
+        self._belfry.ring([(topic.id, self.partition) for topic, entries in written if entries])
+
+    @staticmethod
+    def _check_last(topic: log.Topic, entries: Sequence[Entry]) -> None:
+        size = sum(len(key or b"") + len(value or b"") for key, value in entries)
+        if size > MAX_BATCH_BYTES:
+            raise TooLargeError(
+                f"the last batch, for {topic.name!r}, has {size} bytes, and {MAX_BATCH_BYTES} is the most: split it"
+            )
