@@ -1,0 +1,114 @@
+"""Which key is asked for how much, on Kubernetes and on YARN.
+
+A configured key wins over what the driver says of itself; a resource with neither is left out, and so is one that
+is switched off. Follows Flink's `ExternalResourceUtils.getExternalResourceConfigurationKeys`, except that what it
+would round (0.5 to "0") is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from outfitter_drivers.api import ExternalResourceDriver, KubernetesRequest, YarnRequest
+from outfitter_service.config.options import kubernetes_key, yarn_key
+from outfitter_service.config.resources import ResourceConfig
+
+DriverOf = Callable[[ResourceConfig], ExternalResourceDriver | None]
+"""The driver of a resource, or None when there is none to ask."""
+
+
+class RequestError(ValueError):
+    """An amount that cannot be requested; the message names the resource, the key and the numbers."""
+
+
+def no_driver(_config: ResourceConfig) -> None:
+    """Ask no drivers: only configured keys count."""
+
+
+def kubernetes_amounts(resources: Iterable[ResourceConfig], driver_of: DriverOf = no_driver) -> dict[str, str]:
+    """Extended resource name → quantity, as `resources.requests` and `resources.limits` want it.
+
+    Two resources under one key make one entry, the first one's (a configuration refuses that).
+
+    Raises:
+        RequestError: an amount is no positive whole number, or a driver names no extended resource.
+    """
+    amounts: dict[str, str] = {}
+    for config in _in_effect(resources):
+        said: Mapping[str, Any] = {}
+        if config.kubernetes_key is not None:
+            said = {config.kubernetes_key: config.amount}
+        else:
+            driver: object = driver_of(config)
+            if isinstance(driver, KubernetesRequest):
+                said = driver.kubernetes_resources(_whole(config, config.amount))
+        for key, amount in said.items():
+            amounts.setdefault(_named(config, key, kubernetes_key), str(_whole(config, amount)))
+    return amounts
+
+
+def yarn_amounts(
+    resources: Iterable[ResourceConfig],
+    driver_of: DriverOf = no_driver,
+    *,
+    maximum: Mapping[str, int] | None = None,
+) -> dict[str, int]:
+    """YARN resource type → amount, as a request's resource information wants it.
+
+    `maximum` is what the cluster allows one container of each type it knows; without it nothing is compared.
+
+    Raises:
+        RequestError: as for Kubernetes; or the cluster does not know the type, or allows less.
+    """
+    amounts: dict[str, int] = {}
+    for config in _in_effect(resources):
+        said: Mapping[str, Any] = {}
+        if config.yarn_key is not None:
+            said = {config.yarn_key: config.amount}
+        else:
+            driver: object = driver_of(config)
+            if isinstance(driver, YarnRequest):
+                said = driver.yarn_resources(_whole(config, config.amount))
+        for key, found in said.items():
+            amount = _whole(config, found)
+            if maximum is not None:
+                _fits(config, key, amount, maximum)
+            amounts.setdefault(_named(config, key, yarn_key), amount)
+    return amounts
+
+
+def _in_effect(resources: Iterable[ResourceConfig]) -> Iterable[ResourceConfig]:
+    return (config for config in resources if config.in_effect)
+
+
+def _whole(config: ResourceConfig, amount: Any) -> int:
+    """The amount as a number of whole devices, from a number or from a driver's text."""
+    number = int(amount) if isinstance(amount, str) and amount.isascii() and amount.isdigit() else amount
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise RequestError(
+            f"resource {config.name}: {amount!r} cannot be requested; devices are requested as whole numbers from 1"
+        )
+    return number
+
+
+def _named(config: ResourceConfig, key: str, check: Callable[[str], str | None]) -> str:
+    try:
+        name = check(key)
+    except ValueError as error:
+        raise RequestError(f"resource {config.name}: {key!r} {error}") from error
+    if name is None:
+        raise RequestError(f"resource {config.name}: its driver names a blank key")
+    return name
+
+
+def _fits(config: ResourceConfig, key: str, amount: int, maximum: Mapping[str, int]) -> None:
+    if key not in maximum:
+        known = ", ".join(f"{name} (at most {most})" for name, most in sorted(maximum.items())) or "none"
+        raise RequestError(
+            f"resource {config.name}: {amount} of {key} wanted, which the cluster does not know; it knows {known}"
+        )
+    if amount > maximum[key]:
+        raise RequestError(
+            f"resource {config.name}: {amount} of {key} wanted, but the cluster allows at most {maximum[key]} a container"
+        )

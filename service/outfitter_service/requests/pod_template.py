@@ -1,0 +1,105 @@
+"""Requesting amounts in a pod template: YAML in, YAML out, every field that is not ours as it was.
+
+A template is a Pod, or anything with a pod template within (`spec.template`: Deployment, Job, StatefulSet). Only the
+main container's `resources.requests` and `resources.limits` change, and there only the requested keys.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from outfitter_service.requests.amounts import RequestError
+
+MAIN_CONTAINER = "flink-main-container"
+"""Flink's name of the worker's container in its pod templates (`Constants.MAIN_CONTAINER_NAME`)."""
+
+
+def request_in_pod_template(template: str, amounts: Mapping[str, str], *, container: str | None = None) -> str:
+    """The template with `amounts` (key → quantity) as requests and as limits of its main container.
+
+    The main container is the one named `container`. If None: `flink-main-container`, else the only one there
+    is; if there are none at all, an empty one is added, as Flink does.
+
+    Raises:
+        RequestError: it is no YAML, no pod template, or the main container is not clear.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    yaml = YAML(typ="rt", pure=True)
+    yaml.preserve_quotes = True
+    yaml.width = 1_000_000  # never fold a long line of somebody else's
+    try:
+        document = yaml.load(template)
+    except RecursionError as error:
+        raise RequestError("the pod template is nested too deeply") from error
+    except (YAMLError, ValueError) as error:
+        raise RequestError(f"the pod template is no YAML: {' '.join(str(error).split())}") from error
+    if amounts:
+        _request(_main_container(_pod_spec(document), container), amounts)
+    else:
+        _pod_spec(document)
+    written = io.StringIO()
+    yaml.dump(document, written)
+    return written.getvalue()
+
+
+def _mapping(value: Any, where: str) -> MutableMapping[str, Any]:
+    if not isinstance(value, MutableMapping):
+        raise RequestError(f"the pod template's {where} must be a mapping, not {type(value).__name__}")
+    return value
+
+
+def _pod_spec(document: Any) -> MutableMapping[str, Any]:
+    if not isinstance(document, MutableMapping) or "spec" not in document:
+        raise RequestError("the pod template has no spec; a Pod is needed, or an object with a spec.template")
+    spec = _mapping(document["spec"], "spec")
+    if "template" not in spec:
+        return spec
+    inner = _mapping(spec["template"], "spec.template")
+    if "spec" not in inner:
+        raise RequestError("the pod template has no spec.template.spec")
+    return _mapping(inner["spec"], "spec.template.spec")
+
+
+def _main_container(spec: MutableMapping[str, Any], wanted: str | None) -> MutableMapping[str, Any]:
+    containers = spec.get("containers")
+    if containers is None:
+        containers = spec["containers"] = []
+    if not isinstance(containers, list):
+        raise RequestError("the pod template's containers must be a list")
+    named = [_mapping(item, f"containers[{position}]") for position, item in enumerate(containers)]
+    main = [item for item in named if item.get("name") == (wanted or MAIN_CONTAINER)]
+    if len(main) == 1:
+        return main[0]
+    if not main and wanted is None and len(named) == 1:
+        return named[0]
+    if not named:
+        containers.append({"name": wanted or MAIN_CONTAINER})
+        return _mapping(containers[-1], "containers[0]")
+    names = ", ".join(str(item.get("name")) for item in named)
+    problem = "no container" if not main else "more than one container"
+    raise RequestError(
+        f"the pod template has {problem} named {wanted or MAIN_CONTAINER}; its containers are {names}"
+        + ("" if wanted else " (say with --container which is the worker's)")
+    )
+
+
+def _request(container: MutableMapping[str, Any], amounts: Mapping[str, str]) -> None:
+    from ruamel.yaml.comments import CommentedMap
+    from ruamel.yaml.scalarstring import DoubleQuotedScalarString
+
+    # New mappings, not changed ones: through YAML's aliases others may share them.
+    resources = CommentedMap(_own(container.get("resources"), "resources"))
+    for field in ("requests", "limits"):
+        quantities = CommentedMap(_own(resources.get(field), f"resources.{field}"))
+        for key, amount in amounts.items():
+            quantities[key] = DoubleQuotedScalarString(amount)
+        resources[field] = quantities
+    container["resources"] = resources
+
+
+def _own(value: Any, where: str) -> MutableMapping[str, Any]:
+    return _mapping({} if value is None else value, f"main container's {where}")
