@@ -1,0 +1,240 @@
+"""Running a discovery script to its end, and reading what it printed.
+
+The script runs in a session of its own, so that it and whatever it started can be ended together. A thread per
+run does the waiting: it sees the script's exit before the number of its process group can be anybody else's.
+What an exit code or an output means for a resource is for the drivers to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import logging
+import os
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskStatus
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from outfitter_drivers.api import PermanentDriverError, TemporaryDriverError
+
+logger = logging.getLogger("outfitter.drivers")
+
+MAX_STDOUT_BYTES = 1024 * 1024
+"""A line of device indexes is short; a script that prints more than this has gone wrong."""
+
+MAX_STDERR_BYTES = 64 * 1024
+"""How much of standard error is kept for messages; the rest is read and dropped."""
+
+_AFTER_EXIT_SECONDS = 0.2
+"""How long, after the script's exit, what it started may still finish a line before it is ended."""
+
+_END_SECONDS = 2.0
+"""How long ended processes may take to disappear; one that hangs in the kernel is left behind."""
+
+_POLL_SECONDS = 0.02
+_LOG_CHARACTERS = 300
+_JAVA_BLANKS = "".join(map(chr, range(0x21)))  # what Java's String.trim cuts
+_LINE_END = re.compile(r"\r\n|\r|\n")
+
+
+class Outcome(NamedTuple):
+    """How a script ended: its exit code (negative: the signal that killed it) and its output."""
+
+    code: int
+    stdout: bytes
+    stderr: bytes
+
+    def __str__(self) -> str:
+        if self.code < 0:
+            with contextlib.suppress(ValueError):
+                return f"was killed by {signal.Signals(-self.code).name}{self._output()}"
+            return f"was killed by signal {-self.code}{self._output()}"
+        return f"ended with exit code {self.code}{self._output()}"
+
+    def _output(self) -> str:
+        return f"; stdout: {shortened(self.stdout)}; stderr: {shortened(self.stderr)}"
+
+
+async def run_script(command: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None) -> Outcome:
+    """Run a program to its end, at most `timeout` seconds; nothing that it started in its session outlives the call.
+
+    Cancellation ends it as well.
+
+    Raises:
+        PermanentDriverError: it cannot be executed, or prints more than 1 MiB.
+        TemporaryDriverError: it did not end in time, or the machine has no process left for it.
+    """
+    ours, theirs = socket.socketpair()
+
+    async def stop_at_cancellation(*, task_status: TaskStatus[None]) -> None:
+        try:
+            task_status.started()
+            await anyio.sleep_forever()
+        finally:
+            ours.close()
+
+    with ours, theirs:
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(stop_at_cancellation)
+            outcome = await anyio.to_thread.run_sync(_run, tuple(command), timeout, env, theirs)
+            tasks.cancel_scope.cancel()
+    await checkpoint_if_cancelled()
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def parse_indexes(stdout: bytes) -> list[str]:
+    """The device indexes in a discovery script's standard output, each once, in its order.
+
+    They stand on the first line that is not blank, separated by commas, as for Flink; or that line is an object
+    `{"name": …, "addresses": […]}`, as Spark's scripts print it (which may then take several lines).
+
+    Raises:
+        PermanentDriverError: the output is no text, or a malformed object.
+    """
+    text = stdout.decode("utf-8", "replace")
+    for sign, name in (("\0", "a NUL"), ("\ufeff", "a byte order mark"), ("\ufffd", "bytes that are not UTF-8")):
+        if sign in text:
+            raise PermanentDriverError(f"the discovery script printed {name}: {stdout[:80]!r}")
+    lines = [line for line in _LINE_END.split(text) if line.strip(_JAVA_BLANKS)]
+    if not lines:
+        return []
+    if lines[0].lstrip(_JAVA_BLANKS).startswith("{"):
+        words, rest = _spark_addresses(lines)
+    else:
+        words, rest = lines[0].split(","), lines[1:]
+    if rest:
+        logger.warning("the discovery script printed more than one line; ignored: %s", shortened("\n".join(rest)))
+    return list(dict.fromkeys(index for word in words if (index := word.strip(_JAVA_BLANKS))))
+
+
+def shortened(output: bytes | str) -> str:
+    """Output as one line that a log can bear."""
+    text = output.decode("utf-8", "replace") if isinstance(output, bytes) else output
+    line = " | ".join(part for part in text[: _LOG_CHARACTERS * 4].split("\n") if part.strip())
+    shown = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line)
+    if len(shown) > _LOG_CHARACTERS or len(text) > _LOG_CHARACTERS * 4:
+        return f"{shown[:_LOG_CHARACTERS]}… ({len(output)} in all)"
+    return shown or "nothing"
+
+
+def _spark_addresses(lines: Sequence[str]) -> tuple[list[str], Sequence[str]]:
+    """The addresses of Spark's object, and the lines after it."""
+    for text, rest in ((lines[0], lines[1:]), ("\n".join(lines), ())):
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        addresses = found.get("addresses")
+        if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
+            break
+        if any(sign in address for address in addresses for sign in ("\0", "\ufffd", "\ufeff")):
+            break
+        return addresses, rest
+    raise PermanentDriverError(
+        f'the discovery script printed {shortened(lines[0])}; valid is {{"name": "gpu", "addresses": ["0", "1"]}}'
+    )
+
+
+# --- the thread's side ------------------------------------------------------------------------------------
+
+
+class _Why(enum.Enum):
+    """Why a script is no longer watched."""
+
+    EXITED = enum.auto()
+    FLOODED = enum.auto()
+    LATE = enum.auto()
+
+
+def _run(
+    command: Sequence[str], timeout: float, env: Mapping[str, str] | None, stop: socket.socket
+) -> Outcome | PermanentDriverError | TemporaryDriverError:
+    name = command[0]
+    try:
+        process = subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+    except BlockingIOError as error:
+        return TemporaryDriverError(f"cannot start {name}: {error.strerror}")
+    except (OSError, ValueError) as error:
+        return PermanentDriverError(f"cannot run {name}: {getattr(error, 'strerror', None) or error}")
+    stdout, stderr = bytearray(), bytearray()
+    try:
+        why = _watch(process, stop, timeout, stdout, stderr)
+    finally:
+        _end(process)
+    outcome = Outcome(process.returncode, bytes(stdout), bytes(stderr))
+    if why is _Why.EXITED:
+        return outcome
+    said = f"stdout: {shortened(outcome.stdout)}; stderr: {shortened(outcome.stderr)}"
+    if why is _Why.FLOODED:
+        return PermanentDriverError(f"{name} printed more than {MAX_STDOUT_BYTES} bytes and was killed; {said}")
+    return TemporaryDriverError(f"{name} did not end within {timeout:g} s and was killed; {said}")
+
+
+def _watch(
+    process: subprocess.Popen[bytes], stop: socket.socket, timeout: float, stdout: bytearray, stderr: bytearray
+) -> _Why:
+    """Read what the script prints until it has ended, or must be."""
+    deadline = time.monotonic() + timeout
+    has_exited = False
+    with selectors.DefaultSelector() as selector:
+        for file, kept, limit in (
+            (process.stdout, stdout, MAX_STDOUT_BYTES + 1),
+            (process.stderr, stderr, MAX_STDERR_BYTES),
+        ):
+            if file is not None:
+                selector.register(file, selectors.EVENT_READ, (kept, limit))
+        selector.register(stop, selectors.EVENT_READ)
+        while True:
+            outputs_open = len(selector.get_map()) > 1
+            for key, _ in selector.select(_POLL_SECONDS if outputs_open else _POLL_SECONDS / 10):
+                if key.fileobj is stop:
+                    return _Why.LATE
+                kept, limit = key.data
+                chunk = os.read(key.fd, 65_536)
+                kept += chunk[: limit - len(kept)]
+                if not chunk:
+                    selector.unregister(key.fileobj)
+            if len(stdout) > MAX_STDOUT_BYTES:
+                return _Why.FLOODED
+            if not has_exited and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                has_exited = True
+                deadline = time.monotonic() + _AFTER_EXIT_SECONDS
+            is_late = time.monotonic() > deadline
+            if has_exited and (is_late or len(selector.get_map()) == 1):
+                return _Why.EXITED
+            if is_late:
+                return _Why.LATE
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill all of the script's process group. Its leader has not been waited for, so the number is still its own."""
+    for output in (process.stdout, process.stderr):
+        if output is not None:
+            output.close()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        logger.error("process %d of a discovery script does not end although it was killed", process.pid)
