@@ -5,11 +5,12 @@ JSON in UTF-8 through msgspec. A body and its key must name the same host: the b
 
 from __future__ import annotations
 
-import re
+from typing import Any
 
 import msgspec
 
-from outfitter_proto.records import DeadLetter, LedgerRecord, Note, Registration, Transition
+from outfitter_proto import faults
+from outfitter_proto.records import DeadLetter, HistoryRecord, LedgerRecord, Registration
 
 MAX_MESSAGE_BYTES = 64 * 1024
 """The longest registration that is read (the registrations topic's `max.message.bytes`)."""
@@ -33,23 +34,22 @@ class UnknownTypeError(WireError):
 
 
 _ENCODER = msgspec.json.Encoder()
-_REGISTRATION = msgspec.json.Decoder(Registration)
-_LEDGER = msgspec.json.Decoder(LedgerRecord)
-_HISTORY = msgspec.json.Decoder(Transition | Note)
+_REGISTRATION: msgspec.json.Decoder[Registration] = msgspec.json.Decoder(Registration)
+_LEDGER: msgspec.json.Decoder[LedgerRecord] = msgspec.json.Decoder(LedgerRecord)
+_HISTORY: msgspec.json.Decoder[HistoryRecord] = msgspec.json.Decoder(HistoryRecord)
 _DEAD_LETTER = msgspec.json.Decoder(DeadLetter)
-_PATH = re.compile(r"^(?P<problem>.*) - at `(?P<field>[^`]*)`$", re.DOTALL)
 
 encode = _ENCODER.encode
 """Encode any record to compact JSON bytes."""
 
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-def _translate(what: str, error: Exception) -> WireError:
-    text = str(error)
-    found = _PATH.match(text)
-    problem, field = (found["problem"], found["field"]) if found else (text, None)
-    if problem.startswith("Invalid value ") and (field or "").endswith(".type"):
-        return UnknownTypeError(what, problem, field)
-    return WireError(what, problem, field)
+
+def _translate(what: str, value: bytes, kind: Any, error: Exception) -> WireError:
+    fault = faults.locate(value, kind, error)
+    if fault.field == "$.type" and fault.problem.startswith("Invalid value "):
+        return UnknownTypeError(what, fault.problem, fault.field)
+    return WireError(what, fault.problem, fault.field)
 
 
 def decode_registration(value: bytes | None, *, key: bytes | None = None) -> Registration:
@@ -67,8 +67,8 @@ def decode_registration(value: bytes | None, *, key: bytes | None = None) -> Reg
         raise WireError(what, f"{len(value)} bytes; at most {MAX_MESSAGE_BYTES} are read")
     try:
         message = _REGISTRATION.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _translate(what, error) from error
+    except _UNREADABLE as error:
+        raise _translate(what, value, Registration, error) from error
     if key is not None and key != message.host.encode():
         raise WireError(
             what,
@@ -88,27 +88,27 @@ def decode_ledger(value: bytes, *, key: bytes | None = None) -> LedgerRecord:
     what = f"ledger record {key.decode('utf-8', 'replace')}" if key is not None else "ledger record"
     try:
         record = _LEDGER.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _translate(what, error) from error
+    except _UNREADABLE as error:
+        raise _translate(what, value, LedgerRecord, error) from error
     if key is not None and record.key.encode() != key:
         raise WireError(what, f"its body belongs under the key {record.key!r}")
     return record
 
 
-def decode_history(value: bytes) -> Transition | Note:
+def decode_history(value: bytes) -> HistoryRecord:
     """Decode one record of the history topic; raises `WireError`."""
     try:
         return _HISTORY.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _translate("history record", error) from error
+    except _UNREADABLE as error:
+        raise _translate("history record", value, HistoryRecord, error) from error
 
 
 def decode_dead_letter(value: bytes) -> DeadLetter:
     """Decode one record of the dead-letters topic; raises `WireError`."""
     try:
         return _DEAD_LETTER.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _translate("dead letter", error) from error
+    except _UNREADABLE as error:
+        raise _translate("dead letter", value, DeadLetter, error) from error
 
 
 __all__ = [

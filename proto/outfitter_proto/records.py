@@ -18,8 +18,11 @@ from urllib.parse import quote
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$"
-"""What a host, worker, operator, resource or cluster may be called (no `/`, no `@`, never empty)."""
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$(?!\n)"
+"""What a host, worker, operator, resource or cluster may be called (no `/`, no `@`, never empty).
+
+Python's `$` also matches before a last line feed, hence the end of the pattern.
+"""
 
 MAX_AMOUNT = 2**63 - 1
 """The largest amount: Flink's `external-resource.<name>.amount` is a Java long."""

@@ -110,5 +110,5 @@ def _fits(config: ResourceConfig, key: str, amount: int, maximum: Mapping[str, i
         )
     if amount > maximum[key]:
         raise RequestError(
-            f"resource {config.name}: {amount} of {key} wanted, but the cluster allows at most {maximum[key]} a container"
+            f"resource {config.name}: {amount} of {key} wanted, the cluster allows at most {maximum[key]} a container"
         )

@@ -1,0 +1,135 @@
+"""What exactly is wrong with a message: msgspec's verdict made precise.
+
+msgspec says `$.resources[...].amount` and not which resource. Only where a message was refused, this looks at it
+again: it halves the mapping and keeps the half that is still refused for the same reason, until one key is left.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+MAX_SHOWN = 80
+
+_AT = re.compile(r"^(?P<problem>.*) - at `(?P<bad_key>key` in `)?(?P<path>\$[^`]*)`$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`")
+_STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>[0-9]+)\]|(?P<any>\[\.\.\.\])")
+_PLAIN = re.compile(r"[A-Za-z_@][A-Za-z0-9_@-]{0,80}")
+
+Step = str | int
+_NOTHING = object()
+
+
+class Fault(NamedTuple):
+    """What is wrong, and the JSON path of where (`$.resources.gpu.amount`), None where the whole is wrong."""
+
+    problem: str
+    field: str | None
+
+
+def locate(body: bytes, kind: Any, error: Exception) -> Fault:
+    """Say what is wrong with `body`, which msgspec refused to decode as `kind` with `error`."""
+    text = str(error)
+    match = _AT.match(text)
+    if match is None and not _MISSING.match(text):
+        return Fault(text, None)
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Fault(match["problem"] if match else text, match["path"] if match else None)
+    if match is None:
+        return Fault(text, _path(_missing(text, ())))
+    steps = _Search(kind, text).concrete(document, match["path"])
+    if steps is None:
+        return Fault(match["problem"], match["path"])
+    found = _found(document, steps)
+    problem = match["problem"]
+    if match["bad_key"]:
+        bad = steps[-1]
+        return Fault(f"{problem} as a key; found {_shown(bad)}", _path(steps[:-1]))
+    if _MISSING.match(problem):
+        return Fault(problem, _path(_missing(problem, steps)))
+    return Fault(f"{problem}; found {_shown(found)}" if found is not _NOTHING else problem, _path(steps))
+
+
+def _missing(problem: str, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    match = _MISSING.match(problem)
+    return (*steps, match["field"]) if match else steps
+
+
+class _Search:
+    """Finds the keys that stand behind `[...]` in a path."""
+
+    def __init__(self, kind: Any, text: str) -> None:
+        self._kind = kind
+        self._text = text
+
+    def concrete(self, document: Any, path: str) -> tuple[Step, ...] | None:
+        """The path with its real keys, down to the bad key itself if the fault is in a key; None if not found."""
+        pattern = list(_STEP.finditer(path))
+        if "key` in `" in self._text:
+            pattern.append(next(_STEP.finditer("[...]")))
+        steps: tuple[Step, ...] = ()
+        for step in pattern:
+            if step["any"]:
+                key = self._guilty(document, steps)
+                if key is None:
+                    return None
+                steps += (key,)
+            else:
+                steps += (int(step["index"]) if step["index"] else step["name"],)
+        return steps
+
+    def _guilty(self, document: Any, steps: tuple[Step, ...]) -> str | None:
+        mapping = _found(document, steps)
+        if not isinstance(mapping, dict):
+            return None
+        keys = list(mapping)
+        while len(keys) > 1:
+            half = keys[: len(keys) // 2]
+            refused = self._refused(_with(document, steps, {key: mapping[key] for key in half}))
+            keys = half if refused else keys[len(half) :]
+        return str(keys[0]) if keys else None
+
+    def _refused(self, document: Any) -> bool:
+        try:
+            msgspec.convert(document, self._kind)
+        except msgspec.ValidationError as error:
+            return str(error) == self._text
+        return False
+
+
+def _found(document: Any, steps: Iterable[Step]) -> Any:
+    for step in steps:
+        try:
+            document = document[step]
+        except (KeyError, IndexError, TypeError):
+            return _NOTHING
+    return document
+
+
+def _with(document: Any, steps: tuple[Step, ...], value: Any) -> Any:
+    """A copy of `document`, as deep as needed, with another value at `steps`."""
+    if not steps:
+        return value
+    copy: Any = document.copy()
+    copy[steps[0]] = _with(copy[steps[0]], steps[1:], value)
+    return copy
+
+
+def _path(steps: Iterable[Step]) -> str:
+    parts = ["$"]
+    for step in steps:
+        if isinstance(step, int):
+            parts.append(f"[{step}]")
+        else:
+            parts.append(f".{step}" if _PLAIN.fullmatch(step) else f"[{_shown(step)}]")
+    return "".join(parts)
+
+
+def _shown(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
