@@ -134,7 +134,9 @@ class Metrics:
         self.commit_seconds = Histogram(
             "outfitter_commit_seconds", "Duration of commits.", buckets=COMMIT_BUCKETS, registry=r
         )
-        self.input_lag = Gauge("outfitter_input_lag_records", "Registrations fetched or known, not decided.", registry=r)
+        self.input_lag = Gauge(
+            "outfitter_input_lag_records", "Registrations fetched or known, not decided.", registry=r
+        )
         self.input_lost = Counter("outfitter_input_lost", "Times the input position was out of range.", registry=r)
         self.violations = Counter(
             "outfitter_exclusivity_violations",

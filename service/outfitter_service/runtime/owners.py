@@ -34,6 +34,9 @@ class OwnerWatch:
     def __len__(self) -> int:
         return len(self._pidfds)
 
+    def keys(self) -> set[str]:
+        return set(self._pidfds)
+
     def watch(self, key: str, owner: Owner) -> bool:
         """Begin to watch; False if this owner cannot be watched from here. A dead one is reported at once."""
         if key in self._pidfds:

@@ -7,7 +7,7 @@ what takes them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from outfitter_proto.bus import Entry, Message
@@ -25,16 +25,19 @@ from outfitter_proto.records import (
     Transition,
 )
 
-Touched = tuple[str, Allocation | Host | None]
 
+def ledger_batch(
+    values: Mapping[str, tuple[Allocation | Host | None, bytes | None]], checkpoint: Checkpoint
+) -> list[Entry]:
+    """The ledger's entries in order: releases and tombstones, grants, hosts, the checkpoint.
 
-def ledger_batch(touched: Iterable[Touched], checkpoint: Checkpoint) -> list[Entry]:
-    """The ledger's entries in order: releases and tombstones, grants, hosts, the checkpoint."""
+    `values` are the records and their bytes by key; None is a tombstone.
+    """
     lets_go: list[Entry] = []
     takes: list[Entry] = []
     hosts: list[Entry] = []
-    for key, record in touched:
-        entry = Entry(key.encode(), encode(record) if record is not None else None)
+    for key, (record, value) in values.items():
+        entry = Entry(key.encode(), value)
         if isinstance(record, Host):
             hosts.append(entry)
         elif record is not None and record.state in HOLDING_STATES:
@@ -67,10 +70,10 @@ def dead_letter(message: Message, reason: str, field: str | None, *, writer: str
 
 
 def batches(
-    topics: Topics, history: Sequence[Entry], letters: Sequence[DeadLetter], ledger: Sequence[Entry]
-) -> list[tuple[str, Sequence[Entry]]]:
+    topics: Topics, history: list[Entry], letters: Sequence[DeadLetter], ledger: list[Entry]
+) -> list[tuple[str, list[Entry]]]:
     """One transaction's batches in the order in which they are written."""
-    found: list[tuple[str, Sequence[Entry]]] = []
+    found: list[tuple[str, list[Entry]]] = []
     if history:
         found.append((topics.history, history))
     if letters:

@@ -1,0 +1,116 @@
+"""One commit in the making: events decided one after the other on the ledger, and what they come to.
+
+Synchronous throughout: nobody awaits while half a batch is decided. Committing and acting are the processor's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import datetime
+
+from outfitter_proto.bus import Entry, Message
+from outfitter_proto.codec import WireError, decode_registration, encode
+from outfitter_proto.names import Topics
+from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, HistoryRecord, Host, Source
+from outfitter_service.core import model as m
+from outfitter_service.core.decide import Decision, Rules, decide, renumber
+from outfitter_service.core.ledger import Change, DropAllocation, DropHost, Ledger, PutAllocation, PutHost
+from outfitter_service.runtime.transaction import batches, dead_letter, history_entry, ledger_batch
+
+
+class Batch:
+    """The decisions of one commit, applied to the ledger as they are made (`Ledger.rollback` takes them back)."""
+
+    def __init__(self, ledger: Ledger, rules: Rules, now: datetime) -> None:
+        self.ledger = ledger
+        self.now = now
+        self.history: list[HistoryRecord] = []
+        self.letters: list[DeadLetter] = []
+        self.commands: list[m.Command] = []
+        self.follow_ups: list[m.Event] = []
+        self.renewed: dict[str, None] = {}
+        self.cut: dict[str, None] = {}
+        self.kinds: Counter[str] = Counter()
+        self.registered_ms: dict[str, int] = {}
+        self.values: dict[str, tuple[Allocation | Host | None, bytes | None]] = {}
+        self.bytes = 0
+        self.events = 0
+        self._rules = rules
+
+    @property
+    def empty(self) -> bool:
+        """Nothing to write (heartbeats move leases in memory only)."""
+        return not (self.values or self.history or self.letters)
+
+    def decide(self, event: m.Event) -> Decision:
+        """Decide one event and apply what it changes."""
+        decision = decide(self.ledger, self._rules, event, self.now)
+        self.events += 1
+        self.kinds[decision.kind] += 1
+        if decision.changes:
+            self.apply(decision.changes)
+            self.history += decision.history
+            self.commands += decision.commands
+        self.follow_ups += decision.follow_ups
+        for key in decision.renewed:
+            self.renewed[key] = None
+        for key in decision.cut:
+            self.cut[key] = None
+        return decision
+
+    def message(self, message: Message) -> None:
+        """Decide one message of this writer's host; what cannot be understood or obeyed becomes a dead letter."""
+        try:
+            registration = decode_registration(message.value, key=message.key)
+        except WireError as error:
+            self.refuse(message, error.problem, error.field)
+            return
+        source = Source(partition=message.partition, offset=message.offset)
+        decision = self.decide(m.Incoming(registration, source))
+        if decision.refused is not None:
+            self.refuse(message, decision.refused)
+        elif decision.kind == "register":
+            key = f"{registration.host}/{registration.worker}/{registration.incarnation}"
+            self.registered_ms[key] = message.timestamp_ms
+
+    def refuse(self, message: Message, reason: str, field: str | None = None) -> None:
+        """Send a message to the dead letters."""
+        self.kinds["dead-letter"] += 1
+        self.letters.append(dead_letter(message, reason, field, writer=self._rules.writer, at=self.now))
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Apply changes to the ledger and keep the last value of each key for the ledger's batch."""
+        changes = list(changes)
+        self.ledger.apply(changes)
+        for change in changes:
+            match change:
+                case PutAllocation(record=record):
+                    self._keep(record.key, record)
+                case PutHost(record=record):
+                    self._keep(record.key, record)
+                case DropAllocation(key=key):
+                    self._keep(key, None)
+                case DropHost(host=host):
+                    self._keep(f"@host/{host}", None)
+                case _:
+                    pass
+
+    def renumber(self, host: str) -> None:
+        """Bring the queue positions that are shown up to date."""
+        self.apply(renumber(self.ledger, self._rules, host))
+
+    def _keep(self, key: str, record: Allocation | Host | None) -> None:
+        old = self.values.get(key)
+        if old is not None:
+            self.bytes -= len(old[1] or b"")
+        else:
+            self.bytes += len(key) + 16
+        value = encode(record) if record is not None else None
+        self.values[key] = (record, value)
+        self.bytes += len(value or b"")
+
+    def transaction(self, topics: Topics, checkpoint: Checkpoint) -> list[tuple[str, list[Entry]]]:
+        """What the commit writes, topic by topic, in order."""
+        ledger = ledger_batch(self.values, checkpoint)
+        return batches(topics, [history_entry(record) for record in self.history], self.letters, ledger)

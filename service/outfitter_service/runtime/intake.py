@@ -1,0 +1,78 @@
+"""The input of a partition, read ahead in the background up to a bound, so that a batch is what piled up.
+
+Keeps reading through outages of the bus. It decodes nothing and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import anyio
+import structlog
+
+from outfitter_proto.bus import Bus, BusError, Message, OffsetOutOfRangeError, Reader
+
+log = structlog.get_logger("outfitter.input")
+
+READ_AHEAD = 5000
+"""Records that may lie unread before fetching pauses: bounds the memory that a flood takes."""
+
+RETRY_S = 0.5
+
+
+class Intake:
+    """Messages fetched and not yet decided. `position` is the offset after the last fetched one, holes included."""
+
+    def __init__(self, bus: Bus, topic: str, partition: int, *, wake: Callable[[], None]) -> None:
+        self._bus = bus
+        self._topic = topic
+        self._partition = partition
+        self._wake = wake
+        self._drained = anyio.Event()
+        self.lost: OffsetOutOfRangeError | None = None
+        self.messages: deque[Message] = deque()
+        self.position = 0
+
+    async def run(self, start: int) -> None:
+        """Fetch from `start` until cancelled."""
+        self.messages.clear()
+        self.position = start
+        while True:
+            try:
+                async with await self._bus.open_reader(
+                    self._topic, self._partition, start=start, committed=False
+                ) as reader:
+                    self.position = reader.position
+                    await self._fetch(reader)
+            except OffsetOutOfRangeError as error:
+                log.error("input position is out of range", wanted=self.position, start=error.start, end=error.end)
+                self.lost = error
+                self.messages.clear()
+                self._wake()
+                start = error.start
+            except BusError as error:
+                log.warning("cannot read registrations, will try again", error=str(error))
+                start = self.position
+            await anyio.sleep(RETRY_S)
+
+    async def _fetch(self, reader: Reader) -> None:
+        while True:
+            while len(self.messages) >= READ_AHEAD:
+                self._drained = anyio.Event()
+                await self._drained.wait()
+            messages = await reader.fetch(max_records=READ_AHEAD, timeout=1.0)
+            self.position = reader.position
+            if messages:
+                self.messages.extend(messages)
+                self._wake()
+
+    def drop(self, count: int) -> None:
+        """The first `count` messages are decided and committed."""
+        for _ in range(count):
+            self.messages.popleft()
+        if len(self.messages) < READ_AHEAD:
+            self._drained.set()
+
+    def behind(self) -> int:
+        return len(self.messages)

@@ -1,0 +1,455 @@
+"""The partition processor: the one cycle in which everything happens.
+
+    event → decide → records and commands → commit the records → act on the commands → events …
+
+It takes a partition by fencing, replays the ledger, and goes on at the position the ledger names. Nothing is
+acted on before the commit that says so has returned; a commit that failed takes its decisions back, and the
+processor takes the partition anew. It knows no rules of allocation (core/) and no driver.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from datetime import UTC, datetime
+
+import anyio
+import structlog
+from msgspec import Struct, structs
+
+from outfitter_proto.bus import (
+    Bus,
+    BusError,
+    CommitUnknownError,
+    FencedError,
+    TooLargeError,
+    Writer,
+)
+from outfitter_proto.names import Topics, transactional_id
+from outfitter_proto.records import (
+    Allocation,
+    AllocationState,
+    Checkpoint,
+    Host,
+    InputPosition,
+    Note,
+)
+from outfitter_service.core import model as m
+from outfitter_service.core.decide import Rules
+from outfitter_service.core.hosts import host_record
+from outfitter_service.core.ledger import Ledger, PutHost
+from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.attendance import Attendance
+from outfitter_service.runtime.batch import Batch
+from outfitter_service.runtime.drivers import DriverCalls
+from outfitter_service.runtime.identity import Identity
+from outfitter_service.runtime.intake import Intake
+from outfitter_service.runtime.restore import Restored, restore
+from outfitter_service.runtime.telling import Telling
+
+log = structlog.get_logger("outfitter.processor")
+
+FIRST_DELAY_S = 0.1
+LONGEST_DELAY_S = 5.0
+TICK_S = 0.25
+"""How often deadlines are looked at."""
+FILL = 0.6
+"""How full of the largest possible ledger batch a commit is made: the next event's output must still fit."""
+
+
+class ForeignManagerError(RuntimeError):
+    """Another manager works for this writer: this one gives up instead of fencing back."""
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """How much and how long: records, seconds. `take_over`: accept a ledger that another machine wrote."""
+
+    batch_records: int = 1000
+    lease_grace_s: float = 2.0
+    checkpoint_interval_s: float = 3600.0
+    checkpoint_records: int = 5000
+    take_over: bool = False
+
+
+class Work(Struct, kw_only=True):
+    """One batch and what it consumes: internal events, messages, notes. `position` is the input's next offset."""
+
+    batch: Batch
+    position: int
+    internal: int = 0
+    taken: int = 0
+    notes: int = 0
+
+
+class RecycledError(BusError):
+    """The writer is tainted: a late request of it could still act, so it is replaced."""
+
+
+class Processor:
+    """Serves one host from one partition of the bus. Set `drivers` before `run`."""
+
+    drivers: DriverCalls
+
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        topics: Topics,
+        partition: int,
+        topic_id: str,
+        identity: Identity,
+        rules: Rules,
+        limits: Limits,
+        metrics: Metrics,
+    ) -> None:
+        self._bus = bus
+        self._topics = topics
+        self._partition = partition
+        self._topic_id = topic_id
+        self._identity = identity
+        self._rules = rules
+        self._limits = limits
+        self._metrics = metrics
+        self._host_key = identity.host.encode()
+        self._since = datetime.now(UTC)
+        self._log = log.bind(host=identity.host)
+        self._telling = Telling(metrics, identity.host)
+        self._wake = anyio.Event()
+        self._internal: deque[m.Event] = deque()
+        self._reports: dict[str, m.DriverReport] = {}
+        self._batch_limit = limits.batch_records
+        self._poisoned: int | None = None
+        self._position = 0
+        self._committed_position = 0
+        self._committed_at = 0.0
+        self._notes: list[Note] = []
+        self._stopping = False
+        self.ledger = Ledger()
+        self.ready = False
+        self.intake = Intake(bus, topics.registrations, partition, wake=self.wake)
+        self.attendance = Attendance(
+            bus,
+            topics.registrations,
+            partition,
+            identity=identity,
+            grace_s=limits.lease_grace_s,
+            default_lease_s=rules.lease_s,
+            emit=self.emit,
+        )
+
+    # --- from outside ---
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def emit(self, event: m.Event) -> None:
+        """Queue an internal event; it stays queued until a commit that includes it has returned."""
+        if isinstance(event, m.DriverReport):
+            self._reports[event.resource] = event
+        self._internal.append(event)
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Finish the commit under way, say so in the ledger, and return from `run`."""
+        self._stopping = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Serve until stopped.
+
+        Raises:
+            ForeignManagerError: another manager works for this writer.
+            LedgerRefusedError: the ledger cannot be worked on by this version.
+        """
+        delay = FIRST_DELAY_S
+        try:
+            while not self._stopping:
+                served_since = time.monotonic()
+                trouble = await self._serve()
+                self._set_ready(False)
+                if trouble is None:
+                    return
+                if isinstance(trouble, RecycledError):
+                    continue
+                if time.monotonic() - served_since > LONGEST_DELAY_S:
+                    delay = FIRST_DELAY_S
+                self._log.warning("the bus failed, taking the partition anew", error=str(trouble), delay_s=delay)
+                await anyio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
+                delay = min(delay * 2, LONGEST_DELAY_S)
+                if isinstance(trouble, FencedError):
+                    await self._refuse_if_replaced()
+        finally:
+            self.attendance.close()
+
+    # --- taking the partition ---
+
+    async def _serve(self) -> BusError | None:
+        """Take the partition and work until something fails (returned) or it is over (None)."""
+        identity = transactional_id(self._identity.cluster, self._identity.writer)
+        try:
+            writer = await self._bus.open_writer(identity, self._partition)
+        except BusError as error:
+            return error
+        async with writer:
+            try:
+                restored = await self._restore()
+                self._refuse_foreign_machine(restored)
+                start = await self._adopt(restored)
+            except BusError as error:
+                return error
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.intake.run, start)
+                tasks.start_soon(self.attendance.listen)
+                trouble = await self._work(writer, start)
+                tasks.cancel_scope.cancel()
+            return trouble
+
+    async def _restore(self) -> Restored:
+        return await restore(
+            self._bus,
+            self._topics.allocations,
+            self._partition,
+            host=self._identity.host,
+            writer=self._identity.writer,
+        )
+
+    async def _refuse_if_replaced(self) -> None:
+        """After being fenced: look before fencing back."""
+        try:
+            found = (await self._restore()).checkpoint
+        except BusError:
+            return
+        if found is not None and found.instance != self._identity.instance:
+            raise ForeignManagerError(
+                f"another manager (instance {found.instance}, machine {found.machine_id or 'unknown'}) has taken over "
+                f"host {self._identity.host!r} at {found.at:%Y-%m-%dT%H:%M:%SZ}; this one gives up"
+            )
+
+    def _refuse_foreign_machine(self, restored: Restored) -> None:
+        found = restored.checkpoint
+        mine = self._identity.machine_id
+        if found is None or self._limits.take_over or not (mine and found.machine_id) or found.machine_id == mine:
+            return
+        raise ForeignManagerError(
+            f"the ledger of host {self._identity.host!r} was written by machine {found.machine_id}, this is {mine}: "
+            "two machines must not serve one host's name. If that machine is gone for good, start with --take-over; "
+            "else give this one another --host"
+        )
+
+    async def _adopt(self, restored: Restored) -> int:
+        """Make a replayed ledger the state; return the offset at which the input goes on."""
+        self.ledger = restored.ledger
+        found = restored.checkpoint
+        self._metrics.restore_seconds.set(restored.seconds)
+        self._metrics.restored_records.set(restored.records)
+        self._internal = deque(event for event in self._internal if not isinstance(event, m.LeaseExpired))
+        self.attendance.restart(self.ledger, found.boot_id if found is not None else None)
+        # levels are observed anew: the last inventories, and the command that each unfinished record implies
+        self._internal.extendleft(self._reports.values())
+        self._internal.append(m.Reschedule(host=self._identity.host))
+        for record in self.ledger.allocations.values():
+            if record.state == AllocationState.PREPARING:
+                self.drivers.perform(m.Prepare(allocation=record.key, token=record.token or 0), record)
+            elif record.state == AllocationState.RELEASING:
+                self.drivers.perform(m.Unprepare(allocation=record.key, token=record.token or 0), record)
+        self._log.info(
+            "ledger replayed",
+            records=restored.records,
+            allocations=len(self.ledger.allocations),
+            seconds=round(restored.seconds, 3),
+            commit=self.ledger.commits,
+        )
+        if found is not None and found.input.topic_id == self._topic_id:
+            return found.input.to
+        if found is not None:
+            self._input_lost(f"the registrations topic is another one than before (it was {found.input.topic_id})")
+        earliest, _ = await self._bus.offsets(self._topics.registrations, self._partition)
+        return earliest
+
+    def _input_lost(self, explanation: str) -> None:
+        """Registrations are gone unread: go on at the earliest there are, with a whole lease for everybody."""
+        self._log.error("registrations were lost, going on at the earliest there are", reason=explanation)
+        self._metrics.input_lost.inc()
+        self.attendance.leases.renew_all(time.monotonic())
+        self._notes.append(self._note("input-lost", explanation))
+
+    def _note(self, event: str, explanation: str) -> Note:
+        return Note(at=datetime.now(UTC), writer=self._identity.writer, event=event, explanation=explanation)
+
+    # --- the cycle ---
+
+    async def _work(self, writer: Writer, start: int) -> BusError | None:
+        self._position = start
+        opening = True
+        while True:
+            work = self._decide(writer, opening=opening)
+            if not work.batch.empty or opening or self._checkpoint_is_due(work.position):
+                trouble = await self._commit(writer, work)
+                if isinstance(trouble, TooLargeError):
+                    self._narrow(work, trouble)
+                    continue
+                if trouble is not None:
+                    self.ledger.rollback()
+                    return trouble
+                opening = False
+            self._settle(work)
+            if self._stopping:
+                return None
+            if writer.tainted:
+                return RecycledError("a request to the bus was retried: the writer is replaced")
+            self._set_ready(True)
+            await self._wait()
+
+    async def _wait(self) -> None:
+        """Wait for something to decide, at most until deadlines are to be looked at again."""
+        if self.intake.messages or self._internal or self._stopping:
+            return
+        with anyio.move_on_after(TICK_S):
+            await self._wake.wait()
+        self._wake = anyio.Event()
+
+    def _decide(self, writer: Writer, *, opening: bool) -> Work:
+        """Decide what has piled up, up to the batch's bounds, without awaiting anything."""
+        batch = Batch(self.ledger, self._rules, datetime.now(UTC))
+        work = Work(batch=batch, position=self._position)
+        full = writer.max_batch_bytes * FILL
+        if opening:
+            self._open(batch)
+        if self.intake.lost is not None:
+            lost, self.intake.lost = self.intake.lost, None
+            self._input_lost(str(lost))
+        batch.history += self._notes
+        work.notes = len(self._notes)
+        if self._batch_limit > 1:
+            for expired in self.attendance.expired(self._position):
+                self._internal.append(expired)
+            batch.decide(m.Tick(host=self._identity.host))
+        for event in self._internal:
+            if batch.events >= self._batch_limit or batch.bytes >= full:
+                break
+            batch.decide(event)
+            work.internal += 1
+        messages = self.intake.messages
+        while work.taken < len(messages) and batch.events < self._batch_limit and batch.bytes < full:
+            message = messages[work.taken]
+            if message.key == self._host_key:
+                if message.offset == self._poisoned:
+                    batch.refuse(message, "the answer to it would be larger than the allocations topic takes")
+                else:
+                    batch.message(message)
+            elif message.key is None:
+                batch.refuse(
+                    message,
+                    "it has no key: key registrations with the host's name (console producer: parse.key=true), "
+                    "partitioned as Java does (librdkafka: partitioner=murmur2_random)",
+                )
+            work.taken += 1
+            work.position = message.offset + 1
+        if work.taken == len(messages):
+            work.position = max(work.position, self.intake.position)
+        batch.renumber(self._identity.host)
+        return work
+
+    def _open(self, batch: Batch) -> None:
+        """The first commit after taking the partition says who manages the host now."""
+        book = self.ledger.book(self._identity.host)
+        manager = self._identity.manager(self._since)
+        before = book.record or Host(host=self._identity.host, manager=manager, since=batch.now)
+        named = structs.replace(before, manager=manager)
+        batch.apply([PutHost(host_record(named, self._rules.specs, book.inventories, batch.now) or named)])
+
+    def _checkpoint_is_due(self, position: int) -> bool:
+        if self._stopping:
+            return True
+        moved = position - self._committed_position
+        if moved >= self._limits.checkpoint_records:
+            return True
+        return moved > 0 and time.monotonic() - self._committed_at >= self._limits.checkpoint_interval_s
+
+    async def _commit(self, writer: Writer, work: Work) -> BusError | None:
+        batch = work.batch
+        if self._stopping and self.ledger.book(self._identity.host).record is not None:
+            self._close(batch)
+        checkpoint = Checkpoint(
+            writer=self._identity.writer,
+            instance=self._identity.instance,
+            cluster=self._identity.cluster,
+            scope=self._identity.scope,
+            commit=self.ledger.commits + 1,
+            token=self.ledger.token,
+            input=InputPosition(
+                topic_id=self._topic_id, partition=self._partition, from_=self._position, to=work.position
+            ),
+            at=batch.now,
+            machine_id=self._identity.machine_id,
+            boot_id=self._identity.boot_id,
+        )
+        begun = time.monotonic()
+        try:
+            await writer.commit(batch.transaction(self._topics, checkpoint))
+        except BusError as error:
+            self._metrics.commits.labels(_outcome(error)).inc()
+            return error
+        self._metrics.commits.labels("ok").inc()
+        self._metrics.commit_seconds.observe(time.monotonic() - begun)
+        self.ledger.settle()
+        self.ledger.commits += 1
+        self._committed_at = time.monotonic()
+        self._committed_position = work.position
+        del self._notes[: work.notes]
+        self._batch_limit = self._limits.batch_records
+        return None
+
+    def _close(self, batch: Batch) -> None:
+        """The last commit of an orderly shutdown says since when nobody manages the host."""
+        record = self.ledger.book(self._identity.host).record
+        if record is not None:
+            batch.apply([PutHost(structs.replace(record, manager=self._identity.manager(self._since, batch.now)))])
+
+    def _narrow(self, work: Work, trouble: TooLargeError) -> None:
+        """A commit was too large: take it back and try with fewer events; a single one that is too large is refused."""
+        self.ledger.rollback()
+        if work.batch.events > 1:
+            self._batch_limit = max(1, work.batch.events // 2)
+        elif work.taken:
+            self._poisoned = self.intake.messages[work.taken - 1].offset
+        elif self._internal:
+            event = self._internal.popleft()
+            self._log.error(
+                "an event's effects are too large to commit, it is dropped", event_type=type(event).__name__
+            )
+        self._log.warning("commit too large, splitting it", error=str(trouble), events=work.batch.events)
+
+    def _settle(self, work: Work) -> None:
+        """The decisions are the truth now: forget what led to them, and act."""
+        batch = work.batch
+        for _ in range(work.internal):
+            self._internal.popleft()
+        self._internal.extend(batch.follow_ups)
+        self.intake.drop(work.taken)
+        self._position = work.position
+        self.attendance.renew(batch.renewed)
+        self.attendance.follow(record for record, _ in batch.values.values() if isinstance(record, Allocation))
+        self.attendance.cut(batch.cut, self.ledger)
+        for command in batch.commands:
+            self.drivers.perform(command, self.ledger.allocations.get(command.allocation))
+        self._telling.committed(batch, self.ledger, waiting=self.intake.behind())
+
+    def _set_ready(self, ready: bool) -> None:
+        if ready != self.ready:
+            self.ready = ready
+            self._metrics.ready.set(ready)
+            self._log.info("ready" if ready else "not ready")
+
+
+def _outcome(error: BusError) -> str:
+    match error:
+        case FencedError():
+            return "fenced"
+        case CommitUnknownError():
+            return "unknown"
+        case TooLargeError():
+            return "too-large"
+        case _:
+            return "unavailable"

@@ -1,0 +1,118 @@
+"""What the service says of its commits: metrics, log lines, and the self-check of exclusivity.
+
+It looks at what was committed and changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import structlog
+
+from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, AllocationState, Health, Transition
+from outfitter_service.core.ledger import Ledger, exclusive_ids
+from outfitter_service.metrics import Metrics, Standing
+from outfitter_service.runtime.batch import Batch
+
+log = structlog.get_logger("outfitter.processor")
+
+LOGGED = 20
+"""How many transitions of one commit get a line each: a flood of workers must not become a flood of lines."""
+
+
+class Telling:
+    """Metrics and log lines of one processor."""
+
+    def __init__(self, metrics: Metrics, host: str) -> None:
+        self._metrics = metrics
+        self._registered_ms: dict[str, int] = {}
+        self._log = log.bind(host=host)
+
+    def committed(self, batch: Batch, ledger: Ledger, *, waiting: int) -> None:
+        """Count and log a commit. `waiting` are messages fetched and not decided."""
+        metrics = self._metrics
+        self._registered_ms.update(batch.registered_ms)
+        for kind, count in batch.kinds.items():
+            metrics.events.labels(kind).inc(count)
+        metrics.dead_letters.inc(len(batch.letters))
+        metrics.input_lag.set(waiting)
+        metrics.ledger_records.set(len(ledger.allocations))
+        for letter in batch.letters[:LOGGED]:
+            self._log.warning("dead letter", reason=letter.reason, field=letter.field, source=letter.key)
+        now_ms = time.time() * 1000
+        transitions = [step for step in batch.history if isinstance(step, Transition)]
+        for step in transitions:
+            self._count(step, now_ms)
+        for step in transitions[:LOGGED]:
+            self._log.info(
+                step.to,
+                worker=step.worker,
+                incarnation=step.incarnation,
+                event_kind=step.event,
+                explanation=step.explanation,
+            )
+        if len(transitions) > LOGGED:
+            self._log.info("and more transitions in one commit", more=len(transitions) - LOGGED)
+        self._check_exclusivity(batch, ledger)
+
+    def _count(self, step: Transition, now_ms: float) -> None:
+        metrics = self._metrics
+        key = f"{step.host}/{step.worker}/{step.incarnation}"
+        record = step.record
+        if not isinstance(record, Allocation) or step.to == step.from_:
+            return
+        if step.to == AllocationState.ALLOCATED:
+            registered_ms = self._registered_ms.pop(key, None)
+            if registered_ms is not None:
+                metrics.allocation_seconds.observe(max(0.0, now_ms - registered_ms) / 1000)
+            for resource in record.resources:
+                metrics.grants.labels(resource).inc()
+        elif step.to in FINAL_STATES:
+            self._registered_ms.pop(key, None)
+            if step.to == AllocationState.FAILED:
+                metrics.failures.labels(record.reason_code or "").inc()
+            else:
+                metrics.releases.labels(record.reason_code or "").inc()
+        if step.event == "lease-expired":
+            metrics.lease_expiries.inc()
+
+    def _check_exclusivity(self, batch: Batch, ledger: Ledger) -> None:
+        """Promise 1, checked on what was just written by other means than the decision's."""
+        for record, _ in batch.values.values():
+            if not isinstance(record, Allocation) or record.state not in HOLDING_STATES:
+                continue
+            held = ledger.book(record.host).held
+            for device_id in exclusive_ids(record):
+                if held.get(device_id) != record.key:
+                    self._metrics.violations.inc()
+                    self._log.critical(
+                        "a device is in two live allocations",
+                        device=device_id,
+                        worker=record.worker,
+                        incarnation=record.incarnation,
+                        other=held.get(device_id),
+                    )
+
+
+def standing(ledger: Ledger, *, watched_owners: int, leases: int) -> Standing:
+    """What the gauges show: counted from committed records and the drivers' last reports."""
+    allocations: Counter[tuple[str, str]] = Counter()
+    pending: Counter[str] = Counter()
+    for record in ledger.committed():
+        for resource in record.request.amounts:
+            allocations[resource, record.state] += 1
+        if record.state == AllocationState.PENDING and record.reason_code is not None:
+            pending[record.reason_code] += 1
+    devices: Counter[tuple[str, str]] = Counter()
+    for book in ledger.hosts.values():
+        for resource, inventory in book.inventories.items():
+            for device in inventory.devices:
+                if device.id in book.held:
+                    state = "held"
+                else:
+                    state = "free" if device.health == Health.HEALTHY else str(device.health)
+                devices[resource, state] += 1
+    return Standing(
+        devices=devices, allocations=allocations, pending=pending, watched_owners=watched_owners, leases=leases
+    )
