@@ -46,13 +46,22 @@ def locate(body: bytes, kind: Any, error: Exception) -> Fault:
     if steps is None:
         return Fault(match["problem"], match["path"])
     found = _found(document, steps)
-    problem = match["problem"]
+    problem = _for_people(match["problem"])
+    if problem.startswith("Invalid value "):  # it shows the value itself
+        return Fault(problem, _path(steps))
     if match["bad_key"]:
         bad = steps[-1]
         return Fault(f"{problem} as a key; found {_shown(bad)}", _path(steps[:-1]))
     if _MISSING.match(problem):
         return Fault(problem, _path(_missing(problem, steps)))
     return Fault(f"{problem}; found {_shown(found)}" if found is not _NOTHING else problem, _path(steps))
+
+
+def _for_people(problem: str) -> str:
+    """The one regular expression there is, in words."""
+    if problem.startswith("Expected `str` matching regex "):
+        return "Expected a name (1 to 253 letters, digits, '.', '_' and '-', the first a letter or a digit)"
+    return problem
 
 
 def _missing(problem: str, steps: tuple[Step, ...]) -> tuple[Step, ...]:

@@ -30,6 +30,7 @@ MAX_AMOUNT = 2**63 - 1
 Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 Amount = Annotated[int, Meta(ge=1, le=MAX_AMOUNT)]
 Seconds = Annotated[float, Meta(gt=0, le=366 * 86_400)]
+Utc = Annotated[datetime, Meta(tz=True)]
 Incarnation = Annotated[str, Meta(pattern=NAME_PATTERN)]
 
 
@@ -202,7 +203,7 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
     incarnation: str
     state: str
     request: ResolvedRequest
-    since: datetime
+    since: Utc
     writer: str
     commit: int
     source: Source
@@ -216,7 +217,7 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
     reason: str | None = None
     reason_code: str | None = None
     queue_position: int | None = None
-    wait_until: datetime | None = None
+    wait_until: Utc | None = None
     outcome: str | None = None
 
     @property
@@ -252,10 +253,10 @@ class ManagerIdentity(Struct, frozen=True, kw_only=True, gc=False):
 
     instance: str
     version: str
-    since: datetime
+    since: Utc
     machine_id: str | None = None
     boot_id: str | None = None
-    stopped_at: datetime | None = None
+    stopped_at: Utc | None = None
 
 
 class Host(Struct, frozen=True, kw_only=True, tag_field="type", tag="host"):
@@ -263,7 +264,7 @@ class Host(Struct, frozen=True, kw_only=True, tag_field="type", tag="host"):
 
     host: str
     manager: ManagerIdentity
-    since: datetime
+    since: Utc
     resources: dict[str, ResourceInventory] = {}
 
     @property
@@ -276,7 +277,7 @@ class Device(Struct, frozen=True, kw_only=True, tag_field="type", tag="device", 
 
     host: str
     id: str
-    since: datetime
+    since: Utc
     state: str
     reason: str | None = None
 
@@ -307,7 +308,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
     commit: int
     token: int
     input: InputPosition
-    at: datetime
+    at: Utc
     machine_id: str | None = None
     boot_id: str | None = None
     format: int = 1
@@ -330,7 +331,7 @@ class Transition(Struct, frozen=True, kw_only=True, tag_field="type", tag="trans
     `source` is set when the cause was a message.
     """
 
-    at: datetime
+    at: Utc
     host: str
     worker: str
     incarnation: str
@@ -346,7 +347,7 @@ class Transition(Struct, frozen=True, kw_only=True, tag_field="type", tag="trans
 class Note(Struct, frozen=True, kw_only=True, tag_field="type", tag="note", gc=False):
     """Something of a whole host or writer worth keeping that is no allocation's step (input lost, start, stop)."""
 
-    at: datetime
+    at: Utc
     writer: str
     event: str
     explanation: str
@@ -370,7 +371,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True, tag_field="type", tag="dead-
     `field` is the JSON path of the wrong field, where there is one.
     """
 
-    at: datetime
+    at: Utc
     writer: str
     source: MessageSource
     reason: str

@@ -1,0 +1,155 @@
+"""The wire contract as documents for other people's tools: JSON Schema 2020-12 and AsyncAPI 3.
+
+Both are made from the structs themselves. They describe what is written; unknown further fields are always allowed,
+since evolution is additive.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, get_args
+
+import msgspec
+
+from outfitter_proto import __version__, records, topics
+from outfitter_proto.names import DEFAULT_CLUSTER
+
+VERSION = ".".join(__version__.split(".")[:2])
+"""The contract's version: golden files of each one keep old bytes readable."""
+
+UNIONS: dict[str, tuple[type[msgspec.Struct], ...]] = {
+    "Registration": get_args(records.Registration),
+    "LedgerRecord": get_args(records.LedgerRecord),
+    "HistoryRecord": get_args(records.HistoryRecord),
+    "DeadLetter": (records.DeadLetter,),
+}
+"""What each topic carries, by the name of its schema."""
+
+_CHANNELS = {
+    "registrations": (
+        "Registration",
+        "receive",
+        "What workers say. A key and a body must name the same host.",
+        "The host.",
+    ),
+    "allocations": (
+        "LedgerRecord",
+        "send",
+        "The ledger: the manager's whole state, compacted. Null bodies delete their key.",
+        "`host/worker/incarnation`, `@host/<host>`, `@device/<host>/<percent-encoded id>` or `@checkpoint/<writer>`.",
+    ),
+    "history": ("HistoryRecord", "send", "Every transition, and why.", "The allocation's key, or the writer."),
+    "dead_letters": (
+        "DeadLetter",
+        "send",
+        "Messages that could not be understood or obeyed.",
+        "`topic/partition/offset` of the message.",
+    ),
+}
+_NUMERIC_SETTINGS = {"retention.ms", "max.message.bytes"}
+_BOUND_SETTINGS = _NUMERIC_SETTINGS | {"cleanup.policy"}
+
+
+def json_schema() -> dict[str, Any]:
+    """One JSON Schema 2020-12 that accepts each message and record; `$defs` has one for each topic, and each type."""
+    schemas = _schemas("#/$defs/{name}")
+    schemas |= {
+        name: {"oneOf": [{"$ref": f"#/$defs/{kind.__name__}"} for kind in kinds]}
+        for name, kinds in UNIONS.items()
+        if len(kinds) > 1
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:outfitter:wire:{VERSION}",
+        "title": f"Outfitter's messages and records, version {VERSION}",
+        "oneOf": [{"$ref": f"#/$defs/{name}"} for name in UNIONS],
+        "$defs": schemas,
+    }
+
+
+def asyncapi() -> dict[str, Any]:
+    """An AsyncAPI 3 document from the manager's point of view: channels, operations, messages, schemas."""
+    return {
+        "asyncapi": "3.0.0",
+        "id": "urn:outfitter:manager",
+        "info": {
+            "title": "Outfitter",
+            "version": __version__,
+            "description": "A resource manager for stream workers: registrations in, allocations out.",
+            "license": {"name": "Apache-2.0"},
+        },
+        "defaultContentType": "application/json",
+        "channels": {name: _channel(name) for name in _CHANNELS},
+        "operations": {
+            f"{action}-{name.replace('_', '-')}": {
+                "action": action,
+                "channel": {"$ref": f"#/channels/{name}"},
+                "summary": about,
+            }
+            for name, (_, action, about, _) in _CHANNELS.items()
+        },
+        "components": {
+            "schemas": _schemas("#/components/schemas/{name}"),
+            "messages": {kind.__name__: _message(kind) for kinds in UNIONS.values() for kind in kinds},
+        },
+    }
+
+
+def _channel(name: str) -> dict[str, Any]:
+    union, _, about, key = _CHANNELS[name]
+    settings = topics.wanted(DEFAULT_CLUSTER)[f"{DEFAULT_CLUSTER}.{name.replace('_', '-')}"]
+    return {
+        "address": f"{{cluster}}.{name.replace('_', '-')}",
+        "title": name.replace("_", " "),
+        "description": f"{about} Key: {key} The partition is murmur2 of the host's name, as Java's clients compute it.",
+        "parameters": {"cluster": {"description": "The cluster's name.", "default": DEFAULT_CLUSTER}},
+        "messages": {
+            kind.__name__: {"$ref": f"#/components/messages/{kind.__name__}"} for kind in UNIONS[union]
+        },
+        "bindings": {
+            "kafka": {
+                "topicConfiguration": {
+                    setting.name: _binding(setting) for setting in settings if setting.name in _BOUND_SETTINGS
+                },
+                "bindingVersion": "0.5.0",
+            }
+        },
+    }  # fmt: skip
+
+
+def _binding(setting: topics.Setting) -> Any:
+    return int(setting.value) if setting.name in _NUMERIC_SETTINGS else setting.value.split(",")
+
+
+def _message(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    about = inspect.cleandoc(kind.__doc__ or "")
+    return {
+        "name": str(kind.__struct_config__.tag),
+        "title": kind.__name__,
+        "summary": about.partition("\n")[0],
+        "contentType": "application/json",
+        "payload": {"$ref": f"#/components/schemas/{kind.__name__}"},
+        "bindings": {"kafka": {"key": {"type": "string"}, "bindingVersion": "0.5.0"}},
+    }
+
+
+def _schemas(reference: str) -> dict[str, Any]:
+    kinds = [kind for kinds in UNIONS.values() for kind in kinds]
+    _, schemas = msgspec.json.schema_components(kinds, ref_template=reference)
+    tidied: dict[str, Any] = _tidied(schemas)
+    return tidied
+
+
+def _tidied(value: Any) -> Any:
+    """Docstrings without their indentation, and patterns without what only Python's `$` needs."""
+    if isinstance(value, dict):
+        return {key: _tidied_text(key, inner) for key, inner in value.items()}
+    return [_tidied(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _tidied_text(key: str, value: Any) -> Any:
+    if key == "description" and isinstance(value, str):
+        return inspect.cleandoc(value)
+    if key == "pattern" and isinstance(value, str):
+        return value.replace(r"(?!\n)", "")
+    return _tidied(value)
