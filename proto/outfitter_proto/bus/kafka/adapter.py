@@ -1,0 +1,201 @@
+"""`KafkaBus`: the port on Kafka, put together from the other modules."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import anyio
+from aiokafka import errors as kafka_errors
+from aiokafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
+
+from outfitter_proto.bus.kafka import noise
+from outfitter_proto.bus.kafka.access import access
+from outfitter_proto.bus.kafka.cluster import EARLIEST, LATEST, REQUEST_TIMEOUT, Cluster
+from outfitter_proto.bus.kafka.producer import TransactionalProducer
+from outfitter_proto.bus.kafka.protocol import (
+    OK,
+    TOPIC_AUTHORIZATION_FAILED,
+    TOPIC_EXISTS,
+    MetadataRequest,
+    refusal,
+)
+from outfitter_proto.bus.kafka.publisher import Outbox
+from outfitter_proto.bus.kafka.reader import KafkaReader
+from outfitter_proto.bus.kafka.writer import KafkaWriter
+from outfitter_proto.bus.port import (
+    Bus,
+    BusUnavailableError,
+    Entry,
+    Reader,
+    TopicInfo,
+    TopicSpec,
+    UnknownTopicError,
+    Writer,
+)
+
+WATCHDOG = REQUEST_TIMEOUT + 1.0
+"""Seconds for one step of a commit."""
+TAKE_WITHIN = 3 * REQUEST_TIMEOUT
+"""Seconds to take a writer identity; the caller repeats with a back-off."""
+TRANSACTION_TIMEOUT = 5.0
+"""Seconds after which a broker aborts a transaction whose writer went silent. Until then it hides what other writers
+commit to the same partition."""
+LONGEST_TRANSACTION = 15 * 60 + 30.0
+"""Seconds: Kafka's default transaction.max.timeout.ms, and time to find out."""
+
+_TOPIC = 2  # the type of resource in requests about configurations
+_STABLE_POLL = 0.005, 0.1
+
+
+class KafkaBus(Bus):
+    """See `Bus`. `url` is `kafka://host:9092[,host2:9092…]`; how to log in comes from the environment (`access`)."""
+
+    def __init__(self, url: str, *, transaction_timeout: float = TRANSACTION_TIMEOUT) -> None:
+        self.url = url
+        self._access = access(url)
+        self._transaction_timeout = transaction_timeout
+        self._cluster = Cluster(self._access)
+        self._outboxes: dict[tuple[str, int], Outbox] = {}
+        self._cleaning: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Connect, and log in where that is asked."""
+        await self._cluster.send(None, MetadataRequest([]))
+
+    async def aclose(self) -> None:
+        """Close what this bus opened; readers and writers are closed by those who hold them."""
+        with anyio.CancelScope(shield=True):
+            for outbox in self._outboxes.values():
+                await outbox.aclose()
+            self._outboxes.clear()
+            if self._cleaning:
+                await asyncio.wait(self._cleaning, timeout=TAKE_WITHIN)
+            await self._cluster.aclose()
+
+    async def topic(self, name: str) -> TopicInfo:
+        """Describe a topic. Without the right DescribeConfigs on it, `config` is empty."""
+        found = await self._cluster.topic(name, fresh=True)
+        response = await self._cluster.send(None, DescribeConfigsRequest([(_TOPIC, name, None)]))
+        [(code, detail, _, _, entries)] = response.resources
+        if code not in (OK, TOPIC_AUTHORIZATION_FAILED):
+            raise refusal(self.url, code, topic=name, detail=detail)
+        config = {setting: value for setting, value, *_ in entries or () if value is not None}
+        return TopicInfo(name, found.id, len(found.leaders), found.replication, config)
+
+    async def create_topics(self, specs: Sequence[TopicSpec]) -> list[str]:
+        """Make the topics that do not exist, and wait until each has leaders."""
+        missing = [spec for spec in specs if not await self._exists(spec.name)]
+        if not missing:
+            return []
+        asked: list[tuple[Any, ...]] = [
+            (s.name, s.partitions, s.replication or -1, [], list(s.config.items())) for s in missing
+        ]
+        request = CreateTopicsRequest(asked, int(REQUEST_TIMEOUT * 1000), False)
+        response = await self._cluster.send(None, request)
+        made: list[str] = []
+        for name, code, *detail in response.topic_errors:
+            if code not in (OK, TOPIC_EXISTS):
+                raise refusal(self.url, code, topic=name, detail=detail[0] if detail else None)
+            if code == OK:
+                made.append(name)
+        for name in made:
+            await self._wait_for_leaders(name)
+        return made
+
+    async def publish(self, topic: str, partition: int, entry: Entry) -> int:
+        """Write one record outside any transaction."""
+        outbox = self._outboxes.get((topic, partition))
+        if outbox is None:
+            outbox = self._outboxes[topic, partition] = Outbox(self._cluster, topic, partition)
+        return await outbox.publish(entry)
+
+    async def offsets(self, topic: str, partition: int) -> tuple[int, int]:
+        """The first offset there is, and the high watermark."""
+        first = await self._cluster.offset(topic, partition, EARLIEST)
+        return first, await self._cluster.offset(topic, partition, LATEST)
+
+    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
+        """A reader with connections of its own."""
+        if start is None:
+            start = await self._cluster.offset(topic, partition, EARLIEST)
+        else:
+            await self._check_partition(topic, partition)
+        return KafkaReader(Cluster(self._access), topic, partition, start, committed=committed)
+
+    async def open_writer(self, identity: str, partition: int) -> Writer:
+        """Start a transactional producer: the broker fences the last one and decides its transaction first.
+
+        Raises:
+            BusUnavailableError: not taken within `TAKE_WITHIN`; try again after a pause.
+            BusConfigurationError: not allowed to.
+        """
+        await self.start()  # says why a broker cannot be used; the producer would not
+        producer = TransactionalProducer(
+            self._access, identity, request_timeout=REQUEST_TIMEOUT, transaction_timeout=self._transaction_timeout
+        )
+        release = noise.quieten()
+        taken = False
+        try:
+            with anyio.fail_after(TAKE_WITHIN):
+                await producer.start()
+            taken = True
+        except TimeoutError as error:
+            raise BusUnavailableError(f"{self.url}: could not take {identity!r} within {TAKE_WITHIN:g} s") from error
+        except kafka_errors.BrokerResponseError as error:
+            raise refusal(self.url, error.errno, detail=f"{identity!r}: {error}") from error
+        except (kafka_errors.KafkaError, AssertionError, OSError) as error:
+            raise BusUnavailableError(f"{self.url}: could not take {identity!r}: {error}") from error
+        finally:
+            if not taken:
+                self._clean_up(producer, release)
+        return KafkaWriter(
+            self.url,
+            identity,
+            partition,
+            producer,
+            watchdog=WATCHDOG,
+            release=release,
+            clean_up=lambda: self._clean_up(producer, release),
+        )
+
+    async def stable_end(self, topic: str, partition: int) -> int:
+        """Wait until the last stable offset has reached the high watermark of now."""
+        end = await self._cluster.offset(topic, partition, LATEST)
+        pause, slowest = _STABLE_POLL
+        with anyio.move_on_after(LONGEST_TRANSACTION):
+            while await self._cluster.offset(topic, partition, LATEST, committed=True) < end:
+                await anyio.sleep(pause)
+                pause = min(2 * pause, slowest)
+            return end
+        raise BusUnavailableError(
+            f"{self.url}: a transaction in {topic}/{partition} has been open for {LONGEST_TRANSACTION:g} s"
+        )
+
+    async def _exists(self, topic: str) -> bool:
+        try:
+            await self._cluster.topic(topic, fresh=True)
+        except UnknownTopicError:
+            return False
+        return True
+
+    async def _check_partition(self, topic: str, partition: int) -> None:
+        leaders = (await self._cluster.topic(topic)).leaders
+        if partition not in leaders:
+            raise UnknownTopicError(f"{self.url}: topic {topic!r} has {len(leaders)} partitions, no number {partition}")
+
+    async def _wait_for_leaders(self, topic: str) -> None:
+        with anyio.move_on_after(TAKE_WITHIN):
+            while True:
+                if await self._exists(topic) and all((await self._cluster.topic(topic)).leaders.values()):
+                    return
+                await anyio.sleep(0.02)
+        raise BusUnavailableError(f"{self.url}: topic {topic!r} was made and has no leaders yet")
+
+    def _clean_up(self, producer: TransactionalProducer, release: Callable[[], None]) -> None:
+        """Get rid of a producer without making anybody wait for it."""
+        task = asyncio.create_task(producer.dispose(2 * REQUEST_TIMEOUT), name="clean up a Kafka producer")
+        self._cleaning.add(task)
+        task.add_done_callback(self._cleaning.discard)
+        task.add_done_callback(lambda _: release())

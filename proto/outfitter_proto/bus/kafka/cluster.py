@@ -1,0 +1,209 @@
+"""The brokers as one client sees them: connections, who leads which partition, one question and its answer.
+
+Every question is bounded by `REQUEST_TIMEOUT`, asks again only where asking twice does no harm, and ends in an
+answer or in a `BusError` that names the address and the reason. Nothing runs in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import anyio
+from aiokafka import errors as kafka_errors
+from aiokafka.conn import create_conn
+from aiokafka.protocol.offset import OffsetRequest
+
+from outfitter_proto.bus.kafka.access import Access, Node
+from outfitter_proto.bus.kafka.protocol import MOVED, OK, UNKNOWN_TOPIC, MetadataRequest, error_name, refusal
+from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavailableError, UnknownTopicError
+
+REQUEST_TIMEOUT = 3.0
+"""Seconds for one question, and for one connection."""
+ANSWER_WITHIN = 2 * REQUEST_TIMEOUT
+"""Seconds in which a question is asked again where the leader has moved or a connection broke."""
+EARLIEST, LATEST = -2, -1
+
+_BACKOFF = 0.02, 0.5
+_LOGIN_ERRORS = (
+    kafka_errors.SaslAuthenticationFailed,
+    kafka_errors.UnsupportedSaslMechanismError,
+    kafka_errors.IllegalSaslStateError,
+    ssl.SSLCertVerificationError,
+)
+
+
+class Topic(NamedTuple):
+    """A topic as metadata tell it. A partition without a leader has None."""
+
+    name: str
+    id: str
+    leaders: Mapping[int, Node | None]
+    replication: int
+
+
+class Cluster:
+    """A client's own connections to the brokers behind one URL."""
+
+    def __init__(self, access: Access) -> None:
+        self.url = access.url
+        self._access = access
+        self._connections: dict[Node, Any] = {}
+        self._connecting: dict[Node, anyio.Lock] = {}
+        self._topics: dict[str, Topic] = {}
+
+    async def send(self, node: Node | None, request: Any) -> Any:
+        """Ask `node` (None: any broker) once.
+
+        Raises:
+            BusUnavailableError: no answer, with the address and the reason. The request may have been done.
+            BusConfigurationError: it refused to log us in, or is older than this adapter needs.
+        """
+        connection, where = await self._connection(node)
+        try:
+            return await connection.send(request)
+        except (OSError, kafka_errors.KafkaError, NotImplementedError, TimeoutError) as error:
+            self._drop(connection)
+            raise self._failure(where, error) from error
+
+    async def topic(self, name: str, *, fresh: bool = False) -> Topic:
+        """A topic's metadata, remembered until somebody finds them outdated."""
+        if not fresh and name in self._topics:
+            return self._topics[name]
+        response = await self.send(None, MetadataRequest([name]))
+        brokers = {node_id: Node(host, port) for node_id, host, port, *_ in response.brokers}
+        for code, _, topic_id, _, partitions, *_ in response.topics:
+            if code == UNKNOWN_TOPIC:
+                break
+            if code not in (OK, 5):  # 5: some partition has no leader now
+                raise refusal(self.url, code, topic=name)
+            leaders = {number: brokers.get(leader) for _, number, leader, *_ in partitions}
+            replication = min((len(replicas) for *_, replicas, _, _, _ in partitions), default=0)
+            text = base64.urlsafe_b64encode(topic_id).decode().rstrip("=")  # as Kafka's own tools print it
+            self._topics[name] = Topic(name, text, leaders, replication)
+            return self._topics[name]
+        self._topics.pop(name, None)
+        raise UnknownTopicError(f"{self.url}: there is no topic {name!r}; make it with `outfitter topics create`")
+
+    async def ask_leader(
+        self, topic: str, partition: int, request: Any, code_of: Callable[[Any], int], *, repeatable: bool = True
+    ) -> Any:
+        """Ask the partition's leader, and again where it has moved. The answer may carry any other error code.
+
+        `repeatable` False: not again after a connection broke with the request on its way.
+        """
+        pause, slowest = _BACKOFF
+        deadline = anyio.current_time() + ANSWER_WITHIN
+        while True:
+            leader = await self._leader(topic, partition)
+            failure: BusUnavailableError
+            if leader is None:
+                failure = BusUnavailableError(f"{self.url}: {topic}/{partition} has no leader now")
+            else:
+                try:
+                    response = await self.send(leader, request)
+                except BusUnavailableError as error:
+                    self._topics.pop(topic, None)
+                    if not repeatable:
+                        raise
+                    failure = error
+                else:
+                    code = code_of(response)
+                    if code not in MOVED:
+                        return response
+                    failure = BusUnavailableError(f"{self.url}: {topic}/{partition} at {leader}: {error_name(code)}")
+            self._topics.pop(topic, None)
+            if anyio.current_time() + pause > deadline:
+                raise failure
+            await anyio.sleep(pause)
+            pause = min(2 * pause, slowest)
+
+    async def offset(self, topic: str, partition: int, which: int, *, committed: bool = False) -> int:
+        """`EARLIEST` or `LATEST`; with `committed` the latest is the last stable offset."""
+        request = OffsetRequest(-1, int(committed), [(topic, [(partition, which)])])
+        response = await self.ask_leader(topic, partition, request, lambda answer: _only(answer)[1])
+        _, code, _, offset = _only(response)
+        if code != OK:
+            raise refusal(self.url, code, topic=topic)
+        return int(offset)
+
+    async def aclose(self) -> None:
+        """Close the connections. Bounded."""
+        closing = [connection.close() for connection in self._connections.values()]
+        self._connections.clear()
+        waiting = [future for future in closing if future is not None]
+        if waiting:
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait(waiting, timeout=1)
+
+    def forget(self) -> None:
+        """Drop all connections at once, with whatever is on its way on them."""
+        for connection in list(self._connections.values()):
+            self._drop(connection)
+
+    async def _leader(self, topic: str, partition: int) -> Node | None:
+        leaders = (await self.topic(topic)).leaders
+        if partition not in leaders:
+            raise UnknownTopicError(
+                f"{self.url}: topic {topic!r} has partitions 0 to {len(leaders) - 1}, there is no {partition}"
+            )
+        return leaders[partition]
+
+    async def _connection(self, node: Node | None) -> tuple[Any, str]:
+        """A living connection and what to call its other end in messages."""
+        if node is not None:
+            return await self._connect(node), str(node)
+        for known, connection in self._connections.items():
+            if connection.connected():
+                return connection, str(known)
+        errors: list[BusError] = []
+        for first in self._access.nodes:
+            try:
+                return await self._connect(first), str(first)
+            except BusError as error:
+                errors.append(error)
+        if len(errors) == 1 or isinstance(errors[0], BusConfigurationError):
+            raise errors[0]
+        raise BusUnavailableError("; ".join(str(error) for error in errors)) from errors[0]
+
+    async def _connect(self, node: Node) -> Any:
+        async with self._connecting.setdefault(node, anyio.Lock()):
+            connection = self._connections.get(node)
+            if connection is not None and connection.connected():
+                return connection
+            try:
+                connection = await create_conn(
+                    node.host, node.port, request_timeout_ms=int(REQUEST_TIMEOUT * 1000), **self._access.options
+                )
+            except (OSError, kafka_errors.KafkaError, TimeoutError) as error:
+                raise self._failure(str(node), error) from error
+            self._connections[node] = connection
+            return connection
+
+    def _drop(self, connection: Any) -> None:
+        for node, known in list(self._connections.items()):
+            if known is connection:
+                del self._connections[node]
+        connection.close()
+
+    def _failure(self, where: str, error: Exception) -> BusError:
+        if isinstance(error, NotImplementedError | kafka_errors.IncompatibleBrokerVersion):
+            return BusConfigurationError(f"{self.url}: the broker at {where} is older than Kafka 2.8, which is needed")
+        if isinstance(error, _LOGIN_ERRORS):
+            return BusConfigurationError(f"{self.url}: the broker at {where} and we cannot log in: {error}")
+        if isinstance(error, TimeoutError):
+            reason = f"does not answer within {REQUEST_TIMEOUT:g} s"
+        elif isinstance(error, ConnectionRefusedError):
+            reason = "refuses connections; is it running?"
+        else:
+            reason = f"cannot be used: {error or type(error).__name__}"
+        return BusUnavailableError(f"{self.url}: the broker at {where} {reason}")
+
+
+def _only(response: Any) -> Any:
+    """The one partition of an answer about one partition."""
+    [(_, [partition])] = response.topics
+    return partition

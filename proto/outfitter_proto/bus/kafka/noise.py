@@ -1,0 +1,57 @@
+"""While brokers are away, aiokafka's producer logs each attempt, up to a hundred lines a second.
+
+Only processes that hold a writer have such a producer, so only they get this filter, and only while they hold it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+EVERY = 5.0
+"""Seconds in which one and the same kind of line is logged once."""
+LOGGERS = ("aiokafka", "aiokafka.conn", "aiokafka.producer.sender")
+
+_holders = 0
+
+
+class OncePerInterval(logging.Filter):
+    """Passes the first line of each kind (its format string) in `EVERY` seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        kind = str(record.msg)
+        if now - self._last.get(kind, -EVERY) < EVERY:
+            return False
+        self._last[kind] = now
+        return True
+
+
+_filter = OncePerInterval()
+
+
+def quieten() -> Callable[[], None]:
+    """Rate-limit aiokafka's loggers until the function that is returned was called (more calls do nothing)."""
+    global _holders
+    _holders += 1
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(_filter)
+    held = True
+
+    def release() -> None:
+        nonlocal held
+        global _holders
+        if not held:
+            return
+        held = False
+        _holders -= 1
+        if _holders == 0:
+            for name in LOGGERS:
+                logging.getLogger(name).removeFilter(_filter)
+
+    return release

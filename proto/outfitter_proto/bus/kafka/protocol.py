@@ -1,0 +1,152 @@
+"""The requests that aiokafka does not have, the answers' error codes, and what they mean to the port.
+
+Formats and codes: Kafka's protocol guide (Metadata version 10, KIP-516 for topic ids).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiokafka import errors as kafka_errors
+from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.types import Boolean, CompactArray, CompactString, Int16, Int32, Schema, TaggedFields
+
+from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavailableError, TooLargeError
+
+OK = 0
+OFFSET_OUT_OF_RANGE = 1
+UNKNOWN_TOPIC = 3
+TOPIC_EXISTS = 36
+TOPIC_AUTHORIZATION_FAILED = 29
+
+# The leader is elsewhere, or not ready yet: ask for it anew. Nothing was written.
+MOVED = frozenset({3, 5, 6, 9, 13, 14, 15, 16, 19, 41, 56, 72, 74, 75, 78})
+_TOO_LARGE = frozenset({10, 18})
+_RIGHTS = {
+    29: "the right on topic {topic!r} is not granted to this principal (managers: Read and Write; workers: Write on "
+    "registrations; operators: Read on allocations)",
+    31: "a right on the cluster is not granted to this principal (creating topics needs Create)",
+    53: "Write on the transactional id is not granted to this principal",
+}
+_CONFIGURATION = {
+    17: "the name of topic {topic!r} is not valid",
+    37: "the number of partitions of topic {topic!r} is not valid",
+    38: "the replication factor of topic {topic!r} is not possible with the brokers there are",
+    40: "a setting of topic {topic!r} is not valid",
+    44: "a policy of the cluster forbids topic {topic!r}",
+    50: "the transaction time-out is longer than the broker's transaction.max.timeout.ms",
+    87: "topic {topic!r} refuses a record (a compacted topic takes no record without a key)",
+}
+
+
+def error_name(code: int) -> str:
+    """Kafka's number, with aiokafka's name for it."""
+    return f"error {code}, {kafka_errors.for_code(code).__name__}"
+
+
+def refusal(url: str, code: int, *, topic: str | None = None, detail: str | None = None) -> BusError:
+    """What an answer with an error code is to the port."""
+    suffix = f" ({detail or error_name(code)})"
+    if code in _RIGHTS:
+        return BusConfigurationError(f"{url}: {_RIGHTS[code].format(topic=topic)}{suffix}")
+    if code in _CONFIGURATION:
+        return BusConfigurationError(f"{url}: {_CONFIGURATION[code].format(topic=topic)}{suffix}")
+    if code in _TOO_LARGE:
+        return TooLargeError(f"{url}: larger than max.message.bytes of topic {topic!r} allows{suffix}")
+    return BusUnavailableError(f"{url}: the broker refused a request{f' on topic {topic!r}' if topic else ''}{suffix}")
+
+
+class Uuid:
+    """Sixteen bytes, as Kafka's protocol writes a topic's id."""
+
+    @classmethod
+    def encode(cls, value: bytes) -> bytes:
+        return value
+
+    @classmethod
+    def decode(cls, data: Any) -> bytes:
+        return bytes(data.read(16))
+
+    @classmethod
+    def repr(cls, value: bytes) -> str:
+        return value.hex()
+
+
+# aiokafka has no types, so its classes are Any to mypy: hence the ignores of subclassing.
+
+
+class MetadataResponse(Response):  # type: ignore[misc]
+    """Brokers, and topics with their ids, partitions and leaders."""
+
+    API_KEY = 3
+    API_VERSION = 10
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "brokers",
+            CompactArray(
+                ("node_id", Int32),
+                ("host", CompactString()),
+                ("port", Int32),
+                ("rack", CompactString()),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("cluster_id", CompactString()),
+        ("controller_id", Int32),
+        (
+            "topics",
+            CompactArray(
+                ("error_code", Int16),
+                ("name", CompactString()),
+                ("topic_id", Uuid),
+                ("is_internal", Boolean),
+                (
+                    "partitions",
+                    CompactArray(
+                        ("error_code", Int16),
+                        ("partition", Int32),
+                        ("leader", Int32),
+                        ("leader_epoch", Int32),
+                        ("replicas", CompactArray(Int32)),
+                        ("isr", CompactArray(Int32)),
+                        ("offline_replicas", CompactArray(Int32)),
+                        ("tags", TaggedFields),
+                    ),
+                ),
+                ("authorized_operations", Int32),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("cluster_authorized_operations", Int32),
+        ("tags", TaggedFields),
+    )
+
+
+class MetadataRequestV10(RequestStruct):  # type: ignore[misc]
+    """Topics by name. No topic is ever made by asking for it."""
+
+    FLEXIBLE_VERSION = True
+    API_KEY = 3
+    API_VERSION = 10
+    RESPONSE_TYPE = MetadataResponse
+    SCHEMA = Schema(
+        ("topics", CompactArray(("topic_id", Uuid), ("name", CompactString()), ("tags", TaggedFields))),
+        ("allow_auto_topic_creation", Boolean),
+        ("include_cluster_authorized_operations", Boolean),
+        ("include_topic_authorized_operations", Boolean),
+        ("tags", TaggedFields),
+    )
+
+
+class MetadataRequest(Request[MetadataRequestV10]):  # type: ignore[misc]
+    """Metadata with topic ids; brokers since Kafka 2.8 know it."""
+
+    API_KEY = 3
+
+    def __init__(self, topics: list[str]) -> None:
+        self._topics = topics
+
+    def build(self, request_struct_class: type[MetadataRequestV10]) -> MetadataRequestV10:
+        asked: list[tuple[bytes, str, dict[int, bytes]]] = [(bytes(16), name, {}) for name in self._topics]
+        return request_struct_class(asked, False, False, False, {})

@@ -1,0 +1,123 @@
+"""Records outside transactions: what piles up for a partition while its last batch is under way is the next batch.
+
+Not aiokafka's producer: while no broker is there it asks and logs a hundred times a second, keeps what it could not
+send, and sends it later. Here a record is acknowledged, or its publisher is told, and nothing stays behind. Needs no
+right but Write on the topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiokafka.protocol.produce import ProduceRequest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+
+from outfitter_proto.bus.kafka.cluster import REQUEST_TIMEOUT, Cluster
+from outfitter_proto.bus.kafka.protocol import OK, refusal
+from outfitter_proto.bus.port import BusError, BusUnavailableError, Entry, TooLargeError
+
+BATCH_BYTES = 256 * 1024
+"""A batch's size at which the next one begins; a single record may be larger, and the topic's limit decides."""
+
+_Waiting = tuple[Entry, "asyncio.Future[int]"]
+
+
+class Outbox:
+    """What waits to be published to one partition."""
+
+    def __init__(self, cluster: Cluster, topic: str, partition: int) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self._partition = partition
+        self._waiting: list[_Waiting] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    async def publish(self, entry: Entry) -> int:
+        """The record's offset once all in-sync replicas have it."""
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.append((entry, answer))
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send_all(), name=f"publish {self._topic}/{self._partition}")
+        return await answer
+
+    async def aclose(self) -> None:
+        """Stop sending; whoever still waits is told."""
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.wait([self._sending], timeout=1)
+
+    async def _send_all(self) -> None:
+        try:
+            while batch := self._next_batch():
+                await self._send(batch)
+        finally:
+            self._sending = None
+            left, self._waiting = self._waiting, []
+            for _, answer in left:
+                if not answer.done():
+                    answer.set_exception(BusUnavailableError(f"{self._cluster.url}: the bus was closed"))
+
+    def _next_batch(self) -> list[_Waiting]:
+        """What goes into one record batch. Whoever was cancelled before his record was sent is left out."""
+        size = 0
+        batch: list[_Waiting] = []
+        for entry, answer in self._waiting:
+            size += len(entry.key or b"") + len(entry.value or b"") + 32
+            if batch and size > BATCH_BYTES:
+                break
+            batch.append((entry, answer))
+        del self._waiting[: len(batch)]
+        return [pair for pair in batch if not pair[1].done()] or (self._next_batch() if self._waiting else [])
+
+    async def _send(self, batch: list[_Waiting]) -> None:
+        try:
+            base = await self._produce([entry for entry, _ in batch])
+        except TooLargeError as error:
+            if len(batch) == 1:
+                _tell(batch, error)
+                return
+            for pair in batch:  # one of them is too large for the topic: the others are not to suffer
+                await self._send([pair])
+        except (BusError, asyncio.CancelledError) as error:
+            told = error if isinstance(error, BusError) else BusUnavailableError(f"{self._cluster.url}: closed")
+            _tell(batch, told)
+            if not isinstance(error, BusError):
+                raise
+        else:
+            for number, (_, answer) in enumerate(batch):
+                if not answer.done():
+                    answer.set_result(base + number)
+
+    async def _produce(self, entries: list[Entry]) -> int:
+        """Send one batch; not again once it may have arrived, so that nothing is doubled."""
+        builder = DefaultRecordBatchBuilder(
+            magic=2, compression_type=0, is_transactional=0, producer_id=-1, producer_epoch=-1, base_sequence=-1,
+            batch_size=2**31 - 1,
+        )  # fmt: skip
+        for number, entry in enumerate(entries):
+            builder.append(number, None, entry.key, entry.value, [])
+        request = ProduceRequest(
+            transactional_id=None,
+            required_acks=-1,
+            timeout=int(REQUEST_TIMEOUT * 1000),
+            topics=[(self._topic, [(self._partition, bytes(builder.build()))])],
+        )
+        response = await self._cluster.ask_leader(
+            self._topic, self._partition, request, lambda answer: _part(answer)[1], repeatable=False
+        )
+        _, code, offset, *_ = _part(response)
+        if code != OK:
+            raise refusal(self._cluster.url, code, topic=self._topic)
+        return int(offset)
+
+
+def _part(response: Any) -> Any:
+    [(_, [partition])] = response.topics
+    return partition
+
+
+def _tell(batch: list[_Waiting], error: BusError) -> None:
+    for _, answer in batch:
+        if not answer.done():
+            answer.set_exception(error)

@@ -1,0 +1,194 @@
+"""A cursor over one partition: a fetch loop of our own, with one fetch always under way while somebody reads.
+
+The next fetch runs while the caller works on the last one's records. It belongs to the reader and ends with it, so
+a cancelled `fetch` loses nothing: the next call finds the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+from aiokafka.protocol.fetch import FetchRequest
+
+from outfitter_proto.bus.kafka import batches
+from outfitter_proto.bus.kafka.batches import Batch
+from outfitter_proto.bus.kafka.cluster import EARLIEST, LATEST, Cluster
+from outfitter_proto.bus.kafka.protocol import OFFSET_OUT_OF_RANGE, OK, refusal
+from outfitter_proto.bus.port import (
+    BusConfigurationError,
+    BusUnavailableError,
+    Message,
+    OffsetOutOfRangeError,
+    Reader,
+)
+
+LONG_POLL = 0.5
+"""Seconds a broker holds a fetch for which there is nothing; new records are sent at once."""
+FETCH_BYTES = 1024 * 1024
+"""Of one answer. A larger batch still comes whole."""
+
+
+class _Answer:
+    """What one fetch brought, decoded batch by batch as it is asked for."""
+
+    def __init__(self, data: bytes, aborted: list[tuple[int, int]] | None, at: int, *, committed: bool) -> None:
+        whole = list(batches.split(data))
+        self.next = whole[-1].next if whole else at
+        self.left: Iterator[tuple[Batch, bool]] = (
+            batches.committed(iter(whole), aborted or ()) if committed else batches.everything(iter(whole))
+        )
+
+
+class KafkaReader(Reader):
+    """Reads one partition through connections of its own: a held fetch would delay everybody else's questions."""
+
+    def __init__(self, cluster: Cluster, topic: str, partition: int, start: int, *, committed: bool) -> None:
+        self.position = start
+        self._cluster = cluster
+        self._topic = topic
+        self._partition = partition
+        self._committed = committed
+        self._buffer: list[Message] = []
+        self._taken = 0
+        self._decoded = start  # the offset after the last batch in the buffer
+        self._answer: _Answer | None = None
+        self._asking: asyncio.Task[_Answer] | None = None
+        self._closed = False
+
+    async def fetch(self, *, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:
+        """Return the next records; see `Reader.fetch`.
+
+        A batch that nobody can read is an error for a committed reader, whose topic only managers write. For the
+        others it is one message without a key, so that no sender can block the partition.
+        """
+        if self._closed:
+            raise BusUnavailableError(f"{self._cluster.url}: the reader of {self._topic}/{self._partition} is closed")
+        deadline = anyio.current_time() + timeout
+        while True:
+            self._decode(max_records)
+            if self._taken < len(self._buffer):
+                return self._take(max_records)
+            if self._asking is None:
+                self._asking = self._ask(self.position)
+            await asyncio.wait([self._asking], timeout=max(0.0, deadline - anyio.current_time()))
+            if not self._asking.done():
+                return []
+            asked, self._asking = self._asking, None
+            self._answer = asked.result()
+            if self._answer.next > self.position:
+                self._asking = self._ask(self._answer.next)
+
+    async def seek(self, offset: int) -> None:
+        """Read from `offset` next."""
+        await self._stop_asking()
+        self.position = self._decoded = offset
+        self._buffer, self._taken, self._answer = [], 0, None
+
+    async def aclose(self) -> None:
+        """Let go of the connections. Repeatable and bounded."""
+        self._closed = True
+        await self._stop_asking()
+        await self._cluster.aclose()
+
+    def _take(self, most: int) -> list[Message]:
+        if self._taken == 0 and len(self._buffer) <= most:
+            taken, self._buffer = self._buffer, []
+        else:
+            taken = self._buffer[self._taken : self._taken + most]
+            self._taken += len(taken)
+        if self._taken >= len(self._buffer):
+            self._buffer, self._taken = [], 0
+            self.position = self._decoded
+        else:
+            self.position = self._buffer[self._taken].offset
+        return taken
+
+    def _decode(self, wanted: int) -> None:
+        """Decode batches of the answer until `wanted` records are there or it is used up."""
+        if self._answer is None:
+            return
+        while len(self._buffer) - self._taken < wanted:
+            batch, visible = next(self._answer.left, (None, False))
+            if batch is None:
+                self._answer = None
+                break
+            if visible and batch.next > self._decoded:
+                # A batch may begin before the position: brokers send whole ones.
+                self._buffer += [m for m in self._messages(batch) if m.offset >= self._decoded]
+            self._decoded = max(self._decoded, batch.next)
+        if self._taken >= len(self._buffer):
+            self.position = self._decoded
+
+    def _messages(self, batch: Batch) -> list[Message]:
+        try:
+            return batches.messages(batch, self._topic, self._partition)
+        except batches.UnreadableBatchError as error:
+            if not self._committed:
+                return [batches.raw_message(batch, self._topic, self._partition)]
+            self._restart(batch.base)
+            raise BusConfigurationError(f"{self._cluster.url}: {self._topic}/{self._partition}: {error}") from error
+        except batches.CorruptBatchError as error:
+            self._restart(batch.base)
+            raise BusUnavailableError(f"{self._cluster.url}: {error}") from error
+
+    def _restart(self, at: int) -> None:
+        """Fetch again from `at`: what was decoded before it stays in the buffer, what was asked ahead goes."""
+        self._answer = None
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
+            self._cluster.forget()
+        self._decoded = max(self._decoded, at)
+        if self._taken >= len(self._buffer):
+            self.position = self._decoded
+
+    def _ask(self, at: int) -> asyncio.Task[_Answer]:
+        task = asyncio.create_task(self._fetch(at), name=f"fetch {self._topic}/{self._partition}")
+        task.add_done_callback(_look)
+        return task
+
+    async def _fetch(self, at: int) -> _Answer:
+        request = FetchRequest(
+            int(LONG_POLL * 1000), 1, FETCH_BYTES, int(self._committed),
+            [(self._topic, [(self._partition, at, FETCH_BYTES)])],
+        )  # fmt: skip
+        response = await self._cluster.ask_leader(self._topic, self._partition, request, lambda r: _part(r)[1])
+        part = _part(response)
+        code = part[1]
+        if code == OFFSET_OUT_OF_RANGE:
+            start = await self._cluster.offset(self._topic, self._partition, EARLIEST)
+            end = await self._cluster.offset(self._topic, self._partition, LATEST)
+            raise OffsetOutOfRangeError(
+                f"{self._cluster.url}: {self._topic}/{self._partition} has the offsets {start} to {end}, not {at}",
+                start=start,
+                end=end,
+            )
+        if code != OK:
+            raise refusal(self._cluster.url, code, topic=self._topic)
+        # After the error code: high watermark, last stable offset, [log start], aborted, [preferred replica], records.
+        aborted = part[5] if response.API_VERSION >= 5 else part[4]
+        return _Answer(part[-1] or b"", aborted, at, committed=self._committed)
+
+    async def _stop_asking(self) -> None:
+        task, self._asking = self._asking, None
+        if task is None:
+            return
+        task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([task], timeout=1)
+        # The broker answers one question of a connection after the other: do not wait behind the one just given up.
+        self._cluster.forget()
+
+
+def _part(response: Any) -> Any:
+    [(_, [partition])] = response.topics
+    return partition
+
+
+def _look(task: asyncio.Task[_Answer]) -> None:
+    """A reader that is closed before it saw an error must not make asyncio complain about it."""
+    if not task.cancelled():
+        task.exception()

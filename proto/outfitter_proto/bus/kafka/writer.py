@@ -1,0 +1,178 @@
+"""A writer identity on Kafka: one transactional producer, one transaction a commit.
+
+Which error means what is decided here, by one question: was the request to commit ever sent? Before it, nothing can
+become visible, because nobody else sends it. After it, only an answer tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import anyio
+from aiokafka import errors as kafka_errors
+
+from outfitter_proto.bus.kafka.producer import BUILDER_BYTES, TransactionalProducer
+from outfitter_proto.bus.kafka.protocol import refusal
+from outfitter_proto.bus.port import (
+    BusUnavailableError,
+    CommitUnknownError,
+    Entry,
+    FencedError,
+    TooLargeError,
+    Writer,
+)
+
+MAX_BATCH_BYTES = 512 * 1024
+"""Keys and values of a commit's last batch; the records' headers come on top and the topic's limit is 1 MiB."""
+
+_FENCED = (kafka_errors.ProducerFenced, kafka_errors.InvalidProducerEpoch, kafka_errors.InvalidProducerIdMapping)
+_Batch = tuple[str, Any]
+
+
+class KafkaWriter(Writer):
+    """See `Writer`. What a commit wrote becomes visible a few milliseconds after it returned, when the broker has
+    written the markers; `Bus.stable_end` waits for that."""
+
+    def __init__(
+        self,
+        url: str,
+        identity: str,
+        partition: int,
+        producer: TransactionalProducer,
+        *,
+        watchdog: float,
+        release: Callable[[], None],
+        clean_up: Callable[[], None],
+    ) -> None:
+        self.partition = partition
+        self._name = f"{url}: writer {identity!r}"
+        self._url = url
+        self._producer = producer
+        self._watchdog = watchdog
+        self._release = release
+        self._clean_up = clean_up
+        self._spent = False
+        self._closed = False
+        self._busy = False
+
+    @property
+    def tainted(self) -> bool:
+        """See `Writer.tainted`."""
+        return self._spent or self._producer.tainted
+
+    @property
+    def max_batch_bytes(self) -> int:
+        """See `Writer.max_batch_bytes`."""
+        return MAX_BATCH_BYTES
+
+    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        """One transaction; see `Writer.commit`.
+
+        Each await has a watchdog: aiokafka repeats without end and without an error. Once the request to commit is
+        sent, cancelling waits for its answer as long as the watchdog does.
+        """
+        if self._spent or self._closed or self._busy:
+            raise BusUnavailableError(f"{self._name} is {'busy' if self._busy else 'spent'}: open a new one")
+        prepared = self._prepare(batches)
+        if not prepared:
+            return
+        self._busy = True
+        finished = False
+        try:
+            await self._send(prepared)
+            await self._end()
+            finished = True
+        finally:
+            self._busy = False
+            # Also after a TooLargeError of the broker's: the producer has counted a batch that was never taken.
+            self._spent = not finished
+
+    async def aclose(self) -> None:
+        """Abort what is open and let go. A producer that may be in trouble is cleaned up in the background."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.tainted:
+            self._clean_up()
+        else:
+            await self._producer.dispose(1.0)
+            self._release()
+
+    def _prepare(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> list[list[_Batch]]:
+        """Record batches, grouped by what is acknowledged together. Nothing is sent before all of them fit."""
+        groups: list[list[_Batch]] = []
+        filled = [(topic, entries) for topic, entries in batches if entries]
+        for number, (topic, entries) in enumerate(filled):
+            builders = self._fill(topic, entries)
+            if number == len(filled) - 1 and len(builders) > 1:
+                raise TooLargeError(
+                    f"{self._name}: the last batch ({len(entries)} records for {topic!r}) does not fit into one "
+                    f"record batch of {BUILDER_BYTES} bytes; keep it within max_batch_bytes = {MAX_BATCH_BYTES}"
+                )
+            groups.append([(topic, builder) for builder in builders])
+        return groups
+
+    def _fill(self, topic: str, entries: Sequence[Entry]) -> list[Any]:
+        builders = [self._producer.create_batch()]
+        for entry in entries:
+            if builders[-1].append(timestamp=None, key=entry.key, value=entry.value) is None:
+                builders.append(self._producer.create_batch())
+                builders[-1].append(timestamp=None, key=entry.key, value=entry.value)
+            if builders[-1].size() > BUILDER_BYTES:
+                raise TooLargeError(
+                    f"{self._name}: the record with key {entry.key!r} for {topic!r} is {len(entry.value or b'')} "
+                    f"bytes; at most about {BUILDER_BYTES} fit"
+                )
+        return builders
+
+    async def _send(self, groups: list[list[_Batch]]) -> None:
+        """Begin the transaction and see every batch acknowledged: a commit also succeeds if a batch of it failed."""
+        sent: list[asyncio.Future[Any]] = []
+        try:
+            with anyio.fail_after(self._watchdog * len(groups)):
+                await self._producer.begin_transaction()
+                self._producer.announce((topic for group in groups for topic, _ in group), self.partition)
+                for group in groups:
+                    acknowledged = []
+                    for topic, builder in group:
+                        future = await self._producer.send_batch(builder, topic, partition=self.partition)
+                        future.add_done_callback(_look)
+                        sent.append(future)
+                        acknowledged.append(future)
+                    for future in acknowledged:
+                        await future
+        except TimeoutError as error:
+            raise BusUnavailableError(
+                f"{self._name}: records were not acknowledged in time; nothing is committed"
+            ) from error
+        except _FENCED as error:
+            raise self._fenced() from error
+        except kafka_errors.BrokerResponseError as error:
+            raise refusal(self._url, error.errno, topic=groups[-1][0][0], detail=str(error)) from error
+        except (kafka_errors.KafkaError, kafka_errors.IllegalOperation, AssertionError, OSError) as error:
+            raise BusUnavailableError(f"{self._name}: nothing is committed: {error or type(error).__name__}") from error
+
+    async def _end(self) -> None:
+        """Commit, and say what became of it."""
+        try:
+            with anyio.CancelScope(shield=True), anyio.fail_after(self._watchdog):
+                await self._producer.commit_transaction()
+        except TimeoutError as error:
+            raise CommitUnknownError(f"{self._name}: no answer to the request to commit") from error
+        except _FENCED as error:
+            if self._producer.tainted:  # the first request may have committed, and only its repetition was fenced
+                raise CommitUnknownError(f"{self._name}: fenced while it asked again to commit") from error
+            raise self._fenced() from error
+        except (kafka_errors.KafkaError, kafka_errors.IllegalOperation, AssertionError, OSError) as error:
+            raise CommitUnknownError(f"{self._name}: {error or type(error).__name__}") from error
+
+    def _fenced(self) -> FencedError:
+        return FencedError(f"{self._name} was taken over, or its transaction was open for too long")
+
+
+def _look(future: asyncio.Future[Any]) -> None:
+    """A batch's failure is reported once, by the await that meets it first."""
+    if not future.cancelled():
+        future.exception()
