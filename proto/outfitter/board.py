@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from outfitter.lease import Lease
-from outfitter_proto.records import Allocation
+from outfitter_proto.records import FINAL_STATES, Allocation
 
 
 class Notice(NamedTuple):
@@ -24,6 +24,11 @@ class Notice(NamedTuple):
     record: Allocation | None
     error: Exception | None
     closed: bool
+
+    @property
+    def over(self) -> bool:
+        """True once the allocation can come to nothing more."""
+        return self.error is not None or (self.record is not None and self.record.state in FINAL_STATES)
 
 
 class Board:

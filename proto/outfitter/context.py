@@ -29,6 +29,10 @@ _entered: set[tuple[int, str, str, str, str]] = set()
 """Workers of this process that are in a context: process, bus, cluster, host, worker."""
 _entered_lock = threading.Lock()
 
+_AFTER_FORK = (
+    "hand the infos to the child, or start it with multiprocessing's 'spawn' method and make a context of its own there"
+)
+
 
 class RuntimeContext(OperatorContext):
     """A worker's external resources (Flink: `RuntimeContext`, as far as it is about external resources).
@@ -49,7 +53,7 @@ class RuntimeContext(OperatorContext):
         wait: seconds to wait for devices that are busy; None: for ever.
         priority: higher is served first.
         labels: for people who look at the ledger.
-        wait_for_manager: True: wait for one for ever; a number: that many seconds instead of 4.5.
+        wait_for_manager: True: wait for one for ever; a number: that many seconds instead of 4.
         owner: tell a manager on this machine which process this is, so that its death is seen at once.
         on_lease_at_risk: called, in the background thread, with a `LeaseLostError` when no heartbeat was
             acknowledged for two thirds of the lease. `lease_lost` and every getter say so, too.
@@ -202,6 +206,7 @@ class RuntimeContext(OperatorContext):
         if self._backend is not None:
             raise ContextStateError(f"{self!r} was entered before: make a new context for each `with`")
         with _entered_lock:
+            self._check_inheritance()
             if self._slot in _entered and not self._settings.attach:
                 raise ContextStateError(
                     f"this process is in a context for worker {self.worker!r} already, and a second one would end it: "
@@ -223,9 +228,14 @@ class RuntimeContext(OperatorContext):
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise UsedAfterForkError(
-                f"{self!r} belongs to process {self._pid} and this is {os.getpid()}, forked from it: "
-                "make a new context in the child, or start children with multiprocessing's 'spawn' method"
+                f"{self!r} belongs to process {self._pid} and this is {os.getpid()}, forked from it: {_AFTER_FORK}"
             )
+
+    def _check_inheritance(self) -> None:
+        """SQLite forbids a file that was open when the process was forked: its locks are neither held nor free here."""
+        bus = self._settings.bus
+        if bus.startswith("sqlite:") and any(pid != self._pid and other == bus for pid, other, *_ in _entered):
+            raise UsedAfterForkError(f"this process was forked from one that is in a context on {bus}: {_AFTER_FORK}")
 
     def _check_amounts(self) -> None:
         """Attached to an allocation that somebody else asked for: is it what this code needs?"""

@@ -9,6 +9,7 @@ enters it and leaves everything it learns on a `Board`; it knows neither threads
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import AsyncIterator, Callable
@@ -21,8 +22,8 @@ import anyio
 from outfitter import standing
 from outfitter.board import Board
 from outfitter.errors import AllocationEndedError, LeaseLostError, NoManagerError, WaitedTooLongError
+from outfitter.heartbeats import RETRY_DELAYS, LeaseKeeper
 from outfitter.managers import Survey
-from outfitter.operators import lease_lost
 from outfitter_proto import codec, names
 from outfitter_proto.bus.port import (
     Bus,
@@ -34,16 +35,13 @@ from outfitter_proto.bus.port import (
     UnknownTopicError,
 )
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.records import FINAL_STATES, Allocation, Deregister, Heartbeat, Register, Registration
+from outfitter_proto.records import Allocation, Deregister, Heartbeat, Register, Registration
 
-MANAGER_PATIENCE = 4.5
+MANAGER_PATIENCE = 4.0
 """Seconds from the acknowledged registration until nobody answering means that there is no manager."""
 
 SURVEY_WITHIN = 1.5
 """The last seconds of that patience, in which the other hosts' managers are looked up."""
-
-PUBLISH_WITHIN = 5.0
-"""Seconds that one heartbeat or registration may take; a heartbeat at most a third of its lease."""
 
 DEREGISTER_WITHIN = 3.0
 """Seconds that leaving may take; what cannot be said by then, the lease or the owner's death will say."""
@@ -53,7 +51,6 @@ VERDICT_GRACE = 10.0
 
 _FETCH_TIMEOUT = 5.0
 _TOPIC_POLL = 0.2
-_RETRY_DELAYS = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 log = logging.getLogger("outfitter")
 
@@ -189,17 +186,16 @@ class WorkerSession:
                 attempt = 0
             except BusUnavailableError as error:
                 log.warning("%s: cannot follow the allocation for now: %s", self._key.decode(), error)
-                await anyio.sleep(_RETRY_DELAYS[min(attempt, len(_RETRY_DELAYS) - 1)])
+                await anyio.sleep(RETRY_DELAYS[min(attempt, len(RETRY_DELAYS) - 1)])
                 attempt += 1
             except BusError as error:
                 self.board.close(error)
                 return
 
     async def keep_lease(self) -> None:
-        """Send heartbeats while the record stands, and say so when they do not get through."""
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._beat)
-            group.start_soon(self._watch_lease)
+        """Send heartbeats until the record is final, and say so when they do not get through."""
+        beat = functools.partial(self._publish, Heartbeat(**self._identity))
+        await LeaseKeeper(self.board, beat, self._on_lease_at_risk).run()
 
     async def deregister(self, reason: str | None = None) -> bool:
         """Give everything back; never raises for a bus that is away, and takes at most `DEREGISTER_WITHIN`.
@@ -235,8 +231,7 @@ class WorkerSession:
 
     @property
     def _over(self) -> bool:
-        notice = self.board.read()
-        return notice.error is not None or (notice.record is not None and notice.record.state in FINAL_STATES)
+        return self.board.read().over
 
     @property
     def _answered(self) -> bool:
@@ -295,7 +290,8 @@ class WorkerSession:
             log.warning("skipped a record that cannot be read: %s", error)
             return
         if isinstance(record, Allocation):
-            self.board.lease.grant(record.request.lease_s)
+            if self._heartbeats:  # else it is somebody else's to keep, and silence of ours says nothing
+                self.board.lease.grant(record.request.lease_s)
             self.board.post(record)
 
     async def _await_manager(self, patience: float) -> None:
@@ -329,53 +325,6 @@ class WorkerSession:
                 if standing.standing(notice.record) is not standing.Standing.WAITING:
                     raise refusal
             notice = await self.board.changed(notice.version)
-
-    async def _beat(self) -> None:
-        lease, attempt = self.board.lease, 0
-        while not self._over:
-            if lease.interval is None:
-                await self.board.changed(self.board.read().version)
-                continue
-            sent_at = lease.clock()
-            try:
-                with anyio.fail_after(min(PUBLISH_WITHIN, lease.interval)):
-                    await self._publish(Heartbeat(**self._identity))
-            except (BusError, TimeoutError) as error:
-                log.warning("%s: a heartbeat failed: %s", self._key.decode(), error or "time-out")
-                await anyio.sleep(min(_RETRY_DELAYS[min(attempt, len(_RETRY_DELAYS) - 1)], lease.interval / 3))
-                attempt += 1
-                continue
-            attempt = 0
-            lease.acknowledge(sent_at)
-            await anyio.sleep(lease.interval or 0)
-
-    async def _watch_lease(self) -> None:
-        lease, told = self.board.lease, False
-        while not self._over:
-            left = lease.until_risk
-            if left is None:
-                await self.board.changed(self.board.read().version)
-                continue
-            if left > 0:
-                if told:
-                    told = False
-                    self.board.touch()
-                await anyio.sleep(left)
-            elif not told:
-                told = True
-                self.board.touch()
-                self._tell(lease_lost(self.board))
-            else:
-                await anyio.sleep((lease.interval or 1.0) / 10)
-
-    def _tell(self, error: LeaseLostError) -> None:
-        log.error("%s", error)
-        if self._on_lease_at_risk is None:
-            return
-        try:
-            self._on_lease_at_risk(error)
-        except Exception:  # user code: whatever it raises must not stop the heartbeats
-            log.exception("on_lease_at_risk raised")
 
 
 __all__ = ["MANAGER_PATIENCE", "WorkerSession"]

@@ -28,6 +28,7 @@ from outfitter.operators import lease_lost
 from outfitter.settings import Settings
 from outfitter_proto import names
 from outfitter_proto.records import (
+    FINAL_STATES,
     Allocation,
     AllocationState,
     OperatorShare,
@@ -70,16 +71,27 @@ class FakeOutfitter:
         self._verdict: tuple[AllocationState, str | None, str | None] = (AllocationState.ALLOCATED, None, None)
         self._workers: dict[str, _Worker] = {}
         self._boards: dict[str, tuple[Board, Callable[[LeaseLostError], object] | None]] = {}
-        self._absent = False
+        self.absent = False
+        """True: nobody answers a registration, and entering raises `NoManagerError`."""
         self._now = 0.0
         self._commit = 0
-        self._lock = threading.RLock()
+        self._lock = threading.Condition()
         for name, devices in (resources or {}).items():
             self.set(name, devices)
 
     def context(self, *args: Any, **kwargs: Any) -> RuntimeContext:
         """A context that gets its devices from here; takes and checks the arguments of `RuntimeContext`."""
         return _FakeContext(self, *args, **kwargs)
+
+    def wait_for(self, condition: Callable[[], object], *, timeout: float = 10.0) -> None:
+        """Block until `condition` holds, looking again each time a worker registers or leaves.
+
+        Raises:
+            TimeoutError: it did not come to hold within `timeout` seconds.
+        """
+        with self._lock:
+            if not self._lock.wait_for(condition, timeout):
+                raise TimeoutError(f"no worker did what was waited for within {timeout:g} s")
 
     # --- what happens --------------------------------------------------------------------------------------
 
@@ -118,18 +130,13 @@ class FakeOutfitter:
         with self._lock:
             verdict = self._verdict
             self._judge(AllocationState.ENDED, code, reason)
-            self._workers.clear()
             self._verdict = verdict
 
     def put_in_state(self, state: str) -> None:
         """Every record says `state`, for instance one that only a later version knows."""
         with self._lock:
-            for worker in self._workers.values():
-                worker.post(structs.replace(self._answer(worker), state=state))
-
-    def go_away(self) -> None:
-        """From now on nobody answers a registration: entering raises `NoManagerError`."""
-        self._absent = True
+            for worker in list(self._workers.values()):
+                self._post(worker, structs.replace(self._answer(worker), state=state))
 
     def lose_lease(self) -> None:
         """The heartbeats of all workers that have a lease have failed for all of it."""
@@ -154,24 +161,24 @@ class FakeOutfitter:
         """A worker registers; `post` gets every record of its allocation, the first one at once."""
         with self._lock:
             self.registrations.append(registration)
+            self._lock.notify_all()
             worker = _Worker(registration, post, len(self.registrations))
             self._workers[_key(registration)] = worker
-            post(self._answer(worker))
+            self._post(worker, self._answer(worker))
 
     def dismiss(self, registration: Register, reason: str) -> None:
         """A worker deregisters."""
         with self._lock:
             self._boards.pop(_key(registration), None)
+            worker = self._workers.get(_key(registration))
+            if worker is None:
+                return  # its allocation was over before
             self.departures.append((registration.worker, reason))
-            worker = self._workers.pop(_key(registration), None)
-            if worker is not None:
-                record = structs.replace(
-                    self._answer(worker),
-                    state=AllocationState.ENDED,
-                    reason=reason,
-                    reason_code=ReasonCode.DEREGISTERED,
-                )
-                worker.post(record)
+            ended = structs.replace(
+                self._answer(worker), state=AllocationState.ENDED, reason=reason, reason_code=ReasonCode.DEREGISTERED
+            )
+            self._post(worker, ended)
+            self._lock.notify_all()
 
     # --- inside ----------------------------------------------------------------------------------------------
 
@@ -181,8 +188,13 @@ class FakeOutfitter:
             self._post_all()
 
     def _post_all(self) -> None:
-        for worker in self._workers.values():
-            worker.post(self._answer(worker))
+        for worker in list(self._workers.values()):
+            self._post(worker, self._answer(worker))
+
+    def _post(self, worker: _Worker, record: Allocation) -> None:
+        if record.state in FINAL_STATES:
+            del self._workers[record.key]
+        worker.post(record)
 
     def _answer(self, worker: _Worker) -> Allocation:
         """The record of a worker as things are."""
@@ -286,8 +298,8 @@ class _FakeBackend:
         self._ready.set_running_or_notify_cancel()
 
     def start(self) -> Future[None]:
-        if self._fake._absent:
-            self._ready.set_exception(NoManagerError("the fake was told to go away"))
+        if self._fake.absent:
+            self._ready.set_exception(NoManagerError("the fake is absent"))
             return self._ready
         self._fake._boards[_key(self._registration)] = (self.board, self._tell)
         self._fake.admit(self._registration, self._post)

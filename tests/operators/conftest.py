@@ -1,0 +1,61 @@
+"""The two stages on which the operators' side is played: the in-memory fake, and a real bus with a scripted manager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from outfitter import RuntimeContext
+from outfitter.testing import FakeOutfitter
+from support.scripted_manager import ScriptedManager
+
+HOST = "gpu-3"
+GPUS = [{"id": f"GPU-{name}", "index": str(index)} for index, name in enumerate("abcd")]
+
+
+class Stage(NamedTuple):
+    """Where a test plays: what it is told by, and how it makes contexts."""
+
+    fake: FakeOutfitter
+    context: Callable[..., RuntimeContext]
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BUS", "CLUSTER", "HOST", "WORKER", "OPERATOR", "INCARNATION"):
+        monkeypatch.delenv(f"OUTFITTER_{name}", raising=False)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL"
+
+
+@pytest.fixture
+def fake() -> FakeOutfitter:
+    return FakeOutfitter({"gpu": GPUS}, env={"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"})
+
+
+@pytest.fixture
+def manager(url: str, fake: FakeOutfitter) -> Iterator[ScriptedManager]:
+    with ScriptedManager(url, HOST, fake) as manager:
+        yield manager
+
+
+@pytest.fixture
+def real(url: str, manager: ScriptedManager, fake: FakeOutfitter) -> Stage:
+    def context(*args: Any, **kwargs: Any) -> RuntimeContext:
+        return RuntimeContext(*args, **{"bus": url, "host": HOST, **kwargs})
+
+    return Stage(fake, context)
+
+
+@pytest.fixture(params=["fake", "embedded bus"])
+def stage(request: pytest.FixtureRequest, fake: FakeOutfitter) -> Stage:
+    if request.param == "fake":
+        return Stage(fake, fake.context)
+    real: Stage = request.getfixturevalue("real")
+    return real

@@ -1,0 +1,54 @@
+"""What the fake of `outfitter.testing` offers on top of what it shares with the real thing."""
+
+from __future__ import annotations
+
+import pytest
+
+import outfitter
+from outfitter.testing import FakeOutfitter, fake_context
+
+
+def test_one_call_makes_a_context_for_a_simple_test() -> None:
+    with fake_context({"gpu": [{"index": "7", "uuid": "GPU-x"}]}) as context:
+        (info,) = context.get_external_resource_infos("gpu")
+        assert dict(info) == {"id": "gpu:0", "index": "7", "local_index": "0", "uuid": "GPU-x"}
+
+
+def test_a_test_can_lose_the_lease_and_have_it_back() -> None:
+    fake = FakeOutfitter({"gpu": [{}]})
+    told: list[outfitter.LeaseLostError] = []
+    with fake.context({"gpu": 1}, on_lease_at_risk=told.append) as context, fake.context(lease=None) as forever:
+        fake.lose_lease()
+        assert len(told) == 1
+        assert context.lease_lost
+        with pytest.raises(outfitter.LeaseLostError):
+            context.get_external_resource_infos("gpu")
+        assert forever.get_external_resource_infos("gpu")
+        fake.restore_lease()
+        assert not context.lease_lost
+        assert context.get_external_resource_infos("gpu")
+
+
+def test_a_test_can_take_the_manager_away() -> None:
+    fake = FakeOutfitter({"gpu": [{}]})
+    fake.absent = True
+    with pytest.raises(outfitter.NoManagerError):
+        fake.context({"gpu": 1}).__enter__()
+
+
+def test_asking_for_more_than_the_test_has_listed_fails_at_once() -> None:
+    with pytest.raises(outfitter.AllocationFailedError, match="2 of 'gpu' asked for, and the fake was given 1"):
+        FakeOutfitter({"gpu": [{}]}).context({"gpu": 2}).__enter__()
+
+
+def test_waiting_for_what_does_not_happen_ends() -> None:
+    with pytest.raises(TimeoutError, match="no worker did"):
+        FakeOutfitter().wait_for(lambda: False, timeout=0.01)
+
+
+def test_the_fake_starts_no_thread_and_opens_no_bus(tmp_path: object) -> None:
+    import threading
+
+    before = threading.active_count()
+    with FakeOutfitter({"gpu": [{}]}).context(bus="sqlite:////nowhere/at/all.db"):
+        assert threading.active_count() == before

@@ -1,0 +1,321 @@
+"""What only a real bus shows: heartbeats, leases, absent managers, attaching, forks, interruptions."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import queue
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import anyio
+import pytest
+
+import outfitter
+from operators.conftest import HOST, Stage
+from outfitter import RuntimeContext
+from outfitter.session import MANAGER_PATIENCE
+from outfitter.testing import FakeOutfitter
+from outfitter_proto import topics
+from outfitter_proto.bus import connect
+from support.scripted_manager import ScriptedManager, host_record, publish_record
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@contextmanager
+def frozen(url: str) -> Iterator[None]:
+    """Nobody can write to the bus while this holds its lock; everybody can read."""
+    path = Path(url.removeprefix("sqlite://").partition("?")[0]).with_suffix(".lock")
+    with path.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_heartbeats_go_on_while_the_event_loop_is_blocked(real: Stage, manager: ScriptedManager) -> None:
+    async def block() -> None:
+        async with real.context({"gpu": 1}, lease=0.6):
+            manager.wait_until(lambda: len(manager.heartbeats) >= 5)  # blocks the loop, which is the point
+
+    asyncio.run(block())
+    (registration,) = manager.registrations
+    assert {beat.incarnation for beat in manager.heartbeats} == {registration.incarnation}
+    assert manager.deregistrations[0].reason == "finished"
+
+
+def test_heartbeats_go_on_while_python_computes(real: Stage, manager: ScriptedManager) -> None:
+    with real.context({"gpu": 1}, lease=0.6):
+        number = 0
+        while len(manager.heartbeats) < 5:
+            number += 1
+    assert number > 0
+
+
+def test_a_worker_that_waits_sends_heartbeats_too(real: Stage, manager: ScriptedManager) -> None:
+    real.fake.keep_waiting("busy")
+
+    async def wait() -> None:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as group:
+                group.start_soon(real.context({"gpu": 1}, lease=0.6).__aenter__)
+                await anyio.to_thread.run_sync(manager.wait_until, lambda: len(manager.heartbeats) >= 3)
+                scope.cancel()
+
+    asyncio.run(wait())
+
+
+def test_without_a_lease_there_are_no_heartbeats(real: Stage, manager: ScriptedManager) -> None:
+    with real.context({"gpu": 1}, lease=None, worker="silent"), real.context({"gpu": 1}, lease=0.3) as other:
+        manager.wait_until(lambda: len(manager.heartbeats) >= 5)
+    assert {beat.worker for beat in manager.heartbeats} == {other.worker}
+
+
+def test_user_code_is_told_before_its_lease_ends_and_again_served_when_heartbeats_get_through(
+    real: Stage, manager: ScriptedManager, url: str
+) -> None:
+    told: queue.Queue[outfitter.LeaseLostError] = queue.Queue()
+    with real.context({"gpu": 1}, lease=2.0, on_lease_at_risk=told.put) as context:
+        changes = context.changes("gpu")
+        next(changes)
+        with frozen(url):
+            error = told.get(timeout=20)
+            assert context.lease_lost
+            with pytest.raises(outfitter.LeaseLostError, match=r"most of its lease, which .*: stop using"):
+                context.get_external_resource_infos("gpu")
+            with pytest.raises(outfitter.LeaseLostError):
+                next(changes)
+        assert "ends in" in str(error), "it was told in time"
+        manager.wait_until(lambda: not context.lease_lost)
+        assert context.get_external_resource_infos("gpu")
+
+
+def test_a_callback_that_raises_does_not_stop_the_heartbeats(real: Stage, manager: ScriptedManager, url: str) -> None:
+    told: queue.Queue[outfitter.LeaseLostError] = queue.Queue()
+
+    def fail(error: outfitter.LeaseLostError) -> None:
+        told.put(error)
+        raise ValueError("user code")
+
+    with real.context({"gpu": 1}, lease=0.9, on_lease_at_risk=fail):
+        with frozen(url):
+            told.get(timeout=20)
+        so_far = len(manager.heartbeats)
+        manager.wait_until(lambda: len(manager.heartbeats) >= so_far + 3)
+
+
+def test_nobody_answering_is_an_error_that_names_the_hosts_served_and_withdraws(
+    manager: ScriptedManager, url: str
+) -> None:
+    stopped = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+    async def scene() -> None:
+        async with connect(url) as bus:
+            for record in (host_record("gpu-1"), host_record("gpu-9", stopped_at=stopped), host_record("gpu-2")):
+                await publish_record(bus, record)
+
+    anyio.run(scene)
+    with pytest.raises(outfitter.NoManagerError) as caught:
+        RuntimeContext({"gpu": 1}, bus=url, host="gpu-9", wait_for_manager=1.0).__enter__()
+    message = str(caught.value)
+    assert "no manager answers for host 'gpu-9': its manager manager-of-gpu-9 was stopped" in message
+    assert "(2026-01-02T03:04:05Z)" in message
+    assert f"other hosts served: gpu-1, gpu-2, {HOST};" in message
+    assert f"bus {url} and cluster 'outfitter'" in message
+
+
+def test_a_manager_that_has_gone_silent_is_named_with_when_it_last_wrote(real: Stage, manager: ScriptedManager) -> None:
+    manager.fake.absent = True
+    with pytest.raises(outfitter.NoManagerError, match=f"for host '{HOST}': its manager last wrote 0 s ago"):
+        real.context({"gpu": 1}, worker="w", wait_for_manager=0.5).__enter__()
+    manager.wait_until(lambda: bool(manager.deregistrations))
+    assert manager.deregistrations[0].reason == "no manager"
+
+
+def test_nobody_answering_is_found_out_within_five_seconds(url: str) -> None:
+    async def make() -> None:
+        async with connect(url) as bus:
+            await topics.create(bus, "outfitter", partitions=4)
+
+    anyio.run(make)
+    assert MANAGER_PATIENCE < 5.0
+    with pytest.raises(outfitter.NoManagerError, match="it never had one here; other hosts served: none;"):
+        RuntimeContext({"gpu": 1}, bus=url, host=HOST).__enter__()
+
+
+def test_a_bus_on_which_no_manager_ever_ran_has_no_manager(url: str) -> None:
+    with pytest.raises(outfitter.NoManagerError, match=f"there is no cluster 'staging' on {url}".replace("?", r"\?")):
+        RuntimeContext({"gpu": 1}, bus=url, host=HOST, cluster="staging", wait_for_manager=0.1).__enter__()
+
+
+async def test_told_to_wait_a_worker_waits_for_the_first_manager_of_a_new_bus(url: str, fake: FakeOutfitter) -> None:
+    async with anyio.create_task_group() as group:
+        entered = anyio.Event()
+
+        async def enter() -> None:
+            async with RuntimeContext({"gpu": 1}, bus=url, host=HOST, wait_for_manager=True) as context:
+                assert context.get_external_resource_infos("gpu")
+                entered.set()
+
+        group.start_soon(enter)
+        async with connect(url) as bus:  # the worker finds a bus without topics
+            await anyio.wait_all_tasks_blocked()
+            assert bus.url == url
+        manager = ScriptedManager(url, HOST, fake)
+        await anyio.to_thread.run_sync(manager.__enter__)
+        await entered.wait()
+    await anyio.to_thread.run_sync(manager.__exit__)
+
+
+def test_a_bus_that_is_away_is_named(tmp_path: Path) -> None:
+    with pytest.raises(outfitter.BusError, match=str(tmp_path / "missing" / "deeper")):
+        RuntimeContext({"gpu": 1}, bus=f"sqlite://{tmp_path}/missing/deeper/bus.db", host=HOST).__enter__()
+
+
+def test_a_url_that_is_no_bus_is_refused_on_entry() -> None:
+    context = RuntimeContext({"gpu": 1}, bus="amqp://x", host=HOST)
+    with pytest.raises(outfitter.BusConfigurationError, match="'amqp://x' is no bus URL"):
+        context.__enter__()
+
+
+@pytest.fixture
+def attached(real: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[RuntimeContext]:
+    """The allocation that `outfitter run` holds, and the environment it gives its child."""
+    with real.context({"gpu": 2}, {"infer": {"gpu": 1}}, worker="w", lease=0.3) as parent:
+        for name, value in {
+            "BUS": parent._settings.bus,
+            "HOST": parent.host,
+            "WORKER": parent.worker,
+            "INCARNATION": parent.incarnation,
+        }.items():
+            monkeypatch.setenv(f"OUTFITTER_{name}", value)
+        yield parent
+
+
+def test_under_outfitter_run_a_context_attaches_and_publishes_nothing(
+    attached: RuntimeContext, manager: ScriptedManager, real: Stage
+) -> None:
+    with RuntimeContext({"gpu": 1}, operator="infer") as context, RuntimeContext() as second:
+        assert [info["id"] for info in context.get_external_resource_infos("gpu")] == ["GPU-a"]
+        assert second.record == attached.record
+        changes = context.changes("gpu")
+        next(changes)
+        real.fake.set("gpu", [{"id": "GPU-y"}, {"id": "GPU-z"}])
+        assert [info["id"] for info in next(changes)] == ["GPU-y"]
+        so_far = len(manager.heartbeats)
+        manager.wait_until(lambda: len(manager.heartbeats) >= so_far + 4)  # longer than the lease
+        assert context.get_external_resource_infos("gpu")
+    assert {beat.incarnation for beat in manager.heartbeats} == {attached.incarnation}
+    assert len(manager.registrations) == 1
+    assert manager.deregistrations == []
+
+
+def test_under_outfitter_run_needing_more_than_was_asked_for_is_an_error(attached: RuntimeContext) -> None:
+    with pytest.raises(outfitter.InvalidRequestError, match="3 of 'gpu' are needed and `outfitter run` asked for 2"):
+        RuntimeContext({"gpu": 3}).__enter__()
+
+
+def test_under_outfitter_run_another_worker_registers_for_itself(
+    attached: RuntimeContext, manager: ScriptedManager
+) -> None:
+    with RuntimeContext({"gpu": 1}, worker="another") as context:
+        assert context.incarnation != attached.incarnation
+    assert [registration.worker for registration in manager.registrations] == ["w", "another"]
+
+
+def test_attaching_to_what_is_not_there_says_so(
+    real: Stage, manager: ScriptedManager, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"BUS": url, "HOST": HOST, "WORKER": "w", "INCARNATION": "gone"}.items():
+        monkeypatch.setenv(f"OUTFITTER_{name}", value)
+    with pytest.raises(outfitter.AllocationEndedError, match=f"there is no allocation {HOST}/w/gone on"):
+        RuntimeContext({"gpu": 1}).__enter__()
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(program), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+
+
+def test_a_forked_child_is_told_the_remedy_and_gives_nothing_back(
+    real: Stage, manager: ScriptedManager, url: str
+) -> None:
+    program = """
+        import os, sys, outfitter
+        with outfitter.RuntimeContext({"gpu": 1}, bus=sys.argv[1], host=sys.argv[2], worker="parent") as context:
+            changes, view = context.changes("gpu"), context.for_operator("infer")
+            child = os.fork()
+            if child == 0:
+                new = outfitter.RuntimeContext({"gpu": 1}, bus=sys.argv[1], host=sys.argv[2], worker="child")
+                uses = (lambda: context.get_external_resource_infos("gpu"), lambda: next(changes), lambda: view.env,
+                        lambda: context.record, context.__enter__, new.__enter__)
+                for use in uses:
+                    try:
+                        use()
+                    except outfitter.UsedAfterForkError as error:
+                        assert "'spawn' method" in str(error)
+                    else:
+                        os._exit(1)
+                context.__exit__(None, None, None)
+                os._exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            context.get_external_resource_infos("gpu")
+    """
+    done = run(program, url, HOST)
+    assert done.returncode == 0, done.stderr
+    manager.wait_until(lambda: bool(manager.deregistrations))
+    assert [(left.worker, left.reason) for left in manager.deregistrations] == [("parent", "finished")]
+    assert len(manager.registrations) == 1
+
+
+def test_ctrl_c_while_waiting_withdraws_the_registration(real: Stage, manager: ScriptedManager, url: str) -> None:
+    real.fake.keep_waiting("all are busy")
+    program = """
+        import sys, outfitter
+        with outfitter.RuntimeContext({"gpu": 1}, bus=sys.argv[1], host=sys.argv[2]):
+            print("entered")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), url, HOST]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:
+        manager.wait_until(lambda: bool(manager.registrations))
+        worker.send_signal(signal.SIGINT)
+        out, err = worker.communicate(timeout=30)
+    assert out == ""
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    manager.wait_until(lambda: bool(manager.deregistrations))
+    assert manager.deregistrations[0].reason == "left by KeyboardInterrupt"
+
+
+def test_importing_and_constructing_starts_and_opens_nothing(tmp_path: Path) -> None:
+    program = """
+        import os, sys, threading
+        before = set(os.listdir("/proc/self/fd"))
+        import outfitter, outfitter.testing
+        context = outfitter.RuntimeContext({"gpu": 1}, bus=f"sqlite://{sys.argv[1]}/bus.db", host="h")
+        assert threading.active_count() == 1
+        assert set(os.listdir("/proc/self/fd")) == before
+        assert os.listdir(sys.argv[1]) == []
+        loaded = {name.partition(".")[0] for name in sys.modules}
+        assert not loaded & {"aiokafka", "asyncio", "anyio", "sqlite3", "click", "aiohttp"}, loaded
+    """
+    done = run(program, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
+def test_leaving_leaves_no_thread_and_no_file_behind(real: Stage) -> None:
+    def ours() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("outfitter-")]
+
+    with real.context({"gpu": 1}):
+        assert len(ours()) == 1
+        open_files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    with real.context({"gpu": 1}):
+        assert len(os.listdir("/proc/self/fd")) == open_files  # noqa: PTH208
+    assert ours() == []

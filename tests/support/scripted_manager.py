@@ -1,0 +1,128 @@
+"""A manager that does as a test tells it, on a real bus: workers cannot tell it from the real one.
+
+What it answers is decided by a `FakeOutfitter`, so that a test can play the same scene to both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from typing import Self
+
+import anyio
+from anyio.abc import TaskStatus
+from anyio.from_thread import start_blocking_portal
+
+from outfitter.testing import FakeOutfitter
+from outfitter_proto import codec, names, topics
+from outfitter_proto.bus import Bus, Entry, connect
+from outfitter_proto.partitioning import partition_of
+from outfitter_proto.records import Allocation, Deregister, Heartbeat, Host, ManagerIdentity, Register
+
+PATIENCE = 20.0
+
+
+def host_record(host: str, *, stopped_at: datetime | None = None) -> Host:
+    """What a manager writes of itself."""
+    now = datetime.now(UTC)
+    manager = ManagerIdentity(instance=f"manager-of-{host}", version="0", since=now, stopped_at=stopped_at)
+    return Host(host=host, manager=manager, since=now)
+
+
+async def publish_record(bus: Bus, record: Allocation | Host, *, cluster: str = names.DEFAULT_CLUSTER) -> None:
+    """Put a ledger record where its host's records belong."""
+    topic = names.topics(cluster).allocations
+    partition = partition_of(record.host, (await bus.topic(topic)).partitions)
+    await bus.publish(topic, partition, Entry(record.key.encode(), codec.encode(record)))
+
+
+class ScriptedManager:
+    """Serves `host` on the bus at `url` from within a `with`; `fake` decides, the lists say what came in."""
+
+    def __init__(
+        self,
+        url: str,
+        host: str,
+        fake: FakeOutfitter,
+        *,
+        partitions: int = 3,
+        cluster: str = names.DEFAULT_CLUSTER,
+    ) -> None:
+        self.fake = fake
+        self.registrations: list[Register] = []
+        self.heartbeats: list[Heartbeat] = []
+        self.deregistrations: list[Deregister] = []
+        self._url = url
+        self._host = host
+        self._partitions = partitions
+        self._cluster = cluster
+        self._news = threading.Condition()
+        self._closing = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as closing:
+            portal = closing.enter_context(start_blocking_portal())
+            task, _ = portal.start_task(self._serve)
+            closing.callback(task.cancel)
+            self._closing = closing.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._closing.close()
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Block until `condition` holds, looking again at each message that comes in."""
+        with self._news:
+            if not self._news.wait_for(condition, PATIENCE):
+                raise TimeoutError(f"not within {PATIENCE:g} s")
+
+    async def _serve(self, *, task_status: TaskStatus[None]) -> None:
+        records: asyncio.Queue[Allocation] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def post(record: Allocation) -> None:
+            loop.call_soon_threadsafe(records.put_nowait, record)
+
+        async with connect(self._url) as bus:
+            await topics.create(bus, self._cluster, partitions=self._partitions)
+            await publish_record(bus, host_record(self._host), cluster=self._cluster)
+            topic, partition = names.topics(self._cluster).registrations, partition_of(self._host, self._partitions)
+            async with (
+                await bus.open_reader(topic, partition, start=None, committed=False) as reader,
+                anyio.create_task_group() as group,
+            ):
+                group.start_soon(self._publish, bus, records)
+                task_status.started()
+                workers: dict[str, Register] = {}
+                while True:
+                    for message in await reader.fetch(timeout=5.0):
+                        if message.key == self._host.encode():
+                            self._take(codec.decode_registration(message.value, key=message.key), workers, post)
+
+    async def _publish(self, bus: Bus, records: asyncio.Queue[Allocation]) -> None:
+        while True:
+            await publish_record(bus, await records.get(), cluster=self._cluster)
+
+    def _take(
+        self,
+        message: Register | Heartbeat | Deregister,
+        workers: dict[str, Register],
+        post: Callable[[Allocation], object],
+    ) -> None:
+        with self._news:
+            match message:
+                case Register():
+                    self.registrations.append(message)
+                    workers[message.incarnation] = message
+                    if not self.fake.absent:
+                        self.fake.admit(message, post)
+                case Heartbeat():
+                    self.heartbeats.append(message)
+                case Deregister():
+                    self.deregistrations.append(message)
+                    if message.incarnation in workers:
+                        self.fake.dismiss(workers[message.incarnation], message.reason or "")
+            self._news.notify_all()
