@@ -170,6 +170,8 @@ class Bus(ABC):
     """A connection to one bus. Constructing connects to nothing; `async with bus:` does, and closes."""
 
     url: str
+    local: bool = False
+    """True for the bus of a single machine: no administrator makes its topics, so a manager does."""
 
     @abstractmethod
     async def start(self) -> None:

@@ -55,12 +55,14 @@ SHOWN_POSITIONS = 32
 class Rules(Struct, frozen=True, kw_only=True):
     """What decisions are made by, besides the ledger: the configured resources and limits, and who writes.
 
-    `retention_s` is how long final records stay, `lease_s` the default lease.
+    `retention_s` is how long final records stay; `lease_s` and `wait_s` are what a registration has that does not
+    say (None: no lease, no end of waiting).
     """
 
     writer: str
     specs: Mapping[str, m.ResourceSpec]
-    lease_s: float = 30.0
+    lease_s: float | None = 30.0
+    wait_s: float | None = None
     retention_s: float = 3600.0
     chunk: int = 256
 
@@ -215,7 +217,7 @@ class _Draft:
             commit=0,
             source=source,
             unavailable=unavailable,
-            wait_until=self.now + timedelta(seconds=message.wait_s) if message.wait_s is not None else None,
+            wait_until=self.now + timedelta(seconds=request.wait_s) if request.wait_s is not None else None,
         )
         if problem is not None:
             code, reason = problem
@@ -325,7 +327,7 @@ class _Draft:
             operators=message.operators,
             owner=message.owner,
             lease_s=self.rules.lease_s if message.lease_s is UNSET else message.lease_s,
-            wait_s=message.wait_s,
+            wait_s=message.wait_s if message.wait_s is not None else self.rules.wait_s,
             priority=message.priority,
             labels=message.labels,
         )

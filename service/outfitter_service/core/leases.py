@@ -46,6 +46,10 @@ class Leases:
         for key in self._deadline:
             self.renew(key, now)
 
+    def deadline(self, key: str) -> float:
+        """When the key's lease and grace end. Raises KeyError when it has no lease."""
+        return self._deadline[key]
+
     def due(self, now: float) -> list[str]:
         """The keys whose deadline has passed. They stay until dropped or renewed."""
         found: list[str] = []

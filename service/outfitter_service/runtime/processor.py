@@ -54,6 +54,8 @@ FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
 TICK_S = 0.25
 """How often deadlines are looked at."""
+SUPERSEDED_LEASE_S = 30.0
+"""The lease that an older incarnation without any gets when a newer one registers and none is configured."""
 FILL = 0.6
 """How full of the largest possible ledger batch a commit is made: the next event's output must still fit."""
 
@@ -134,7 +136,7 @@ class Processor:
             partition,
             identity=identity,
             grace_s=limits.lease_grace_s,
-            default_lease_s=rules.lease_s,
+            default_lease_s=rules.lease_s or SUPERSEDED_LEASE_S,
             emit=self.emit,
         )
 

@@ -45,6 +45,8 @@ class _Open(NamedTuple):
 class EmbeddedBus(Bus):
     """The bus in the file that `url` names (see `place.parse`). Makes the file and its tables, but no topics."""
 
+    local = True
+
     def __init__(self, url: str) -> None:
         self.url = url
         self._place = parse(url)

@@ -1,0 +1,65 @@
+"""`outfitter serve`: the manager in the foreground, until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import anyio
+import click
+
+from outfitter_service.cli import options
+from outfitter_service.cli.errors import warn
+
+if TYPE_CHECKING:
+    from outfitter_service.runtime.service import Service
+
+
+@click.command()
+@options.connection
+@click.option("--http", metavar="HOST:PORT", help="Where /metrics, /livez and /readyz are served [127.0.0.1:9477].")
+@click.option("--strict", is_flag=True, help="Refuse to start when any resource is misconfigured.")
+@click.option("--log-format", type=click.Choice(["auto", "text", "json"]), help="Log lines for people or programs.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Least important line.")
+@click.option(
+    "--take-over", is_flag=True, help="Serve a host whose ledger another machine wrote, because that one is gone."
+)
+@click.pass_context
+def serve(ctx: click.Context, /, config: str | None, take_over: bool, **_options: object) -> None:
+    """Serve this host's workers: answer registrations, run drivers, keep leases, publish allocations."""
+    from outfitter_service import logs
+    from outfitter_service.config import Severity, load
+    from outfitter_service.runtime.service import Service
+
+    settings = load(config, options.given(ctx, "http", "strict", "log-format", "log-level"))
+    logs.configure(settings.log_format, settings.log_level)
+    for problem in settings.problems:
+        if problem.severity is not Severity.INFO:
+            warn(str(problem))
+    service = Service(settings, take_over=take_over)
+    anyio.run(_serve, service, backend_options={"use_uvloop": _has_uvloop()})
+
+
+async def _serve(service: Service) -> None:
+    from outfitter_service.http.server import listening
+
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with listening(service, service.settings.http) as address, anyio.create_task_group() as tasks:
+            warn(
+                f"host {service.settings.host} on {service.settings.bus} (cluster {service.settings.cluster}), "
+                f"metrics at http://{address}/metrics"
+            )
+
+            async def obey() -> None:
+                async for _signal in signals:
+                    service.stop()
+
+            tasks.start_soon(obey)
+            await service.run()
+            tasks.cancel_scope.cancel()
+
+
+def _has_uvloop() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("uvloop") is not None

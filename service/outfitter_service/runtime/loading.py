@@ -1,0 +1,74 @@
+"""Building the configured drivers, and the core's view of each resource.
+
+Only what is configured is imported. A driver that cannot be built makes its resource misconfigured; the others
+are served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import structlog
+from msgspec import structs
+
+from outfitter_drivers import api, registry
+from outfitter_service.config import ResourceConfig
+from outfitter_service.core.model import OnFailure, ResourceSpec, SpecState
+from outfitter_service.runtime.drivers import Loaded
+
+log = structlog.get_logger("outfitter.drivers")
+
+
+def load(resources: Iterable[ResourceConfig]) -> dict[str, Loaded]:
+    """Every listed resource with its driver, if it is in effect and has one."""
+    return {resource.name: _load(resource) for resource in resources}
+
+
+def _load(resource: ResourceConfig) -> Loaded:
+    spec = ResourceSpec(
+        name=resource.name,
+        amount=resource.amount,
+        state=SpecState(resource.state),
+        reason=resource.reason,
+        shared=resource.sharing == "shared",
+        on_failure=OnFailure(resource.on_failure),
+    )
+    if spec.state != SpecState.OK or resource.driver is None:
+        if spec.state != SpecState.OK:
+            log.warning("resource is not served", resource=spec.name, state=str(spec.state), reason=spec.reason)
+        return Loaded(spec=spec)
+    try:
+        driver = build(resource)
+    except (registry.DriverLookupError, ValueError) as error:
+        reason = f"external-resource.{resource.name}: {error}"
+        log.error("driver cannot be built, its resource is not served", resource=spec.name, error=str(error))
+        return Loaded(spec=structs.replace(spec, state=SpecState.MISCONFIGURED, reason=reason))
+    except Exception as error:
+        # a factory is foreign code; whatever it raises is about this one resource
+        reason = f"external-resource.{resource.name}: its driver cannot be built: {type(error).__name__}: {error}"
+        log.exception("driver cannot be built, its resource is not served", resource=spec.name)
+        return Loaded(spec=structs.replace(spec, state=SpecState.MISCONFIGURED, reason=reason))
+    return Loaded(
+        spec=structs.replace(
+            spec,
+            on_demand=not isinstance(driver, api.Inventory),
+            prepares=isinstance(driver, api.Preparation),
+            confirms=isinstance(driver, api.Preparation | api.InUseCheck),
+            hint=driver.not_granted_hint,
+        ),
+        driver=driver,
+        timeout_s=resource.timeout,
+    )
+
+
+def build(resource: ResourceConfig) -> api.ExternalResourceDriver:
+    """The driver of one resource, by its configured factory and parameters.
+
+    Raises:
+        DriverLookupError: there is no such driver.
+        ValueError: a parameter is wrong; the message names it.
+    """
+    if resource.driver is None:
+        raise ValueError("no driver is configured")
+    factory = registry.load_factory(resource.driver)
+    return factory.create_external_resource_driver(api.DriverParams(resource.params, directory=resource.directory))

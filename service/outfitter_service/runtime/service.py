@@ -1,0 +1,185 @@
+"""The life of one host-scope manager: build, start in order, serve, and stop in stages with deadlines.
+
+Order of starting: drivers are built, the machine's lock is taken, the bus is reached and its topics are checked,
+then the partition is taken. Nothing is answered before; /readyz says so. Order of stopping: the commit under
+way is finished and the ledger says that nobody manages the host, drivers are closed, the bus is closed.
+"""
+
+from __future__ import annotations
+
+import anyio
+import structlog
+
+from outfitter_proto import bus as buses
+from outfitter_proto import topics as wanted_topics
+from outfitter_proto.bus import Bus, BusError, BusUnavailableError
+from outfitter_proto.names import topics
+from outfitter_proto.partitioning import partition_of
+from outfitter_service.config import Settings
+from outfitter_service.core.decide import Rules
+from outfitter_service.metrics import Metrics
+from outfitter_service.runtime import loading
+from outfitter_service.runtime.drivers import DriverPool
+from outfitter_service.runtime.identity import alone_on_machine, host_identity
+from outfitter_service.runtime.processor import Limits, Processor
+from outfitter_service.runtime.telling import standing
+
+log = structlog.get_logger("outfitter.service")
+
+CONNECT_DELAYS_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+MAINTENANCE_S = 60.0
+LOCAL_PARTITIONS = 1
+"""Partitions of topics that a manager makes itself, on a bus of one machine."""
+
+
+class LedgerUnsafeError(RuntimeError):
+    """The topics are such that what is written there would be lost or misread."""
+
+
+class Service:
+    """One manager. `run` serves until `stop`; `ready` and `alive` are for probes, at any time."""
+
+    def __init__(self, settings: Settings, *, take_over: bool = False) -> None:
+        self.settings = settings
+        self._take_over = take_over
+        self.loaded = loading.load(settings.resources)
+        self.metrics = Metrics(name for name in self.loaded)
+        self._identity = host_identity(settings.cluster, settings.host)
+        self._processor: Processor | None = None
+        self._stopping = anyio.Event()
+        self.phase = "starting"
+
+    @property
+    def ready(self) -> bool:
+        """Whether registrations are being answered."""
+        return self._processor is not None and self._processor.ready and not self._stopping.is_set()
+
+    def stop(self) -> None:
+        """Begin an orderly shutdown; `run` returns within `shutdown-timeout`."""
+        self._stopping.set()
+        if self._processor is not None:
+            self._processor.stop()
+
+    async def run(self) -> None:
+        """Serve until stopped.
+
+        Raises:
+            ManagerExistsError, ForeignManagerError: another manager serves this host.
+            LedgerRefusedError, LedgerUnsafeError, BusConfigurationError, UnknownTopicError: it must not be served
+                as things are; the message says what to do.
+        """
+        settings = self.settings
+        with alone_on_machine(settings.host):
+            bus = buses.connect(settings.bus)
+            log.info(
+                "starting", host=settings.host, cluster=settings.cluster, bus=settings.bus, resources=list(self.loaded)
+            )
+            try:
+                if await self._reach(bus):
+                    await self._serve(bus)
+            finally:
+                self.phase = "stopped"
+                with anyio.CancelScope(shield=True), anyio.move_on_after(settings.shutdown_timeout):
+                    await bus.aclose()
+        log.info("stopped", host=settings.host)
+
+    async def _reach(self, bus: Bus) -> bool:
+        """Connect and check the topics, for as long as it takes; False when stopped meanwhile."""
+        attempt = 0
+        while not self._stopping.is_set():
+            self.phase = "reaching the bus"
+            try:
+                await bus.start()
+                await self._check_topics(bus)
+            except BusUnavailableError as error:
+                delay = CONNECT_DELAYS_S[min(attempt, len(CONNECT_DELAYS_S) - 1)]
+                attempt += 1
+                log.warning("the bus cannot be reached, will try again", error=str(error), delay_s=delay)
+                with anyio.move_on_after(delay):
+                    await self._stopping.wait()
+            else:
+                return True
+        return False
+
+    async def _check_topics(self, bus: Bus) -> None:
+        """Make the topics where nobody else does; refuse those on which a ledger would evaporate."""
+        cluster = self.settings.cluster
+        if bus.local:
+            await wanted_topics.create(bus, cluster, partitions=LOCAL_PARTITIONS)
+        fatal: list[str] = []
+        for difference in await wanted_topics.check(bus, cluster):
+            told = (
+                f"topic {difference.topic}: {difference.setting} is {difference.found}, "
+                f"should be {difference.wanted} ({difference.why})"
+            )
+            if difference.fatal:
+                fatal.append(told)
+            else:
+                log.warning("a topic is not as it should be", topic=difference.topic, problem=told)
+        if fatal:
+            raise LedgerUnsafeError("; ".join(fatal) + ". See `outfitter topics check`")
+
+    async def _serve(self, bus: Bus) -> None:
+        settings = self.settings
+        names = topics(settings.cluster)
+        registrations = await bus.topic(names.registrations)
+        processor = Processor(
+            bus,
+            topics=names,
+            partition=partition_of(settings.host, registrations.partitions),
+            topic_id=registrations.id,
+            identity=self._identity,
+            rules=Rules(
+                writer=self._identity.writer,
+                specs={name: loaded.spec for name, loaded in self.loaded.items()},
+                lease_s=settings.lease,
+                wait_s=settings.wait,
+                retention_s=settings.ended_retention,
+            ),
+            limits=Limits(
+                lease_grace_s=settings.lease_grace,
+                checkpoint_interval_s=settings.checkpoint_interval,
+                take_over=self._take_over,
+            ),
+            metrics=self.metrics,
+        )
+        pool = DriverPool(self.loaded, host=settings.host, emit=processor.emit, metrics=self.metrics)
+        processor.drivers = pool
+        self.metrics.show(
+            lambda: standing(
+                processor.ledger,
+                watched_owners=processor.attendance.watched,
+                leases=len(processor.attendance.leases),
+            )
+        )
+        self._processor = processor
+        self.phase = "serving"
+        async with anyio.create_task_group() as tasks:
+            started = anyio.Event()
+            tasks.start_soon(lambda: pool.run(started=started))
+            await started.wait()
+            if bus.local:
+                tasks.start_soon(_maintain, bus)
+            tasks.start_soon(self._bound_the_end, tasks.cancel_scope)
+            if self._stopping.is_set():
+                processor.stop()
+            await processor.run()
+            self.phase = "closing drivers"
+            tasks.cancel_scope.cancel()
+
+    async def _bound_the_end(self, scope: anyio.CancelScope) -> None:
+        """A shutdown that hangs (the bus is away) ends at its deadline: nothing decided is lost by that."""
+        await self._stopping.wait()
+        await anyio.sleep(self.settings.shutdown_timeout)
+        log.warning("shutdown took too long, ending as it stands", after_s=self.settings.shutdown_timeout)
+        scope.cancel()
+
+
+async def _maintain(bus: Bus) -> None:
+    """Keep a local bus small; its trouble is logged and nothing else."""
+    while True:
+        await anyio.sleep(MAINTENANCE_S)
+        try:
+            await bus.maintain()
+        except BusError as error:
+            log.warning("the bus could not be compacted, will try again", error=str(error))
