@@ -171,6 +171,10 @@ class ExternalResourceDriver(ABC):
     not_granted_hint: str | None = None
     """What to tell a worker that waits although the driver named enough devices, because all of them are held."""
 
+    knows_holders: bool = False
+    """True: it never names a device that another worker holds, so `amount` is what one worker wants, held ones
+    not included."""
+
     @abstractmethod
     async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
         """Name at least `amount` (a positive number) devices, in the order of preference.
@@ -180,6 +184,7 @@ class ExternalResourceDriver(ABC):
         called repeatedly and concurrently; must change nothing outside.
 
         Raises:
+            ValueError: the amount is not positive.
             NotEnoughDevicesError: not that many; the manager asks for fewer.
             TemporaryDriverError, PermanentDriverError: see there.
         """

@@ -53,6 +53,7 @@ class FilesDriver(ExternalResourceDriver, Inventory):
         amount: int,
         worker: Worker,  # noqa: ARG002  one folder, whoever asks
     ) -> Collection[ExternalResourceInfo]:
+        settings.require_amount(amount)
         devices = await self._look()
         usable = [device.info() for device in devices if device.health is Health.HEALTHY]
         if len(usable) < amount:

@@ -10,9 +10,12 @@ import difflib
 import re
 from collections.abc import Collection, Mapping
 
+from outfitter_proto.units import format_duration, parse_duration
+
+MAX_DEVICES = 10_000
+"""More devices of one resource than any host has: beyond it a number is a slip of the finger."""
+
 _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
-_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(ms|s|sec|m|min|h)?", re.ASCII)
-_UNIT_SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -43,7 +46,7 @@ def whole_number(params: Mapping[str, str], key: str, *, minimum: int, maximum: 
 
 
 def seconds(params: Mapping[str, str], key: str, *, default: float, maximum: float) -> float:
-    """The setting as a duration in seconds: a number with an optional unit (ms, s, min, h), above 0.
+    """The setting as a duration in seconds: see `outfitter_proto.units`.
 
     Raises:
         ValueError: it is anything else, or above `maximum` seconds.
@@ -51,11 +54,19 @@ def seconds(params: Mapping[str, str], key: str, *, default: float, maximum: flo
     text = params.get(key)
     if text is None:
         return default
-    match = _DURATION.fullmatch(text.strip())
-    value = float(match[1]) * _UNIT_SECONDS[match[2]] if match else 0.0
+    try:
+        value = parse_duration(text)
+    except ValueError as problem:
+        raise ValueError(f"{key}: {problem}") from None
     if not 0 < value <= maximum:
-        raise ValueError(f"{key} is {text!r}; valid is a duration such as 10s or 500ms, above 0, at most {maximum:g}s")
+        raise ValueError(f"{key} is {text!r}; valid is above 0 and at most {format_duration(maximum)}")
     return value
+
+
+def require_amount(amount: int) -> None:
+    """Raise ValueError unless `amount` is one that a driver can be asked for: 1 or more."""
+    if amount < 1:
+        raise ValueError(f"{amount} devices wanted; valid is 1 or more")
 
 
 def flag(params: Mapping[str, str], key: str, *, default: bool) -> bool:

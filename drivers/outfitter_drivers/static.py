@@ -32,9 +32,6 @@ from outfitter_drivers.api import (
 from outfitter_drivers.description import described_device, natural_order
 from outfitter_proto.records import Health
 
-MAX_DEVICES = 10_000
-"""More devices of one resource on one host than any machine has: a slip of the finger, not a wish."""
-
 # Host names have dots themselves: a host ends where the first of these words follows.
 _HOST_SETTING = re.compile(r"hosts\.(?P<host>.+?)\.(?P<key>count|devices|device\..+)")
 _DEVICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,252}", re.ASCII)
@@ -48,6 +45,7 @@ class StaticDriver(ExternalResourceDriver, Inventory):
         self._elsewhere = elsewhere
 
     async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
+        settings.require_amount(amount)
         usable = [device.info() for device in self._devices(worker.host) if device.health is Health.HEALTHY]
         if len(usable) < amount:
             raise NotEnoughDevicesError(
@@ -112,7 +110,7 @@ def _names(written: Mapping[str, str], described: Collection[str], *, prefix: st
     if "count" in written:
         if "devices" in written:
             raise ValueError(f"both {prefix}count and {prefix}devices; valid is one of them")
-        count = settings.whole_number(written, "count", minimum=0, maximum=MAX_DEVICES) or 0
+        count = settings.whole_number(written, "count", minimum=0, maximum=settings.MAX_DEVICES) or 0
         names = [str(number) for number in range(count)]
     elif "devices" in written:
         names = settings.items(written["devices"])

@@ -1,0 +1,220 @@
+"""Drivers that ask a script of the user's for devices, as Flink's GPU plugin does.
+
+`ScriptDriver` calls `<script> <amount> <args>`. `AllocateReleaseDriver` speaks the form that FLIP-108 proposed
+first, `<script> allocate|release <amount> <args>`, in which the script itself decides who gets what.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+import anyio
+
+from outfitter_drivers import settings
+from outfitter_drivers.api import (
+    Device,
+    ExternalResourceDriver,
+    ExternalResourceInfo,
+    Grant,
+    NotEnoughDevicesError,
+    PermanentDriverError,
+    Preparation,
+    TemporaryDriverError,
+    Worker,
+)
+from outfitter_drivers.nvidia import cuda_environment
+from outfitter_drivers.script import Outcome, logger, parse_indexes, run_script
+
+DEFAULT_TIMEOUT = 10.0
+"""Seconds that a call of a script may take: Flink's fixed limit."""
+
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+", re.ASCII)
+_VARIABLES = (
+    "OUTFITTER_WORKER",
+    "OUTFITTER_INCARNATION",
+    "OUTFITTER_OWNER_PID",
+    "OUTFITTER_TOKEN",
+    "OUTFITTER_DEVICES",
+)
+
+
+class ScriptDriver(ExternalResourceDriver):
+    """Names the devices that a script prints. It knows nothing of who holds them: the amount must include those."""
+
+    not_granted_hint: str | None = (
+        "the script named only devices that others hold: if it always prints its first ones, set "
+        "param.discovery-script.inventory-amount to how many this host has"
+    )
+
+    def __init__(
+        self,
+        script: str,
+        arguments: Sequence[str] = (),
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        inventory_amount: int | None = None,
+    ) -> None:
+        self._script = script
+        self._arguments = tuple(arguments)
+        self._timeout = timeout
+        self._inventory_amount = inventory_amount
+        self.call_timeout = timeout + 5
+
+    async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
+        settings.require_amount(amount)
+        # `outfitter discover` asks for nobody: that is Flink's own call, with the amount as it is.
+        asked = amount if self._inventory_amount is None or worker.worker is None else self._inventory_amount
+        outcome = await run_script([self._script, str(asked), *self._arguments], timeout=self._timeout)
+        message = f"{self._script} {asked} {outcome}"
+        if outcome.code < 0 or (outcome.code > 0 and asked != amount):
+            # Killed; or asked for all there are, which a smaller amount would not change.
+            raise TemporaryDriverError(message)
+        if outcome.code > 0:
+            raise NotEnoughDevicesError(message)
+        indexes = parse_indexes(outcome.stdout)
+        if len(indexes) < amount:
+            raise NotEnoughDevicesError(f"{amount} devices wanted, but {self._script} {asked} names {len(indexes)}")
+        return [ExternalResourceInfo({"index": index}) for index in indexes]
+
+    def device(self, info: ExternalResourceInfo) -> Device:
+        return named_gpu(info["index"])
+
+
+class AllocateReleaseDriver(ScriptDriver, Preparation):
+    """Has a script of FLIP-108's older form allocate devices for one worker, and release them.
+
+    The script chooses, so it is called when a worker's devices are sought, before the grant has a fencing token;
+    `prepare` calls it again only where this driver does not know the answer (the manager was restarted, or other
+    devices than those were granted), and then with the token. So a script must answer a repeated `allocate` of
+    one worker and incarnation with the same devices, and a repeated `release` with success. What was allocated
+    for a worker that has not been granted it is released when others ask in vain, and at the end.
+    """
+
+    knows_holders = True
+    not_granted_hint = None
+
+    def __init__(self, script: str, arguments: Sequence[str] = (), *, timeout: float = DEFAULT_TIMEOUT) -> None:
+        super().__init__(script, arguments, timeout=timeout)
+        # A call may have to release what nobody was granted and ask a second time, and to wait for another that does.
+        self.call_timeout = 6 * timeout + 5
+        self._allocated: dict[Worker, tuple[str, ...]] = {}
+        self._granted: set[Worker] = set()
+        self._highest_token: dict[str, int] = {}
+        self._choosing = anyio.Lock()
+
+    async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
+        settings.require_amount(amount)
+        async with self._choosing:
+            indexes = await self._choose(amount, worker)
+        return [ExternalResourceInfo({"index": index}) for index in indexes]
+
+    async def prepare(self, grant: Grant) -> None:
+        self._refuse_stale(grant)
+        granted = _indexes(grant)
+        async with self._choosing:
+            if set(self._allocated.get(grant.worker, ())) != set(granted):
+                indexes = await self._allocate(len(granted), grant.worker, token=grant.token)
+                if set(indexes) != set(granted):
+                    raise TemporaryDriverError(
+                        f"{self._script} allocated {', '.join(indexes)} where {', '.join(granted)} were granted"
+                    )
+            self._granted.add(grant.worker)
+
+    async def unprepare(self, grant: Grant) -> None:
+        if any(grant.token < self._highest_token.get(device, 0) for device in grant.device_ids):
+            return  # somebody else's by now
+        self._refuse_stale(grant)
+        async with self._choosing:
+            # What was allocated may be more than was granted: all of it goes back.
+            indexes = tuple(dict.fromkeys((*_indexes(grant), *self._allocated.get(grant.worker, ()))))
+            await self._release(indexes, grant.worker, token=grant.token)
+
+    async def aclose(self) -> None:
+        async with self._choosing:
+            await self._release_ungranted()
+
+    async def _choose(self, amount: int, worker: Worker) -> tuple[str, ...]:
+        known = self._allocated.get(worker)
+        if known is not None and len(known) >= amount:
+            return known
+        if known is not None and worker not in self._granted:
+            await self._release(known, worker)
+        try:
+            indexes = await self._allocate(amount, worker)
+        except NotEnoughDevicesError:
+            if not await self._release_ungranted():
+                raise
+            indexes = await self._allocate(amount, worker)
+        # `outfitter discover` asks for nobody: it wants to know and keeps nothing.
+        if worker.worker is None or len(indexes) < amount:
+            await self._release(indexes, worker)
+        if len(indexes) < amount:
+            raise NotEnoughDevicesError(f"{amount} devices wanted, but {self._script} allocated {len(indexes)}")
+        return indexes
+
+    async def _allocate(self, amount: int, worker: Worker, *, token: int | None = None) -> tuple[str, ...]:
+        outcome = await self._call("allocate", amount, worker, token=token)
+        if outcome.code != 0:
+            kind = TemporaryDriverError if outcome.code < 0 else NotEnoughDevicesError
+            raise kind(f"{self._script} allocate {amount} {outcome}")
+        indexes = tuple(parse_indexes(outcome.stdout))
+        self._allocated[worker] = indexes
+        return indexes
+
+    async def _release(self, indexes: Sequence[str], worker: Worker, *, token: int | None = None) -> None:
+        outcome = await self._call("release", len(indexes), worker, token=token, devices=indexes)
+        if outcome.code != 0:
+            raise TemporaryDriverError(f"{self._script} release {len(indexes)} {outcome}")
+        self._allocated.pop(worker, None)
+        self._granted.discard(worker)
+
+    async def _release_ungranted(self) -> bool:
+        """Take back what was allocated for workers that were never granted it; whether there was any."""
+        released = False
+        for worker, indexes in list(self._allocated.items()):
+            if worker in self._granted:
+                continue
+            try:
+                await self._release(indexes, worker)
+                released = True
+            except (TemporaryDriverError, PermanentDriverError) as error:
+                logger.warning("devices of worker %s stay allocated: %s", worker.worker, error)
+        return released
+
+    async def _call(
+        self, verb: str, amount: int, worker: Worker, *, token: int | None, devices: Sequence[str] | None = None
+    ) -> Outcome:
+        env = {name: value for name, value in os.environ.items() if name not in _VARIABLES}
+        values = (
+            worker.worker,
+            worker.incarnation,
+            worker.owner_pid,
+            token,
+            None if devices is None else ",".join(devices),
+        )
+        env.update({name: str(value) for name, value in zip(_VARIABLES, values, strict=True) if value is not None})
+        return await run_script([self._script, verb, str(amount), *self._arguments], timeout=self._timeout, env=env)
+
+    def _refuse_stale(self, grant: Grant) -> None:
+        for device in grant.device_ids:
+            highest = self._highest_token.get(device, 0)
+            if grant.token < highest:
+                raise PermanentDriverError(f"grant {grant.token} of {device} is older than {highest}")
+        self._highest_token.update(dict.fromkeys(grant.device_ids, grant.token))
+
+
+def named_gpu(index: str) -> Device:
+    """The device that a script calls `index`: a GPU's UUID or number, or a word that only the script understands."""
+    properties: Mapping[str, str] = {"index": index}
+    if _UUID.fullmatch(index):
+        return Device(
+            properties=dict(properties), id=index, env=cuda_environment(index), cdi=(f"nvidia.com/gpu={index}",)
+        )
+    is_number = index.isascii() and index.isdigit()
+    return Device(properties=dict(properties), env=cuda_environment(index) if is_number else {})
+
+
+def _indexes(grant: Grant) -> tuple[str, ...]:
+    return tuple(device["index"] for device in grant.devices)

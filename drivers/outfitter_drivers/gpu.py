@@ -1,0 +1,141 @@
+"""The `gpu` driver's factory: Flink's GPU plugin, its settings and what they select.
+
+Without a script of the user's, `nvidia` lists the GPUs; with one, `discovery_script` calls it. Settings, each
+under `param.discovery-script.`: `path`, `args`, `timeout` (default 10 s), `builtin` (false: Flink's default path
+means the script that lies there), `inventory-amount` (call the script with this number), `contract`
+(`allocate-release`: FLIP-108's older form); and `param.poll-interval` for nvidia-smi (default 10 s).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from outfitter_drivers import gpu_discovery, settings
+from outfitter_drivers.api import DriverParams, ExternalResourceDriver, ExternalResourceDriverFactory
+from outfitter_drivers.discovery_script import DEFAULT_TIMEOUT, AllocateReleaseDriver, ScriptDriver
+from outfitter_drivers.nvidia import DEFAULT_POLL_INTERVAL, NvidiaDriver
+from outfitter_drivers.script import logger
+
+FLINK_DEFAULT_PATH = "plugins/external-resource-gpu/nvidia-gpu-discovery.sh"
+"""Where Flink has its own NVIDIA script, and what its plugin runs when no path is configured."""
+
+PATH = "discovery-script.path"
+ARGS = "discovery-script.args"
+TIMEOUT = "discovery-script.timeout"
+BUILTIN = "discovery-script.builtin"
+INVENTORY_AMOUNT = "discovery-script.inventory-amount"
+CONTRACT = "discovery-script.contract"
+POLL_INTERVAL = "poll-interval"
+
+_COORDINATION_FLAGS = frozenset(
+    ("--enable-coordination-mode", "--enable-coordination", "--privilege", "--check-dead-process", "--check-dead")
+)
+_COORDINATION_FILES = frozenset(("--coordination-file", "--assign-file"))
+
+
+class GPUDriverFactory(ExternalResourceDriverFactory):
+    """Flink's `org.apache.flink.externalresource.gpu.GPUDriverFactory`."""
+
+    def create_external_resource_driver(self, config: DriverParams) -> ExternalResourceDriver:
+        settings.reject_unknown(config, (PATH, ARGS, TIMEOUT, BUILTIN, INVENTORY_AMOUNT, CONTRACT, POLL_INTERVAL))
+        timeout = settings.seconds(config, TIMEOUT, default=DEFAULT_TIMEOUT, maximum=600)
+        interval = settings.seconds(config, POLL_INTERVAL, default=DEFAULT_POLL_INTERVAL, maximum=3600)
+        inventory_amount = settings.whole_number(config, INVENTORY_AMOUNT, minimum=1, maximum=settings.MAX_DEVICES)
+        contract = config.get(CONTRACT, "").strip()
+        if contract not in ("", "allocate-release"):
+            raise ValueError(f"{CONTRACT} is {contract!r}; valid is allocate-release, or nothing")
+        arguments = _arguments(config.get(ARGS, ""))
+        path = config.get(PATH, "").strip() or FLINK_DEFAULT_PATH
+        means_ours = settings.flag(config, BUILTIN, default=True) and os.path.normpath(path) == FLINK_DEFAULT_PATH
+        if means_ours and not contract:
+            if inventory_amount is not None:
+                raise ValueError(f"{INVENTORY_AMOUNT} is for a script of yours; without {PATH} all GPUs are listed")
+            _check_default_arguments(without_coordination(arguments))
+            return NvidiaDriver(poll_interval=interval, timeout=timeout)
+        if contract:
+            if inventory_amount is not None:
+                raise ValueError(f"{INVENTORY_AMOUNT} and {CONTRACT} = {contract} exclude each other")
+            # Here the script keeps the books, so the options for that are its own.
+            script = gpu_program() if means_ours else str(resolved(path, config.directory))
+            return AllocateReleaseDriver(script, arguments, timeout=timeout)
+        return ScriptDriver(
+            str(resolved(path, config.directory)),
+            without_coordination(arguments),
+            timeout=timeout,
+            inventory_amount=inventory_amount,
+        )
+
+
+def resolved(path: str, directory: Path | None) -> Path:
+    """The script that `path` means: absolute, or relative to `FLINK_HOME`, the working directory, or `directory`,
+    whichever first has such a file.
+
+    Raises:
+        ValueError: there is none, or it is not an executable file.
+    """
+    flink_home = os.environ.get("FLINK_HOME")
+    bases = [Path(flink_home)] if flink_home else []
+    bases.append(Path.cwd())
+    if directory is not None:
+        bases.append(directory)
+    candidates = list(dict.fromkeys((base / path).absolute() for base in bases))  # an absolute path stays itself
+    for script in candidates:
+        if not script.exists():
+            continue
+        if not script.is_file():
+            raise ValueError(f"{PATH} is {path!r}, but {script} is no file; valid is an executable file")
+        if not os.access(script, os.X_OK):
+            raise ValueError(f"{PATH} is {path!r}, but {script} is not executable; chmod +x makes it so")
+        return script
+    tried = ", ".join(str(script) for script in candidates)
+    raise ValueError(f"{PATH} is {path!r}, but there is no such file; looked for {tried}")
+
+
+def gpu_program() -> str:
+    """Our own discovery program, as an executable.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    program = gpu_discovery.program_path()
+    if program is None:
+        raise ValueError(f"{PATH} is missing, and {gpu_discovery.PROGRAM} is not installed; valid is a script's path")
+    return program
+
+
+def without_coordination(arguments: Sequence[str]) -> list[str]:
+    """The arguments without those that have a script coordinate with others: that is the ledger's part here."""
+    kept: list[str] = []
+    dropped: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        name, equals, _ = argument.partition("=")
+        if name in _COORDINATION_FLAGS:
+            dropped.append(argument)
+        elif name in _COORDINATION_FILES:
+            dropped.append(argument)
+            if not equals and rest:
+                dropped.append(rest.pop(0))
+        else:
+            kept.append(argument)
+    if dropped:
+        logger.warning("%s: %s is ignored, since the ledger coordinates", ARGS, shlex.join(dropped))
+    return kept
+
+
+def _arguments(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{ARGS} is {text!r}: {error}; valid are words as in a shell") from None
+
+
+def _check_default_arguments(arguments: Sequence[str]) -> None:
+    try:
+        gpu_discovery.parse_arguments(["1", *arguments])
+    except gpu_discovery.UsageError as error:
+        raise ValueError(f"{ARGS}: {error}, as the default script says") from None
