@@ -27,6 +27,11 @@ LEAVE_WITHIN = 8.0
 log = logging.getLogger("outfitter")
 
 
+def warn_slow(context: object) -> None:
+    """Leaving has outlasted `LEAVE_WITHIN`; the thread goes on by itself, and ends with the process at the latest."""
+    log.warning("%r: leaving takes longer than %g s and goes on in the background", context, LEAVE_WITHIN)
+
+
 class Backend(Protocol):
     """What a context asks of whatever gets its devices. Each call comes once, `start` first."""
 

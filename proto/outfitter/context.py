@@ -6,7 +6,6 @@ the worker and waits for its devices; leaving it gives them back.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -22,8 +21,6 @@ from outfitter_proto.records import Owner
 
 if TYPE_CHECKING:
     from outfitter.backend import Backend
-
-log = logging.getLogger("outfitter")
 
 _entered: set[tuple[int, str, str, str, str]] = set()
 """Workers of this process that are in a context: process, bus, cluster, host, worker."""
@@ -146,13 +143,13 @@ class RuntimeContext(OperatorContext):
         self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
-        from outfitter.backend import LEAVE_WITHIN
+        from outfitter.backend import LEAVE_WITHIN, warn_slow
 
         if (backend := self._leave()) is not None:
             try:
                 backend.stop(_reason(error)).result(LEAVE_WITHIN)
             except TimeoutError:
-                log.warning("%r: leaving takes longer than %g s and goes on in the background", self, LEAVE_WITHIN)
+                warn_slow(self)
 
     # --- asyncio -----------------------------------------------------------------------------------------
 
@@ -178,13 +175,13 @@ class RuntimeContext(OperatorContext):
 
         import anyio
 
-        from outfitter.backend import LEAVE_WITHIN
+        from outfitter.backend import LEAVE_WITHIN, warn_slow
 
         if (backend := self._leave()) is not None:
             with anyio.move_on_after(LEAVE_WITHIN, shield=True) as scope:
                 await asyncio.wrap_future(backend.stop(_reason(error)))
             if scope.cancelled_caught:
-                log.warning("%r: leaving takes longer than %g s and goes on in the background", self, LEAVE_WITHIN)
+                warn_slow(self)
 
     # --- inside ------------------------------------------------------------------------------------------
 

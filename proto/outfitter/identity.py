@@ -6,7 +6,6 @@ Nothing here is remembered: a forked child asks anew and gets its own answers.
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from pathlib import Path
 
@@ -41,7 +40,7 @@ def new_incarnation() -> str:
 
     The order is for people alone: the newest incarnation is the one whose registration has the highest offset.
     """
-    number = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
+    number = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10), "big")
     number = number & ~(0xF << 76) | 0x7 << 76
     number = number & ~(0x3 << 62) | 0x2 << 62
     digits = f"{number:032x}"
@@ -50,4 +49,4 @@ def new_incarnation() -> str:
 
 def new_worker_name() -> str:
     """A name for a worker that was given none: the process, and something random for its second context."""
-    return f"worker-{os.getpid()}-{secrets.token_hex(3)}"
+    return f"worker-{os.getpid()}-{os.urandom(3).hex()}"

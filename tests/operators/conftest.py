@@ -10,6 +10,7 @@ import pytest
 
 from outfitter import RuntimeContext
 from outfitter.testing import FakeOutfitter
+from support.broker import KafkaBroker
 from support.scripted_manager import ScriptedManager
 
 HOST = "gpu-3"
@@ -53,9 +54,19 @@ def real(url: str, manager: ScriptedManager, fake: FakeOutfitter) -> Stage:
     return Stage(fake, context)
 
 
-@pytest.fixture(params=["fake", "embedded bus"])
-def stage(request: pytest.FixtureRequest, fake: FakeOutfitter) -> Stage:
-    if request.param == "fake":
-        return Stage(fake, fake.context)
-    real: Stage = request.getfixturevalue("real")
-    return real
+@pytest.fixture(params=["fake", "embedded bus", pytest.param("kafka", marks=pytest.mark.kafka)])
+def stage(request: pytest.FixtureRequest, fake: FakeOutfitter) -> Iterator[Stage]:
+    match request.param:
+        case "fake":
+            yield Stage(fake, fake.context)
+        case "embedded bus":
+            yield request.getfixturevalue("real")
+        case _:
+            broker: KafkaBroker = request.getfixturevalue("kafka_broker")
+            cluster = broker.new_cluster()
+
+            def context(*args: Any, **kwargs: Any) -> RuntimeContext:
+                return RuntimeContext(*args, **{"bus": broker.url, "host": HOST, "cluster": cluster, **kwargs})
+
+            with ScriptedManager(broker.url, HOST, fake, cluster=cluster):
+                yield Stage(fake, context)
