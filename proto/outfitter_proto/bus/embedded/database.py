@@ -22,7 +22,7 @@ from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavail
 T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], T]
 
-BUSY_TIMEOUT_S: Final = 5.0
+BUSY_TIMEOUT_S: Final = 2.0
 """How long SQLite waits for a program that writes without our lock, such as the `sqlite3` shell."""
 
 JOURNAL_SIZE_LIMIT: Final = 16 * 1024 * 1024

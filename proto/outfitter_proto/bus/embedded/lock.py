@@ -20,6 +20,7 @@ class Lock:
 
     def __init__(self, place: places.Place) -> None:
         self._place = place
+        self._path = place.lock
         self._descriptor = -1
         _locks.add(self)
 
@@ -29,7 +30,6 @@ class Lock:
         Raises:
             BusError: the lock file cannot be used; the message says why.
         """
-        path = self._place.lock
         try:
             while True:
                 if self._descriptor < 0:
@@ -39,7 +39,7 @@ class Lock:
                     return
                 self.close()  # somebody removed it: take the one that newcomers take
         except OSError as error:
-            places.raise_for(error, f"{path} cannot be locked", path)
+            places.raise_for(error, f"{self._path} cannot be locked", self._path)
 
     def __exit__(self, *exc: object) -> None:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
@@ -51,7 +51,7 @@ class Lock:
 
     def _open(self) -> None:
         flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW
-        self._descriptor = os.open(self._place.lock, flags, places.FILE_MODE)
+        self._descriptor = os.open(self._path, flags, places.FILE_MODE)
         found = os.fstat(self._descriptor)
         self._place.check_owner(found)
         if found.st_uid == os.geteuid() and found.st_mode & 0o777 != places.FILE_MODE:
@@ -59,7 +59,7 @@ class Lock:
 
     def _is_in_place(self) -> bool:
         try:
-            return os.path.samestat(os.fstat(self._descriptor), self._place.lock.stat())
+            return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
         except FileNotFoundError:
             return False
 
