@@ -1,0 +1,120 @@
+"""The names of aiokafka that are not public and that the adapter stands on: an upgrade that moves them fails here."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+
+import aiokafka.conn
+import aiokafka.consumer.fetcher
+import aiokafka.producer.message_accumulator
+import aiokafka.producer.sender
+import aiokafka.producer.transaction_manager
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+
+from outfitter_proto.bus import Entry, TopicSpec, connect
+from outfitter_proto.bus.kafka import producer as producer_module
+from outfitter_proto.bus.kafka.noise import EVERY, LOGGERS, OncePerInterval
+from support.broker import KafkaBroker
+
+MODULES = (
+    aiokafka.conn,
+    aiokafka.consumer.fetcher,
+    aiokafka.producer.message_accumulator,
+    aiokafka.producer.sender,
+    aiokafka.producer.transaction_manager,
+)
+
+
+def test_the_private_names_that_writing_needs_are_there() -> None:
+    sender = aiokafka.producer.sender
+    for owner, names in {
+        sender.Sender: ("_do_add_partitions_to_txn", "_do_txn_commit", "_send_produce_req", "_find_coordinator"),
+        aiokafka.producer.transaction_manager.TransactionManager: (
+            "maybe_add_partition_to_txn", "wait_for_transaction_end",
+        ),
+        aiokafka.consumer.fetcher.PartitionRecords: ("_contains_abort_marker",),
+    }.items():  # fmt: skip
+        assert [name for name in names if not callable(getattr(owner, name, None))] == []
+    wanted = "client", "acks", "txn_manager", "message_accumulator", "retry_backoff_ms", "request_timeout_ms"
+    assert set(wanted) <= set(inspect.signature(sender.Sender).parameters)
+    assert inspect.iscoroutinefunction(sender.Sender._do_add_partitions_to_txn)
+
+
+async def test_the_private_attributes_that_writing_and_repairing_need_are_there() -> None:
+    producer = AIOKafkaProducer(bootstrap_servers="127.0.0.1:1", transactional_id="t")
+    consumer = AIOKafkaConsumer(bootstrap_servers="127.0.0.1:1")
+    try:
+        assert callable(producer.client.send)
+        assert producer._txn_manager.transactional_id == "t"
+        assert dict(producer._message_accumulator._batches) == {}
+        assert set(producer._message_accumulator._pending_batches) == set()
+        assert producer._sender.client is producer.client
+        assert consumer._fetcher is None
+    finally:
+        await producer.stop()
+        await consumer.stop()
+
+
+async def test_the_wait_between_transactions_is_still_aiokafkas_own_and_still_met(
+    kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lowered wait must be returned at least once in twenty transactions, else lowering it has no effect."""
+    assert aiokafka.producer.sender.BACKOFF_OVERRIDE == 0.02
+    waits: list[float | None] = []
+    handle = producer_module._QuickAddPartitions.handle_response
+
+    def recording(handler: producer_module._QuickAddPartitions, response: object) -> float | None:
+        waits.append(handle(handler, response))
+        return waits[-1]
+
+    monkeypatch.setattr(producer_module._QuickAddPartitions, "handle_response", recording)
+    topic = KafkaBroker.new_cluster()
+    async with connect(kafka_broker.url) as bus:
+        await bus.create_topics([TopicSpec(topic, 1, {})])
+        async with await bus.open_writer(topic, 0) as writer:
+            for _ in range(20):
+                await writer.commit([(topic, [Entry(b"k", b"v")])])
+            assert not writer.tainted
+    assert producer_module.NEXT_TRANSACTION_WAIT in waits
+    assert 0.02 not in waits
+    assert aiokafka.producer.sender.BACKOFF_OVERRIDE == 0.02
+
+
+async def test_using_the_bus_changes_nothing_global_in_aiokafka(kafka_broker: KafkaBroker) -> None:
+    before = {module.__name__: dict(vars(module)) for module in MODULES}
+    classes = {
+        cls: dict(vars(cls))
+        for module in MODULES
+        for cls in vars(module).values()
+        if inspect.isclass(cls) and cls.__module__.startswith("aiokafka")
+    }
+    topic = KafkaBroker.new_cluster()
+    async with connect(kafka_broker.url) as bus:
+        await bus.create_topics([TopicSpec(topic, 1, {})])
+        await bus.publish(topic, 0, Entry(b"k", b"v"))
+        async with await bus.open_reader(topic, 0, start=None, committed=True) as reader:
+            assert await reader.fetch(timeout=10)
+        assert [logging.getLogger(name).filters for name in LOGGERS] == [[]] * len(LOGGERS)
+        async with await bus.open_writer(topic, 0) as writer:
+            await writer.commit([(topic, [Entry(b"k", b"v")])])
+            assert all(logging.getLogger(name).filters for name in LOGGERS)
+    assert {module.__name__: dict(vars(module)) for module in MODULES} == before
+    assert {cls: dict(vars(cls)) for cls in classes} == classes
+    assert [logging.getLogger(name).filters for name in LOGGERS] == [[]] * len(LOGGERS)
+
+
+def test_repeated_log_lines_of_one_kind_pass_once_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    once = OncePerInterval()
+
+    def passes(text: str, *args: object) -> bool:
+        return once.filter(logging.LogRecord("aiokafka", logging.ERROR, "", 0, text, args, None))
+
+    assert passes("no connection to %s", 1)
+    assert not passes("no connection to %s", 2)
+    assert passes("another %s", 2)
+    now[0] += EVERY
+    assert passes("no connection to %s", 3)
