@@ -19,7 +19,8 @@ async def echo(url: str, calls: str, answers: str) -> None:
 
 async def main() -> None:
     async with anyio.create_task_group() as group:
-        group.start_soon(echo, *sys.argv[1:4])
+        url, calls, answers = sys.argv[1:4]
+        group.start_soon(echo, url, calls, answers)
         await anyio.to_thread.run_sync(sys.stdin.read)
         group.cancel_scope.cancel()
 

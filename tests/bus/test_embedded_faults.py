@@ -1,0 +1,307 @@
+"""The embedded bus when something is in its way: a full disk, a lock that is held, a file that is gone, a fork."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+
+from outfitter_proto.bus import BusConfigurationError, BusUnavailableError, Entry, TopicSpec, connect
+from outfitter_proto.bus.embedded import log
+from outfitter_proto.bus.embedded.database import Database
+from outfitter_proto.bus.embedded.lock import Lock
+from outfitter_proto.bus.embedded.place import parse
+from outfitter_proto.bus.embedded.thread import JobThread, TurnTimeoutError
+from outfitter_proto.bus.embedded.wake import Belfry
+
+COMMITTER = Path(__file__).parent / "committing_process.py"
+
+
+@asynccontextmanager
+async def database(url: str) -> AsyncIterator[Database]:
+    opened = Database(parse(url))
+    await opened.open(log.set_up)
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+# --- the disk ------------------------------------------------------------------------------------------
+
+
+async def test_a_full_disk_is_unavailable_leaves_nothing_of_the_commit_and_heals_without_a_restart(
+    embedded_url: str,
+) -> None:
+    async with connect(embedded_url) as bus, database(embedded_url) as small:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        topic = await small.read(partial(log.find_topic, name="t"))
+        assert topic is not None
+        # What SQLite says of a disk without room (SQLITE_FULL), at a size of our choosing.
+        await small.exclusively(lambda connection: connection.execute("PRAGMA max_page_count=40").fetchall())
+        write = partial(log.append, topic=topic, partition=0, entries=[Entry(b"k", b"x" * 100_000)] * 4)
+        with pytest.raises(BusUnavailableError, match="disk is full"):
+            await small.commit(write)
+        assert await bus.offsets("t", 0) == (0, 0)
+        await small.exclusively(lambda connection: connection.execute("PRAGMA max_page_count=4000").fetchall())
+        assert await small.commit(write) == 0
+        assert await bus.offsets("t", 0) == (0, 4)
+
+
+async def test_a_program_that_locks_the_file_past_the_bus_makes_it_unavailable_until_it_lets_go(
+    embedded_url: str, tmp_path: Path
+) -> None:
+    async with connect(embedded_url) as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        stranger = sqlite3.connect(tmp_path / "bus.db", isolation_level=None)
+        stranger.execute("BEGIN IMMEDIATE")
+        with pytest.raises(BusUnavailableError, match="another program holds it locked"):
+            await bus.publish("t", 0, Entry(b"k", b"v"))
+        stranger.close()
+        assert await bus.publish("t", 0, Entry(b"k", b"v")) == 0
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_file_that_was_removed_or_replaced_in_use_stops_reading_and_writing(
+    embedded_url: str, tmp_path: Path, replaced: bool
+) -> None:
+    async with connect(embedded_url) as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        await bus.publish("t", 0, Entry(b"k", b"v"))
+        before = await bus.topic("t")
+        reader = await bus.open_reader("t", 0, start=None, committed=True)
+        writer = await bus.open_writer("w", 0)
+        for name in ("bus.db", "bus.db-wal", "bus.db-shm"):
+            (tmp_path / name).unlink()
+        if replaced:
+            async with connect(embedded_url) as newcomer:
+                await newcomer.create_topics([TopicSpec("t", 1, {})])
+                assert (await newcomer.topic("t")).id != before.id
+        with pytest.raises(BusConfigurationError, match="deleted or replaced"):
+            await bus.publish("t", 0, Entry(b"k", b"lost"))
+        with pytest.raises(BusConfigurationError, match="deleted or replaced"):
+            await writer.commit([("t", [Entry(b"k", b"lost")])])
+        with pytest.raises(BusConfigurationError, match="deleted or replaced"):
+            await reader.fetch(timeout=0.1)
+
+
+async def test_a_lock_file_that_was_removed_is_made_again_and_locks_newcomers_too(
+    embedded_url: str, tmp_path: Path
+) -> None:
+    async with connect(embedded_url) as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        (tmp_path / "bus.lock").unlink()
+        await bus.publish("t", 0, Entry(b"k", b"v"))
+        lock = Lock(parse(embedded_url))
+        with lock, anyio.move_on_after(0.05):
+            await bus.publish("t", 0, Entry(b"k", b"must wait for the lock, and is given up"))
+        lock.close()
+        assert await bus.offsets("t", 0) == (0, 1)
+
+
+# --- the lock between processes ------------------------------------------------------------------------
+
+
+async def test_a_job_that_does_not_get_its_turn_in_time_never_runs(embedded_url: str) -> None:
+    lock = Lock(parse(embedded_url))
+    other = Lock(parse(embedded_url))
+    thread = JobThread("test", at_end=other.close)
+    thread.start()
+    ran: list[str] = []
+    with lock, pytest.raises(TurnTimeoutError):
+        await thread.run(lambda: ran.append("too late"), turn=other, after=lambda _: None, limit=0.05)
+    await thread.run(lambda: ran.append("in time"), turn=other, after=lambda _: None)
+    thread.stop()
+    lock.close()
+    assert ran == ["in time"]
+
+
+async def test_a_job_that_runs_when_its_caller_is_cancelled_ends_before_the_caller_does() -> None:
+    thread = JobThread("test", at_end=lambda: None)
+    thread.start()
+    begun = anyio.Event()
+    steps: list[int] = []
+
+    def job() -> None:
+        anyio.from_thread.run_sync(begun.set, token=token)
+        steps.extend(range(1000))
+
+    token = anyio.lowlevel.current_token()
+    async with anyio.create_task_group() as group:
+
+        async def ask() -> None:
+            try:
+                await thread.run(job, turn=nullcontext(), after=lambda _: steps.append(-1))
+            finally:
+                assert steps[-1] == -1
+
+        group.start_soon(ask)
+        await begun.wait()
+        group.cancel_scope.cancel()
+    thread.stop()
+    assert len(steps) == 1001
+
+
+async def test_writers_of_several_processes_get_their_turns_fairly(embedded_url: str) -> None:
+    writers, total = 4, 800
+    script = Path(__file__).parent / "publishing_process.py"
+    async with connect(embedded_url) as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(script), embedded_url, str(n), str(total)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            for n in range(writers)
+        ]
+        for process in processes:
+            assert process.stdout is not None
+            assert await anyio.to_thread.run_sync(process.stdout.readline) == b"ready\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in processes:
+            assert await anyio.to_thread.run_sync(process.wait) == 0
+            assert process.stdout is not None
+            process.stdout.close()
+        reader = await bus.open_reader("t", 0, start=None, committed=True)
+        authors = [message.key for message in await reader.fetch(max_records=total)]
+    counts = [authors.count(b"%d" % n) for n in range(writers)]
+    assert min(counts) >= total / writers / 4, counts
+
+
+# --- processes that come and go ------------------------------------------------------------------------
+
+
+async def test_a_commit_wakes_the_readers_of_its_partitions_and_no_others(embedded_url: str) -> None:
+    async with connect(embedded_url) as bus, database(embedded_url) as reading:
+        await bus.create_topics([TopicSpec("t", 2, {}), TopicSpec("u", 2, {})])
+        topics = {topic.name: topic.id for topic in await reading.read(log.all_topics)}
+        belfry = Belfry(parse(embedded_url))
+        ears = {(name, part): belfry.listen(topics[name], part) for name in "tu" for part in (0, 1)}
+        async with await bus.open_writer("w", 1) as writer:
+            await writer.commit([("u", [Entry(b"k", b"v")]), ("t", [])])
+        with anyio.fail_after(10):
+            await ears["u", 1].wait()
+        heard = []
+        for place, ear in ears.items():
+            with anyio.move_on_after(0.01):
+                await ear.wait()
+                heard.append(place)
+            ear.close()
+        belfry.close()
+    assert heard == [("u", 1)]
+
+
+async def test_the_socket_of_a_killed_reader_is_removed_by_the_next_commit(embedded_url: str, tmp_path: Path) -> None:
+    echo = Path(__file__).parent / "echo_process.py"
+    sockets = tmp_path / "bus.wake"
+    async with connect(embedded_url) as bus:
+        await bus.create_topics([TopicSpec("calls", 1, {}), TopicSpec("answers", 1, {})])
+        reader = await bus.open_reader("answers", 0, start=None, committed=True)
+        command = [sys.executable, str(echo), embedded_url, "calls", "answers"]
+        process = await anyio.open_process(command, stdin=subprocess.PIPE, stdout=None, stderr=None)
+        await bus.publish("calls", 0, Entry(b"k", b"v"))
+        assert await reader.fetch(timeout=30)
+        assert len(list(sockets.iterdir())) == 2
+        process.send_signal(signal.SIGKILL)
+        await process.aclose()
+        await bus.publish("calls", 0, Entry(b"k", b"v"))
+        assert len(list(sockets.iterdir())) == 1
+
+
+async def test_a_bus_works_where_its_path_is_longer_than_a_sockets_may_be(tmp_path: Path) -> None:
+    folder = tmp_path / ("long-" * 20) / ("longer-" * 20)
+    folder.mkdir(parents=True)
+    async with connect(f"sqlite://{folder}/bus.db") as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        async with await bus.open_reader("t", 0, start=None, committed=True) as reader:
+            await bus.publish("t", 0, Entry(b"k", b"v"))
+            assert await reader.fetch(timeout=5)
+
+
+FORKING = """
+import os, sys
+import anyio
+from outfitter_proto.bus import BusError, Entry, TopicSpec, connect
+
+async def start(bus):
+    await bus.start()
+    await bus.create_topics([TopicSpec("t", 1, {})])
+
+async def publish(bus):
+    try:
+        await bus.publish("t", 0, Entry(b"k", b"v"))
+        print("published", await bus.offsets("t", 0), flush=True)
+    except BusError as error:
+        print(type(error).__name__, error, flush=True)
+    await bus.aclose()
+
+# Between two event loops: what a fork does to a running one is asyncio's own affair.
+bus = connect(sys.argv[1])
+anyio.run(start, bus)
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+anyio.run(publish, bus)
+"""
+
+
+def test_a_bus_used_after_fork_raises_with_the_remedy_and_its_parent_goes_on(embedded_url: str) -> None:
+    command = [sys.executable, "-c", FORKING, embedded_url]
+    refused, parent = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert refused.startswith("BusConfigurationError")
+    assert "spawn" in refused
+    assert parent == "published (0, 1)"
+
+
+LOCKING = """
+import os, signal, sys
+from outfitter_proto.bus.embedded.lock import Lock
+from outfitter_proto.bus.embedded.place import parse
+
+lock = Lock(parse(sys.argv[1]))
+lock.__enter__()
+if os.fork() == 0:
+    print("the child lives", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+signal.pause()
+"""
+
+
+async def test_a_process_killed_in_a_commit_frees_the_lock_although_its_forked_child_lives(embedded_url: str) -> None:
+    command = [sys.executable, "-c", LOCKING, embedded_url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"the child lives\n"
+        process.kill()
+        async with connect(embedded_url) as bus:
+            assert await bus.create_topics([TopicSpec("t", 1, {})]) == ["t"]
+        # Closing its stdin, on leaving, ends the child.
+
+
+async def test_a_closed_bus_says_so(embedded_url: str) -> None:
+    bus = connect(embedded_url)
+    with pytest.raises(BusUnavailableError, match="not open"):
+        await bus.topic("t")
+    await bus.aclose()
+    async with bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        reader = await bus.open_reader("t", 0, start=None, committed=True)
+        writer = await bus.open_writer("w", 0)
+    await bus.aclose()
+    with pytest.raises(BusUnavailableError, match="closed"):
+        await reader.fetch()
+    with pytest.raises(BusUnavailableError, match="closed"):
+        await writer.commit([("t", [Entry(b"k", b"v")])])
+    assert list(parse(embedded_url).wake.iterdir()) == []
