@@ -1,0 +1,199 @@
+"""One value of every message and record type, with every field set somewhere: what the golden files are made of."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from outfitter_proto.records import (
+    Allocation,
+    Checkpoint,
+    DeadLetter,
+    Deregister,
+    Device,
+    Heartbeat,
+    Host,
+    InputPosition,
+    InventoryDevice,
+    ManagerIdentity,
+    MessageSource,
+    Note,
+    OperatorShare,
+    Owner,
+    Register,
+    ResolvedRequest,
+    ResourceInventory,
+    ResourceRequest,
+    Source,
+    Transition,
+    Unavailable,
+)
+
+AT = datetime(2026, 11, 21, 15, 0, 0, 250_000, tzinfo=UTC)
+LATER = datetime(2026, 11, 21, 16, 0, tzinfo=UTC)
+ME = {"host": "gpu-3", "worker": "tm-17", "incarnation": "0192f0c1-7d3e"}
+OWNER = Owner(pid=4711, start_ticks=88_213, pid_ns=4_026_531_836, boot_id="0b5c1f9e-6c1c-4b62-9d7c-1f6cf3a1b0aa")
+TWO = {"gpu": ResourceRequest(amount=2)}
+SPLIT = {"infer": {"gpu": ResourceRequest(amount=1)}}
+REQUEST = ResolvedRequest(
+    amounts={"gpu": 2},
+    resources=TWO,
+    operators=SPLIT,
+    owner=OWNER,
+    lease_s=30.0,
+    wait_s=60.0,
+    priority=5,
+    labels={"job": "mnist", "stage": "prüfung"},
+)
+GPUS = [
+    {"id": "GPU-8a56", "index": "0", "local_index": "0", "uuid": "GPU-8a56", "memory.total_bytes": "85899345920"},
+    {"id": "GPU-9b67", "index": "3", "local_index": "1", "uuid": "GPU-9b67", "memory.total_bytes": "85899345920"},
+]
+PENDING = Allocation(
+    **ME,
+    state="pending",
+    request=REQUEST,
+    since=AT,
+    writer="host/gpu-3",
+    commit=9_070,
+    source=Source(partition=3, offset=1_042),
+    reason="2 of gpu wanted, 1 of 4 is free",
+    reason_code="busy",
+    queue_position=2,
+    wait_until=LATER,
+)
+
+
+def _granted(state: str, **more: object) -> Allocation:
+    return Allocation(
+        **ME,
+        state=state,
+        request=REQUEST,
+        since=AT,
+        writer="host/gpu-3",
+        commit=9_071,
+        source=Source(partition=3, offset=1_042),
+        token=412,
+        resources={"gpu": GPUS},
+        operators={
+            "infer": OperatorShare(
+                resources={"gpu": ["GPU-8a56"]},
+                env={"CUDA_VISIBLE_DEVICES": "GPU-8a56"},
+                cdi=["nvidia.com/gpu=GPU-8a56"],
+            )
+        },
+        env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "GPU-8a56,GPU-9b67"},
+        cdi=["nvidia.com/gpu=GPU-8a56", "nvidia.com/gpu=GPU-9b67"],
+        unavailable={"fpga": Unavailable(code="no-driver", reason="no driver is configured")},
+        **more,
+    )
+
+
+ALLOCATED = _granted("allocated")
+SAMPLES = {
+    "register-minimal": Register(**ME),
+    "register-full": Register(
+        **ME,
+        resources=TWO,
+        operators=SPLIT,
+        owner=OWNER,
+        lease_s=30.0,
+        wait_s=60.0,
+        priority=5,
+        labels={"job": "mnist", "stage": "prüfung"},
+    ),
+    "register-no-lease": Register(**ME, resources=TWO, lease_s=None),
+    "heartbeat": Heartbeat(**ME),
+    "deregister": Deregister(**ME, reason="finished"),
+    "deregister-current": Deregister(host="gpu-3", worker="tm-17"),
+    "allocation-pending": PENDING,
+    "allocation-preparing": _granted("preparing"),
+    "allocation-allocated": ALLOCATED,
+    "allocation-releasing": _granted(
+        "releasing", outcome="ended", reason="deregistered: finished", reason_code="deregistered"
+    ),
+    "allocation-ended": Allocation(
+        **ME,
+        state="ended",
+        request=REQUEST,
+        since=LATER,
+        writer="host/gpu-3",
+        commit=9_080,
+        source=Source(partition=3, offset=1_042),
+        token=412,
+        reason="its lease ended at 15:59:30",
+        reason_code="lease-expired",
+    ),
+    "allocation-failed": Allocation(
+        **ME,
+        state="failed",
+        request=ResolvedRequest(amounts={"gpu": 9}),
+        since=AT,
+        writer="host/gpu-3",
+        commit=9_072,
+        source=Source(partition=3, offset=1_050),
+        reason="9 of gpu wanted, gpu-3 has 4",
+        reason_code="infeasible",
+    ),
+    "host": Host(
+        host="gpu-3",
+        manager=ManagerIdentity(
+            instance="1f6c", version="0.1.0", since=AT, machine_id="m-1", boot_id="b-1", stopped_at=LATER
+        ),
+        since=AT,
+        resources={
+            "gpu": ResourceInventory(
+                state="reported",
+                amount=2,
+                devices=[
+                    InventoryDevice(id="GPU-8a56", properties={"index": "0"}),
+                    InventoryDevice(id="GPU-9b67", health="unhealthy", reason="XID 79", properties={"index": "3"}),
+                ],
+            ),
+            "fpga": ResourceInventory(state="no-driver", reason="no driver is configured", sharing="shared"),
+        },
+    ),
+    "device": Device(host="gpu-3", id="pci/0000:3b:00.0", since=AT, state="quarantined", reason="XID 79"),
+    "checkpoint": Checkpoint(
+        writer="host/gpu-3",
+        instance="1f6c",
+        cluster="outfitter",
+        scope="host",
+        commit=9_071,
+        token=412,
+        input=InputPosition(topic_id="AAAAAAAAAAAAAAAAAAAAAQ", partition=3, from_=1_042, to=1_043),
+        at=AT,
+        machine_id="m-1",
+        boot_id="b-1",
+    ),
+    "transition": Transition(
+        **ME,
+        at=AT,
+        event="register",
+        from_="pending",
+        to="allocated",
+        explanation="gpu: 2 of the 3 that are free and healthy",
+        record=ALLOCATED,
+        source=Source(partition=3, offset=1_042),
+        confirmed=True,
+    ),
+    "note": Note(at=AT, writer="host/gpu-3", event="input-lost", explanation="offsets 10 to 20 are gone"),
+    "dead-letter": DeadLetter(
+        at=AT,
+        writer="host/gpu-3",
+        source=MessageSource(topic="outfitter.registrations", partition=3, offset=1_044),
+        reason="Expected `int` >= 1; found -1",
+        length=3,
+        sha256="a" * 64,
+        body=b"\x00{\xff",
+        message_key="gpu-3",
+        field="$.resources.gpu.amount",
+    ),
+}
+KEYS = {
+    "allocation-pending": b"gpu-3/tm-17/0192f0c1-7d3e",
+    "host": b"@host/gpu-3",
+    "device": b"@device/gpu-3/pci%2F0000%3A3b%3A00.0",
+    "checkpoint": b"@checkpoint/host/gpu-3",
+    "dead-letter": b"outfitter.registrations/3/1044",
+}
+"""The keys of design.md, spelled out."""

@@ -1,0 +1,68 @@
+"""Durations and sizes as people write them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outfitter_proto import units
+
+DURATIONS = {
+    "30s": 30.0,
+    "5": 5.0,
+    "0.5": 0.5,
+    "500ms": 0.5,
+    "2m": 120.0,
+    "2 min": 120.0,
+    "1h30m": 5_400.0,
+    "1d 2h": 93_600.0,
+    " 10 sec ": 10.0,
+    "1.5h": 5_400.0,
+    "0s": 0.0,
+}
+SIZES = {
+    "0": 0,
+    "1000": 1_000,
+    "40Gi": 40 * 2**30,
+    "40GiB": 40 * 2**30,
+    "40G": 40 * 10**9,
+    "1k": 1_000,
+    "1K": 1_000,
+    "1Ki": 1_024,
+    "1.5Gi": 3 * 2**29,
+    "2 TB": 2 * 10**12,
+    "7B": 7,
+}
+
+
+@pytest.mark.parametrize("text", DURATIONS)
+def test_a_duration_is_read(text: str) -> None:
+    assert units.parse_duration(text) == DURATIONS[text]
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1s", "1e3", "inf", "nan", "1x", "1s!", "1 2", "+1", "1,5s", "٣s", "1h30"])
+def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(ValueError, match="write 30s"):
+        units.parse_duration(text)
+
+
+@given(st.integers(0, 10**12))
+def test_a_formatted_duration_reads_back(milliseconds: int) -> None:
+    assert units.parse_duration(units.format_duration(milliseconds / 1_000)) == pytest.approx(milliseconds / 1_000)
+
+
+@pytest.mark.parametrize("text", SIZES)
+def test_a_size_is_read(text: str) -> None:
+    assert units.parse_size(text) == SIZES[text]
+
+
+@pytest.mark.parametrize("text", ["", "Gi", "-1", "1e9", "1X", "1 G i", "0.5B", "1gi", "٣"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no"):
+        units.parse_size(text)
+
+
+@given(st.integers(0, 10**15))
+def test_a_formatted_size_reads_back(size: int) -> None:
+    assert units.parse_size(units.format_size(size)) == size
