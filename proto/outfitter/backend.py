@@ -64,6 +64,7 @@ class SessionThread:
         self._done: Future[None] = Future()
         self._lock = threading.Lock()
         self._reason: str | None = None
+        self._session: WorkerSession | None = None
         self._cancel: Callable[[], object] | None = None
 
     def start(self) -> Future[None]:
@@ -76,6 +77,8 @@ class SessionThread:
     def stop(self, reason: str) -> Future[None]:
         with self._lock:
             self._reason = reason
+            if self._session is not None:
+                self._session.leaving_reason = reason
             if self._cancel is not None:
                 self._cancel()
         return self._done
@@ -116,10 +119,9 @@ class SessionThread:
             manager_patience=self._patience,
             on_lease_at_risk=self._on_lease_at_risk,
         )
+        with self._lock:
+            self._session = session
         async with bus, session:
-            try:
-                await session.wait()
-                self._ready.set_result(None)
-                await anyio.sleep_forever()
-            finally:
-                session.leaving_reason = self._reason or session.leaving_reason
+            await session.wait()
+            self._ready.set_result(None)
+            await anyio.sleep_forever()

@@ -17,7 +17,7 @@ from outfitter.errors import (
 )
 from outfitter.infos import ExternalResourceInfos
 from outfitter_drivers.api import ExternalResourceInfo
-from outfitter_proto.records import Allocation, AllocationState
+from outfitter_proto.records import Allocation, AllocationState, ReasonCode
 
 
 class Standing(enum.Enum):
@@ -30,12 +30,18 @@ class Standing(enum.Enum):
 
 
 def standing(record: Allocation) -> Standing:
-    """What a record means for its worker. A state of a later version is neither usable nor final: waiting."""
+    """What a record means for its worker. A state of a later version is neither usable nor final: waiting.
+
+    A grant that a newer incarnation has superseded is only held until this worker is known to be dead, and no
+    heartbeat renews it any more: for its worker it is over.
+    """
     match record.state:
         case AllocationState.ALLOCATED:
-            return Standing.YOURS
+            return Standing.OVER if record.reason_code == ReasonCode.SUPERSEDED else Standing.YOURS
         case AllocationState.ENDED:
             return Standing.OVER
+        case AllocationState.RELEASING:
+            return Standing.FAILED if record.outcome == AllocationState.FAILED else Standing.OVER
         case AllocationState.FAILED:
             return Standing.FAILED
         case _:
@@ -51,9 +57,7 @@ def refusal(record: Allocation) -> AllocationError | None:
         case Standing.FAILED:
             return failure(record.reason_code, f"allocation {record.key} failed{why}", record)
         case Standing.OVER:
-            return AllocationEndedError(
-                f"allocation {record.key} has ended{why}", code=record.reason_code, record=record
-            )
+            return AllocationEndedError(f"allocation {record.key} is over{why}", code=record.reason_code, record=record)
         case Standing.WAITING:
             return AllocationNotUsableError(
                 f"allocation {record.key} is {record.state!r}, not 'allocated'{why}",
@@ -95,6 +99,8 @@ def infos(record: Allocation, name: str, operator: str | None) -> ExternalResour
         return _infos(devices)
     share = record.operators.get(operator) if operator is not None else None
     if share is not None:
+        if name not in share.resources:
+            return _infos(devices)  # asked for, yet not dealt out: a shared resource, which everybody sees whole
         mine = set(share.resources.get(name, ()))
         return _infos(device for device in devices if device.get("id") in mine)
     taken = {id_ for other in record.operators.values() for id_ in other.resources.get(name, ())}

@@ -156,7 +156,7 @@ def test_an_ended_allocation_raises_from_every_getter(stage: Stage) -> None:
         changes = context.changes("gpu")
         next(changes)
         stage.fake.end("superseded by another", code="superseded")
-        with pytest.raises(outfitter.AllocationEndedError, match="has ended: superseded by another"):
+        with pytest.raises(outfitter.AllocationEndedError, match="is over: superseded by another"):
             next(changes)
         with pytest.raises(outfitter.AllocationEndedError):
             context.get_external_resource_infos("gpu")

@@ -6,16 +6,27 @@ import os
 import re
 import subprocess
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 import outfitter
-from outfitter import ExternalResourceInfo, ExternalResourceInfos, identity
+from outfitter import ExternalResourceInfo, ExternalResourceInfos, identity, standing
 from outfitter.lease import Lease
-from outfitter_proto.records import NAME_PATTERN, Owner
+from outfitter.standing import Standing
+from outfitter_proto.records import (
+    NAME_PATTERN,
+    Allocation,
+    OperatorShare,
+    Owner,
+    ResolvedRequest,
+    ResourceRequest,
+    Source,
+)
 
 INFOS = st.lists(
     st.dictionaries(st.sampled_from(["index", "local_index", "uuid"]), st.text("0123456789ab", max_size=3)).map(
@@ -187,3 +198,52 @@ def test_the_environment_configures_what_arguments_do_not(monkeypatch: pytest.Mo
 def test_the_owner_may_be_another_process() -> None:
     owner = Owner(pid=1, start_ticks=2, pid_ns=3, boot_id="b")
     assert outfitter.RuntimeContext(owner=owner)._settings.registration.owner == owner
+
+
+RECORD = Allocation(
+    host="h",
+    worker="w",
+    incarnation="i",
+    state="allocated",
+    request=ResolvedRequest(amounts={"gpu": 1}),
+    since=datetime(2026, 1, 1, tzinfo=UTC),
+    writer="host/h",
+    commit=1,
+    source=Source(partition=0, offset=0),
+    reason="because",
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "meaning", "error"),
+    [
+        ({"state": "pending"}, Standing.WAITING, outfitter.AllocationNotUsableError),
+        ({"state": "preparing"}, Standing.WAITING, outfitter.AllocationNotUsableError),
+        ({"state": "hibernating"}, Standing.WAITING, outfitter.AllocationNotUsableError),
+        ({"state": "allocated"}, Standing.YOURS, None),
+        ({"state": "allocated", "reason_code": "superseded"}, Standing.OVER, outfitter.AllocationEndedError),
+        ({"state": "releasing", "outcome": "ended"}, Standing.OVER, outfitter.AllocationEndedError),
+        ({"state": "releasing", "outcome": "failed"}, Standing.FAILED, outfitter.AllocationFailedError),
+        ({"state": "ended"}, Standing.OVER, outfitter.AllocationEndedError),
+        ({"state": "failed"}, Standing.FAILED, outfitter.AllocationFailedError),
+    ],
+)
+def test_a_reader_needs_four_words(
+    changes: dict[str, str], meaning: Standing, error: type[outfitter.AllocationError] | None
+) -> None:
+    record = structs.replace(RECORD, **changes)
+    assert standing.standing(record) is meaning
+    refusal = standing.refusal(record)
+    assert type(refusal) is (error or type(None))
+    assert refusal is None or str(refusal).endswith(": because")
+
+
+def test_a_shared_resource_is_seen_whole_by_every_operator_that_asked_for_it() -> None:
+    record = structs.replace(
+        RECORD,
+        request=ResolvedRequest(amounts={"gpu": 1, "nic": 1}, operators={"infer": {"nic": ResourceRequest(amount=1)}}),
+        resources={"gpu": [{"id": "g"}], "nic": [{"id": "a"}, {"id": "b"}]},
+        operators={"infer": OperatorShare(resources={})},
+    )
+    assert len(standing.infos(record, "nic", "infer")) == 2
+    assert len(standing.infos(record, "nic", "other")) == 2
