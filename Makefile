@@ -1,0 +1,41 @@
+# Everything sets itself up: `make demo` needs Python alone, `make test` also Java 17 and Maven.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check bench kafka constraints clean
+
+demo: $(READY)
+	$(BIN)/outfitter demo
+
+test: $(READY)
+	$(BIN)/pytest tests $(PYTEST_ARGS)
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	$(BIN)/python -m tests.bench --out bench-results.json
+
+kafka:
+	$(PYTHON) deploy/kafka/local_kafka.py broker
+
+# A virtual environment from the hashed constraints, with the checkout itself in it.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $(READY)
+
+# Pin anew what pyproject.toml allows: run it after changing dependencies there.
+constraints:
+	$(BIN)/python -m pip install --quiet pip-tools
+	$(BIN)/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
+		--no-header --allow-unsafe --extra service --extra dev --extra uvloop --output-file constraints.txt pyproject.toml
+
+clean:
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
