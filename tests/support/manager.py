@@ -1,0 +1,327 @@
+"""A real `outfitter serve` in a process of its own, for tests that look at it from outside.
+
+    def test_something(start_manager):
+        manager = start_manager(gpus=2)
+        done = manager.outfitter("status", "--json")
+
+It serves a host of its own name (one machine has one manager per host), listens on a port that the kernel picks,
+and has a bus file of its own unless it is given one (`sqlite:` or `kafka:`). It is ended by its pid, and what it
+printed is shown when the test fails.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+OUTFITTER = (sys.executable, "-m", "outfitter_service.cli")
+"""The command line of the interpreter that runs the tests."""
+
+READY_WITHIN = 60.0
+STOPPED_WITHIN = 30.0
+_ADDRESS = re.compile(r"metrics at http://([0-9.]+):([0-9]+)/metrics")
+
+
+class ManagerError(Exception):
+    """The manager did not do what it was told to; the message ends with the tail of its log."""
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment without anything of Outfitter's in it, and with `more`."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("OUTFITTER_")} | more
+
+
+def files_config(folder: Path, *, gpus: int = 2, amount: int = 1, extra: str = "") -> str:
+    """Make `folder` with `gpus` files in it, and the TOML that makes each of them a device of resource `gpu`.
+
+    Each device adds its name to `CUDA_VISIBLE_DEVICES`. `extra` are top-level settings, such as `lease = "1s"`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for index in range(gpus):
+        add_device(folder, index)
+    return (
+        f'{extra}\nexternal-resources = ["gpu"]\n[external-resource.gpu]\namount = {amount}\n'
+        f'driver = "files"\nparam.path = "{folder}"\nparam.poll-interval = "50ms"\n'
+    )
+
+
+def add_device(folder: Path, index: int, **more: str) -> Path:
+    """Put device `gpu<index>` into the folder, whole from the first moment on."""
+    lines = {"id": f"GPU-{index}", "env.CUDA_VISIBLE_DEVICES": f"GPU-{index}", **more}
+    path, hidden = folder / f"gpu{index}", folder / f".gpu{index}"
+    hidden.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+    return hidden.rename(path)
+
+
+class Manager:
+    """`outfitter serve` with `config` (TOML text). It keeps bus, host and configuration over restarts.
+
+    `bus` None: a file in `folder`. `host` None: a new name. `arguments` go to `serve` as they are.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: str,
+        *,
+        bus: str | None = None,
+        host: str | None = None,
+        cluster: str = "outfitter",
+        arguments: Sequence[str] = (),
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.bus_url = bus or f"sqlite://{folder}/bus.db?synchronous=NORMAL"
+        self.host = host or f"t-{secrets.token_hex(5)}"
+        self.cluster = cluster
+        self.config = folder / "outfitter.toml"
+        self.config.write_text(config)
+        self.log = folder / f"manager-{self.host}.log"
+        self._arguments = tuple(arguments)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._address: tuple[str, int] | None = None
+
+    # --- its life ------------------------------------------------------------------------------------------
+
+    def start(self, *, ready: bool = True) -> None:
+        """Start it, and block until /readyz says 200 unless `ready` is false."""
+        if self._process is not None:
+            raise ManagerError("the manager is running already")
+        begun = self.log.stat().st_size if self.log.exists() else 0
+        command = [
+            *OUTFITTER, "serve", "--config", str(self.config), "--bus", self.bus_url, "--host", self.host,
+            "--cluster", self.cluster, "--http", "127.0.0.1:0", "--log-format", "text", *self._arguments,
+        ]  # fmt: skip
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder, env=environment(),
+                start_new_session=True,
+            )  # fmt: skip
+        self._address = None
+        if ready:
+            self._await(lambda: self._find_address(begun) and self._get("/readyz")[0] == 200, "ready")
+
+    def stop(self) -> int:
+        """End it in an orderly way and return its exit code. Repeatable (then 0)."""
+        return self._end(signal.SIGTERM)
+
+    def kill9(self) -> None:
+        """End it as a crash would. Repeatable."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Start it again after whatever ended it, ending it in an orderly way if nothing has."""
+        self.stop()
+        self.start()
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self, timeout: float = STOPPED_WITHIN) -> int:
+        """Block until it has ended by itself; return its exit code."""
+        if self._process is None:
+            raise ManagerError("the manager is not running")
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired as error:
+            raise ManagerError(f"the manager runs on after {timeout:g} s\n{self.log_tail()}") from error
+        self._process = None
+        return code
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise ManagerError("the manager is not running")
+        return self._process.pid
+
+    # --- what it says ----------------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """Where its HTTP is: `http://127.0.0.1:PORT`. Another one after each start."""
+        if self._address is None:
+            raise ManagerError("the manager is not running")
+        return f"http://{self._address[0]}:{self._address[1]}"
+
+    def metrics(self) -> str:
+        """What Prometheus would scrape."""
+        status, body = self._get("/metrics")
+        if status != 200:
+            raise ManagerError(f"/metrics says {status}: {body}")
+        return body
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        """The sum of the samples of `name` whose labels include `labels`, None without any."""
+        found = [
+            float(value)
+            for line in self.metrics().splitlines()
+            if (match := re.fullmatch(r"([A-Za-z0-9_:]+)(?:\{(.*)\})? (\S+)", line)) and match[1] == name
+            for value in [match[3]]
+            if labels.items() <= dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', match[2] or "")).items()
+        ]
+        return sum(found) if found else None
+
+    def log_tail(self) -> str:
+        return self.log.read_text(errors="replace")[-6000:] if self.log.exists() else "(it wrote no log)"
+
+    # --- commands against it -----------------------------------------------------------------------------------
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For a process that is to find this manager."""
+        return environment(OUTFITTER_BUS=self.bus_url, OUTFITTER_HOST=self.host, OUTFITTER_CLUSTER=self.cluster)
+
+    def outfitter(
+        self, *arguments: str, timeout: float = 60.0, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command of `outfitter` to its end."""
+        return subprocess.run(
+            [*OUTFITTER, *arguments], env={**self.environment, **(env or {})}, cwd=self.folder, check=False,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout,
+        )  # fmt: skip
+
+    def popen(self, *arguments: str, env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
+        """Start a command of `outfitter`, its output in pipes; the caller ends it."""
+        return subprocess.Popen(
+            [*OUTFITTER, *arguments],
+            **{
+                "env": {**self.environment, **(env or {})}, "cwd": self.folder, "stdin": subprocess.DEVNULL,
+                "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options,
+            },
+        )  # fmt: skip
+
+    def records(self) -> list[dict[str, Any]]:
+        """The worker records of this host, as `outfitter status --json` prints them."""
+        done = self.outfitter("status", "--json")
+        if done.returncode != 0:
+            raise ManagerError(f"status failed: {done.stderr}")
+        found: list[dict[str, Any]] = json.loads(done.stdout)
+        return found
+
+    def record(self, worker: str) -> dict[str, Any] | None:
+        """The newest record of `worker`, None without any."""
+        return next((record for record in reversed(self.records()) if record["worker"] == worker), None)
+
+    def wait_for(self, condition: Callable[[], object], *, timeout: float = 30.0) -> None:
+        """Block until `condition` holds, looking again and again; what it looks at is another process's doing."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if time.monotonic() > deadline:
+                raise ManagerError(f"what was waited for did not come within {timeout:g} s\n{self.log_tail()}")
+            time.sleep(0.02)
+
+    def wait_for_state(self, worker: str, state: str, *, timeout: float = 30.0) -> dict[str, Any]:
+        """Block until the newest record of `worker` is in `state`; return it."""
+        found: list[dict[str, Any]] = []
+
+        def look() -> bool:
+            record = self.record(worker)
+            found[:] = [record] if record else []
+            return record is not None and record["state"] == state
+
+        self.wait_for(look, timeout=timeout)
+        return found[0]
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _find_address(self, begun: int) -> bool:
+        if self._address is None:
+            with self.log.open("rb") as log:
+                log.seek(begun)
+                match = _ADDRESS.search(log.read().decode(errors="replace"))
+            self._address = (match[1], int(match[2])) if match else None
+        return self._address is not None
+
+    def _get(self, path: str) -> tuple[int, str]:
+        if self._address is None:
+            raise ManagerError("the manager is not running")
+        connection = http.client.HTTPConnection(*self._address, timeout=10)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def _await(self, condition: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + READY_WITHIN
+        while True:
+            if self._process is None or self._process.poll() is not None:
+                code = None if self._process is None else self._process.returncode
+                self._process = None
+                raise ManagerError(f"the manager ended with {code} before it was {what}\n{self.log_tail()}")
+            if condition():
+                return
+            if time.monotonic() > deadline:
+                self.kill9()
+                raise ManagerError(f"the manager was not {what} within {READY_WITHIN:g} s\n{self.log_tail()}")
+            time.sleep(0.02)
+
+    def _end(self, number: int) -> int:
+        if self._process is None:
+            return 0
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+        try:
+            return self.wait()
+        except ManagerError:
+            if self._process is not None:
+                self._process.kill()
+                self.wait()
+            raise
+        finally:
+            self._address = None
+
+
+StartManager = Callable[..., Manager]
+
+
+@pytest.fixture
+def start_manager(tmp_path: Path) -> Iterator[StartManager]:
+    """Start managers: `start_manager(config=None, *, gpus=2, amount=1, extra="", **options of Manager)`.
+
+    Without `config` it serves a resource `gpu` of `gpus` files in `manager.folder / "gpus"`.
+    """
+    started: list[Manager] = []
+
+    def start(
+        config: str | None = None,
+        *,
+        gpus: int = 2,
+        amount: int = 1,
+        extra: str = "",
+        ready: bool = True,
+        **options: Any,
+    ) -> Manager:
+        folder = tmp_path / f"manager-{len(started)}"
+        if config is None:
+            config = files_config(folder / "gpus", gpus=gpus, amount=amount, extra=extra)
+        manager = Manager(folder, config, **options)
+        started.append(manager)
+        manager.start(ready=ready)
+        return manager
+
+    try:
+        yield start
+    finally:
+        for manager in started:
+            manager.kill9()
+            print(f"--- {manager.log}\n{manager.log_tail()}")
+
+
+@pytest.fixture
+def manager(start_manager: StartManager) -> Manager:
+    """A manager of a host with two `files` GPUs, one of which each worker gets unless it asks for more."""
+    return start_manager()
