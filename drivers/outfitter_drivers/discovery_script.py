@@ -127,8 +127,8 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
             return  # somebody else's by now
         self._refuse_stale(grant)
         async with self._choosing:
-            # What was allocated may be more than was granted: all of it goes back.
-            indexes = tuple(dict.fromkeys((*_indexes(grant), *self._allocated.get(grant.worker, ()))))
+            # What the script gave, which is not what was granted where the two differ: that is somebody else's.
+            indexes = self._allocated.get(grant.worker) or _indexes(grant)
             await self._release(indexes, grant.worker, token=grant.token)
 
     async def aclose(self) -> None:

@@ -1,0 +1,137 @@
+"""The files driver's devices are the files in a folder, as they come, go and change."""
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+
+from outfitter_drivers.api import Device, DriverParams, NotEnoughDevicesError, TemporaryDriverError, Worker
+from outfitter_drivers.files import FilesDriver, FilesDriverFactory
+from outfitter_proto.records import Health
+
+Sets = AsyncIterator[Sequence[Device]]
+WORKER = Worker(host="h", resource="r")
+
+
+def put(folder: Path, name: str, content: str | bytes) -> None:
+    """A file comes into the folder whole."""
+    new = folder.parent / f"new-{name}"
+    new.write_bytes(content.encode() if isinstance(content, str) else content)
+    new.replace(folder / name)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "devices"
+    path.mkdir()
+    return path
+
+
+async def next_set(sets: Sets) -> list[Device]:
+    with anyio.fail_after(30):
+        return list(await anext(sets))
+
+
+async def look(folder: Path) -> dict[str, Device]:
+    sets = FilesDriver(folder).inventory("h")
+    found = await next_set(sets)
+    await sets.aclose()  # type: ignore[attr-defined]  # an async generator
+    return {device.properties["name"]: device for device in found}
+
+
+async def test_each_file_is_a_device_described_by_its_lines(folder: Path) -> None:
+    put(folder, "gpu10", "")
+    put(folder, "gpu9", "# a comment\n\nmodel = X = Y\r\nmemory.total_bytes=5\nenv.A=1\n")
+    put(folder, ".hidden", "?")
+    (folder / "sub").mkdir()
+    first, second = (await look(folder)).values()
+    assert first == Device(
+        properties={"index": "0", "name": "gpu9", "model": "X = Y", "memory.total_bytes": "5"},
+        id=f"file:{folder}/gpu9",
+        env={"A": "1"},
+    )
+    assert second.properties == {"index": "1", "name": "gpu10"}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"what?", r"line 1 is 'what\?'; valid is key=value"),
+        (b"a=1\n=2\n", "line 2"),
+        (b"a=1\na=2\n", "line 2 says a a second time"),
+        (b"a=\xff\n", "is not UTF-8 at byte 2"),
+        (b"a=\0\n", "the value of a"),
+        (b"x" * 70_000, "has more than 65536 bytes"),
+        (b"health=ill", "health is 'ill'"),
+        (b"health=unhealthy\nreason=fan", "^fan$"),
+        (b"health=unhealthy", "described as unhealthy"),
+    ],
+)
+async def test_what_cannot_be_read_is_unhealthy_with_its_reason_and_costs_itself_only(
+    folder: Path, content: bytes, says: str
+) -> None:
+    put(folder, "good", "")
+    put(folder, "ill", content)
+    found = await look(folder)
+    assert found["good"].health is Health.HEALTHY
+    assert found["ill"].health is Health.UNHEALTHY
+    with pytest.raises(AssertionError, match=says):
+        raise AssertionError(found["ill"].reason)
+    with pytest.raises(NotEnoughDevicesError, match=r"2 wanted, but .* has 1 healthy ones among 2 files"):
+        await FilesDriver(folder).retrieve_resource_info(2, WORKER)
+
+
+async def test_things_that_are_no_files_are_unhealthy_and_block_nothing(folder: Path) -> None:
+    os.mkfifo(folder / "fifo")
+    (folder / "dangling").symlink_to("nowhere")
+    found = await look(folder)
+    assert "is not a regular file" in (found["fifo"].reason or "")
+    assert "No such file" in (found["dangling"].reason or "")
+
+
+async def test_two_files_of_one_id_are_one_device_and_an_unhealthy_one(folder: Path) -> None:
+    put(folder, "a", "id=X")
+    put(folder, "b", "id=X")
+    found = await look(folder)
+    assert found["a"].id == "X"
+    assert found["b"].id == f"file:{folder}/b"
+    assert "says the same id as a: X" in (found["b"].reason or "")
+
+
+async def test_a_name_that_is_not_utf8_can_still_go_over_the_wire(folder: Path) -> None:
+    Path(os.fsdecode(os.fsencode(folder) + b"/gpu\xff")).write_text("")
+    (device,) = (await look(folder)).values()
+    assert (device.id or "").encode().endswith(b"gpu\\udcff")
+
+
+async def test_changes_are_seen_and_a_device_keeps_its_id_while_its_file_cannot_be_read(folder: Path) -> None:
+    put(folder, "a", "id=X")
+    sets = FilesDriver(folder, poll_interval=0.01).inventory("h")
+    assert [device.id for device in await next_set(sets)] == ["X"]
+    put(folder, "a", "broken")
+    (device,) = await next_set(sets)
+    assert (device.id, device.health) == ("X", Health.UNHEALTHY)
+    put(folder, "a", "id=X")
+    (device,) = await next_set(sets)
+    assert (device.id, device.health) == ("X", Health.HEALTHY)
+    (folder / "a").unlink()
+    assert await next_set(sets) == []
+    folder.rmdir()
+    with pytest.raises(TemporaryDriverError, match=r"cannot read the folder .*: No such file or directory"):
+        await next_set(sets)
+
+
+def test_settings_are_checked_and_a_relative_path_is_the_configurations(tmp_path: Path) -> None:
+    factory = FilesDriverFactory()
+    driver = factory.create_external_resource_driver(DriverParams({"path": "d"}, directory=tmp_path))
+    assert driver._folder == tmp_path / "d"
+    for params, says in (
+        ({}, "path is missing"),
+        ({"path": " "}, "path is missing"),
+        ({"path": "d", "poll-interval": "-1"}, "poll-interval"),
+        ({"pathh": "d"}, "did you mean 'path'"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            factory.create_external_resource_driver(DriverParams(params))

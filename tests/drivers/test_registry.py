@@ -1,0 +1,90 @@
+"""Factories are found by entry point, by Python path and by Flink's class name, and only the asked one is loaded."""
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from outfitter_drivers import registry
+from outfitter_drivers.gpu import GPUDriverFactory
+from outfitter_drivers.static import StaticDriverFactory
+
+
+@pytest.mark.parametrize(
+    ("name", "factory"),
+    [
+        ("gpu", GPUDriverFactory),
+        (" nvidia ", GPUDriverFactory),
+        ("org.apache.flink.externalresource.gpu.GPUDriverFactory", GPUDriverFactory),
+        ("static", StaticDriverFactory),
+        ("outfitter_drivers.static:StaticDriverFactory", StaticDriverFactory),
+    ],
+)
+def test_a_factory_is_found_under_each_of_its_names(name: str, factory: type) -> None:
+    assert type(registry.load_factory(name)) is factory
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("gup", "no driver 'gup'; did you mean 'gpu'"),
+        ("", "no driver ''"),
+        ("no.such.module:Factory", "cannot be loaded: ModuleNotFoundError"),
+        ("outfitter_drivers.static:Nothing", "cannot be loaded: AttributeError"),
+        ("outfitter_drivers.api:ExternalResourceDriverFactory", "cannot be loaded: TypeError"),
+        ("outfitter_drivers.static:StaticDriver", "cannot be loaded: TypeError"),
+        ("outfitter_drivers.registry:GROUP", "is no ExternalResourceDriverFactory"),
+        ("os; import x:y", "is no Python path"),
+        ("a:b:c", "is no Python path"),
+        (":x", "is no Python path"),
+    ],
+)
+def test_what_cannot_be_had_is_an_error_that_says_why(name: str, says: str) -> None:
+    with pytest.raises(registry.DriverLookupError, match=says):
+        registry.load_factory(name)
+
+
+def test_a_module_that_fails_in_its_import_is_that_drivers_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_driver.py").write_text("raise RuntimeError('out of order')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(registry.DriverLookupError, match="out of order"):
+        registry.load_factory("broken_driver:Factory")
+
+
+def test_a_name_that_two_distributions_offer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [EntryPoint(name="gpu", value=value, group=registry.GROUP) for value in ("a:F", "b:F", "a:F")]
+    monkeypatch.setattr(registry, "entry_points", lambda **_: points)
+    with pytest.raises(registry.DriverLookupError, match="more than one distribution: a:F, b:F"):
+        registry.find("gpu")
+
+
+def test_names_are_known_and_found_without_importing_any_driver() -> None:
+    code = (
+        "import sys; from outfitter_drivers import registry;"
+        "assert {'gpu', 'static', 'files', 'nvidia'} <= set(registry.known_names()); registry.find('gpu');"
+        "print(*(m for m in sys.modules if m.startswith('outfitter_drivers.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == {"outfitter_drivers.api", "outfitter_drivers.registry"}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_java"),
+    [
+        ("org.apache.flink.externalresource.fpga.FPGADriverFactory", True),
+        ("your.domain.Outer$Inner", True),
+        ("gpu", False),
+        ("pkg.mod:Factory", False),
+        ("nvidia.gpu", False),
+        ("FPGADriverFactory", False),
+        ("a..B", False),
+        ("a.B-C", False),
+        ("", False),
+    ],
+)
+def test_java_class_names_are_told_from_other_names(name: str, is_java: bool) -> None:
+    assert registry.is_java_class_name(name) is is_java

@@ -1,0 +1,202 @@
+"""A discovery script may do what it likes: the call ends in time, says why, and leaves nothing behind."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from outfitter_drivers.api import (
+    DriverError,
+    NotEnoughDevicesError,
+    PermanentDriverError,
+    TemporaryDriverError,
+    Worker,
+)
+from outfitter_drivers.discovery_script import ScriptDriver
+from outfitter_drivers.script import parse_indexes, run_script, shortened
+from support.gpu_machine import executable
+
+TABLE = json.loads((Path(__file__).parent.parent / "conformance/discovery-stdout.json").read_text())["cases"]
+WORKER = Worker(host="h", resource="gpu", worker="w", incarnation="i")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def until_gone(pid: int) -> None:
+    with anyio.fail_after(10):
+        while is_running(pid):  # noqa: ASYNC110  another process
+            await anyio.sleep(0.01)
+
+
+async def until_written(file: Path) -> int:
+    with anyio.fail_after(10):
+        while not file.exists() or not file.read_text().endswith("\n"):  # noqa: ASYNC110  another process
+            await anyio.sleep(0.01)
+    return int(file.read_text())
+
+
+@pytest.mark.parametrize("case", TABLE, ids=lambda case: case["id"])
+def test_conformance_of_what_is_read_from_standard_output(case: dict[str, Any]) -> None:
+    if case["ours"] == "error":
+        with pytest.raises(PermanentDriverError, match=r"\\x00"):
+            parse_indexes(case["stdout"].encode())
+    else:
+        assert parse_indexes(case["stdout"].encode()) == case["ours"]
+
+
+@pytest.mark.parametrize(
+    ("stdout", "indexes"),
+    [
+        (b" \t\n\r\n 3 ,1\n", ["3", "1"]),
+        (b"0,1\r2,3", ["0", "1"]),
+        (b"b,a,b,a\n", ["b", "a"]),
+        ("gpu–0,\u00a01\n".encode(), ["gpu–0", "\u00a01"]),
+        (b'{"name": "gpu",\n "addresses": ["1", " 0 ", "1", ""]}\n', ["1", "0"]),
+        (b'{"name": "gpu", "addresses": []}', []),
+    ],
+)
+def test_indexes_are_opaque_words_on_the_first_line_that_says_anything(stdout: bytes, indexes: list[str]) -> None:
+    assert parse_indexes(stdout) == indexes
+
+
+@pytest.mark.parametrize(
+    "stdout",
+    [
+        b"\xef\xbb\xbf0,1\n",
+        b"0,\xff\n",
+        "0,\ufffd\n".encode(),
+        b"0,1\n\0",
+        b"{",
+        b'{"name": "gpu"}',
+        b'{"addresses": [0, 1]}',
+        b'{"addresses": "0,1"}',
+        b'{"addresses": ["\\u0000"]}',
+        b'{"a":' * 100_000,
+    ],
+)
+def test_output_that_is_no_text_or_no_address_list_is_an_error_for_good(stdout: bytes) -> None:
+    with pytest.raises(PermanentDriverError, match="the discovery script printed"):
+        parse_indexes(stdout)
+
+
+def test_a_further_line_is_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert parse_indexes(b"0\nwhat is this\n") == ["0"]
+    assert "ignored: what is this" in caplog.text
+
+
+@pytest.mark.parametrize("timeout", [0.3])
+async def test_a_hanging_script_is_ended_with_all_that_it_started(tmp_path: Path, timeout: float) -> None:
+    child = tmp_path / "child"
+    script = executable(tmp_path / "s", f"sleep 1000 & echo $! > {child}; trap '' TERM; echo so far; wait")
+    with pytest.raises(TemporaryDriverError, match=r"did not end within 0\.3 s and was killed; stdout: so far"):
+        await run_script([str(script)], timeout=timeout)
+    await until_gone(int(child.read_text()))
+
+
+async def test_a_child_that_keeps_the_output_open_is_ended_after_the_script(tmp_path: Path) -> None:
+    script = executable(tmp_path / "s", f"sleep 1000 & echo $! > {tmp_path}/child; echo 0,1")
+    with anyio.fail_after(60):
+        outcome = await run_script([str(script)], timeout=100)
+    assert (outcome.code, outcome.stdout) == (0, b"0,1\n")
+    await until_gone(int((tmp_path / "child").read_text()))
+
+
+async def test_a_child_that_left_the_session_does_not_hold_up_the_answer(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    script = executable(tmp_path / "s", f"setsid sh -c 'echo $$ > {child}; exec sleep 1000' & echo 0,1")
+    try:
+        with anyio.fail_after(60):
+            outcome = await run_script([str(script)], timeout=100)
+        assert (outcome.code, outcome.stdout) == (0, b"0,1\n")
+    finally:
+        os.kill(await until_written(child), signal.SIGKILL)
+
+
+async def test_more_output_than_a_pipe_holds_is_read_while_the_script_runs(tmp_path: Path) -> None:
+    script = executable(tmp_path / "s", "echo 7; head -c 300000 /dev/zero | tr '\\0' x; head -c 300000 /dev/zero >&2")
+    outcome = await run_script([str(script)], timeout=30)
+    assert parse_indexes(outcome.stdout) == ["7"]
+    assert len(outcome.stdout) == 300_002
+
+
+async def test_a_flooding_script_is_ended_at_a_megabyte(tmp_path: Path) -> None:
+    script = executable(tmp_path / "s", f"echo $$ > {tmp_path}/pid; exec yes")
+    with pytest.raises(PermanentDriverError, match="printed more than 1048576 bytes") as raised:
+        await run_script([str(script)], timeout=60)
+    assert len(str(raised.value)) < 2_000
+    assert not is_running(int((tmp_path / "pid").read_text()))
+
+
+async def test_exactly_a_megabyte_is_not_too_much(tmp_path: Path) -> None:
+    script = executable(tmp_path / "s", "head -c 1048576 /dev/zero")
+    assert len((await run_script([str(script)], timeout=30)).stdout) == 1_048_576
+
+
+async def test_a_script_that_floods_standard_error_is_read_to_its_end(tmp_path: Path) -> None:
+    script = executable(tmp_path / "s", "head -c 5000000 /dev/zero | tr '\\0' e >&2; echo 0")
+    outcome = await run_script([str(script)], timeout=30)
+    assert outcome.stdout == b"0\n"
+    assert len(outcome.stderr) == 65_536
+
+
+async def test_cancellation_ends_the_script_before_it_returns(tmp_path: Path) -> None:
+    script = executable(tmp_path / "s", f"echo $$ > {tmp_path}/pid; exec sleep 1000")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: run_script([str(script)], timeout=60))
+        pid = await until_written(tmp_path / "pid")
+        tasks.cancel_scope.cancel()
+    assert not is_running(pid)
+
+
+async def test_a_cancelled_scope_starts_nothing_and_leaks_nothing(tmp_path: Path) -> None:
+    script = executable(tmp_path / "s", f"touch {tmp_path}/ran")
+    open_files = len(list(Path("/proc/self/fd").iterdir()))
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await run_script([str(script)], timeout=60)
+    assert not (tmp_path / "ran").exists()
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_files
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "says"),
+    [
+        ("echo out; echo err >&2; exit 3", NotEnoughDevicesError, "ended with exit code 3; stdout: out; stderr: err"),
+        ("kill -KILL $$", TemporaryDriverError, "was killed by SIGKILL"),
+        ("kill -SEGV $$", TemporaryDriverError, "was killed by SIGSEGV"),
+        ("echo 0", NotEnoughDevicesError, "2 devices wanted, but .* names 1"),
+        ("exit 0", NotEnoughDevicesError, "2 devices wanted, but .* names 0"),
+        ("printf '0,\\377'", PermanentDriverError, "not UTF-8"),
+    ],
+)
+async def test_each_way_to_fail_is_a_verdict_with_its_reason(
+    tmp_path: Path, script: str, kind: type[DriverError], says: str
+) -> None:
+    driver = ScriptDriver(str(executable(tmp_path / "s", script)))
+    with pytest.raises(kind, match=says):
+        await driver.retrieve_resource_info(2, WORKER)
+
+
+async def test_a_script_that_cannot_be_executed_is_a_failure_for_good(tmp_path: Path) -> None:
+    script = executable(tmp_path / "s", "true")
+    driver = ScriptDriver(str(script))
+    script.write_text("#!/no/such/interpreter\n")
+    with pytest.raises(PermanentDriverError, match="cannot run"):
+        await driver.retrieve_resource_info(1, WORKER)
+
+
+async def test_output_in_a_message_is_one_short_printable_line(tmp_path: Path) -> None:
+    text = shortened(b"\x1b[31mred\x00\n\nsecond \xff\n" + b"x" * 10_000)
+    assert text.isprintable()
+    assert text.startswith("\\x1b[31mred\\x00 | second")
+    assert len(text) < 350
+    assert text.endswith("in all)")
