@@ -1,0 +1,112 @@
+"""`outfitter config check` and `show`, as programs and people see them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.command_line import outfitter
+
+GOOD = """
+bus = "kafka://user:hunter2@broker:9092"
+external-resources = ["gpu", "off"]
+[external-resource.gpu]
+amount = 2
+driver = "static"
+kubernetes.config-key = "nvidia.com/gpu"
+yarn.config-key = "yarn.io/gpu"
+param.count = 4
+param.api-token = "hunter2"
+[external-resource.off]
+amount = 0
+"""
+BAD = GOOD.replace("amount = 2", 'amount = "two"').replace("param.count", "parm.count")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "good.toml").write_text(GOOD)
+    (tmp_path / "bad.toml").write_text(BAD)
+    return tmp_path
+
+
+def test_a_good_file_is_ok_in_words_and_in_json(folder: Path) -> None:
+    plain = outfitter("config", "check", "good.toml", cwd=folder)
+    assert (plain.returncode, plain.stdout) == (0, "ok\n")
+    done = outfitter("config", "check", "good.toml", "--json", cwd=folder)
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"ok": True, "problems": []})
+    assert "switches off" in done.stderr
+
+
+def test_a_bad_file_is_exit_code_one_with_every_problem(folder: Path) -> None:
+    done = outfitter("config", "check", "bad.toml", "--json", cwd=folder)
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["ok"]) == (1, False)
+    assert {problem["key"]: problem["found"] for problem in answer["problems"]} == {
+        "external-resource.gpu.amount": "two",
+        "external-resource.gpu.parm.count": "4",
+    }
+    for problem in answer["problems"]:
+        assert problem.keys() >= {"key", "found", "problem", "suggestion"}
+    people = outfitter("config", "check", "bad.toml", cwd=folder)
+    assert people.returncode == 1
+    assert len(people.stdout.splitlines()) == 2
+    assert "bad.toml: external-resource.gpu.amount: must be a whole number" in people.stdout
+
+
+def test_warnings_leave_the_exit_code_at_zero(folder: Path) -> None:
+    (folder / "x.yaml").write_text("external-resources: x\nexternal.x.amount: 1\n")
+    done = outfitter("config", "check", "x.yaml", "--json", cwd=folder)
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["ok"]) == (0, True)
+    assert [problem["severity"] for problem in answer["problems"]] == ["warning"]
+
+
+def test_show_prints_the_resources_in_effect_with_secrets_masked(folder: Path) -> None:
+    done = outfitter("config", "show", "good.toml", "--json", cwd=folder)
+    answer = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert answer["resources"].keys() == {"gpu"}
+    gpu = answer["resources"]["gpu"]
+    assert (gpu["amount"], gpu["driver"]) == (2, "static")
+    assert gpu["params"] == {"count": "4", "api-token": "***"}
+    assert (gpu["kubernetes_key"], gpu["yarn_key"]) == ("nvidia.com/gpu", "yarn.io/gpu")
+    assert answer["not_in_effect"]["off"]["state"] == "disabled"
+    assert answer["settings"]["bus"]["value"] == "kafka://user:***@broker:9092"
+    assert "hunter2" not in done.stdout + outfitter("config", "show", "good.toml", cwd=folder).stdout
+
+
+def test_show_tells_where_each_value_came_from(folder: Path) -> None:
+    done = outfitter(
+        "config", "show", "good.toml", "--set", "lease=7s",
+        cwd=folder, environment={"OUTFITTER_CLUSTER": "prod"},
+    )  # fmt: skip
+    rows = {line.split()[0]: line.split(maxsplit=2)[1:] for line in done.stdout.splitlines()}
+    assert rows["lease"] == ["7s", "command line"]
+    assert rows["cluster"] == ["prod", "environment OUTFITTER_CLUSTER"]
+    assert rows["external-resource.gpu.amount"] == ["2", "good.toml"]
+    assert rows["lease-grace"] == ["2s", "default"]
+
+
+def test_show_leaves_out_a_misconfigured_resource_and_says_so(folder: Path) -> None:
+    done = outfitter("config", "show", "bad.toml", "--json", cwd=folder)
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["resources"]) == (0, {})
+    assert answer["not_in_effect"]["gpu"]["state"] == "misconfigured"
+    assert "external-resource.gpu.amount" in done.stderr
+
+
+def test_no_file_says_which_were_tried(tmp_path: Path) -> None:
+    done = outfitter("config", "show", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    for tried in ("--config", "OUTFITTER_CONFIG", "./outfitter.toml", "/etc/outfitter/outfitter.toml"):
+        assert tried in done.stderr
+
+
+def test_the_file_is_found_as_everywhere(folder: Path) -> None:
+    (folder / "outfitter.toml").write_text(GOOD)
+    assert outfitter("config", "check", cwd=folder).returncode == 0
+    assert outfitter("config", "check", cwd=folder, environment={"OUTFITTER_CONFIG": "bad.toml"}).returncode == 1
+    assert outfitter("config", "check", "--config", "bad.toml", cwd=folder).returncode == 1

@@ -1,0 +1,157 @@
+"""The command line's edge: words and codes instead of tracebacks, in any terminal, pipe and locale."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from outfitter_service.cli import COMMANDS, _guarded, outfitter
+from outfitter_service.cli.errors import OutfitterCliError, describe, leaves
+from outfitter_service.cli.lazy import Entry
+from support import command_line
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> dict[str, BaseException | int | None]:
+    """Commands `fail` and `guard` that raise (or return) what is put under "with"."""
+    outcome: dict[str, BaseException | int | None] = {"with": None}
+
+    @click.command()
+    def fail() -> object:
+        if isinstance(outcome["with"], BaseException):
+            raise outcome["with"]
+        return outcome["with"]
+
+    monkeypatch.setattr(sys.modules[__name__], "fail", fail, raising=False)
+    here = f"{__name__}:fail"
+    entries = {"fail": Entry(here, "Fail."), "guard": Entry(here, "Fail differently.", failure=125)}
+    monkeypatch.setattr(outfitter, "entries", entries)
+    return outcome
+
+
+def test_version_and_help_say_what_they_are_asked(tmp_path: Path) -> None:
+    version = command_line.outfitter("--version", cwd=tmp_path)
+    assert (version.returncode, version.stdout) == (0, "outfitter 0.1.0\n")
+    for flag in ("-h", "--help"):
+        helped = command_line.outfitter(flag, cwd=tmp_path)
+        assert helped.returncode == 0
+        assert all(f"  {name} " in helped.stdout for name in COMMANDS)
+
+
+def test_starting_imports_no_command_and_nothing_heavy(tmp_path: Path) -> None:
+    code = (
+        "import sys, outfitter_service.cli; heavy = {'rich', 'ruamel', 'msgspec', 'aiohttp', 'structlog', 'anyio', "
+        "'aiokafka', 'asyncio', 'outfitter_service.config', 'prometheus_client'} & set(sys.modules); "
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=60)
+
+
+def test_a_connection_is_found_without_loading_what_a_manager_needs(tmp_path: Path) -> None:
+    (tmp_path / "outfitter.toml").write_text('bus = "kafka://x:1"\n')
+    code = (
+        "import sys; from outfitter_service.config import connection; assert connection().bus == 'kafka://x:1'; "
+        "heavy = {'rich', 'ruamel', 'aiohttp', 'structlog', 'aiokafka', 'asyncio', 'importlib.metadata'} "
+        "& set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=60, env={"HOME": "/"})
+
+
+def test_an_unknown_command_is_a_usage_error_with_the_nearest_one(tmp_path: Path) -> None:
+    done = command_line.outfitter("statsu", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "outfitter: No such command 'statsu'. Did you mean 'status'? (see `outfitter --help`)\n"
+
+
+def test_a_commands_number_is_the_exit_code(failing: dict[str, object]) -> None:
+    for returned, code in ((None, 0), (0, 0), (7, 7)):
+        failing["with"] = returned
+        assert _guarded(["fail"]) == code
+
+
+def test_a_known_error_is_one_line_and_its_own_code(
+    failing: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing["with"] = OutfitterCliError("no such worker; known are a, b")
+    assert (_guarded(["fail"]), _guarded(["guard"])) == (1, 125)
+    failing["with"] = OutfitterCliError("waited too long", exit_code=124)
+    assert _guarded(["guard"]) == 124
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [
+        "outfitter: no such worker; known are a, b",
+        "outfitter: no such worker; known are a, b",
+        "outfitter: waited too long",
+    ]
+
+
+def test_a_usage_error_of_run_is_not_mistaken_for_its_childs_code(failing: dict[str, object]) -> None:
+    assert _guarded(["fail", "--nope"]) == 2
+    assert _guarded(["guard", "--nope"]) == 125
+
+
+def test_a_defect_is_called_one_and_shows_its_traceback_only_with_debug(
+    failing: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing["with"] = KeyError("x")
+    assert _guarded(["fail"]) == 1
+    quiet = capsys.readouterr().err
+    assert "Traceback" not in quiet
+    assert quiet.startswith("outfitter: internal error: KeyError")
+    for arguments in (["--debug", "fail"], ["fail", "--debug"]):
+        assert _guarded(arguments) == 1
+        assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_without_a_word(failing: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
+    failing["with"] = KeyboardInterrupt()
+    assert _guarded(["fail"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_the_causes_in_a_group_are_told_one_by_one() -> None:
+    inner = ExceptionGroup("b", [OutfitterCliError("two"), OutfitterCliError("one")])
+    group = ExceptionGroup("a", [OutfitterCliError("one"), inner])
+    assert [describe(leaf) for leaf in leaves(group)] == ["one", "two"]
+
+
+def test_an_operating_systems_error_names_the_file() -> None:
+    assert describe(FileNotFoundError(2, "No such file or directory", "/x")) == "/x: No such file or directory"
+
+
+def test_a_missing_extra_is_named() -> None:
+    assert "outfitter[service]" in describe(ModuleNotFoundError("No module named 'rich'", name="rich"))
+    assert "internal error" in describe(
+        ModuleNotFoundError("No module named 'outfitter_service.x'", name="outfitter_service.x")
+    )
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    command = f"{sys.executable} -c 'from outfitter_service.cli import main; main()' schema | head -c 10"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, cwd=tmp_path, timeout=60)
+    assert (done.stderr, len(done.stdout)) == (b"", 10)
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    command = f"{sys.executable} -c 'from outfitter_service.cli import main; main()' schema > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, cwd=tmp_path, timeout=60)
+    assert (done.returncode, done.stderr) == (1, b"outfitter: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "ascii"}, {"NO_COLOR": "1"}],
+    ids=str,
+)
+def test_any_locale_will_do(tmp_path: Path, environment: dict[str, str]) -> None:
+    (tmp_path / "x.yaml").write_text("external-resources: gpu;gpü", encoding="utf-8")
+    done = command_line.outfitter("config", "check", "x.yaml", cwd=tmp_path, environment=environment)
+    assert done.returncode == 1
+    assert "gp" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr

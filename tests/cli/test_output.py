@@ -1,0 +1,45 @@
+"""How results look."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import click
+import pytest
+
+from outfitter_service.cli import options, output
+
+AGES = {0: "0s", 0.4: "0s", 59.9: "59s", 60: "1m", 3_599: "59m", 3_600: "1h", 86_399: "23h", 172_800: "2d"}
+
+
+@pytest.mark.parametrize("seconds", AGES)
+def test_an_age_is_one_number_and_one_unit(seconds: float) -> None:
+    assert output.age(seconds) == AGES[seconds]
+
+
+def test_a_table_in_a_pipe_has_no_borders_and_cuts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_table(["worker", "state"], [["tm-1", "allocated"], ["x" * 300, None], ["[bold]", "ü"]])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["WORKER", "STATE"]
+    assert [line.split() for line in lines[1:]] == [["tm-1", "allocated"], ["x" * 300, "-"], ["[bold]", "ü"]]
+
+
+def test_json_has_plain_numbers_and_utc_times(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_json({"at": datetime(2026, 1, 2, tzinfo=UTC), "n": 1.5})
+    assert capsys.readouterr().out == '{"at":"2026-01-02T00:00:00Z","n":1.5}\n'
+
+
+def test_only_what_stands_on_the_command_line_counts_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[dict[str, str]] = []
+
+    @click.command()
+    @options.connection
+    @click.pass_context
+    def command(ctx: click.Context, **_values: str | None) -> None:
+        found.append(options.given(ctx))
+
+    monkeypatch.setenv("OUTFITTER_BUS", "kafka://x:1")
+    command.main(["--host", "gpu-3"], standalone_mode=False)
+    assert found == [{"host": "gpu-3"}]
+    with pytest.raises(click.BadParameter, match="not a valid name"):
+        command.main(["--cluster", "a/b"], standalone_mode=False)

@@ -1,0 +1,171 @@
+"""The manager's own settings: defaults, precedence, where each value came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from outfitter_proto.names import default_host
+from outfitter_service.config import ConfigurationError, Inspection, Settings, connection, load, options
+
+Look = Callable[..., Inspection]
+DEFAULTS = {
+    "bus": "sqlite:////var/lib/outfitter/bus.db",
+    "cluster": "outfitter",
+    "http": "127.0.0.1:9477",
+    "lease": 30.0,
+    "lease_grace": 2.0,
+    "wait": None,
+    "ended_retention": 3_600.0,
+    "checkpoint_interval": 3_600.0,
+    "shutdown_timeout": 10.0,
+    "log_format": "auto",
+    "log_level": "info",
+    "strict": False,
+}
+
+
+def test_the_defaults_are_these() -> None:
+    settings = load(None, {}, {}, required=False)
+    assert {name: getattr(settings, name) for name in DEFAULTS} == DEFAULTS
+    assert settings.host == default_host()
+    assert set(settings.origins.values()) == {"default"}
+    assert DEFAULTS.keys() | {"host"} == {option.field for option in options.SETTINGS}
+
+
+def test_settings_are_frozen_and_strict() -> None:
+    settings = load(None, {}, {}, required=False)
+    with pytest.raises(AttributeError):
+        settings.bus = "kafka://x:1"  # type: ignore[misc]  # that it cannot be set is what is tested
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"leese": 3}, Settings)
+
+
+def test_every_option_says_what_it_is_for() -> None:
+    for option in (*options.SETTINGS, *options.RESOURCE_OPTIONS):
+        assert len(option.about) > 40
+        assert option.type
+
+
+def test_the_command_line_wins_over_the_environment_the_file_and_the_default(look: Look) -> None:
+    environment = {"OUTFITTER_LEASE_GRACE": "3s"}
+    text = "outfitter.lease-grace: 4s\noutfitter.lease: 5s\n"
+    found = look(text, overrides={"lease-grace": "1s"}, environment=environment).settings
+    assert (found.lease_grace, found.origins["lease-grace"]) == (1.0, "command line")
+    found = look(text, environment=environment).settings
+    assert (found.lease_grace, found.origins["lease-grace"]) == (3.0, "environment OUTFITTER_LEASE_GRACE")
+    found = look(text).settings
+    assert found.lease_grace == 4.0
+    assert found.origins["lease-grace"].endswith("config.yaml line 1")
+    assert found.origins["wait"] == "default"
+
+
+def test_precedence_holds_for_resources_too(look: Look) -> None:
+    text = "external-resources: gpu\nexternal-resource.gpu.amount: 1\n"
+    environment = {"OUTFITTER_EXTERNAL_RESOURCE_GPU_AMOUNT": "2"}
+    overrides = {"external-resource.gpu.amount": "3"}
+    key = "external-resource.gpu.amount"
+    for amount, origin, more in (
+        (1, "config.yaml line 2", {}),
+        (2, "environment OUTFITTER_EXTERNAL_RESOURCE_GPU_AMOUNT", {"environment": environment}),
+        (3, "command line", {"environment": environment, "overrides": overrides}),
+    ):
+        settings = look(text, **more).settings
+        assert settings.resources[0].amount == amount
+        assert settings.origins[key].endswith(origin)
+
+
+def test_the_list_itself_can_be_overridden(look: Look) -> None:
+    text = "external-resources: gpu\nexternal-resource.gpu.amount: 1\n"
+    settings = look(text, environment={"OUTFITTER_EXTERNAL_RESOURCES": "none"}).settings
+    assert settings.resources == ()
+    settings = look(text, overrides={"external-resources": "none"}).settings
+    assert settings.resources == ()
+
+
+def test_an_empty_environment_variable_counts_as_absent(look: Look) -> None:
+    assert look("", environment={"OUTFITTER_BUS": ""}).settings.bus == DEFAULTS["bus"]
+
+
+WRONG = {
+    "bus": ["", "redis://x", "kafka:/x", "sqlite://x", "http://x"],
+    "cluster": ["", "a/b", "a b"],
+    "host": ["", "a/b", "@x"],
+    "http": ["", "9477", ":9477", "host:", "host:99999", "host:x"],
+    "lease": ["", "0", "-1s", "soon", "400d", "null"],
+    "lease-grace": ["none", "-1s"],
+    "wait": ["", "-1"],
+    "log-format": ["", "xml", "JSON"],
+    "log-level": ["trace"],
+    "strict": ["", "maybe"],
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in WRONG.items() for text in texts])
+def test_a_wrong_setting_stops_the_manager_with_its_key_and_what_is_allowed(look: Look, name: str, text: str) -> None:
+    inspection = look(f"outfitter.{name}: '{text}'")
+    assert inspection.settings is None
+    (problem,) = inspection.problems
+    assert (problem.key, problem.found) == (f"outfitter.{name}", text)
+    assert len(problem.problem) > 10
+
+
+def test_top_level_keys_and_an_outfitter_table_mean_the_same_in_toml(look: Look) -> None:
+    for text in ('lease = "7s"', '[outfitter]\nlease = "7s"', "lease = 7", '"outfitter.lease" = "7"'):
+        assert look(text, "x.toml").settings.lease == 7.0
+    assert "given twice" in look("lease = 7\n[outfitter]\nlease = 7", "x.toml").errors[0].problem
+
+
+def test_a_lease_and_a_wait_may_be_none(look: Look) -> None:
+    settings = look('lease = "none"\nwait = "none"', "x.toml").settings
+    assert (settings.lease, settings.wait) == (None, None)
+
+
+def test_one_wrong_resource_is_served_around_unless_strict(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(
+        'external-resources = ["a", "b"]\nexternal-resource.a.amount = 1\nexternal-resource.b.amount = "x"\n'
+    )
+    settings = load(path, {}, {})
+    assert [item.in_effect for item in settings.resources] == [True, False]
+    assert [problem.key for problem in settings.problems] == ["external-resource.b.amount"]
+    for overrides, environment in (({"strict": "true"}, {}), ({}, {"OUTFITTER_STRICT": "true"})):
+        with pytest.raises(ConfigurationError, match=r"external-resource\.b\.amount"):
+            load(path, overrides, environment)
+
+
+def test_warnings_are_no_reason_to_refuse_even_if_strict(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("external-resources: gpu\nexternal.gpu.amount: 1\noutfitter.strict: true\n")
+    assert load(path, {}, {}).resources[0].amount == 1
+
+
+def test_an_unknown_override_is_an_error(look: Look) -> None:
+    (problem,) = look("", overrides={"leese": "3s"}).problems
+    assert (problem.file, problem.suggestion) == ("command line", "did you mean outfitter.lease?")
+
+
+def test_a_connection_has_the_same_sources_in_the_same_order(tmp_path: Path) -> None:
+    for name, text in (
+        ("x.toml", 'bus = "kafka://file:1"\ncluster = "file"\nhost = "file"\nexternal-resources = "a,b"\n'),
+        ("x.yaml", "outfitter.bus: kafka://file:1\noutfitter: {cluster: file, host: file}\n"),
+    ):
+        path = tmp_path / name
+        path.write_text(text)
+        found = connection(path, {"bus": "kafka://line:1"}, {"OUTFITTER_CLUSTER": "variable"})
+        assert (found.bus, found.cluster, found.host) == ("kafka://line:1", "variable", "file")
+
+
+def test_a_connection_needs_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = connection(None, {}, {})
+    assert (found.bus, found.cluster, found.host) == (DEFAULTS["bus"], "outfitter", default_host())
+
+
+def test_a_wrong_connection_names_every_wrong_value(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        connection(None, {"bus": "redis://x"}, {"OUTFITTER_CLUSTER": "a/b"})
+    assert [problem.key for problem in caught.value.problems] == ["--bus", "OUTFITTER_CLUSTER"]
