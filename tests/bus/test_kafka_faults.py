@@ -1,0 +1,272 @@
+"""The Kafka adapter when brokers refuse, freeze, die, or ask for a log-in.
+
+Each test that hurts a broker has its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from outfitter_proto.bus import (
+    Bus,
+    BusConfigurationError,
+    BusError,
+    BusUnavailableError,
+    CommitUnknownError,
+    Entry,
+    Message,
+    Reader,
+    TooLargeError,
+    TopicSpec,
+    UnknownTopicError,
+    Writer,
+    connect,
+)
+from outfitter_proto.bus.kafka.noise import LOGGERS
+from support.broker import Broker, KafkaBroker
+
+pytestmark = pytest.mark.kafka
+
+WITHIN = 60.0
+
+
+async def read_to(reader: Reader, end: int) -> list[Message]:
+    messages: list[Message] = []
+    with anyio.fail_after(WITHIN):
+        while reader.position < end:
+            messages += await reader.fetch(timeout=0.2)
+    return messages
+
+
+async def test_an_absent_broker_is_named_by_its_address_and_so_is_every_other_that_was_tried() -> None:
+    bus = connect("kafka://127.0.0.1:1,127.0.0.1:2")
+    with pytest.raises(BusUnavailableError, match=r"127\.0\.0\.1:1 refuses connections.*127\.0\.0\.1:2"):
+        await bus.start()
+    with pytest.raises(BusUnavailableError, match=r"127\.0\.0\.1:1"):
+        await bus.open_writer("w", 0)
+    await bus.aclose()
+
+
+async def test_an_absent_broker_does_not_keep_another_from_being_used(kafka_broker: KafkaBroker) -> None:
+    async with connect(f"kafka://127.0.0.1:1,{kafka_broker.bootstrap}") as bus:
+        topic = KafkaBroker.new_cluster()
+        await bus.create_topics([TopicSpec(topic, 1, {})])
+        assert await bus.publish(topic, 0, Entry(b"k", b"v")) == 0
+        async with await bus.open_writer(topic, 0) as writer:
+            await writer.commit([(topic, [Entry(b"k", b"v")])])
+
+
+async def test_a_missing_topic_comes_with_its_remedy_and_a_missing_partition_with_the_count(
+    kafka_broker: KafkaBroker,
+) -> None:
+    async with connect(kafka_broker.url) as bus:
+        for ask in (bus.topic("t-no"), bus.offsets("t-no", 0), bus.publish("t-no", 0, Entry(b"k", b"v"))):
+            with pytest.raises(UnknownTopicError, match="outfitter topics create"):
+                await ask
+        topic = KafkaBroker.new_cluster()
+        await bus.create_topics([TopicSpec(topic, 2, {})])
+        with pytest.raises(UnknownTopicError, match="has 2 partitions"):
+            await bus.open_reader(topic, 2, start=0, committed=True)
+
+
+async def test_a_setting_that_kafka_refuses_is_an_error_with_kafkas_reason(kafka_broker: KafkaBroker) -> None:
+    async with connect(kafka_broker.url) as bus:
+        with pytest.raises(BusConfigurationError, match="shrink"):
+            await bus.create_topics([TopicSpec(KafkaBroker.new_cluster(), 1, {"cleanup.policy": "shrink"})])
+        with pytest.raises(BusConfigurationError, match="replication"):
+            await bus.create_topics([TopicSpec(KafkaBroker.new_cluster(), 1, {}, 9)])
+
+
+async def test_a_transaction_with_a_refused_record_is_not_committed_by_half(kafka_broker: KafkaBroker) -> None:
+    """aiokafka's commit succeeds although a batch of the transaction failed: every batch must be looked at first."""
+    history, ledger = KafkaBroker.new_cluster(), KafkaBroker.new_cluster()
+    async with connect(kafka_broker.url) as bus:
+        await bus.create_topics([TopicSpec(history, 1, {}), TopicSpec(ledger, 1, {"max.message.bytes": "2000"})])
+        async with await bus.open_writer(ledger, 0) as writer:
+            with pytest.raises(TooLargeError, match=ledger):
+                await writer.commit([(history, [Entry(b"h", b"x")]), (ledger, [Entry(b"k", b"x" * 5000)])])
+            assert writer.tainted
+        async with await bus.open_writer(ledger, 0) as writer:
+            await writer.commit([(history, [Entry(b"h", b"y")]), (ledger, [Entry(b"k", b"y")])])
+        async with await bus.open_reader(history, 0, start=None, committed=True) as reader:
+            assert [m.value for m in await read_to(reader, await bus.stable_end(history, 0))] == [b"y"]
+
+
+async def test_the_last_batch_of_a_commit_is_one_record_batch(kafka_broker: KafkaBroker) -> None:
+    """A stray commit or a reader can then never see half of it."""
+    topic = KafkaBroker.new_cluster()
+    async with connect(kafka_broker.url) as bus:
+        await bus.create_topics([TopicSpec(topic, 1, {})])
+        async with await bus.open_writer(topic, 0) as writer:
+            value = b"x" * (writer.max_batch_bytes // 1000 - 3)
+            await writer.commit([(topic, [Entry(b"%03d" % n, value) for n in range(1000)])])
+            with pytest.raises(TooLargeError, match="one record batch"):
+                await writer.commit([(topic, [Entry(b"%03d" % n, 2 * value) for n in range(1000)])])
+            assert not writer.tainted
+        async with await bus.open_reader(topic, 0, start=500, committed=False) as reader:
+            assert [m.offset for m in await reader.fetch(timeout=10)] == list(range(500, 1000))
+            assert await bus.offsets(topic, 0) == (0, 1001)
+
+
+async def test_a_writer_whose_broker_froze_knows_nothing_or_that_nothing_happened_and_the_next_one_goes_on(
+    own_broker: Broker,
+) -> None:
+    topic = KafkaBroker.new_cluster()
+    async with connect(own_broker.url) as bus:
+        await bus.create_topics([TopicSpec(topic, 1, {})])
+        writer = await bus.open_writer(topic, 0)
+        await writer.commit([(topic, [Entry(b"k", b"1")])])
+        assert not writer.tainted
+        own_broker.pause()
+        try:
+            with anyio.fail_after(WITHIN), pytest.raises((BusUnavailableError, CommitUnknownError)):
+                await writer.commit([(topic, [Entry(b"k", b"2")])])
+            assert writer.tainted
+            with anyio.fail_after(5):
+                await writer.aclose()
+        finally:
+            own_broker.resume()
+        async with await reopened(bus, topic) as after:
+            await after.commit([(topic, [Entry(b"k", b"3")])])
+            async with await bus.open_reader(topic, 0, start=None, committed=True) as reader:
+                seen = [m.value for m in await read_to(reader, await bus.stable_end(topic, 0))]
+            assert seen in ([b"1", b"3"], [b"1", b"2", b"3"])
+
+
+async def test_a_commit_that_succeeded_after_a_request_was_repeated_leaves_the_writer_tainted(
+    own_broker: Broker,
+) -> None:
+    """The first copy of the request may still arrive, in the middle of a later transaction."""
+    history, ledger = KafkaBroker.new_cluster(), KafkaBroker.new_cluster()
+    async with connect(own_broker.url) as bus:
+        await bus.create_topics([TopicSpec(history, 1, {}), TopicSpec(ledger, 1, {})])
+        async with await bus.open_writer(ledger, 0) as writer:
+            await writer.commit([(history, [Entry(b"h", b"1")]), (ledger, [Entry(b"k", b"1")])])
+            assert not writer.tainted
+            own_broker.pause()
+            try:
+                with anyio.fail_after(WITHIN):
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(writer.commit, [(history, [Entry(b"h", b"2")]), (ledger, [Entry(b"k", b"2")])])
+                        while not writer.tainted:  # noqa: ASYNC110  (nothing tells us that a request timed out)
+                            await anyio.sleep(0.01)
+                        own_broker.resume()
+            finally:
+                own_broker.resume()
+            assert writer.tainted
+        async with await bus.open_reader(ledger, 0, start=None, committed=True) as reader:
+            assert [m.value for m in await read_to(reader, await bus.stable_end(ledger, 0))] == [b"1", b"2"]
+
+
+async def test_after_a_broker_was_killed_readers_publishers_and_writers_go_on_and_skip_nothing(
+    own_broker: Broker,
+) -> None:
+    source, ledger = KafkaBroker.new_cluster(), KafkaBroker.new_cluster()
+    async with connect(own_broker.url) as bus:
+        await bus.create_topics([TopicSpec(source, 1, {}), TopicSpec(ledger, 1, {"cleanup.policy": "compact"})])
+        writer = await bus.open_writer(ledger, 0)
+        reader = await bus.open_reader(source, 0, start=None, committed=False)
+        await bus.publish(source, 0, Entry(b"k", b"1"))
+        await writer.commit([(ledger, [Entry(b"a", b"1")])])
+        seen = await read_to(reader, 1)
+
+        own_broker.kill9()
+        with pytest.raises(BusUnavailableError, match=own_broker.bootstrap):
+            await bus.publish(source, 0, Entry(b"k", b"lost"))
+        with pytest.raises(BusUnavailableError, match=own_broker.bootstrap):
+            await bus.offsets(source, 0)
+        with anyio.fail_after(WITHIN), pytest.raises(BusUnavailableError):
+            await read_to(reader, 2)
+        with anyio.fail_after(WITHIN), pytest.raises((BusUnavailableError, CommitUnknownError)):
+            await writer.commit([(ledger, [Entry(b"a", b"2")])])
+        await writer.aclose()
+        await own_broker.restarted()
+
+        async with await reopened(bus, ledger) as writer:
+            await writer.commit([(ledger, [Entry(b"a", b"3")])])
+        assert await bus.publish(source, 0, Entry(b"k", b"2")) == 1
+        seen += await read_to(reader, 2)
+        await reader.aclose()
+        assert [(m.offset, m.value) for m in seen] == [(0, b"1"), (1, b"2")]
+        async with await bus.open_reader(ledger, 0, start=None, committed=True) as reader:
+            assert (await read_to(reader, await bus.stable_end(ledger, 0)))[-1].value == b"3"
+    assert [logging.getLogger(name).filters for name in LOGGERS] == [[]] * len(LOGGERS)
+
+
+async def test_a_transaction_left_open_is_decided_when_the_identity_is_taken(kafka_broker: KafkaBroker) -> None:
+    topic = KafkaBroker.new_cluster()
+    async with connect(kafka_broker.url) as bus:
+        await bus.create_topics([TopicSpec(topic, 1, {})])
+        left = AIOKafkaProducer(bootstrap_servers=kafka_broker.bootstrap, transactional_id=topic)
+        await left.start()
+        await left.begin_transaction()
+        await left.send_and_wait(topic, b"half", key=b"k", partition=0)
+        await left.stop()  # which does not abort
+        async with await bus.open_writer(topic, 0) as writer:
+            with anyio.fail_after(10):  # not the minute of the transaction's time-out
+                assert await bus.stable_end(topic, 0) == 2
+            await writer.commit([(topic, [Entry(b"k", b"whole")])])
+        async with await bus.open_reader(topic, 0, start=None, committed=True) as reader:
+            assert [m.value for m in await read_to(reader, await bus.stable_end(topic, 0))] == [b"whole"]
+
+
+@pytest.fixture
+def guarded_broker(tmp_path: Path) -> Iterator[Broker]:
+    """A broker that asks for a log-in."""
+    accounts = 'username="admin" password="pw" user_admin="pw" user_manager="secret"'
+    broker = Broker(
+        tmp_path / "kafka",
+        {
+            "listener.security.protocol.map": "PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "sasl.enabled.mechanisms": "PLAIN",
+            "sasl.mechanism.inter.broker.protocol": "PLAIN",
+            "listener.name.plaintext.plain.sasl.jaas.config": (
+                f"org.apache.kafka.common.security.plain.PlainLoginModule required {accounts};"
+            ),
+        },
+    )
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
+
+
+async def test_logging_in_works_and_a_wrong_password_is_told_apart_from_an_absent_broker(
+    guarded_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "SECURITY_PROTOCOL": "SASL_PLAINTEXT", "SASL_MECHANISM": "PLAIN", "SASL_USERNAME": "manager",
+        "SASL_PASSWORD": "secret",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"OUTFITTER_KAFKA_{name}", value)
+    topic = KafkaBroker.new_cluster()
+    async with connect(guarded_broker.url) as bus:
+        await bus.create_topics([TopicSpec(topic, 1, {})])
+        async with await bus.open_writer(topic, 0) as writer:
+            await writer.commit([(topic, [Entry(b"k", b"v")])])
+        async with await bus.open_reader(topic, 0, start=None, committed=True) as reader:
+            assert [m.value for m in await reader.fetch(timeout=10)] == [b"v"]
+    monkeypatch.setenv("OUTFITTER_KAFKA_SASL_PASSWORD", "wrong")
+    bus = connect(guarded_broker.url)
+    with pytest.raises(BusConfigurationError, match=r"log in.*[Aa]uthentication"):
+        await bus.start()
+    with pytest.raises(BusConfigurationError, match="log in"):
+        await bus.open_writer(topic, 0)
+    await bus.aclose()
+
+
+async def reopened(bus: Bus, identity: str) -> Writer:
+    """Take the identity again, as often as it takes."""
+    with anyio.fail_after(WITHIN):
+        while True:
+            try:
+                return await bus.open_writer(identity, 0)
+            except BusError:
+                await anyio.sleep(0.1)
