@@ -30,31 +30,35 @@ class Intake:
         self._partition = partition
         self._wake = wake
         self._drained = anyio.Event()
-        self.lost: OffsetOutOfRangeError | None = None
+        self._resumed = anyio.Event()
         self.messages: deque[Message] = deque()
         self.position = 0
+        self.lost: OffsetOutOfRangeError | None = None
 
-    async def run(self, start: int) -> None:
-        """Fetch from `start` until cancelled."""
+    def reset(self, start: int) -> None:
+        """Forget what was fetched; `run` goes on at `start`."""
         self.messages.clear()
         self.position = start
+        self.lost = None
+        self._resumed.set()
+
+    async def run(self) -> None:
+        """Fetch from `position` until cancelled. Where that is out of range, `lost` says so until `reset`."""
         while True:
             try:
                 async with await self._bus.open_reader(
-                    self._topic, self._partition, start=start, committed=False
+                    self._topic, self._partition, start=self.position, committed=False
                 ) as reader:
-                    self.position = reader.position
                     await self._fetch(reader)
             except OffsetOutOfRangeError as error:
                 log.error("input position is out of range", wanted=self.position, start=error.start, end=error.end)
+                self._resumed = anyio.Event()
                 self.lost = error
-                self.messages.clear()
                 self._wake()
-                start = error.start
+                await self._resumed.wait()
             except BusError as error:
                 log.warning("cannot read registrations, will try again", error=str(error))
-                start = self.position
-            await anyio.sleep(RETRY_S)
+                await anyio.sleep(RETRY_S)
 
     async def _fetch(self, reader: Reader) -> None:
         while True:

@@ -125,6 +125,7 @@ class Processor:
         self._position = 0
         self._committed_position = 0
         self._committed_at = 0.0
+        self._ticked_at = 0.0
         self._notes: list[Note] = []
         self._stopping = False
         self.ledger = Ledger()
@@ -201,7 +202,8 @@ class Processor:
             except BusError as error:
                 return error
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self.intake.run, start)
+                self.intake.reset(start)
+                tasks.start_soon(self.intake.run)
                 tasks.start_soon(self.attendance.listen)
                 trouble = await self._work(writer, start)
                 tasks.cancel_scope.cancel()
@@ -318,12 +320,15 @@ class Processor:
         full = writer.max_batch_bytes * FILL
         if opening:
             self._open(batch)
-        if self.intake.lost is not None:
-            lost, self.intake.lost = self.intake.lost, None
+        if self.intake.lost is not None and not self.intake.messages:
+            lost = self.intake.lost
+            self.intake.reset(lost.start)
+            work.position = self._position = lost.start
             self._input_lost(str(lost))
         batch.history += self._notes
         work.notes = len(self._notes)
-        if self._batch_limit > 1:
+        if self._batch_limit > 1 and time.monotonic() - self._ticked_at >= TICK_S:
+            self._ticked_at = time.monotonic()
             for expired in self.attendance.expired(self._position):
                 self._internal.append(expired)
             batch.decide(m.Tick(host=self._identity.host))
