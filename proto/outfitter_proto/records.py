@@ -249,7 +249,10 @@ class ResourceInventory(Struct, frozen=True, kw_only=True):
 
 
 class ManagerIdentity(Struct, frozen=True, kw_only=True, gc=False):
-    """Who manages a host. `stopped_at` is set by an orderly shutdown."""
+    """Who manages a host. `stopped_at` is set by an orderly shutdown.
+
+    `boot_id` and `pid_ns` are as in `Owner`: a process of the same two is watched by this manager.
+    """
 
     instance: str
     version: str
@@ -257,6 +260,7 @@ class ManagerIdentity(Struct, frozen=True, kw_only=True, gc=False):
     machine_id: str | None = None
     boot_id: str | None = None
     stopped_at: Utc | None = None
+    pid_ns: int | UnsetType | None = UNSET
 
 
 class Host(Struct, frozen=True, kw_only=True, tag_field="type", tag="host"):

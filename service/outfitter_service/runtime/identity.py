@@ -50,6 +50,7 @@ class Identity(Struct, frozen=True, kw_only=True):
             since=since,
             machine_id=self.machine_id,
             boot_id=self.boot_id,
+            pid_ns=self.pid_ns,
             stopped_at=stopped_at,
         )
 
