@@ -16,10 +16,10 @@ from typing import Protocol
 import anyio
 
 from outfitter.board import Board
-from outfitter.errors import ContextStateError, LeaseLostError
+from outfitter.errors import ContextStateError, LeaseLostError, OutfitterError
 from outfitter.session import WorkerSession
 from outfitter.settings import Settings
-from outfitter_proto.bus import connect
+from outfitter_proto.bus import BusError, connect
 
 LEAVE_WITHIN = 8.0
 """Seconds that leaving a context waits for its thread: more than deregistering and closing the bus may take."""
@@ -87,6 +87,8 @@ class SessionThread:
         error: BaseException | None = None
         try:
             anyio.run(self._serve)
+        except (OutfitterError, BusError) as verdict:
+            error = verdict.with_traceback(None)  # the frames of this thread say nothing to whoever entered
         except BaseException as raised:  # noqa: BLE001  # handed to the thread that waits
             error = raised
         if not self._ready.done():

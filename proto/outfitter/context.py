@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Self
 
-from outfitter import settings
+from outfitter import settings, standing
 from outfitter.board import Board
 from outfitter.errors import ContextStateError, InvalidRequestError, LeaseLostError, UsedAfterForkError
 from outfitter.operators import OperatorContext, OperatorView
+from outfitter.standing import Standing
 from outfitter_proto import names
 from outfitter_proto.records import Owner
 
@@ -115,6 +116,12 @@ class RuntimeContext(OperatorContext):
     def incarnation(self) -> str:
         """The name of this run of the worker; under `outfitter run`, of that of its parent."""
         return self._settings.registration.incarnation
+
+    @property
+    def waiting_because(self) -> str | None:
+        """Why entering still waits, in the manager's words; None before it has said so, and once it waits no more."""
+        record = self._board().read().record
+        return record.reason if record is not None and standing.standing(record) is Standing.WAITING else None
 
     @property
     def lease_lost(self) -> bool:

@@ -35,7 +35,7 @@ from outfitter_proto.bus.port import (
     UnknownTopicError,
 )
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.records import Allocation, Deregister, Heartbeat, Register, Registration
+from outfitter_proto.records import Allocation, AllocationState, Deregister, Heartbeat, Register, Registration
 
 MANAGER_PATIENCE = 4.0
 """Seconds from the acknowledged registration until nobody answering means that there is no manager."""
@@ -292,6 +292,8 @@ class WorkerSession:
         if isinstance(record, Allocation):
             if self._heartbeats:  # else it is somebody else's to keep, and silence of ours says nothing
                 self.board.lease.grant(record.request.lease_s)
+            if record.state == AllocationState.PENDING:
+                log.info("%s waits: %s", record.key, record.reason)
             self.board.post(record)
 
     async def _await_manager(self, patience: float) -> None:

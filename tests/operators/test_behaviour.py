@@ -121,8 +121,11 @@ def test_a_waiting_worker_enters_when_it_is_granted(stage: Stage) -> None:
         entering = pool.submit(context.__enter__)
         stage.fake.wait_for(lambda: stage.fake.registrations)
         assert not entering.done()
+        context._board().wait(0, 10)
+        assert context.waiting_because == "all 4 are busy"
         stage.fake.grant()
         assert entering.result(10) is context
+    assert context.waiting_because is None
     assert ids(context.get_external_resource_infos("gpu")) == ["GPU-a"]
     context.__exit__(None, None, None)
 
