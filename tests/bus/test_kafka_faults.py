@@ -216,6 +216,33 @@ async def test_a_transaction_left_open_is_decided_when_the_identity_is_taken(kaf
             assert [m.value for m in await read_to(reader, await bus.stable_end(topic, 0))] == [b"whole"]
 
 
+async def test_the_stable_end_waits_for_another_writers_open_transaction(kafka_broker: KafkaBroker) -> None:
+    topic = KafkaBroker.new_cluster()
+    order: list[str] = []
+    async with connect(kafka_broker.url) as bus:
+        await bus.create_topics([TopicSpec(topic, 1, {})])
+        other = AIOKafkaProducer(bootstrap_servers=kafka_broker.bootstrap, transactional_id=topic)
+        await other.start()
+        await other.begin_transaction()
+        await other.send_and_wait(topic, b"v", key=b"k", partition=0)
+
+        async def stable() -> None:
+            end = await bus.stable_end(topic, 0)
+            order.append("stable")
+            async with await bus.open_reader(topic, 0, start=None, committed=True) as reader:
+                assert [m.value for m in await read_to(reader, end)] == [b"v"]
+
+        with anyio.fail_after(WITHIN):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(stable)
+                for _ in range(20):  # time enough for one that does not wait
+                    await bus.offsets(topic, 0)
+                order.append("committed")
+                await other.commit_transaction()
+        await other.stop()
+    assert order == ["committed", "stable"]
+
+
 @pytest.fixture
 def guarded_broker(tmp_path: Path) -> Iterator[Broker]:
     """A broker that asks for a log-in."""
