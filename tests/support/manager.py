@@ -111,7 +111,7 @@ class Manager:
             )  # fmt: skip
         self._address = None
         if ready:
-            self._await(lambda: self._find_address(begun) and self._get("/readyz")[0] == 200, "ready")
+            self._await(lambda: self._find_address(begun) and self._is_ready(), "ready")
 
     def stop(self) -> int:
         """End it in an orderly way and return its exit code. Repeatable (then 0)."""
@@ -243,6 +243,12 @@ class Manager:
                 match = _ADDRESS.search(log.read().decode(errors="replace"))
             self._address = (match[1], int(match[2])) if match else None
         return self._address is not None
+
+    def _is_ready(self) -> bool:
+        try:
+            return self._get("/readyz")[0] == 200
+        except OSError:  # it has just ended; the next look at the process says so
+            return False
 
     def _get(self, path: str) -> tuple[int, str]:
         if self._address is None:

@@ -1,0 +1,209 @@
+"""What `outfitter run` does between its start and its end: get devices, run a command with them, give them back."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+
+from outfitter.board import Board
+from outfitter.errors import AllocationEndedError, WaitedTooLongError
+from outfitter.session import MANAGER_PATIENCE, WorkerSession
+from outfitter.standing import Standing, standing
+from outfitter_proto.bus import Bus, BusError
+from outfitter_proto.records import Allocation, AllocationState, Register
+from outfitter_service.cli import ledger, output
+from outfitter_service.cli.child import Child
+from outfitter_service.cli.errors import OutfitterCliError, warn
+from outfitter_service.cli.signals import SignalFile
+from outfitter_service.config import Connection
+
+WAITED_TOO_LONG: Final = 124
+
+WITHDRAWING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that, before there is a command, mean that nobody wants it any more."""
+
+PASSED_ON: Final = (*WITHDRAWING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
+"""Signals that are for the command once it runs."""
+
+
+class Errand:
+    """One `outfitter run`. `run` gives its exit code."""
+
+    def __init__(
+        self,
+        where: Connection,
+        asked: Register,
+        command: Sequence[str],
+        *,
+        signals: SignalFile,
+        wait_for_manager: bool,
+        kill_after: float,
+    ) -> None:
+        self._where = where
+        self._asked = asked
+        self._command = command
+        self._signals = signals
+        self._patience = None if wait_for_manager else MANAGER_PATIENCE
+        self._kill_after = kill_after
+        self._child: Child | None = None
+        self._withdrawn_by: int | None = None
+        self._waiting = anyio.CancelScope()
+        self._owner_watched = False
+
+    async def run(self) -> int:
+        """All of it.
+
+        Raises:
+            NoManagerError, AllocationFailedError, AllocationEndedError, BusError: there are no devices, and why.
+            OutfitterCliError: it took too long.
+        """
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._obey)
+            code = 0
+            with self._waiting:
+                code = await self._hold()
+            tasks.cancel_scope.cancel()
+        return code if self._withdrawn_by is None else 128 + self._withdrawn_by
+
+    async def _obey(self) -> None:
+        """Pass signals on; before there is anybody to pass them to, some of them end the waiting."""
+        while True:
+            received = await self._signals.next()
+            if self._child is not None:
+                if not received.by_kernel:  # the terminal has sent it to the command, too
+                    self._child.send(received.number)
+            elif received.number in WITHDRAWING and self._withdrawn_by is None:
+                self._withdrawn_by = received.number
+                self._waiting.cancel()
+
+    async def _hold(self) -> int:
+        code = 0
+        async with ledger.opened(self._where) as bus:
+            session = WorkerSession(bus, self._asked, cluster=self._where.cluster, manager_patience=self._patience)
+            session.leaving_reason = "withdrawn"  # as long as there is nothing else to say
+            async with session, anyio.create_task_group() as tasks:
+                tasks.start_soon(self._tell_progress, session.board)
+                record = await self._obtain(session)
+                if self._withdrawn_by is not None:
+                    await anyio.lowlevel.checkpoint()  # it was withdrawn in the moment of the grant
+                session.leaving_reason = None
+                try:
+                    code = await self._execute(bus, session, record)
+                finally:
+                    tasks.cancel_scope.cancel()
+        return code
+
+    async def _obtain(self, session: WorkerSession) -> Allocation:
+        try:
+            return await session.wait()
+        except WaitedTooLongError as error:
+            raise OutfitterCliError(str(error), exit_code=WAITED_TOO_LONG) from error
+
+    async def _execute(self, bus: Bus, session: WorkerSession, record: Allocation) -> int:
+        for name, missing in record.unavailable.items():
+            warn(f"goes on without infos of {name}: {missing.reason}")
+        child = self._child = Child(self._command, self._environment(record), mask=self._signals.blocked_before)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._guard, session.board, child)
+            tasks.start_soon(self._ask_who_watches, bus, session.board)
+            code = await child.wait()
+            tasks.cancel_scope.cancel()
+        return code
+
+    def _environment(self, record: Allocation) -> dict[str, str]:
+        return {
+            **os.environ,
+            **record.env,
+            "OUTFITTER_BUS": self._where.bus,
+            "OUTFITTER_CLUSTER": self._where.cluster,
+            "OUTFITTER_HOST": self._asked.host,
+            "OUTFITTER_WORKER": self._asked.worker,
+            "OUTFITTER_INCARNATION": self._asked.incarnation,
+        }
+
+    # --- while waiting -----------------------------------------------------------------------------------
+
+    async def _tell_progress(self, board: Board) -> None:
+        """Say what is waited for whenever that changes, and what came of it."""
+        begun, told = datetime.now(UTC), ""
+        notice = board.read()
+        while not notice.over:
+            record = notice.record
+            if record is not None:
+                if standing(record) is Standing.YOURS:
+                    if told:
+                        waited = output.age((datetime.now(UTC) - begun).total_seconds())
+                        warn(f"has {ledger.devices_in_words(record)} after {waited}")
+                    return
+                words = _waiting_words(record)
+                if words != told:
+                    warn(words)
+                    told = words
+            notice = await board.changed(notice.version)
+
+    # --- while the command runs --------------------------------------------------------------------------
+
+    async def _guard(self, board: Board, child: Child) -> None:
+        """End the command when the devices are not its own any more, or are about to be somebody else's."""
+        while True:
+            notice = board.read()
+            lost = _lost(notice.record, notice.error)
+            left = self._lease_left(board)
+            if lost is None and left <= 0:
+                lost = "no heartbeat gets through and the lease is about to end"
+            if lost is not None:
+                warn(f"the allocation is lost ({lost}): {self._command[0]} is told to end")
+                await child.end(within=self._kill_after)
+                return
+            with anyio.move_on_after(left):
+                await board.changed(notice.version)
+
+    def _lease_left(self, board: Board) -> float:
+        """Seconds until the command must be told to end, so that it has ended with the lease."""
+        lease = board.lease
+        seconds, remaining = lease.seconds, lease.remaining
+        if self._owner_watched or seconds is None or remaining is None:
+            return math.inf
+        return remaining - min(self._kill_after, seconds / 3)
+
+    async def _ask_who_watches(self, bus: Bus, board: Board) -> None:
+        """Find out whether a manager on this machine watches this process: then silence takes nothing away.
+
+        Not before the first heartbeat is due, so that commands that end soon do not pay for it.
+        """
+        owner = self._asked.owner
+        if owner is None:
+            return
+        while not self._owner_watched:
+            await anyio.sleep(board.lease.interval or 1.0)
+            try:
+                host = await ledger.host_record(bus, self._where.cluster, self._asked.host)
+            except BusError:
+                continue
+            manager = host.manager if host is not None else None
+            if manager is not None and (manager.boot_id, manager.pid_ns) != (owner.boot_id, owner.pid_ns):
+                return
+            self._owner_watched = manager is not None
+            board.touch()
+
+
+def _waiting_words(record: Allocation) -> str:
+    place = "" if record.queue_position is None else f" (position {record.queue_position} in the queue)"
+    asked = ", ".join(f"{name}={amount}" for name, amount in record.request.amounts.items())
+    return f"{record.worker}: {record.state}, {asked}: {record.reason or 'no reason given'}{place}"
+
+
+def _lost(record: Allocation | None, error: Exception | None) -> str | None:
+    """Why the devices are not this worker's any more, or None while they are."""
+    if isinstance(error, AllocationEndedError):
+        return str(error)
+    if record is None or record.state == AllocationState.ALLOCATED:
+        return None
+    return f"{record.state}: {record.reason}" if record.reason else record.state

@@ -1,0 +1,216 @@
+"""Reading the ledger for people and programs that look on: everything committed up to a moment, or as it changes.
+
+No part of the manager: it decides nothing, writes nothing, and takes what it cannot decode for not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import anyio
+import msgspec
+
+from outfitter_proto import bus as buses
+from outfitter_proto import codec, names
+from outfitter_proto.bus import Bus, Message, OffsetOutOfRangeError, Reader
+from outfitter_proto.partitioning import partition_of
+from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Device, Host, LedgerRecord
+from outfitter_service.cli.errors import OutfitterCliError, warn
+from outfitter_service.config import Connection
+
+READ_WITHIN = 120.0
+"""Seconds that reading one partition to its end may take: some millions of records."""
+
+_SLICE = 5_000
+_AT_ONCE = 8
+
+
+class Stored(NamedTuple):
+    """A record, and its bytes as they stand on the wire (a later version's fields included)."""
+
+    record: Allocation
+    wire: bytes
+
+
+class Change(NamedTuple):
+    """Something new under a key of the ledger. `record` None: the key was deleted, or its type is not known here."""
+
+    message: Message
+    record: LedgerRecord | None
+
+    @property
+    def key(self) -> str:
+        return (self.message.key or b"").decode("utf-8", "replace")
+
+
+class Ledger:
+    """The newest record of every key that was read."""
+
+    def __init__(self) -> None:
+        self.hosts: dict[str, Host] = {}
+        self.devices: dict[str, Device] = {}
+        self._allocations: dict[str, Stored] = {}
+
+    def take(self, change: Change) -> None:
+        """Let a later record replace an earlier one."""
+        for kept in (self.hosts, self.devices, self._allocations):
+            kept.pop(change.key, None)
+        match change.record:
+            case Host():
+                self.hosts[change.key] = change.record
+            case Device():
+                self.devices[change.key] = change.record
+            case Allocation():
+                self._allocations[change.key] = Stored(change.record, change.message.value or b"")
+            case _:
+                pass
+
+    @property
+    def allocations(self) -> list[Stored]:
+        """All allocations, ended ones included, by host and then in the order of their registrations."""
+        return sorted(self._allocations.values(), key=lambda stored: _order(stored.record))
+
+    def of_worker(self, worker: str) -> list[Allocation]:
+        """The allocations of workers of that name: the newest of each host."""
+        found = {stored.record.host: stored.record for stored in self.allocations if stored.record.worker == worker}
+        return list(found.values())
+
+    def holders(self, host: str, device_id: str) -> list[Allocation]:
+        """Who holds a device: in `preparing`, `allocated` or `releasing`."""
+        return [record for record in self.live(host) if device_id in held_ids(record)]
+
+    def live(self, host: str) -> Iterator[Allocation]:
+        """The allocations of a host that are not over."""
+        return (
+            stored.record
+            for stored in self.allocations
+            if stored.record.host == host and stored.record.state not in FINAL_STATES
+        )
+
+
+def _order(record: Allocation) -> tuple[str, int, int]:
+    return record.host, record.source.partition, record.source.offset
+
+
+def held_ids(record: Allocation) -> set[str]:
+    """The ids of the devices that count as held by this allocation."""
+    if record.state not in HOLDING_STATES:
+        return set()
+    return {device["id"] for devices in record.resources.values() for device in devices if "id" in device}
+
+
+def devices_in_words(record: Allocation) -> str:
+    """What an allocation has, else what it asks for: `gpu: 0, 1` or `gpu=2`."""
+    if record.resources:
+        return "; ".join(
+            f"{name}: {', '.join(device.get('index', '?') for device in devices)}"
+            for name, devices in record.resources.items()
+        )
+    return ", ".join(f"{name}={amount}" for name, amount in record.request.amounts.items())
+
+
+def decode(message: Message) -> Change:
+    """What a message of the allocations topic says, as far as this version understands it."""
+    if message.value is None:
+        return Change(message, None)
+    try:
+        return Change(message, codec.decode_ledger(message.value, key=message.key))
+    except codec.UnknownTypeError:
+        return Change(message, None)
+    except codec.WireError as error:
+        warn(f"passed over a record that cannot be read: {error}")
+        return Change(message, None)
+
+
+async def read(bus: Bus, cluster: str, host: str | None = None) -> Ledger:
+    """Everything that is committed now: of all hosts, or of the partition of `host`, narrowed to it.
+
+    Raises:
+        BusError: see the bus port; UnknownTopicError where there is no such cluster.
+        OutfitterCliError: it took longer than `READ_WITHIN`.
+    """
+    topic = names.topics(cluster).allocations
+    changes: list[list[Change]] = []
+    limiter = anyio.CapacityLimiter(_AT_ONCE)
+
+    async def read_one(partition: int, into: list[Change]) -> None:
+        async with limiter:
+            into += await _read_partition(bus, topic, partition)
+
+    async with anyio.create_task_group() as group:
+        for partition in await partitions(bus, cluster, host):
+            changes.append([])
+            group.start_soon(read_one, partition, changes[-1])
+    ledger = Ledger()
+    for change in (change for of_partition in changes for change in of_partition):
+        if host is None or speaks_of(change, host):
+            ledger.take(change)
+    return ledger
+
+
+async def host_record(bus: Bus, cluster: str, host: str) -> Host | None:
+    """What the ledger says of one host, without looking at anything else in its partition.
+
+    Raises:
+        BusError: see the bus port.
+    """
+    topic, key = names.topics(cluster).allocations, names.host_key(host).encode()
+    (partition,) = await partitions(bus, cluster, host)
+    newest: Message | None = None
+    end = await bus.stable_end(topic, partition)
+    async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
+        while reader.position < end:
+            for message in await fetch(reader):
+                newest = message if message.key == key else newest
+    record = decode(newest).record if newest is not None else None
+    return record if isinstance(record, Host) else None
+
+
+async def partitions(bus: Bus, cluster: str, host: str | None) -> Iterable[int]:
+    """The partitions to read: that of `host`, or all."""
+    count = (await bus.topic(names.topics(cluster).allocations)).partitions
+    return range(count) if host is None else (partition_of(host, count),)
+
+
+def speaks_of(change: Change, host: str) -> bool:
+    """Whether a key is about `host`."""
+    head, _, rest = change.key.partition("/")
+    return head == host or (head in {"@host", "@device"} and rest.partition("/")[0] == host)
+
+
+async def _read_partition(bus: Bus, topic: str, partition: int) -> list[Change]:
+    """The last message of each key."""
+    newest: dict[bytes | None, Message] = {}
+    with anyio.move_on_after(READ_WITHIN) as limit:
+        end = await bus.stable_end(topic, partition)
+        async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
+            while reader.position < end:
+                for message in await fetch(reader):
+                    newest.pop(message.key, None)
+                    newest[message.key] = message
+    if limit.cancelled_caught:
+        raise OutfitterCliError(f"partition {partition} of {topic} could not be read within {READ_WITHIN:g} s")
+    return [decode(message) for message in newest.values()]
+
+
+async def fetch(reader: Reader, *, timeout: float = 1.0) -> list[Message]:
+    """The next messages; where compaction has passed the reader by, it goes on with the first that there is."""
+    try:
+        return await reader.fetch(max_records=_SLICE, timeout=timeout)
+    except OffsetOutOfRangeError as error:
+        await reader.seek(error.start)
+        return []
+
+
+@asynccontextmanager
+async def opened(connection: Connection) -> AsyncIterator[Bus]:
+    """The bus of a connection, while the block runs."""
+    async with buses.connect(connection.bus) as bus:
+        yield bus
+
+
+def as_on_the_wire(records: Iterable[Stored]) -> list[msgspec.Raw]:
+    """The records for `output.print_json`, byte by byte as they are."""
+    return [msgspec.Raw(stored.wire) for stored in records]

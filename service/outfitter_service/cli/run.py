@@ -1,0 +1,78 @@
+"""`outfitter run`: a command that holds devices while it lives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from outfitter_service.cli import options, registering
+
+KILL_AFTER = 10.0
+"""Seconds between telling the command to end, because its devices are lost, and killing it."""
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@options.connection
+@registering.request
+@click.option(
+    "--wait", type=registering.Duration(), metavar="DURATION", help="Give up when it takes longer (exit code 124)."
+)
+@click.option("--wait-for-manager", is_flag=True, help="Wait for a manager, however long there is none.")
+@click.option(
+    "--kill-after",
+    type=registering.Duration(),
+    metavar="DURATION",
+    default=KILL_AFTER,
+    show_default=True,
+    help="When the devices are lost: how long after SIGTERM the command is killed.",
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    config: str | None,
+    wait: float | None,
+    wait_for_manager: bool,
+    kill_after: float,
+    command: tuple[str, ...],
+    bus: str | None,
+    host: str | None,
+    cluster: str | None,
+    **request: Any,
+) -> int:
+    """Wait for devices, run COMMAND with them, and give them back when it ends.
+
+    COMMAND finds its devices in the variables that their drivers set (CUDA_VISIBLE_DEVICES …), and a RuntimeContext()
+    in it attaches to the allocation. Signals are passed on. Ctrl-C while waiting withdraws.
+
+    The exit code is COMMAND's, or 128 plus the signal that ended it; 125 when Outfitter failed, 126 when COMMAND
+    cannot be executed, 127 when it is not found, 124 when it waited longer than --wait.
+
+    COMMAND dies with `outfitter run`, whatever kills it. Processes that COMMAND starts do not: end them in it.
+    When the allocation is lost while COMMAND runs (deregistered by somebody else, or its lease about to end without
+    a manager on this machine that watches the process), it gets SIGTERM, and SIGKILL after --kill-after.
+    """  # fmt: skip
+    del bus, host, cluster  # `connection` has looked at them, and at where else they may be
+    import logging
+
+    import anyio
+
+    from outfitter.identity import process_owner
+    from outfitter_service.cli.errand import PASSED_ON, Errand
+    from outfitter_service.cli.signals import SignalFile
+    from outfitter_service.config import connection
+
+    logging.basicConfig(format="outfitter: %(message)s", level=logging.WARNING)
+    where = connection(config, options.given(ctx))
+    asked = registering.registration(where.host, **request, owner=process_owner(), wait_s=wait)
+    with SignalFile(PASSED_ON) as signals:
+
+        async def work() -> int:
+            errand = Errand(
+                where, asked, command, signals=signals, wait_for_manager=wait_for_manager, kill_after=kill_after
+            )
+            return await errand.run()
+
+        return anyio.run(work)

@@ -1,0 +1,71 @@
+"""Signals as things to read, with their sender: what `outfitter run` needs to know before it passes one on.
+
+A terminal sends its signals to the whole foreground group, hence to the command as well, and the kernel is their
+sender; passing those on would deliver Ctrl-C twice. A program that means `outfitter run` is a sender itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple, Self
+
+import anyio
+
+SI_KERNEL = 128
+_INFO_BYTES = 128
+_MASK_BYTES = 128
+_INFO = struct.Struct("=Iii")
+"""The first fields of `struct signalfd_siginfo` in signalfd(2): number, errno, code."""
+
+
+class Received(NamedTuple):
+    """A signal that was sent to this process; by the kernel (a terminal) or by a process."""
+
+    number: int
+    by_kernel: bool
+
+
+class SignalFile:
+    """Blocks `numbers` in this thread and those it starts, and hands them out one by one: signalfd(2).
+
+    Make it before any thread is started. Signals that this process was told to ignore (nohup(1)) are left so.
+    `blocked_before` are the signals that were blocked when it was made, for whoever starts a program.
+    """
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self.numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+        self.blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, self.numbers)
+        library = ctypes.CDLL(None, use_errno=True)
+        mask = ctypes.create_string_buffer(_MASK_BYTES)
+        library.sigemptyset(mask)
+        for number in self.numbers:
+            library.sigaddset(mask, number)
+        self._file = library.signalfd(-1, mask, os.O_CLOEXEC | os.O_NONBLOCK)
+        if self._file < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), "signalfd")
+
+    async def next(self) -> Received:
+        """Wait for the next signal."""
+        while True:
+            try:
+                info = os.read(self._file, _INFO_BYTES)
+            except BlockingIOError:
+                await anyio.wait_readable(self._file)
+            else:
+                number, _, code = _INFO.unpack_from(info)
+                return Received(number, code == SI_KERNEL)
+
+    def close(self) -> None:
+        """Stop reading. The signals stay blocked: what still comes finds a process that is about to end."""
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,148 @@
+"""`outfitter topics create` and `outfitter topics check`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from outfitter_service.cli import options, output
+from outfitter_service.cli.errors import OutfitterCliError, warn
+
+if TYPE_CHECKING:
+    from outfitter_proto.bus import Bus
+    from outfitter_proto.topics import Difference
+    from outfitter_service.config import Connection
+
+LOCAL_PARTITIONS = 1
+"""On a bus of one machine there is one host, and hence nothing to divide."""
+
+BROKER_PARTITIONS = 12
+"""Elsewhere: an operator reads its host's partition, and twelve keep 12,000 workers at 1,000 a partition."""
+
+
+@click.group()
+def topics() -> None:
+    """Create or check the four topics of a cluster."""
+
+
+@topics.command()
+@options.bus
+@options.config
+@options.cluster
+@click.option(
+    "--partitions",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    help=f"How many each topic gets: {BROKER_PARTITIONS} by default, {LOCAL_PARTITIONS} on the embedded bus. "
+    "It cannot be changed later without moving hosts from one partition to another.",
+)
+@click.option(
+    "--replication", type=click.IntRange(1, 100), metavar="N", help="Copies of each partition; the broker's default."
+)
+@options.json_output
+@click.pass_context
+def create(
+    ctx: click.Context,
+    /,
+    config: str | None,
+    partitions: int | None,
+    replication: int | None,
+    as_json: bool,
+    **_options: object,
+) -> int:
+    """Make those topics that do not exist, and leave those that do as they are.
+
+    What is not as it should be is told afterwards, as by `check`.
+    """  # fmt: skip
+    import anyio
+
+    from outfitter_proto import topics as wanted
+    from outfitter_service.cli import ledger
+    from outfitter_service.config import connection
+
+    where = connection(config, options.given(ctx))
+
+    async def make() -> tuple[list[str], list[Difference]]:
+        async with ledger.opened(where) as bus:
+            count = await _partitions(bus, where, partitions)
+            made = await wanted.create(bus, where.cluster, partitions=count, replication=replication)
+            return made, await wanted.check(bus, where.cluster)
+
+    made, differences = anyio.run(make)
+    if as_json:
+        output.print_json({"created": made, "differences": [_plain(item) for item in differences]})
+    else:
+        for name in made:
+            click.echo(name)
+        if not made:
+            warn("all four topics were there already")
+        for item in differences:
+            warn(f"{item.topic}: {item.setting} is {item.found}, should be {item.wanted}: {item.why}")
+    return 1 if any(item.fatal for item in differences) else 0
+
+
+@topics.command()
+@options.bus
+@options.config
+@options.cluster
+@options.json_output
+@click.pass_context
+def check(ctx: click.Context, /, config: str | None, as_json: bool, **_options: object) -> int:
+    """Say how the topics differ from what they must be, and why it matters: exit code 1 if they do."""
+    import anyio
+
+    from outfitter_proto import topics as wanted
+    from outfitter_service.cli import ledger
+    from outfitter_service.config import connection
+
+    where = connection(config, options.given(ctx))
+
+    async def compare() -> list[Difference]:
+        async with ledger.opened(where) as bus:
+            return await wanted.check(bus, where.cluster)
+
+    differences = anyio.run(compare)
+    if as_json:
+        output.print_json({"ok": not differences, "differences": [_plain(item) for item in differences]})
+    elif differences:
+        output.print_table(
+            ["topic", "setting", "found", "wanted", "why it matters"],
+            ((item.topic, item.setting, item.found, item.wanted, item.why) for item in differences),
+        )
+    else:
+        click.echo("ok")
+    return 1 if differences else 0
+
+
+def _plain(item: Difference) -> dict[str, object]:
+    return {
+        "topic": item.topic,
+        "setting": item.setting,
+        "found": item.found,
+        "wanted": item.wanted,
+        "why": item.why,
+        "fatal": item.fatal,
+    }
+
+
+async def _partitions(bus: Bus, where: Connection, asked: int | None) -> int:
+    """How many partitions new topics get: as many as those that are there have.
+
+    Raises:
+        OutfitterCliError: another number was asked for.
+    """
+    from outfitter_proto import names
+    from outfitter_proto.bus import UnknownTopicError
+
+    for name in names.topics(where.cluster):
+        try:
+            there = (await bus.topic(name)).partitions
+        except UnknownTopicError:
+            continue
+        if asked not in {None, there}:
+            raise OutfitterCliError(
+                f"{name} has {there} partitions already, and all four topics need as many: leave --partitions out"
+            )
+        return there
+    return asked or (LOCAL_PARTITIONS if bus.local else BROKER_PARTITIONS)
