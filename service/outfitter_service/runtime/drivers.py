@@ -278,7 +278,8 @@ class Supervisor:
 
     async def discover(self, command: m.Discover, record: Allocation | None) -> None:
         """Ask for the amount, then for less, down to the least that would do; report what came of it."""
-        amounts = [*[*range(command.amount, command.least, -1)][:ASKED_AGAIN], command.least]
+        most = command.least if self.driver.knows_holders else command.amount
+        amounts = [*[*range(most, command.least, -1)][:ASKED_AGAIN], command.least]
         failure: m.DriverFailure
         for amount in amounts:
             try:
