@@ -44,6 +44,13 @@ class NotEnoughDevicesError(DriverError):
     """The driver cannot name that many devices; asked for fewer it might."""
 
 
+class NotOnThisMachineError(ValueError):
+    """A setting that may be right where the driver is to run: what it names is not on this machine.
+
+    For factories. A manager treats it as any wrong setting; `outfitter config check` only warns.
+    """
+
+
 class ExternalResourceInfo(Mapping[str, str]):
     """What an operator is told of one device: immutable string properties.
 

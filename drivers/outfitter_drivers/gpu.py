@@ -14,7 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from outfitter_drivers import gpu_discovery, settings
-from outfitter_drivers.api import DriverParams, ExternalResourceDriver, ExternalResourceDriverFactory
+from outfitter_drivers.api import (
+    DriverParams,
+    ExternalResourceDriver,
+    ExternalResourceDriverFactory,
+    NotOnThisMachineError,
+)
 from outfitter_drivers.discovery_script import DEFAULT_TIMEOUT, AllocateReleaseDriver, ScriptDriver
 from outfitter_drivers.nvidia import DEFAULT_POLL_INTERVAL, NvidiaDriver
 from outfitter_drivers.script import logger
@@ -91,7 +96,7 @@ def resolved(path: str, directory: Path | None) -> Path:
             raise ValueError(f"{PATH} is {path!r}, but {script} is not executable; chmod +x makes it so")
         return script
     tried = ", ".join(str(script) for script in candidates)
-    raise ValueError(f"{PATH} is {path!r}, but there is no such file; looked for {tried}")
+    raise NotOnThisMachineError(f"{PATH} is {path!r}, but there is no such file; looked for {tried}")
 
 
 def gpu_program() -> str:

@@ -17,12 +17,13 @@ amount = 2
 driver = "static"
 kubernetes.config-key = "nvidia.com/gpu"
 yarn.config-key = "yarn.io/gpu"
-param.count = 4
-param.api-token = "hunter2"
+param.devices = "a"
+param.device.a.api-token = "hunter2"
 [external-resource.off]
 amount = 0
 """
-BAD = GOOD.replace("amount = 2", 'amount = "two"').replace("param.count", "parm.count")
+BAD = GOOD.replace("amount = 2", 'amount = "two"').replace("param.devices", "parm.devices")
+GPU = "external-resources: gpu\nexternal-resource.gpu.amount: 1\nexternal-resource.gpu.driver: gpu\n"
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_a_bad_file_is_exit_code_one_with_every_problem(folder: Path) -> None:
     assert (done.returncode, answer["ok"]) == (1, False)
     assert {problem["key"]: problem["found"] for problem in answer["problems"]} == {
         "external-resource.gpu.amount": "two",
-        "external-resource.gpu.parm.count": "4",
+        "external-resource.gpu.parm.devices": "a",
     }
     for problem in answer["problems"]:
         assert problem.keys() >= {"key", "found", "problem", "suggestion"}
@@ -54,6 +55,34 @@ def test_a_bad_file_is_exit_code_one_with_every_problem(folder: Path) -> None:
     assert people.returncode == 1
     assert len(people.stdout.splitlines()) == 2
     assert "bad.toml: external-resource.gpu.amount: must be a whole number" in people.stdout
+
+
+def checked(folder: Path, text: str) -> tuple[int, list[dict[str, str]]]:
+    (folder / "x.yaml").write_text(text)
+    done = outfitter("config", "check", "x.yaml", "--json", cwd=folder)
+    return done.returncode, json.loads(done.stdout)["problems"]
+
+
+def test_a_setting_that_its_driver_does_not_know_is_an_error(folder: Path) -> None:
+    code, (problem,) = checked(folder, GPU + "external-resource.gpu.param.discovery-scrpt.args: x\n")
+    assert code == 1
+    assert (problem["key"], problem["found"]) == ("external-resource.gpu.param.discovery-scrpt.args", "x")
+    assert problem["suggestion"] == "did you mean external-resource.gpu.param.discovery-script.args?"
+    assert problem["file"] == "x.yaml line 4"
+
+
+def test_a_script_that_may_be_on_another_machine_is_a_warning(folder: Path) -> None:
+    code, (problem,) = checked(folder, GPU + "external-resource.gpu.param.discovery-script.path: /nowhere/x.sh\n")
+    assert (code, problem["severity"]) == (0, "warning")
+    assert problem["key"] == "external-resource.gpu.param.discovery-script.path"
+    code, (problem,) = checked(folder, GPU + "external-resource.gpu.param.discovery-script.path: /etc\n")
+    assert (code, problem["severity"]) == (1, "error")
+
+
+def test_a_python_path_that_leads_nowhere_is_an_error(folder: Path) -> None:
+    code, (problem,) = checked(folder, GPU.replace("driver: gpu", "driver: no.such.module:Factory"))
+    assert (code, problem["found"]) == (1, "no.such.module:Factory")
+    assert "cannot be loaded" in problem["problem"]
 
 
 def test_warnings_leave_the_exit_code_at_zero(folder: Path) -> None:
@@ -71,7 +100,7 @@ def test_show_prints_the_resources_in_effect_with_secrets_masked(folder: Path) -
     assert answer["resources"].keys() == {"gpu"}
     gpu = answer["resources"]["gpu"]
     assert (gpu["amount"], gpu["driver"]) == (2, "static")
-    assert gpu["params"] == {"count": "4", "api-token": "***"}
+    assert gpu["params"] == {"devices": "a", "device.a.api-token": "***"}
     assert (gpu["kubernetes_key"], gpu["yarn_key"]) == ("nvidia.com/gpu", "yarn.io/gpu")
     assert answer["not_in_effect"]["off"]["state"] == "disabled"
     assert answer["settings"]["bus"]["value"] == "kafka://user:***@broker:9092"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -132,9 +133,21 @@ def test_a_missing_extra_is_named() -> None:
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
-    command = f"{sys.executable} -c 'from outfitter_service.cli import main; main()' schema | head -c 10"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, cwd=tmp_path, timeout=60)
-    assert (done.stderr, len(done.stdout)) == (b"", 10)
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "from outfitter_service.cli import main; main()"
+    for arguments in (["schema"], ["--help"], ["--version"]):
+        command = [sys.executable, "-c", code, *arguments]
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, cwd=tmp_path, timeout=60)
+        assert (done.returncode, done.stderr) == (128 + 13, b"")
+    os.close(writer)
+
+
+def test_names_that_are_no_text_can_be_printed(tmp_path: Path) -> None:
+    done = command_line.outfitter("config", "check", os.fsdecode(b"\xff.toml"), cwd=tmp_path)
+    assert done.returncode == 1
+    assert "udcff.toml" in done.stdout
+    assert "cannot be read" in done.stdout
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outfitter_service.config import Inspection, Problem, inspect
+from outfitter_service.config import Inspection, inspect
 
 Look = Callable[..., Inspection]
 
@@ -28,9 +28,3 @@ def look(tmp_path: Path) -> Look:
         return inspect(path, overrides or {}, environment or {})
 
     return look_at
-
-
-def only(problems: tuple[Problem, ...]) -> Problem:
-    """The one problem there is."""
-    assert len(problems) == 1, [str(problem) for problem in problems]
-    return problems[0]

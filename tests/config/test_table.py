@@ -116,6 +116,22 @@ def test_a_resource_that_is_not_listed_is_one_warning_and_not_in_effect(look: Lo
     assert warning.suggestion == "did you mean gpu?"
 
 
+@pytest.mark.parametrize(
+    ("value", "found", "words"),
+    [
+        ("gpu;;fpga", "", "item 2 of the list is blank"),
+        ("gpu;none", "none", "can only be the whole value"),
+        ("gpu/0", "gpu/0", "not a valid name"),
+        ("gpu;'a", "gpu;'a", "the quote ' is never closed"),
+        ("gpu;'a'b", "gpu;'a'b", "text follows a closing quote"),
+    ],
+)
+def test_an_item_that_names_no_resource_is_named_itself(look: Look, value: str, found: str, words: str) -> None:
+    error = look(f'external-resources: "{value}"').errors[0]
+    assert (error.key, error.found) == ("external-resources", found)
+    assert words in error.problem
+
+
 def test_an_amount_of_zero_is_information_and_switches_the_resource_off(look: Look) -> None:
     inspection = look(GPU.replace("amount: 2", "amount: 0"))
     (gpu,) = inspection.settings.resources

@@ -163,6 +163,12 @@ def test_garbage_is_a_wire_error_that_says_something(value: bytes) -> None:
     assert len(str(refused(value))) < 400
 
 
+def test_a_registration_is_read_up_to_its_largest_size_and_no_further() -> None:
+    room = codec.MAX_MESSAGE_BYTES - len(f'{HEAD},"x":""}}')
+    codec.decode_registration(f'{HEAD},"x":"{"y" * room}"}}'.encode())
+    assert "at most 65536 are read" in str(refused(f'{HEAD},"x":"{"y" * (room + 1)}"}}'))
+
+
 def test_a_message_without_a_body_is_refused() -> None:
     with pytest.raises(codec.WireError, match="no body"):
         codec.decode_registration(None)

@@ -31,16 +31,20 @@ def check(file: str | None, config: str | None, as_json: bool) -> int:
 
     Warnings and information leave the exit code at 0.
     """
+    from outfitter_service.cli.driver_check import driver_problems
+
     inspection = inspect(file or config)
-    told = [problem for problem in inspection.problems if problem.severity is not Severity.INFO]
+    found = [*inspection.problems, *driver_problems(inspection.settings)]
+    told = [problem for problem in found if problem.severity is not Severity.INFO]
+    ok = not any(problem.severity is Severity.ERROR for problem in found)
     if as_json:
-        output.print_json({"ok": not inspection.errors, "problems": [_plain(problem) for problem in told]})
-    for problem in inspection.problems:
+        output.print_json({"ok": ok, "problems": [_plain(problem) for problem in told]})
+    for problem in found:
         if problem.severity is Severity.INFO or not as_json:
             click.echo(str(problem), err=problem.severity is Severity.INFO)
     if not as_json and not told:
         click.echo("ok")
-    return 1 if inspection.errors else 0
+    return 0 if ok else 1
 
 
 def _plain(problem: Problem) -> dict[str, str | None]:
