@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from outfitter_service.core.ledger import Inventory
+from outfitter_service.core.book import Inventory
 from outfitter_service.core.model import ResourceSpec, SpecState
 
 

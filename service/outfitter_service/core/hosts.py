@@ -9,7 +9,7 @@ from msgspec import structs
 
 from outfitter_proto.records import Health, Host, InventoryDevice, ResourceInventory
 from outfitter_service.core import explain, policy
-from outfitter_service.core.ledger import Inventory
+from outfitter_service.core.book import Inventory
 from outfitter_service.core.model import KnownDevice, ResourceSpec, SpecState
 
 
@@ -43,8 +43,8 @@ def _inventory(spec: ResourceSpec, inventory: Inventory | None) -> ResourceInven
 
 
 def refreshed(told: dict[str, str], device: KnownDevice | None) -> dict[str, str]:
-    """A granted device's info, brought up to date; a device that is gone is of unknown health."""
-    ordinal = int(told["local_index"])
-    if device is not None:
-        return policy.info(device, ordinal)
-    return {**told, "health": Health.UNKNOWN, "health.reason": "the driver does not report this device any more"}
+    """A granted device's info, brought up to date under the id it was granted by; one that is gone is of unknown
+    health."""
+    if device is None:
+        return {**told, "health": Health.UNKNOWN, "health.reason": "the driver does not report this device any more"}
+    return {**policy.info(device, int(told["local_index"])), "id": told["id"]}

@@ -7,6 +7,7 @@ silence counts when everything sent before the deadline has been processed.
 from __future__ import annotations
 
 import heapq
+import math
 
 
 class Leases:
@@ -16,6 +17,8 @@ class Leases:
         self.grace_s = grace_s
         self._length: dict[str, float] = {}
         self._deadline: dict[str, float] = {}
+        # one look at each key, at the latest at its deadline; a renewal moves the deadline and not the look
+        self._look: dict[str, float] = {}
         self._heap: list[tuple[float, str]] = []
 
     def __contains__(self, key: str) -> bool:
@@ -28,7 +31,8 @@ class Leases:
         """Begin a lease, or begin it anew with another length."""
         self._length[key] = length_s
         self._deadline[key] = now + length_s + self.grace_s
-        heapq.heappush(self._heap, (self._deadline[key], key))
+        if self._look.get(key, math.inf) > self._deadline[key]:
+            self._look_at(key, self._deadline[key])
 
     def renew(self, key: str, now: float) -> None:
         """A sign of life: one whole lease from now, if there is one."""
@@ -40,6 +44,7 @@ class Leases:
         """The allocation is over, or its owner is watched."""
         self._length.pop(key, None)
         self._deadline.pop(key, None)
+        self._look.pop(key, None)
 
     def renew_all(self, now: float) -> None:
         """After an outage, a restart or a suspended machine nobody could be heard: one whole lease for all."""
@@ -51,21 +56,27 @@ class Leases:
         return self._deadline[key]
 
     def due(self, now: float) -> list[str]:
-        """The keys whose deadline has passed. They stay until dropped or renewed."""
-        found: list[str] = []
-        keep: list[tuple[float, str]] = []
+        """The keys whose deadline has passed, the earliest first. They stay until dropped or renewed."""
+        looked: list[str] = []
         while self._heap and self._heap[0][0] <= now:
-            _, key = heapq.heappop(self._heap)
-            deadline = self._deadline.get(key)
-            if deadline is None:
-                continue
-            keep.append((deadline, key))
-            if deadline <= now:
-                found.append(key)
-        for item in dict.fromkeys(keep):
-            heapq.heappush(self._heap, item)
-        return list(dict.fromkeys(found))
+            at, key = heapq.heappop(self._heap)
+            if self._look.get(key) == at:
+                looked.append(key)
+                del self._look[key]
+        for key in looked:
+            self._look_at(key, self._deadline[key])
+        return sorted([key for key in looked if self._deadline[key] <= now], key=self._deadline.__getitem__)
 
     def next_deadline(self) -> float | None:
         """No lease is due before this time; None when there is none."""
+        while self._heap and self._look.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
+
+    def _look_at(self, key: str, at: float) -> None:
+        self._look[key] = at
+        heapq.heappush(self._heap, (at, key))
+        if len(self._heap) > 2 * len(self._look) + 64:
+            # dropped leases leave their looks behind, for as long as the lease would have been
+            self._heap = [(at, key) for key, at in self._look.items()]
+            heapq.heapify(self._heap)

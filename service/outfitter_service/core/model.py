@@ -96,7 +96,8 @@ class DriverReport(Struct, frozen=True, kw_only=True):
 
 
 class DriverRetry(Struct, frozen=True, kw_only=True):
-    """The delay after an on-demand driver's temporary failure is over."""
+    """The delay after an on-demand driver's failure is over: ask it again if anybody waits for it. Due after every
+    temporary failure, and after any where `on-failure` is `wait`."""
 
     host: str
     resource: str
@@ -138,9 +139,11 @@ class Tick(Struct, frozen=True, kw_only=True):
 
 
 class Reschedule(Struct, frozen=True, kw_only=True):
-    """Go on where a larger effect was cut: look at `host`'s queue again."""
+    """Look at everything of `host` again: its queue, and what holders were told of their devices. It goes on where
+    a larger effect was cut, and is due once after a restore. `cause` is what history says of its steps."""
 
     host: str
+    cause: str = "reschedule"
 
 
 Event = Incoming | DriverReport | DriverRetry | OwnerDied | LeaseExpired | Prepared | Unprepared | Tick | Reschedule

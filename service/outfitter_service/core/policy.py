@@ -1,21 +1,26 @@
-"""Who gets which devices: whether a request can be met now, and the grant if it can.
+"""Who gets which devices: whether a request can be met now, and what a grant says.
 
-Placement looks at one host's book and says what it sees; it changes nothing. All of a worker's resources or
-none; devices in the driver's order of preference.
+Placement looks at one host and says what it sees; it changes nothing. All of a worker's resources or none;
+devices in the driver's order of preference.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 
 from outfitter_proto.records import Health, OperatorShare, ReasonCode, ResolvedRequest
 from outfitter_service.core import explain
-from outfitter_service.core.ledger import HostBook, Inventory
-from outfitter_service.core.model import KnownDevice, OnFailure, ResourceSpec
+from outfitter_service.core.book import Inventory
+from outfitter_service.core.model import KnownDevice, OnFailure, ResourceSpec, SpecState
+from outfitter_service.core.view import View
+
+_HEALTHY = Health.HEALTHY
+_OK = SpecState.OK
+
+Devices = dict[str, tuple[KnownDevice, ...]]
+"""A grant's devices by resource."""
 
 
 class Obstacle(Struct, frozen=True):
@@ -27,123 +32,94 @@ class Obstacle(Struct, frozen=True):
     final: bool = False
 
 
-class View:
-    """One host's book as it will be after the decision so far: taken devices on top of what is held."""
-
-    def __init__(self, book: HostBook) -> None:
-        self.book = book
-        self.taken: set[str] = set()
-        self.freed: set[str] = set()
-        self.inventories: dict[str, Inventory] = {}
-        self._free: dict[str, list[int]] = {}
-
-    def set_inventory(self, resource: str, inventory: Inventory) -> None:
-        self.inventories[resource] = inventory
-        self._free[resource] = [at for at, device in enumerate(inventory.devices) if not self._held(device)]
-
-    def inventory(self, resource: str) -> Inventory:
-        found = self.inventories.get(resource)
-        return found if found is not None else self.book.inventory(resource)
-
-    def held_count(self, resource: str) -> int:
-        return sum(self._held(device) for device in self.inventory(resource).devices)
-
-    def _held(self, device: KnownDevice) -> bool:
-        return any(
-            name in self.taken or (name in self.book.held and name not in self.freed)
-            for name in (device.id, *device.aliases)
-        )
-
-    def candidates(self, resource: str) -> Iterator[KnownDevice]:
-        """Healthy devices that nobody holds, in the driver's order."""
-        devices = self.inventory(resource).devices
-        positions: Iterable[int]
-        if resource in self.inventories:
-            positions = self._free[resource]
-        else:
-            positions = reversed(self.book.free.get(resource, ()))
-            if self.freed:
-                freed = {at for name in self.freed for at in self.book.positions(name, resource)}
-                positions = heapq.merge(positions, sorted(freed))
-        for position in positions:
-            device = devices[position]
-            if device.health == Health.HEALTHY and not self._held(device):
-                yield device
-
-    def free_count(self, resource: str, enough: int) -> int:
-        """How many candidates there are, counted up to `enough`."""
-        count = 0
-        for _ in self.candidates(resource):
-            count += 1
-            if count >= enough:
-                break
-        return count
-
-
 def place(
-    view: View, specs: Mapping[str, ResourceSpec], request: ResolvedRequest, claimed: Collection[str]
-) -> dict[str, tuple[KnownDevice, ...]] | Obstacle:
-    """The devices for `request`, or the obstacle that weighs most.
+    view: View, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], claimed: Collection[str] = ()
+) -> Devices | Obstacle:
+    """The devices for a request, or the obstacle that weighs most.
 
     `claimed` are the exclusive resources that earlier waiters want. A final obstacle outweighs one that keeps
     the request out of the queue's way (not reported, infeasible, failed), and that one outweighs busy.
     """
-    chosen: dict[str, tuple[KnownDevice, ...]] = {}
-    busy: Obstacle | None = None
+    stuck = hindrance(view, specs, amounts)
+    if stuck is not None:
+        return stuck
+    chosen: Devices = {}
+    for resource, amount in amounts.items():
+        spec = specs[resource]
+        inventory = view.inventory(resource)
+        if spec.shared:
+            mine = tuple([d for d in inventory.devices if d.health == _HEALTHY and not view.locked(d)])
+        else:
+            mine = _unchosen(view, resource, amount, chosen)
+        if len(mine) < amount:
+            return Obstacle(ReasonCode.BUSY, explain.busy(spec, amount, len(mine), inventory), resource)
+        if resource in claimed and not spec.shared:
+            return Obstacle(ReasonCode.BUSY, explain.behind([resource]), resource)
+        chosen[resource] = mine
+    return chosen
+
+
+def _unchosen(view: View, resource: str, amount: int, chosen: Devices) -> tuple[KnownDevice, ...]:
+    """Free devices that the same request does not get as another resource already."""
+    if not chosen:
+        return view.free(resource, amount)
+    canonical = view.book.canonical
+    others = {canonical(device.id) for devices in chosen.values() for device in devices}
+    free = view.free(resource, amount + len(others))
+    return tuple([device for device in free if canonical(device.id) not in others][:amount])
+
+
+def hindrance(view: View, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int]) -> Obstacle | None:
+    """Why a request cannot be met whatever others hold or claim; None for a feasible one."""
     stuck: Obstacle | None = None
-    for resource, amount in request.amounts.items():
+    for resource, amount in amounts.items():
         spec = specs.get(resource)
         if spec is None:
             # an earlier configuration knew it; a restart with it removed fails only those who still wait
             return Obstacle(
                 ReasonCode.UNKNOWN_RESOURCE, explain.unknown_resource(resource, specs), resource, final=True
             )
-        obstacle = _obstacle(view, spec, amount)
-        if obstacle is not None:
-            if obstacle.final:
-                return obstacle
-            if obstacle.code == ReasonCode.BUSY:
-                busy = busy or obstacle
-            else:
-                stuck = stuck or obstacle
-        elif spec.shared:
-            chosen[resource] = tuple(d for d in view.inventory(resource).devices if d.health == Health.HEALTHY)
-        elif resource in claimed:
-            busy = busy or Obstacle(ReasonCode.BUSY, explain.behind([resource]), resource)
-        else:
-            others = {device.id for devices in chosen.values() for device in devices}
-            mine = tuple(islice((d for d in view.candidates(resource) if d.id not in others), amount))
-            if len(mine) < amount:
-                busy = busy or Obstacle(
-                    ReasonCode.BUSY, explain.busy(spec, amount, len(mine), view.inventory(resource)), resource
-                )
-            else:
-                chosen[resource] = mine
-    return stuck or busy or chosen
+        found = _trouble(view, spec, amount)
+        if found is not None:
+            if found.final:
+                return found
+            stuck = stuck or found
+    return stuck
 
 
-def _obstacle(view: View, spec: ResourceSpec, amount: int) -> Obstacle | None:
-    """Why `amount` devices of one resource cannot be had now, claims of others aside."""
+def _trouble(view: View, spec: ResourceSpec, amount: int) -> Obstacle | None:
     name = spec.name
     inventory = view.inventory(name)
-    wait = spec.on_failure == OnFailure.WAIT
-    if inventory.asking or (spec.on_demand and not inventory.reported and inventory.failure is None):
+    if spec.state != _OK:
+        return Obstacle(ReasonCode(spec.state), explain.not_in_effect(spec), name, final=True)
+    if inventory.healthy >= amount and inventory.failure is None and not inventory.asking:
+        return None
+    if inventory.asking:
         return Obstacle(ReasonCode.NOT_REPORTED, explain.not_reported(spec), name)
-    if inventory.failure is not None and amount >= inventory.failure.at_least:
-        reason = explain.driver_failed(spec, inventory.failure.reason)
-        return Obstacle(ReasonCode.DRIVER_FAILED, reason, name, final=inventory.failure.permanent and not wait)
+    waits = spec.on_failure == OnFailure.WAIT
+    failure = inventory.failure
+    if failure is not None and amount >= failure.at_least:
+        reason = explain.driver_failed(spec, failure.reason)
+        return Obstacle(ReasonCode.DRIVER_FAILED, reason, name, final=failure.permanent and not waits)
     if not inventory.reported:
         return Obstacle(ReasonCode.NOT_REPORTED, explain.not_reported(spec), name)
+    if inventory.healthy >= amount:
+        return None
+    if spec.on_demand and may_name_more(view, spec, amount, inventory):
+        return Obstacle(ReasonCode.NOT_REPORTED, explain.not_reported(spec), name)
     if len(inventory.devices) < amount:
-        return Obstacle(ReasonCode.INFEASIBLE, explain.too_few(spec, amount, inventory), name, final=not wait)
-    free = len(inventory.devices) if spec.shared else view.free_count(name, amount)
-    if free >= amount and not spec.shared:
-        return None
-    if inventory.healthy < amount:
-        return Obstacle(ReasonCode.INFEASIBLE, explain.too_ill(spec, amount, inventory), name)
-    if spec.shared:
-        return None
-    return Obstacle(ReasonCode.BUSY, explain.busy(spec, amount, free, inventory), name)
+        return Obstacle(ReasonCode.INFEASIBLE, explain.too_few(spec, amount, inventory), name, final=not waits)
+    return Obstacle(ReasonCode.INFEASIBLE, explain.too_ill(spec, amount, inventory), name)
+
+
+def may_name_more(view: View, spec: ResourceSpec, amount: int, inventory: Inventory) -> bool:
+    """An on-demand driver has not been asked for as many as `amount` more than are held, and named all it was
+    asked for so far: asked for more it may name more."""
+    if inventory.asking or (inventory.failure is not None and amount >= inventory.failure.at_least):
+        return False
+    if not inventory.reported:
+        return True
+    return inventory.asked <= len(inventory.devices) and inventory.asked < view.held_count(spec.name) + amount
 
 
 def infos(devices: Mapping[str, tuple[KnownDevice, ...]]) -> dict[str, list[dict[str, str]]]:
@@ -155,11 +131,9 @@ def infos(devices: Mapping[str, tuple[KnownDevice, ...]]) -> dict[str, list[dict
 
 
 def info(device: KnownDevice, ordinal: int) -> dict[str, str]:
-    told = {"id": device.id, **device.properties}
-    told["id"] = device.id
-    told.setdefault("index", str(ordinal))
-    told["local_index"] = str(ordinal)
-    if device.health != Health.HEALTHY:
+    number = str(ordinal)
+    told = {"index": number, **device.properties, "id": device.id, "local_index": number}
+    if device.health != _HEALTHY:
         told["health"] = device.health
         if device.reason:
             told["health.reason"] = device.reason
@@ -172,18 +146,21 @@ def environment(devices: Mapping[str, tuple[KnownDevice, ...]]) -> tuple[dict[st
     cdi: dict[str, None] = {}
     for chosen in devices.values():
         for device in chosen:
-            for variable, value in device.env.items():
-                values.setdefault(variable, {})[value] = None
-            for name in device.cdi:
-                cdi[name] = None
+            if device.env:
+                for variable, value in device.env.items():
+                    values.setdefault(variable, {})[value] = None
+            if device.cdi:
+                cdi.update(dict.fromkeys(device.cdi))
     return {variable: ",".join(items) for variable, items in values.items()}, list(cdi)
 
 
-def shares(request: ResolvedRequest, devices: Mapping[str, tuple[KnownDevice, ...]]) -> dict[str, OperatorShare]:
+def shares(
+    request: ResolvedRequest, devices: Mapping[str, tuple[KnownDevice, ...]], shared: Collection[str]
+) -> dict[str, OperatorShare]:
     """Each named operator's own devices, in the order in which the request names the operators.
 
-    What is left over is in no share: it goes to the operators that are not named. Shared resources have no
-    own devices to give: every operator sees them all.
+    What is left over is in no share: it goes to the operators that are not named. Shared resources are not
+    divided: an operator that names one sees all of its devices.
     """
     if not request.operators:
         return {}
@@ -192,7 +169,9 @@ def shares(request: ResolvedRequest, devices: Mapping[str, tuple[KnownDevice, ..
     for operator, wanted in request.operators.items():
         own: dict[str, tuple[KnownDevice, ...]] = {}
         for resource, asked in wanted.items():
-            if resource in devices:
+            if resource in shared:
+                own[resource] = devices[resource]
+            elif resource in devices:
                 start = used[resource]
                 used[resource] = start + asked.amount
                 own[resource] = devices[resource][start : used[resource]]

@@ -9,6 +9,9 @@ import enum
 
 from outfitter_proto.records import AllocationState as State
 
+# plain names: looking up a member of an enumeration costs as much as comparing it ten times (Python 3.11)
+PENDING, PREPARING, ALLOCATED, RELEASING, ENDED, FAILED = State
+
 
 class Step(enum.StrEnum):
     """What can happen to an allocation."""
@@ -29,11 +32,12 @@ class IllegalStepError(Exception):
     """A step that the table has no row for: a defect of ours, never of the input."""
 
 
-TABLE: dict[tuple[State | None, Step], State] = {
+TABLE: dict[tuple[str | None, Step], State] = {
     (None, Step.REGISTER): State.PENDING,
     (None, Step.GRANT): State.ALLOCATED,
     (None, Step.PREPARE): State.PREPARING,
     (None, Step.FAIL): State.FAILED,
+    (None, Step.END): State.ENDED,
     (State.PENDING, Step.REFRESH): State.PENDING,
     (State.PENDING, Step.GRANT): State.ALLOCATED,
     (State.PENDING, Step.PREPARE): State.PREPARING,
@@ -54,7 +58,7 @@ TABLE: dict[tuple[State | None, Step], State] = {
 }
 
 
-def advance(state: State | None, step: Step) -> State:
+def advance(state: str | None, step: Step) -> State:
     """The state after `step`.
 
     Raises:

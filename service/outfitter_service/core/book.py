@@ -1,0 +1,315 @@
+"""One host's part of the ledger in memory: its records, and the indexes that decisions look at.
+
+The indexes are a function of the host's records and of its drivers' last reports, whatever the order in which
+those came. Read a book freely; only `Ledger` changes it. It decides nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+
+from msgspec import Struct
+
+from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Health, Host
+from outfitter_service.core.model import DriverFailure, KnownDevice
+from outfitter_service.core.states import PENDING
+
+
+class Inventory(Struct, frozen=True, kw_only=True):
+    """What a driver last said of one resource of one host.
+
+    `reported`: it has said something at all. `asked` is the amount an on-demand driver was last asked for and
+    `asking` the amount it is being asked for now (0: it is not). `healthy` counts the healthy devices.
+    """
+
+    devices: tuple[KnownDevice, ...] = ()
+    failure: DriverFailure | None = None
+    reported: bool = False
+    asked: int = 0
+    asking: int = 0
+    healthy: int = 0
+
+    @classmethod
+    def of(cls, devices: tuple[KnownDevice, ...], *, asked: int = 0) -> Inventory:
+        """The inventory that a driver's report amounts to; devices that share a name are one, the first."""
+        seen: set[str] = set()
+        distinct = []
+        for device in devices:
+            if device.id not in seen and seen.isdisjoint(device.aliases):
+                distinct.append(device)
+            seen.add(device.id)
+            seen.update(device.aliases)
+        well = Health.HEALTHY
+        healthy = sum(device.health == well for device in distinct)
+        return cls(devices=tuple(distinct), reported=True, asked=asked, healthy=healthy)
+
+
+NOT_REPORTED = Inventory()
+
+QueueEntry = tuple[int, int, str]
+"""(-priority, offset of the first registration, allocation key): the queue's order."""
+
+Shape = tuple[tuple[str, int], ...]
+"""What a waiter wants: (resource, amount) pairs in order. Waiters of one shape meet the same obstacle."""
+
+
+def queue_entry(record: Allocation) -> QueueEntry:
+    return (-record.request.priority, record.source.offset, record.key)
+
+
+def shape(record: Allocation) -> Shape:
+    return tuple(sorted(record.request.amounts.items()))
+
+
+def exclusive_ids(record: Allocation) -> Iterator[str]:
+    """The canonical ids of the devices that a record has to itself."""
+    for resource, infos in record.resources.items():
+        if resource not in record.shared:
+            for info in infos:
+                yield info["id"]
+
+
+def shared_ids(record: Allocation) -> Iterator[str]:
+    """The canonical ids of the devices that a record has together with others."""
+    for resource in record.shared:
+        for info in record.resources.get(resource, ()):
+            yield info["id"]
+
+
+def final_second(record: Allocation) -> int:
+    """The second (Unix time) in which a record came to its end."""
+    return int(record.since.timestamp())
+
+
+class Tally(dict[str, int]):
+    """Counts by name; what counts zero is not in here."""
+
+    __slots__ = ()
+
+    def add(self, name: str, count: int) -> int:
+        total = self.get(name, 0) + count
+        if total:
+            self[name] = total
+        else:
+            self.pop(name, None)
+        return total
+
+
+class Shelf:
+    """One resource's devices on one host: where each stands, and which of them are free.
+
+    `free` holds negated positions in ascending order, so that the device a driver prefers is the last item.
+    """
+
+    __slots__ = ("devices", "free", "places")
+
+    def __init__(self, devices: tuple[KnownDevice, ...], book: HostBook) -> None:
+        self.devices = devices
+        self.places: dict[str, list[int]] = {}
+        self.free: list[int] = []
+        healthy = Health.HEALTHY
+        for position, device in enumerate(devices):
+            name = book.canonical(device.id)
+            self.places.setdefault(name, []).append(position)
+            if device.health == healthy and book.unused(name):
+                self.free.append(-position)
+        self.free.reverse()
+
+    def take(self, name: str) -> None:
+        for position in self.places.get(name, ()):
+            at = bisect_left(self.free, -position)
+            if at < len(self.free) and self.free[at] == -position:
+                del self.free[at]
+
+    def put_back(self, name: str) -> None:
+        for position in self.places.get(name, ()):
+            at = bisect_left(self.free, -position)
+            if self.devices[position].health == Health.HEALTHY and self.free[at : at + 1] != [-position]:
+                self.free.insert(at, -position)
+
+
+class HostBook:
+    """One host's records and indexes.
+
+    `live` are the records that hold devices, `held` the keys of those that have a device to themselves, by its
+    id as granted. `locks` and `sharers` count by canonical name how many live records have a device to
+    themselves and together with others. `queue` has every pending record in order, `shapes` the same by what
+    they want, `deadlines` when those give up who do not wait for ever. `current` is each worker's newest
+    incarnation; `incarnations` all that are remembered, with the offsets of their first registrations.
+    `finals` are the records that are over, by the second in which they ended.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.record: Host | None = None
+        self.inventories: dict[str, Inventory] = {}
+        self.shelves: dict[str, Shelf] = {}
+        self.live: dict[str, Allocation] = {}
+        self.held: dict[str, str] = {}
+        self.locks = Tally()
+        self.sharers = Tally()
+        self.queue: list[QueueEntry] = []
+        self.shapes: dict[Shape, list[QueueEntry]] = {}
+        self.deadlines: list[tuple[datetime, str]] = []
+        self.current: dict[str, str] = {}
+        self.incarnations: dict[str, dict[str, int]] = {}
+        self.finals: dict[int, set[str]] = {}
+        self._same: dict[str, str] = {}
+
+    def inventory(self, resource: str) -> Inventory:
+        return self.inventories.get(resource, NOT_REPORTED)
+
+    def canonical(self, name: str) -> str:
+        """One name for all under which a device is known in any of the host's inventories."""
+        return self._same.get(name, name)
+
+    def unused(self, name: str) -> bool:
+        """Nobody has the device, alone or together with others. `name` is canonical."""
+        return name not in self.locks and name not in self.sharers
+
+    # --- inventories ---
+
+    def set_inventory(self, resource: str, inventory: Inventory) -> None:
+        before = self.inventory(resource).devices
+        if inventory == NOT_REPORTED:
+            self.inventories.pop(resource, None)
+            self.shelves.pop(resource, None)
+        else:
+            self.inventories[resource] = inventory
+        if inventory.devices is before:
+            return
+        if any(device.aliases for device in (*before, *inventory.devices)):
+            self._rename()
+        elif inventory.devices:
+            self.shelves[resource] = Shelf(inventory.devices, self)
+        else:
+            self.shelves.pop(resource, None)
+
+    def _rename(self) -> None:
+        """Aliases have changed, in whatever resource: work out anew which names mean one device."""
+        self._same = _one_name_each(
+            (device.id, *device.aliases) for inventory in self.inventories.values() for device in inventory.devices
+        )
+        self.locks = Tally()
+        self.sharers = Tally()
+        for record in self.live.values():
+            for device_id in exclusive_ids(record):
+                self.locks.add(self.canonical(device_id), 1)
+            for device_id in shared_ids(record):
+                self.sharers.add(self.canonical(device_id), 1)
+        self.shelves = {
+            resource: Shelf(inventory.devices, self)
+            for resource, inventory in self.inventories.items()
+            if inventory.devices
+        }
+
+    # --- records ---
+
+    def index(self, key: str, record: Allocation) -> None:
+        """Take in a record that is new or was taken out before."""
+        worker = record.worker
+        offset = record.source.offset
+        incarnations = self.incarnations.get(worker)
+        if incarnations is None:
+            incarnations = self.incarnations[worker] = {}
+        incarnations[key] = offset
+        newest = self.current.get(worker)
+        if newest is None or (incarnations[newest], newest) < (offset, key):
+            self.current[worker] = key
+        state = record.state
+        if state in HOLDING_STATES:
+            self.live[key] = record
+            for device_id in exclusive_ids(record):
+                self.held[device_id] = key
+                self._lock(device_id)
+            if record.shared:
+                for device_id in shared_ids(record):
+                    self._share(device_id, 1)
+        elif state == PENDING:
+            entry = queue_entry(record)
+            insort(self.queue, entry)
+            insort(self.shapes.setdefault(shape(record), []), entry)
+            if record.wait_until is not None:
+                insort(self.deadlines, (record.wait_until, key))
+        elif state in FINAL_STATES:
+            self.finals.setdefault(final_second(record), set()).add(key)
+
+    def unindex(self, key: str, record: Allocation) -> None:
+        """Take out what `index` put in, but for the worker's incarnations: those stay until `forget`."""
+        state = record.state
+        if state in HOLDING_STATES:
+            del self.live[key]
+            for device_id in exclusive_ids(record):
+                if self.held.get(device_id) == key:
+                    del self.held[device_id]
+                self._unlock(device_id)
+            if record.shared:
+                for device_id in shared_ids(record):
+                    self._share(device_id, -1)
+        elif state == PENDING:
+            entry = queue_entry(record)
+            del self.queue[bisect_left(self.queue, entry)]
+            wanted = shape(record)
+            alike = self.shapes[wanted]
+            del alike[bisect_left(alike, entry)]
+            if not alike:
+                del self.shapes[wanted]
+            if record.wait_until is not None:
+                del self.deadlines[bisect_left(self.deadlines, (record.wait_until, key))]
+        elif state in FINAL_STATES:
+            second = final_second(record)
+            keys = self.finals[second]
+            keys.discard(key)
+            if not keys:
+                del self.finals[second]
+
+    def forget(self, key: str, worker: str) -> None:
+        """The record is gone altogether: its worker's newest incarnation is the newest that is left."""
+        incarnations = self.incarnations[worker]
+        del incarnations[key]
+        if not incarnations:
+            del self.incarnations[worker]
+            del self.current[worker]
+        elif self.current[worker] == key:
+            self.current[worker] = max(incarnations, key=lambda other: (incarnations[other], other))
+
+    def _lock(self, device_id: str) -> None:
+        name = self._same.get(device_id, device_id)
+        self.locks.add(name, 1)
+        for shelf in self.shelves.values():
+            shelf.take(name)
+
+    def _unlock(self, device_id: str) -> None:
+        name = self._same.get(device_id, device_id)
+        self.locks.add(name, -1)
+        if self.unused(name):
+            for shelf in self.shelves.values():
+                shelf.put_back(name)
+
+    def _share(self, device_id: str, count: int) -> None:
+        name = self.canonical(device_id)
+        self.sharers.add(name, count)
+        for shelf in self.shelves.values():
+            if self.unused(name):
+                shelf.put_back(name)
+            else:
+                shelf.take(name)
+
+
+def _one_name_each(groups: Iterable[tuple[str, ...]]) -> dict[str, str]:
+    """For every name that shares a group with another, the least name of all that are connected by groups."""
+    parent: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while (above := parent.setdefault(name, name)) != name:
+            parent[name] = parent.setdefault(above, above)
+            name = parent[name]
+        return name
+
+    for first, *others in groups:
+        for other in others:
+            one, two = sorted((root(first), root(other)))
+            parent[two] = one
+    return {name: top for name in list(parent) if (top := root(name)) != name}

@@ -1,0 +1,112 @@
+"""Drivers' reports, and the questions to drivers that have no inventory (on demand)."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from outfitter_proto.records import Allocation
+from outfitter_service.core import model as m
+from outfitter_service.core import policy
+from outfitter_service.core.book import Inventory
+from outfitter_service.core.draft import Draft
+from outfitter_service.core.hosts import host_record, refreshed
+from outfitter_service.core.ledger import PutHost, SetInventory
+from outfitter_service.core.states import ALLOCATED, PREPARING, Step
+from outfitter_service.core.view import View
+
+
+def report(draft: Draft, event: m.DriverReport) -> None:
+    """Take in what a driver said. What follows from it for workers is an event of its own."""
+    view = draft.view(event.host)
+    before = view.inventory(event.resource)
+    if event.failure is not None:
+        inventory = structs.replace(before, failure=event.failure, asking=0)
+    else:
+        inventory = Inventory.of(event.devices, asked=max(event.asked, before.asking))
+        if inventory.devices == before.devices:
+            # the very same tuple: the book then keeps its indexes
+            inventory = structs.replace(inventory, devices=before.devices)
+    if inventory == before:
+        return
+    draft.decision.changes.append(SetInventory(event.host, event.resource, inventory))
+    book = draft.book(event.host)
+    if book.record is not None:
+        inventories = {**book.inventories, event.resource: inventory}
+        record = host_record(book.record, draft.rules.specs, inventories, draft.now)
+        if record is not None:
+            draft.decision.changes.append(PutHost(record))
+    draft.again(event.host)
+
+
+def refresh_holders(draft: Draft, host: str) -> None:
+    """Tell those who hold devices what has changed about them; what they hold stays theirs."""
+    view = draft.view(host)
+    steps = 0
+    for key in sorted(view.book.live):
+        record = draft.record(key)
+        if record is None or record.state not in (PREPARING, ALLOCATED):
+            continue
+        told = {resource: _told_now(draft, view, resource, infos) for resource, infos in record.resources.items()}
+        if told != record.resources:
+            draft.step(Step.REFRESH, "infos changed", record, resources=told)
+            steps += 1
+            if steps >= draft.rules.chunk:
+                draft.again(host)
+                return
+
+
+def _told_now(draft: Draft, view: View, resource: str, infos: list[dict[str, str]]) -> list[dict[str, str]]:
+    spec = draft.rules.specs.get(resource)
+    if spec is None or not view.inventory(resource).reported:
+        return infos
+    shelf = view.book.shelves.get(resource)
+    result = []
+    for info in infos:
+        places = shelf.places.get(view.book.canonical(info["id"])) if shelf is not None else None
+        if shelf is not None and places:
+            result.append(refreshed(info, shelf.devices[places[0]]))
+        else:
+            # an on-demand driver names what it was asked for: what is missing is not gone
+            result.append(info if spec.on_demand else refreshed(info, None))
+    return result
+
+
+def ask_anew(draft: Draft, view: View, record: Allocation) -> None:
+    """A new worker is served what was discovered for it: its on-demand drivers are asked, whatever is known."""
+    for resource, amount in record.request.amounts.items():
+        spec = draft.rules.specs.get(resource)
+        if spec is not None and spec.on_demand and not view.inventory(resource).asking:
+            _ask(draft, view, resource, amount, record.key)
+
+
+def ask_for_more(draft: Draft, view: View, record: Allocation) -> None:
+    """A worker waits: ask those on-demand drivers that may name more devices than they did."""
+    for resource, amount in record.request.amounts.items():
+        spec = draft.rules.specs.get(resource)
+        if spec is not None and spec.on_demand:
+            inventory = view.inventory(resource)
+            if policy.may_name_more(view, spec, amount, inventory) and len(view.free(resource, amount)) < amount:
+                _ask(draft, view, resource, amount, record.key)
+
+
+def retry(draft: Draft, event: m.DriverRetry) -> None:
+    """An on-demand driver failed for now: ask it again for the first who waits for it."""
+    view = draft.view(event.host)
+    if view.inventory(event.resource).asking:
+        return
+    for _, _, key in view.book.queue:
+        amount = draft.ledger.allocations[key].request.amounts.get(event.resource)
+        if amount is not None:
+            _ask(draft, view, event.resource, amount, key)
+            return
+
+
+def _ask(draft: Draft, view: View, resource: str, amount: int, key: str) -> None:
+    host = view.book.host
+    wanted = view.held_count(resource) + amount
+    inventory = structs.replace(view.inventory(resource), asking=wanted)
+    view.set_inventory(resource, inventory)
+    draft.decision.changes.append(SetInventory(host, resource, inventory))
+    draft.decision.commands.append(
+        m.Discover(host=host, resource=resource, amount=wanted, least=amount, allocation=key)
+    )

@@ -1,0 +1,143 @@
+"""One decision in the making: the ledger as it will be, without touching it, and what the decision comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from msgspec import Struct, structs
+
+from outfitter_proto.records import HOLDING_STATES, Allocation, Source, Transition
+from outfitter_service.core import model as m
+from outfitter_service.core.book import HostBook
+from outfitter_service.core.ledger import Change, Ledger, PutAllocation
+from outfitter_service.core.states import Step, advance
+from outfitter_service.core.view import View
+
+
+class Rules(Struct, frozen=True, kw_only=True):
+    """What decisions are made by, besides the ledger: the configured resources and limits, and who writes.
+
+    `lease_s` is the default lease, `retention_s` how long final records stay, `chunk` about how many
+    allocations one decision changes at most.
+    """
+
+    writer: str
+    specs: Mapping[str, m.ResourceSpec]
+    lease_s: float = 30.0
+    retention_s: float = 3600.0
+    chunk: int = 256
+
+
+class Decision(Struct, kw_only=True):
+    """What one event leads to.
+
+    `refused` is why a message goes to the dead letters. `renewed` are the allocations whose lease starts anew;
+    `cut` those whose lease must now run out although they had none or renewed it (their worker has a newer
+    incarnation). `kind` says what the event was, for metrics. Each event in `follow_ups` must be decided, too.
+    """
+
+    kind: str
+    changes: list[Change] = []
+    history: list[Transition] = []
+    commands: list[m.Command] = []
+    follow_ups: list[m.Event] = []
+    renewed: list[str] = []
+    cut: list[str] = []
+    refused: str | None = None
+
+
+class Draft:
+    """The ledger as it will be. `cause` and `source` are what history says of each step."""
+
+    __slots__ = ("_moved", "_view", "cause", "decision", "ledger", "now", "records", "rules", "source", "token")
+
+    def __init__(
+        self, ledger: Ledger, rules: Rules, now: datetime, *, cause: str, source: Source | None = None
+    ) -> None:
+        self.ledger = ledger
+        self.rules = rules
+        self.now = now
+        self.cause = cause
+        self.source = source
+        self.decision = Decision(kind=cause)
+        self.token = ledger.token
+        self.records: dict[str, Allocation] = {}
+        self._view: View | None = None
+        self._moved: list[tuple[Allocation, int]] = []
+
+    def book(self, host: str) -> HostBook:
+        """The host's book as it is before the decision."""
+        return self.ledger.hosts.get(host) or HostBook(host)
+
+    def view(self, host: str) -> View:
+        """The host's book with every step so far. A decision is about one host."""
+        view = self._view
+        if view is None:
+            view = self._view = View(self.book(host))
+        if self._moved:
+            for record, count in self._moved:
+                view.count(record, count)
+            self._moved.clear()
+        return view
+
+    def record(self, key: str) -> Allocation | None:
+        return self.records.get(key) or self.ledger.allocations.get(key)
+
+    def again(self, host: str) -> None:
+        """The rest of a larger effect is left to an event of its own."""
+        event = m.Reschedule(host=host, cause=self.cause)
+        if event not in self.decision.follow_ups:
+            self.decision.follow_ups.append(event)
+
+    def step(
+        self,
+        step: Step,
+        explanation: str,
+        base: Allocation,
+        *,
+        new: bool = False,
+        confirmed: bool | None = None,
+        **fields: Any,
+    ) -> Allocation:
+        """Take one row of the table: `base`, with `fields` replaced, in the state that follows from its own.
+
+        A record that is `new` comes from no state. All but repeats (`Step.REFRESH`) go to the history.
+
+        Raises:
+            IllegalStepError: there is no such row; nothing has changed.
+        """
+        before = None if new else base.state
+        state = advance(before, step)
+        after = structs.replace(
+            base,
+            state=state,
+            since=base.since if before == state else self.now,
+            writer=self.rules.writer,
+            commit=self.ledger.commits + 1,
+            **fields,
+        )
+        self.records[after.key] = after
+        decision = self.decision
+        decision.changes.append(PutAllocation(after))
+        if step is not Step.REFRESH:
+            decision.history.append(
+                Transition(
+                    at=self.now,
+                    host=after.host,
+                    worker=after.worker,
+                    incarnation=after.incarnation,
+                    event=self.cause,
+                    from_=before,
+                    to=state,
+                    explanation=explanation,
+                    record=after,
+                    source=self.source,
+                    confirmed=confirmed,
+                )
+            )
+        held = before in HOLDING_STATES
+        if held != (state in HOLDING_STATES):
+            self._moved.append((after, -1 if held else 1))
+        return after

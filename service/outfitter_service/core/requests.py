@@ -1,0 +1,109 @@
+"""What a registration comes to: amounts by resource, resources that stay without infos, or why it fails at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import UNSET, Struct
+
+from outfitter_proto.records import ReasonCode, Register, ResolvedRequest, Unavailable
+from outfitter_service.core import explain
+from outfitter_service.core import model as m
+from outfitter_service.core.draft import Rules
+
+
+class Resolved(Struct):
+    """`problem` is why the request can never be met: a code and a reason."""
+
+    request: ResolvedRequest
+    unavailable: dict[str, Unavailable]
+    problem: tuple[ReasonCode, str] | None
+
+
+def resolve(rules: Rules, message: Register) -> Resolved:
+    """Resolve a registration against the configured resources (Flink's rule where it names none)."""
+    amounts: dict[str, int] = {}
+    unavailable: dict[str, Unavailable] = {}
+    problem: tuple[ReasonCode, str] | None = None
+    asked = message.resources
+    for name in rules.specs if asked is None else asked:
+        spec = rules.specs.get(name)
+        found: tuple[ReasonCode, str] | None = None
+        if spec is None:
+            found = ReasonCode.UNKNOWN_RESOURCE, explain.unknown_resource(name, rules.specs)
+        elif (spec.state != m.SpecState.OK) or (asked is None and spec.amount is None):
+            found = _not_in_effect(spec, unavailable, explicit=asked is not None)
+        elif asked is not None:
+            amounts[name] = asked[name].amount
+        elif spec.amount is not None:
+            amounts[name] = spec.amount
+        problem = problem or found
+    if message.operators:
+        problem = problem or _operators_problem(message, amounts, unavailable, rules.specs)
+    request = ResolvedRequest(
+        amounts=amounts,
+        resources=asked,
+        operators=message.operators,
+        owner=message.owner,
+        lease_s=rules.lease_s if message.lease_s is UNSET else message.lease_s,
+        wait_s=message.wait_s,
+        priority=message.priority,
+        labels=message.labels,
+    )
+    return Resolved(request, unavailable, problem)
+
+
+def _not_in_effect(
+    spec: m.ResourceSpec, unavailable: dict[str, Unavailable], *, explicit: bool
+) -> tuple[ReasonCode, str] | None:
+    """A resource that is not in effect fails the worker that names it, and, where its setting is wrong, the one
+    that gets it by configuration, too; unless its failures mean no infos."""
+    state = m.SpecState.MISCONFIGURED if spec.state == m.SpecState.OK else spec.state
+    code, reason = ReasonCode(state), explain.not_in_effect(spec)
+    wrong = explicit or state == m.SpecState.MISCONFIGURED
+    if wrong and spec.on_failure != m.OnFailure.NO_INFO:
+        return code, reason
+    unavailable[spec.name] = Unavailable(code=code, reason=reason)
+    return None
+
+
+def _operators_problem(
+    message: Register,
+    amounts: Mapping[str, int],
+    unavailable: dict[str, Unavailable],
+    specs: Mapping[str, m.ResourceSpec],
+) -> tuple[ReasonCode, str] | None:
+    """Operators may ask for no more than their worker does, and for nothing else."""
+    total: dict[str, int] = {}
+    for operator, wanted in (message.operators or {}).items():
+        for resource, asked in wanted.items():
+            spec = specs.get(resource)
+            if spec is None:
+                return ReasonCode.UNKNOWN_RESOURCE, explain.unknown_resource(resource, specs)
+            if resource in amounts:
+                # a shared device is seen by every operator: nothing is divided
+                together = max if spec.shared else sum
+                total[resource] = together((total.get(resource, 0), asked.amount))
+            elif resource not in unavailable:
+                return ReasonCode.INVALID_REQUEST, explain.operator_without(operator, resource)
+            elif (problem := _not_in_effect(spec, unavailable, explicit=True)) is not None:
+                return problem
+    for resource, wanted_sum in total.items():
+        if wanted_sum > amounts[resource]:
+            return ReasonCode.INVALID_REQUEST, explain.operator_sum(resource, wanted_sum, amounts[resource])
+    return None
+
+
+def differences(request: ResolvedRequest, message: Register) -> list[str]:
+    """In what a repeated registration asks for something else than the first one of its incarnation.
+
+    A lease left out is the default, whatever that is by now: never a difference.
+    """
+    different = [
+        name
+        for name in ("resources", "operators", "owner", "wait_s", "priority", "labels")
+        if getattr(request, name) != getattr(message, name)
+    ]
+    if message.lease_s is not UNSET and message.lease_s != request.lease_s:
+        different.append("lease_s")
+    return different

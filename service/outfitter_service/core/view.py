@@ -1,0 +1,96 @@
+"""A host's book as it will be after the decision so far: what the decision takes and gives back on top of it.
+
+A view changes nothing but itself, and ends with its decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import merge
+
+from outfitter_proto.records import Allocation, Health
+from outfitter_service.core.book import HostBook, Inventory, Tally, exclusive_ids, shared_ids
+from outfitter_service.core.model import KnownDevice
+
+NO_DEVICES: tuple[KnownDevice, ...] = ()
+
+
+class View:
+    """One host's book with a decision's own effects. `Draft.view` keeps it up to date: ask there after each step."""
+
+    __slots__ = ("_locks", "_sharers", "_told", "book")
+
+    def __init__(self, book: HostBook) -> None:
+        self.book = book
+        self._told: dict[str, Inventory] = {}
+        self._locks = Tally()
+        self._sharers = Tally()
+
+    def count(self, record: Allocation, count: int) -> None:
+        """The record's devices are held from here on (1), or no longer (-1)."""
+        for device_id in exclusive_ids(record):
+            self._locks.add(self.book.canonical(device_id), count)
+        if record.shared:
+            for device_id in shared_ids(record):
+                self._sharers.add(self.book.canonical(device_id), count)
+
+    def inventory(self, resource: str) -> Inventory:
+        return self._told.get(resource) or self.book.inventory(resource)
+
+    def set_inventory(self, resource: str, inventory: Inventory) -> None:
+        """The same devices, but something else is known of their driver."""
+        self._told[resource] = inventory
+
+    def locked(self, device: KnownDevice) -> bool:
+        """Somebody has the device alone."""
+        name = self.book.canonical(device.id)
+        return self.book.locks.get(name, 0) + self._locks.get(name, 0) > 0
+
+    def _unused(self, name: str) -> bool:
+        book = self.book
+        return (
+            book.locks.get(name, 0) + self._locks.get(name, 0) == 0
+            and book.sharers.get(name, 0) + self._sharers.get(name, 0) == 0
+        )
+
+    def free(self, resource: str, enough: int) -> tuple[KnownDevice, ...]:
+        """Healthy devices that nobody has, at most `enough`, in the driver's order of preference."""
+        shelf = self.book.shelves.get(resource)
+        if shelf is None:
+            return NO_DEVICES
+        if not self._locks and not self._sharers:
+            devices = shelf.devices
+            return tuple([devices[-position] for position in shelf.free[: -enough - 1 : -1]])
+        found: list[KnownDevice] = []
+        for device in self._candidates(resource):
+            found.append(device)
+            if len(found) == enough:
+                break
+        return tuple(found)
+
+    def _candidates(self, resource: str) -> Iterator[KnownDevice]:
+        """The free devices with the decision's effects: some of the book's are taken, others have come back."""
+        shelf = self.book.shelves[resource]
+        canonical = self.book.canonical
+        back = [
+            position
+            for name in {**self._locks, **self._sharers}
+            if not self.book.unused(name) and self._unused(name)
+            for position in shelf.places.get(name, ())
+        ]
+        for position in merge((-position for position in reversed(shelf.free)), sorted(back)):
+            device = shelf.devices[position]
+            if device.health == Health.HEALTHY and self._unused(canonical(device.id)):
+                yield device
+
+    def held_count(self, resource: str) -> int:
+        """How many devices of a resource are held, those included that its inventory does not (yet) name."""
+        canonical = self.book.canonical
+        names = {canonical(device.id) for device in self.inventory(resource).devices if self.locked(device)}
+        for record in self.book.live.values():
+            names.update(
+                name
+                for told in record.resources.get(resource, ())
+                if self.book.locks.get(name := canonical(told["id"]), 0) + self._locks.get(name, 0) > 0
+            )
+        return len(names)
