@@ -44,6 +44,7 @@ EVENT_KINDS = (
     "tick",
     "reschedule",
     "dead-letter",
+    "defect",
 )
 DRIVER_CALLS = ("inventory", "retrieve", "prepare", "unprepare", "in-use")
 ALLOCATION_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)

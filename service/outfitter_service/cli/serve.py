@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from typing import TYPE_CHECKING
 
 import anyio
@@ -52,11 +54,26 @@ async def _serve(service: Service) -> None:
 
             async def obey() -> None:
                 async for _signal in signals:
+                    if not service.stopping:
+                        _end_by_force(service.settings.shutdown_timeout)
                     service.stop()
 
             tasks.start_soon(obey)
             await service.run()
             tasks.cancel_scope.cancel()
+
+
+def _end_by_force(after_s: float) -> None:
+    """What hangs in a thread (a driver's blocking call) can be neither cancelled nor waited for: the process ends
+    without it. It is as harmless as SIGKILL."""
+
+    def end() -> None:
+        warn(f"the shutdown took longer than {after_s:g} s, ending as it stands")
+        os._exit(1)
+
+    timer = threading.Timer(after_s, end)
+    timer.daemon = True
+    timer.start()
 
 
 def _has_uvloop() -> bool:

@@ -139,6 +139,7 @@ def _register(draft: Draft, message: Register, source: Source) -> None:
         for older in sorted(incarnations):
             _supersede(draft, older, message.incarnation)
     resolved = resolve(draft.rules, message)
+    wait_s = message.wait_s if message.wait_s is not None else draft.rules.wait_s
     record = Allocation(
         host=message.host,
         worker=message.worker,
@@ -150,7 +151,7 @@ def _register(draft: Draft, message: Register, source: Source) -> None:
         commit=0,
         source=source,
         unavailable=resolved.unavailable,
-        wait_until=draft.now + timedelta(seconds=message.wait_s) if message.wait_s is not None else None,
+        wait_until=draft.now + timedelta(seconds=wait_s) if wait_s is not None else None,
     )
     if resolved.problem is not None:
         code, reason = resolved.problem

@@ -19,13 +19,15 @@ from outfitter_service.core.view import View
 class Rules(Struct, frozen=True, kw_only=True):
     """What decisions are made by, besides the ledger: the configured resources and limits, and who writes.
 
-    `lease_s` is the default lease, `retention_s` how long final records stay, `chunk` about how many
+    `lease_s` and `wait_s` are what a registration has that does not say (None: no lease, no end of waiting),
+    `retention_s` how long final records stay, `chunk` about how many
     allocations one decision changes at most.
     """
 
     writer: str
     specs: Mapping[str, m.ResourceSpec]
-    lease_s: float = 30.0
+    lease_s: float | None = 30.0
+    wait_s: float | None = None
     retention_s: float = 3600.0
     chunk: int = 256
 

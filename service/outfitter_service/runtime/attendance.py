@@ -39,8 +39,11 @@ class Attendance:
         grace_s: float,
         default_lease_s: float,
         emit: Callable[[m.Event], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock` gives monotonic seconds."""
         self._bus = bus
+        self._clock = clock
         self._topic = topic
         self._partition = partition
         self._identity = identity
@@ -66,7 +69,7 @@ class Attendance:
                 earlier_boot_id=earlier_boot_id,
                 died=lambda key, detail: self._emit(m.OwnerDied(allocation=key, detail=detail)),
             )
-        now = time.monotonic()
+        now = self._clock()
         live = [record for record in ledger.allocations.values() if record.state not in FINAL_STATES]
         for key in self._owners.keys() - {record.key for record in live}:
             self._owners.forget(key)
@@ -78,7 +81,7 @@ class Attendance:
 
     def follow(self, records: Iterable[Allocation]) -> None:
         """Attend to what was just committed."""
-        now = time.monotonic()
+        now = self._clock()
         for record in records:
             if record.state in FINAL_STATES:
                 self.forget(record.key)
@@ -91,13 +94,17 @@ class Attendance:
             self._owners.forget(key)
 
     def renew(self, keys: Iterable[str]) -> None:
-        now = time.monotonic()
+        now = self._clock()
         for key in keys:
             self.leases.renew(key, now)
 
+    def renew_all(self) -> None:
+        """Nobody could be heard for a while: one whole lease for everybody from now."""
+        self.leases.renew_all(self._clock())
+
     def cut(self, keys: Iterable[str], ledger: Ledger) -> None:
         """A worker's older incarnations: nothing renews them any more, so a lease must end them if no owner does."""
-        now = time.monotonic()
+        now = self._clock()
         for key in keys:
             record = ledger.allocations.get(key)
             watched = self._owners is not None and key in self._owners
@@ -120,7 +127,7 @@ class Attendance:
 
     def expired(self, position: int) -> list[m.LeaseExpired]:
         """The leases that have run out, judged with everything before `position` decided."""
-        now = time.monotonic()
+        now = self._clock()
         if self._suspend.slept():
             log.warning("the machine was suspended: every lease starts anew")
             self.leases.renew_all(now)
@@ -139,12 +146,12 @@ class Attendance:
         while True:
             await self._suspected.wait()
             self._suspected = anyio.Event()
-            asked_at = time.monotonic()
+            asked_at = self._clock()
             try:
                 _, end = await self._bus.offsets(self._topic, self._partition)
             except BusError as error:
                 log.warning("cannot tell silence from an outage, leases are kept", error=str(error))
-                self.leases.renew_all(time.monotonic())
+                self.leases.renew_all(self._clock())
                 await anyio.sleep(SAMPLE_RETRY_S)
                 continue
             self._sampled_at, self._sampled_end = asked_at, end

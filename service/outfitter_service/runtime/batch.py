@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
 
+import structlog
+
 from outfitter_proto.bus import Entry, Message
 from outfitter_proto.codec import WireError, decode_registration, encode
 from outfitter_proto.names import Topics
@@ -17,6 +19,8 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, renumber
 from outfitter_service.core.ledger import Change, DropAllocation, DropHost, Ledger, PutAllocation, PutHost
 from outfitter_service.runtime.transaction import batches, dead_letter, history_entry, ledger_batch
+
+log = structlog.get_logger("outfitter.processor")
 
 
 class Batch:
@@ -27,6 +31,7 @@ class Batch:
         self.now = now
         self.history: list[HistoryRecord] = []
         self.letters: list[DeadLetter] = []
+        self.about: dict[str, dict[str, str | None]] = {}
         self.commands: list[m.Command] = []
         self.follow_ups: list[m.Event] = []
         self.renewed: dict[str, None] = {}
@@ -44,9 +49,14 @@ class Batch:
         return not (self.values or self.history or self.letters)
 
     def decide(self, event: m.Event) -> Decision:
-        """Decide one event and apply what it changes."""
-        decision = decide(self.ledger, self._rules, event, self.now)
+        """Decide one event and apply what it changes. One that meets a defect of ours changes nothing, for itself
+        alone: raising would end the manager, and again after every restart."""
         self.events += 1
+        try:
+            decision = decide(self.ledger, self._rules, event, self.now)
+        except Exception as error:
+            log.exception("an event could not be decided: a defect of Outfitter", event_kind=type(event).__name__)
+            decision = Decision(kind="defect", refused=f"internal error: {type(error).__name__}: {error}")
         self.kinds[decision.kind] += 1
         if decision.changes:
             self.apply(decision.changes)
@@ -69,15 +79,20 @@ class Batch:
         source = Source(partition=message.partition, offset=message.offset)
         decision = self.decide(m.Incoming(registration, source))
         if decision.refused is not None:
-            self.refuse(message, decision.refused)
+            letter = self.refuse(message, decision.refused)
+            self.about[letter.key] = {"worker": registration.worker, "incarnation": registration.incarnation}
         elif decision.kind == "register":
             key = f"{registration.host}/{registration.worker}/{registration.incarnation}"
             self.registered_ms[key] = message.timestamp_ms
 
-    def refuse(self, message: Message, reason: str, field: str | None = None) -> None:
+    def refuse(self, message: Message, reason: str, field: str | None = None) -> DeadLetter:
         """Send a message to the dead letters."""
         self.kinds["dead-letter"] += 1
-        self.letters.append(dead_letter(message, reason, field, writer=self._rules.writer, at=self.now))
+        self.events += 1
+        letter = dead_letter(message, reason, field, writer=self._rules.writer, at=self.now)
+        self.bytes += len(letter.body) * 4 // 3 + len(reason)
+        self.letters.append(letter)
+        return letter
 
     def apply(self, changes: Iterable[Change]) -> None:
         """Apply changes to the ledger and keep the last value of each key for the ledger's batch."""

@@ -7,9 +7,9 @@ rules: what a failure means for a worker is decided in core/.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any, Protocol, TypeVar
 
 import anyio
 import structlog
@@ -27,6 +27,8 @@ FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 REASON_LENGTH = 2000
 """What of a driver's message is kept in a record: a reason is for people."""
+CLOSE_WITHIN_S = 2.0
+"""How long each driver may take to close; all close at the same time."""
 ASKED_AGAIN = 16
 """How many smaller amounts an on-demand driver is asked for before the least one that would do."""
 
@@ -96,8 +98,17 @@ def known_devices(resource: str, devices: Sequence[api.Device]) -> tuple[m.Known
 class DriverPool:
     """All supervisors of one manager on one host. `async with pool:` runs them."""
 
-    def __init__(self, loaded: Mapping[str, Loaded], *, host: str, emit: Emit, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        loaded: Mapping[str, Loaded],
+        *,
+        host: str,
+        emit: Emit,
+        metrics: Metrics,
+        close_within_s: float = CLOSE_WITHIN_S,
+    ) -> None:
         self.loaded = loaded
+        self._close_within_s = close_within_s
         self._supervisors = {
             name: Supervisor(resource, host=host, emit=emit, metrics=metrics)
             for name, resource in loaded.items()
@@ -106,6 +117,7 @@ class DriverPool:
         self._emit = emit
         self._tasks: TaskGroup | None = None
         self._busy: dict[str, anyio.Lock] = {}
+        self._under_way: set[m.Command] = set()
 
     async def run(self, *, started: anyio.Event) -> None:
         """Run until cancelled; then close every driver, bounded."""
@@ -122,18 +134,21 @@ class DriverPool:
             with anyio.CancelScope(shield=True):
                 async with anyio.create_task_group() as closing:
                     for supervisor in self._supervisors.values():
-                        closing.start_soon(supervisor.close)
+                        closing.start_soon(supervisor.close, self._close_within_s)
 
     def perform(self, command: m.Command, record: Allocation | None) -> None:
-        """Begin to carry out a committed command; its end comes back as an event."""
-        if self._tasks is None:
+        """Begin to carry out a committed command; its end comes back as an event. One that is under way already
+        (the partition was taken anew meanwhile) is not begun again: its end is the answer to both."""
+        if self._tasks is None or command in self._under_way:
             return
         match command:
             case m.Discover():
                 self._tasks.start_soon(self._supervisors[command.resource].discover, command, record)
             case m.Prepare() if record is not None:
+                self._under_way.add(command)
                 self._tasks.start_soon(self._prepare, command, record)
             case m.Unprepare() if record is not None:
+                self._under_way.add(command)
                 self._tasks.start_soon(self._unprepare, command, record)
 
     def _concerned(self, record: Allocation) -> Iterator[tuple[Supervisor, api.Grant]]:
@@ -153,6 +168,7 @@ class DriverPool:
                 error = await supervisor.prepare(grant)
                 if error is not None:
                     break
+        self._under_way.discard(command)
         self._emit(m.Prepared(allocation=command.allocation, token=command.token, error=error))
 
     async def _unprepare(self, command: m.Unprepare, record: Allocation) -> None:
@@ -163,6 +179,7 @@ class DriverPool:
                 checked.append(await supervisor.wait_until_unused(grant))
         self._busy.pop(command.allocation, None)
         confirmed = bool(checked) and all(checked)
+        self._under_way.discard(command)
         self._emit(m.Unprepared(allocation=command.allocation, token=command.token, confirmed=confirmed))
 
 
@@ -180,6 +197,10 @@ class Supervisor:
         self._metrics = metrics
         self._retry_delay_s = FIRST_DELAY_S
         self._log = log.bind(resource=self.name, host=host)
+
+    def _log_of(self, worker: api.Worker) -> Any:
+        """The log for lines about one worker."""
+        return self._log.bind(worker=worker.worker, incarnation=worker.incarnation)
 
     def grant(self, record: Allocation, infos: Sequence[Mapping[str, str]]) -> api.Grant:
         return api.Grant(
@@ -225,12 +246,14 @@ class Supervisor:
                     raise
                 raise TimeoutError(f"no answer within {self._timeout_s:g} s") from error
 
-    async def close(self) -> None:
-        with anyio.move_on_after(self._timeout_s):
+    async def close(self, within_s: float) -> None:
+        with anyio.move_on_after(within_s) as scope:
             try:
                 await self.driver.aclose()
             except Exception as error:  # noqa: BLE001 - a driver's own code; its failure must not stop the shutdown
                 self._log.warning("driver did not close well", error=str(error))
+        if scope.cancelled_caught:
+            self._log.warning("driver did not close in time", after_s=within_s)
 
     # --- inventory ---
 
@@ -247,9 +270,10 @@ class Supervisor:
 
         while True:
             try:
-                async for devices in self._inventories(driver):
-                    tell(self._report(devices))
-                    delay = FIRST_DELAY_S
+                async with aclosing(self._inventories(driver)) as inventories:
+                    async for devices in inventories:
+                        tell(self._report(devices))
+                        delay = FIRST_DELAY_S
             except Exception as error:  # noqa: BLE001 - a driver's own code; any failure of it is a report
                 failure = verdict(error)
                 if told is None or told.failure != failure:
@@ -259,7 +283,7 @@ class Supervisor:
                 await anyio.sleep(wanted if wanted is not None else delay)
                 delay = min(delay * 2, LONGEST_DELAY_S)
 
-    async def _inventories(self, driver: api.Inventory) -> AsyncIterator[Sequence[api.Device]]:
+    async def _inventories(self, driver: api.Inventory) -> AsyncGenerator[Sequence[api.Device], None]:
         sets = driver.inventory(self._host)
         try:
             yield await self._bounded("inventory", anext(sets))
@@ -288,7 +312,8 @@ class Supervisor:
                 failure = m.DriverFailure(reason=str(error)[:REASON_LENGTH], permanent=True, at_least=command.least)
             except Exception as error:  # noqa: BLE001 - a driver's own code; any failure of it is a report
                 failure = verdict(error)
-                self._log.warning("driver failed", error=failure.reason, permanent=failure.permanent)
+                told = self._log_of(self._worker(record))
+                told.warning("driver failed", error=failure.reason, permanent=failure.permanent)
                 break
             else:
                 self._retry_delay_s = FIRST_DELAY_S
@@ -316,7 +341,7 @@ class Supervisor:
             await self._bounded("prepare", self.driver.prepare(grant))
         except Exception as error:  # noqa: BLE001 - a driver's own code; its failure fails this allocation
             failure = verdict(error)
-            self._log.warning("prepare failed", allocation=grant.allocation, error=failure.reason)
+            self._log_of(grant.worker).warning("prepare failed", error=failure.reason)
             return f"the driver of {self.name} could not prepare: {failure.reason}"
         return None
 
@@ -345,7 +370,8 @@ class Supervisor:
             try:
                 await self._bounded(call, act(grant))
             except Exception as error:  # noqa: BLE001 - a driver's own code; tried again, and said each time
-                self._log.warning(f"{call} failed, will be repeated", allocation=grant.allocation, error=str(error))
+                reason = verdict(error).reason
+                self._log_of(grant.worker).warning(f"{call} failed, will be repeated", error=reason)
                 wanted = error.delay if isinstance(error, api.TemporaryDriverError) else None
                 await anyio.sleep(wanted if wanted is not None else delay)
                 delay = min(delay * 2, LONGEST_DELAY_S)

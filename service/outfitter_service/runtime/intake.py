@@ -16,7 +16,8 @@ from outfitter_proto.bus import Bus, BusError, Message, OffsetOutOfRangeError, R
 log = structlog.get_logger("outfitter.input")
 
 READ_AHEAD = 5000
-"""Records that may lie unread before fetching pauses: bounds the memory that a flood takes."""
+READ_AHEAD_BYTES = 16 * 1024 * 1024
+"""Records and bytes that may lie unread before fetching pauses: bounds the memory that a flood takes."""
 
 RETRY_S = 0.5
 
@@ -24,21 +25,29 @@ RETRY_S = 0.5
 class Intake:
     """Messages fetched and not yet decided. `position` is the offset after the last fetched one, holes included."""
 
-    def __init__(self, bus: Bus, topic: str, partition: int, *, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, bus: Bus, topic: str, partition: int, *, wake: Callable[[], None], healed: Callable[[], None]
+    ) -> None:
+        """`wake` is called when there is news, `healed` when the bus is heard again after an outage."""
         self._bus = bus
         self._topic = topic
         self._partition = partition
         self._wake = wake
+        self._healed = healed
         self._drained = anyio.Event()
         self._resumed = anyio.Event()
         self.messages: deque[Message] = deque()
+        self.bytes = 0
         self.position = 0
+        self.hearing = True
         self.lost: OffsetOutOfRangeError | None = None
 
     def reset(self, start: int) -> None:
         """Forget what was fetched; `run` goes on at `start`."""
         self.messages.clear()
+        self.bytes = 0
         self.position = start
+        self.hearing = True
         self.lost = None
         self._resumed.set()
 
@@ -58,24 +67,35 @@ class Intake:
                 await self._resumed.wait()
             except BusError as error:
                 log.warning("cannot read registrations, will try again", error=str(error))
+                self.hearing = False
+                self._wake()
                 await anyio.sleep(RETRY_S)
 
     async def _fetch(self, reader: Reader) -> None:
         while True:
-            while len(self.messages) >= READ_AHEAD:
+            while self._full:
                 self._drained = anyio.Event()
                 await self._drained.wait()
             messages = await reader.fetch(max_records=READ_AHEAD, timeout=1.0)
             self.position = reader.position
+            if not self.hearing:
+                self.hearing = True
+                self._healed()
+                self._wake()
             if messages:
                 self.messages.extend(messages)
+                self.bytes += sum(len(message.value or b"") for message in messages)
                 self._wake()
+
+    @property
+    def _full(self) -> bool:
+        return len(self.messages) >= READ_AHEAD or self.bytes >= READ_AHEAD_BYTES
 
     def drop(self, count: int) -> None:
         """The first `count` messages are decided and committed."""
         for _ in range(count):
-            self.messages.popleft()
-        if len(self.messages) < READ_AHEAD:
+            self.bytes -= len(self.messages.popleft().value or b"")
+        if not self._full:
             self._drained.set()
 
     def behind(self) -> int:

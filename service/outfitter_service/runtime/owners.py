@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,7 +55,12 @@ class OwnerWatch:
         except OSError:
             return False
         # the descriptor is open, so the pid cannot be given to another process between the two looks
-        if start_ticks(owner.pid) != owner.start_ticks:
+        started = start_ticks(owner.pid)
+        if started is None and not _has_ended(pidfd):
+            # /proc hides other users' processes (hidepid): who this is cannot be known
+            os.close(pidfd)
+            return False
+        if started != owner.start_ticks:
             os.close(pidfd)
             self._died(key, f"process {owner.pid} is gone (its pid belongs to another process now)")
             return True
@@ -76,6 +82,13 @@ class OwnerWatch:
     def _ended(self, key: str, pid: int) -> None:
         self.forget(key)
         self._died(key, f"process {pid} ended")
+
+
+def _has_ended(pidfd: int) -> bool:
+    """A process's descriptor is readable once it has ended."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def start_ticks(pid: int) -> int | None:

@@ -20,6 +20,7 @@ from msgspec import Struct, structs
 
 from outfitter_proto.bus import (
     Bus,
+    BusConfigurationError,
     BusError,
     CommitUnknownError,
     FencedError,
@@ -75,13 +76,15 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class Work(Struct, kw_only=True):
-    """One batch and what it consumes: internal events, messages, notes. `position` is the input's next offset."""
+    """One batch and what it consumes: internal events, messages, notes. `position` is the input's next offset.
+    `closing`: it is the last one."""
 
     batch: Batch
     position: int
     internal: int = 0
     taken: int = 0
     notes: int = 0
+    closing: bool = False
 
 
 class RecycledError(BusError):
@@ -121,16 +124,17 @@ class Processor:
         self._internal: deque[m.Event] = deque()
         self._reports: dict[str, m.DriverReport] = {}
         self._batch_limit = limits.batch_records
+        self._chunk = rules.chunk
         self._poisoned: int | None = None
         self._position = 0
         self._committed_position = 0
         self._committed_at = 0.0
         self._ticked_at = 0.0
+        self._seen_commit: int | None = None
         self._notes: list[Note] = []
-        self._stopping = False
+        self._stop = anyio.Event()
         self.ledger = Ledger()
         self.ready = False
-        self.intake = Intake(bus, topics.registrations, partition, wake=self.wake)
         self.attendance = Attendance(
             bus,
             topics.registrations,
@@ -140,6 +144,7 @@ class Processor:
             default_lease_s=rules.lease_s or SUPERSEDED_LEASE_S,
             emit=self.emit,
         )
+        self.intake = Intake(bus, topics.registrations, partition, wake=self.wake, healed=self.attendance.renew_all)
 
     # --- from outside ---
 
@@ -155,7 +160,7 @@ class Processor:
 
     def stop(self) -> None:
         """Finish the commit under way, say so in the ledger, and return from `run`."""
-        self._stopping = True
+        self._stop.set()
         self._wake.set()
 
     async def run(self) -> None:
@@ -164,9 +169,11 @@ class Processor:
         Raises:
             ForeignManagerError: another manager works for this writer.
             LedgerRefusedError: the ledger cannot be worked on by this version.
+            BusConfigurationError: the file of a bus on this machine is another one than before.
         """
         delay = FIRST_DELAY_S
         try:
+            await self._look_before_fencing()
             while not self._stopping:
                 served_since = time.monotonic()
                 trouble = await self._serve()
@@ -175,17 +182,32 @@ class Processor:
                     return
                 if isinstance(trouble, RecycledError):
                     continue
+                if self._bus.local and isinstance(trouble, BusConfigurationError):
+                    # the file was removed or replaced: what comes next would be another ledger
+                    raise trouble
                 if time.monotonic() - served_since > LONGEST_DELAY_S:
                     delay = FIRST_DELAY_S
                 self._log.warning("the bus failed, taking the partition anew", error=str(trouble), delay_s=delay)
-                await anyio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
+                with anyio.move_on_after(delay * random.uniform(0.5, 1.5)):  # noqa: S311 - jitter, not a secret
+                    await self._stop.wait()
                 delay = min(delay * 2, LONGEST_DELAY_S)
-                if isinstance(trouble, FencedError):
-                    await self._refuse_if_replaced()
+                await self._refuse_if_replaced()
         finally:
+            self._set_ready(False)
             self.attendance.close()
 
+    @property
+    def _stopping(self) -> bool:
+        return self._stop.is_set()
+
     # --- taking the partition ---
+
+    async def _look_before_fencing(self) -> None:
+        """A machine that must not serve this host does not disturb the one that does."""
+        try:
+            self._refuse_foreign_machine(await self._restore())
+        except BusError:
+            return  # taking the partition meets it again, and says so
 
     async def _serve(self) -> BusError | None:
         """Take the partition and work until something fails (returned) or it is over (None)."""
@@ -219,12 +241,14 @@ class Processor:
         )
 
     async def _refuse_if_replaced(self) -> None:
-        """After being fenced: look before fencing back."""
+        """After having served: look before fencing back. Somebody who wrote since then works here now."""
+        if self._seen_commit is None:
+            return
         try:
             found = (await self._restore()).checkpoint
         except BusError:
             return
-        if found is not None and found.instance != self._identity.instance:
+        if found is not None and found.instance != self._identity.instance and found.commit > self._seen_commit:
             raise ForeignManagerError(
                 f"another manager (instance {found.instance}, machine {found.machine_id or 'unknown'}) has taken over "
                 f"host {self._identity.host!r} at {found.at:%Y-%m-%dT%H:%M:%SZ}; this one gives up"
@@ -245,6 +269,8 @@ class Processor:
         """Make a replayed ledger the state; return the offset at which the input goes on."""
         self.ledger = restored.ledger
         found = restored.checkpoint
+        self._seen_commit = self.ledger.commits
+        self._telling.replayed(self.ledger)
         self._metrics.restore_seconds.set(restored.seconds)
         self._metrics.restored_records.set(restored.records)
         self._internal = deque(event for event in self._internal if not isinstance(event, m.LeaseExpired))
@@ -252,11 +278,17 @@ class Processor:
         # levels are observed anew: the last inventories, and the command that each unfinished record implies
         self._internal.extendleft(self._reports.values())
         self._internal.append(m.Reschedule(host=self._identity.host))
+        answered = {
+            (type(event), event.allocation, event.token)
+            for event in self._internal
+            if isinstance(event, m.Prepared | m.Unprepared)
+        }
         for record in self.ledger.allocations.values():
-            if record.state == AllocationState.PREPARING:
-                self.drivers.perform(m.Prepare(allocation=record.key, token=record.token or 0), record)
-            elif record.state == AllocationState.RELEASING:
-                self.drivers.perform(m.Unprepare(allocation=record.key, token=record.token or 0), record)
+            token = record.token or 0
+            if record.state == AllocationState.PREPARING and (m.Prepared, record.key, token) not in answered:
+                self.drivers.perform(m.Prepare(allocation=record.key, token=token), record)
+            elif record.state == AllocationState.RELEASING and (m.Unprepared, record.key, token) not in answered:
+                self.drivers.perform(m.Unprepare(allocation=record.key, token=token), record)
         self._log.info(
             "ledger replayed",
             records=restored.records,
@@ -275,7 +307,7 @@ class Processor:
         """Registrations are gone unread: go on at the earliest there are, with a whole lease for everybody."""
         self._log.error("registrations were lost, going on at the earliest there are", reason=explanation)
         self._metrics.input_lost.inc()
-        self.attendance.leases.renew_all(time.monotonic())
+        self.attendance.renew_all()
         self._notes.append(self._note("input-lost", explanation))
 
     def _note(self, event: str, explanation: str) -> Note:
@@ -288,21 +320,20 @@ class Processor:
         opening = True
         while True:
             work = self._decide(writer, opening=opening)
-            if not work.batch.empty or opening or self._checkpoint_is_due(work.position):
+            if not work.batch.empty or opening or work.closing or self._checkpoint_is_due(work.position):
                 trouble = await self._commit(writer, work)
-                if isinstance(trouble, TooLargeError):
-                    self._narrow(work, trouble)
+                if isinstance(trouble, TooLargeError) and self._narrow(work, trouble):
                     continue
                 if trouble is not None:
                     self.ledger.rollback()
                     return trouble
                 opening = False
             self._settle(work)
-            if self._stopping:
+            if work.closing:
                 return None
             if writer.tainted:
                 return RecycledError("a request to the bus was retried: the writer is replaced")
-            self._set_ready(True)
+            self._set_ready(self.intake.hearing)
             await self._wait()
 
     async def _wait(self) -> None:
@@ -315,8 +346,8 @@ class Processor:
 
     def _decide(self, writer: Writer, *, opening: bool) -> Work:
         """Decide what has piled up, up to the batch's bounds, without awaiting anything."""
-        batch = Batch(self.ledger, self._rules, datetime.now(UTC))
-        work = Work(batch=batch, position=self._position)
+        batch = Batch(self.ledger, structs.replace(self._rules, chunk=self._chunk), datetime.now(UTC))
+        work = Work(batch=batch, position=self._position, closing=self._stopping)
         full = writer.max_batch_bytes * FILL
         if opening:
             self._open(batch)
@@ -356,6 +387,8 @@ class Processor:
         if work.taken == len(messages):
             work.position = max(work.position, self.intake.position)
         batch.renumber(self._identity.host)
+        if work.closing:
+            self._close(batch)
         return work
 
     def _open(self, batch: Batch) -> None:
@@ -367,17 +400,12 @@ class Processor:
         batch.apply([PutHost(host_record(named, self._rules.specs, book.inventories, batch.now) or named)])
 
     def _checkpoint_is_due(self, position: int) -> bool:
-        if self._stopping:
+        if position - self._committed_position >= self._limits.checkpoint_records:
             return True
-        moved = position - self._committed_position
-        if moved >= self._limits.checkpoint_records:
-            return True
-        return moved > 0 and time.monotonic() - self._committed_at >= self._limits.checkpoint_interval_s
+        return time.monotonic() - self._committed_at >= self._limits.checkpoint_interval_s
 
     async def _commit(self, writer: Writer, work: Work) -> BusError | None:
         batch = work.batch
-        if self._stopping and self.ledger.book(self._identity.host).record is not None:
-            self._close(batch)
         checkpoint = Checkpoint(
             writer=self._identity.writer,
             instance=self._identity.instance,
@@ -402,10 +430,12 @@ class Processor:
         self._metrics.commit_seconds.observe(time.monotonic() - begun)
         self.ledger.settle()
         self.ledger.commits += 1
+        self._seen_commit = self.ledger.commits
         self._committed_at = time.monotonic()
         self._committed_position = work.position
         del self._notes[: work.notes]
         self._batch_limit = self._limits.batch_records
+        self._chunk = self._rules.chunk
         return None
 
     def _close(self, batch: Batch) -> None:
@@ -414,19 +444,30 @@ class Processor:
         if record is not None:
             batch.apply([PutHost(structs.replace(record, manager=self._identity.manager(self._since, batch.now)))])
 
-    def _narrow(self, work: Work, trouble: TooLargeError) -> None:
-        """A commit was too large: take it back and try with fewer events; a single one that is too large is refused."""
+    def _narrow(self, work: Work, trouble: TooLargeError) -> bool:
+        """A commit was too large: take it back and try with fewer events, then with smaller pieces of one event's
+        effects. What is too large even so is given up, for itself alone; False: there is nothing to give up."""
         self.ledger.rollback()
-        if work.batch.events > 1:
-            self._batch_limit = max(1, work.batch.events // 2)
-        elif work.taken:
+        events = work.batch.events
+        self._log.warning("a commit is too large, splitting it", error=str(trouble), events=events)
+        if self._batch_limit > 1:
+            self._batch_limit = max(1, min(self._batch_limit, events) // 2)
+        elif self._chunk > 1:
+            self._chunk = max(1, self._chunk // 8)
+        elif work.internal:
+            self._give_up(self._internal.popleft(), trouble)
+        elif work.taken and self._poisoned != self.intake.messages[work.taken - 1].offset:
             self._poisoned = self.intake.messages[work.taken - 1].offset
-        elif self._internal:
-            event = self._internal.popleft()
-            self._log.error(
-                "an event's effects are too large to commit, it is dropped", event_type=type(event).__name__
-            )
-        self._log.warning("commit too large, splitting it", error=str(trouble), events=work.batch.events)
+        else:
+            return False
+        return True
+
+    def _give_up(self, event: m.Event, trouble: TooLargeError) -> None:
+        """One event's smallest effect is more than the allocations topic takes."""
+        self._log.error("an event's effects are too large to commit", event_kind=type(event).__name__)
+        if isinstance(event, m.DriverReport) and event.failure is None:
+            failure = m.DriverFailure(reason=f"its inventory is too large to publish: {trouble}", permanent=True)
+            self._internal.appendleft(structs.replace(event, devices=(), failure=failure))
 
     def _settle(self, work: Work) -> None:
         """The decisions are the truth now: forget what led to them, and act."""

@@ -28,6 +28,8 @@ log = structlog.get_logger("outfitter.service")
 
 CONNECT_DELAYS_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 MAINTENANCE_S = 60.0
+COMMIT_SHARE, DRIVERS_SHARE, BUS_SHARE = 0.5, 0.2, 0.2
+"""What the stages of a shutdown get of `shutdown-timeout`: the last commit, closing drivers, closing the bus."""
 LOCAL_PARTITIONS = 1
 """Partitions of topics that a manager makes itself, on a bus of one machine."""
 
@@ -52,7 +54,11 @@ class Service:
     @property
     def ready(self) -> bool:
         """Whether registrations are being answered."""
-        return self._processor is not None and self._processor.ready and not self._stopping.is_set()
+        return self._processor is not None and self._processor.ready and not self.stopping
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
 
     def stop(self) -> None:
         """Begin an orderly shutdown; `run` returns within `shutdown-timeout`."""
@@ -79,7 +85,7 @@ class Service:
                     await self._serve(bus)
             finally:
                 self.phase = "stopped"
-                with anyio.CancelScope(shield=True), anyio.move_on_after(settings.shutdown_timeout):
+                with anyio.CancelScope(shield=True), anyio.move_on_after(settings.shutdown_timeout * BUS_SHARE):
                     await bus.aclose()
         log.info("stopped", host=settings.host)
 
@@ -143,7 +149,13 @@ class Service:
             ),
             metrics=self.metrics,
         )
-        pool = DriverPool(self.loaded, host=settings.host, emit=processor.emit, metrics=self.metrics)
+        pool = DriverPool(
+            self.loaded,
+            host=settings.host,
+            emit=processor.emit,
+            metrics=self.metrics,
+            close_within_s=settings.shutdown_timeout * DRIVERS_SHARE,
+        )
         processor.drivers = pool
         self.metrics.show(
             lambda: standing(
@@ -168,10 +180,11 @@ class Service:
             tasks.cancel_scope.cancel()
 
     async def _bound_the_end(self, scope: anyio.CancelScope) -> None:
-        """A shutdown that hangs (the bus is away) ends at its deadline: nothing decided is lost by that."""
+        """A last commit that hangs (the bus is away) is given up at its deadline: nothing decided is lost by that."""
         await self._stopping.wait()
-        await anyio.sleep(self.settings.shutdown_timeout)
-        log.warning("shutdown took too long, ending as it stands", after_s=self.settings.shutdown_timeout)
+        share = self.settings.shutdown_timeout * COMMIT_SHARE
+        await anyio.sleep(share)
+        log.warning("the last commit took too long, ending as it stands", after_s=share)
         scope.cancel()
 
 

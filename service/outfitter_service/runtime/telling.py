@@ -10,10 +10,11 @@ from collections import Counter
 
 import structlog
 
-from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, AllocationState, Health, Transition
-from outfitter_service.core.ledger import Ledger, exclusive_ids
+from outfitter_proto.records import FINAL_STATES, Allocation, AllocationState, Health, Host, Transition
+from outfitter_service.core.ledger import Ledger
 from outfitter_service.metrics import Metrics, Standing
 from outfitter_service.runtime.batch import Batch
+from outfitter_service.runtime.selfcheck import Holders, Violation
 
 log = structlog.get_logger("outfitter.processor")
 
@@ -27,6 +28,7 @@ class Telling:
     def __init__(self, metrics: Metrics, host: str) -> None:
         self._metrics = metrics
         self._registered_ms: dict[str, int] = {}
+        self._holders = Holders()
         self._log = log.bind(host=host)
 
     def committed(self, batch: Batch, ledger: Ledger, *, waiting: int) -> None:
@@ -39,7 +41,8 @@ class Telling:
         metrics.input_lag.set(waiting)
         metrics.ledger_records.set(len(ledger.allocations))
         for letter in batch.letters[:LOGGED]:
-            self._log.warning("dead letter", reason=letter.reason, field=letter.field, source=letter.key)
+            about = batch.about.get(letter.key, {})
+            self._log.warning("dead letter", reason=letter.reason, field=letter.field, source=letter.key, **about)
         now_ms = time.time() * 1000
         transitions = [step for step in batch.history if isinstance(step, Transition)]
         for step in transitions:
@@ -54,7 +57,11 @@ class Telling:
             )
         if len(transitions) > LOGGED:
             self._log.info("and more transitions in one commit", more=len(transitions) - LOGGED)
-        self._check_exclusivity(batch, ledger)
+        self._complain(
+            self._holders.take(
+                {key: record for key, (record, _) in batch.values.items() if not isinstance(record, Host)}
+            )
+        )
 
     def _count(self, step: Transition, now_ms: float) -> None:
         metrics = self._metrics
@@ -77,22 +84,21 @@ class Telling:
         if step.event == "lease-expired":
             metrics.lease_expiries.inc()
 
-    def _check_exclusivity(self, batch: Batch, ledger: Ledger) -> None:
-        """Promise 1, checked on what was just written by other means than the decision's."""
-        for record, _ in batch.values.values():
-            if not isinstance(record, Allocation) or record.state not in HOLDING_STATES:
-                continue
-            held = ledger.book(record.host).held
-            for device_id in exclusive_ids(record):
-                if held.get(device_id) != record.key:
-                    self._metrics.violations.inc()
-                    self._log.critical(
-                        "a device is in two live allocations",
-                        device=device_id,
-                        worker=record.worker,
-                        incarnation=record.incarnation,
-                        other=held.get(device_id),
-                    )
+    def replayed(self, ledger: Ledger) -> None:
+        """The processor begins with this ledger."""
+        self._complain(self._holders.replay(ledger.allocations.values()))
+
+    def _complain(self, violations: list[Violation]) -> None:
+        for violation in violations:
+            self._metrics.violations.inc()
+            _, worker, incarnation = violation.key.split("/")
+            self._log.critical(
+                "a device is in two live allocations",
+                device=violation.device,
+                worker=worker,
+                incarnation=incarnation,
+                other=violation.other,
+            )
 
 
 def standing(ledger: Ledger, *, watched_owners: int, leases: int) -> Standing:
