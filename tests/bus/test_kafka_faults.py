@@ -20,6 +20,7 @@ from outfitter_proto.bus import (
     BusUnavailableError,
     CommitUnknownError,
     Entry,
+    FencedError,
     Message,
     Reader,
     TooLargeError,
@@ -96,6 +97,35 @@ async def test_a_transaction_with_a_refused_record_is_not_committed_by_half(kafk
             await writer.commit([(history, [Entry(b"h", b"y")]), (ledger, [Entry(b"k", b"y")])])
         async with await bus.open_reader(history, 0, start=None, committed=True) as reader:
             assert [m.value for m in await read_to(reader, await bus.stable_end(history, 0))] == [b"y"]
+
+
+async def test_a_record_that_is_not_bytes_fails_its_publisher_and_nobody_else(kafka_broker: KafkaBroker) -> None:
+    topic = KafkaBroker.new_cluster()
+    async with connect(kafka_broker.url) as bus:
+        await bus.create_topics([TopicSpec(topic, 1, {})])
+        with anyio.fail_after(WITHIN), pytest.raises(TypeError):
+            await bus.publish(topic, 0, Entry(b"k", "text"))  # type: ignore[arg-type]  # on purpose
+        assert await bus.publish(topic, 0, Entry(b"k", b"bytes")) == 0
+
+
+async def test_gzip_is_read_and_another_codec_stops_the_ledger_but_not_the_input(kafka_broker: KafkaBroker) -> None:
+    """A ledger must not lose a batch in silence; no worker may block the input. The broker compresses here."""
+    gzip, zstd = KafkaBroker.new_cluster(), KafkaBroker.new_cluster()
+    async with connect(kafka_broker.url) as bus:
+        await bus.create_topics([TopicSpec(gzip, 1, {"compression.type": "gzip"})])
+        await bus.create_topics([TopicSpec(zstd, 1, {"compression.type": "zstd"})])
+        for topic in gzip, zstd:
+            for value in b"1", b"2":
+                await bus.publish(topic, 0, Entry(b"k", value))
+        async with await bus.open_reader(gzip, 0, start=None, committed=True) as reader:
+            assert [m.value for m in await read_to(reader, 2)] == [b"1", b"2"]
+        async with await bus.open_reader(zstd, 0, start=None, committed=False) as reader:
+            assert [(m.offset, m.key) for m in await read_to(reader, 2)] == [(0, None), (1, None)]
+        async with await bus.open_reader(zstd, 0, start=None, committed=True) as reader:
+            for _ in range(2):
+                with pytest.raises(BusConfigurationError, match="offset 0 is compressed with zstd"):
+                    await read_to(reader, 2)
+            assert reader.position == 0
 
 
 async def test_the_last_batch_of_a_commit_is_one_record_batch(kafka_broker: KafkaBroker) -> None:
@@ -214,6 +244,22 @@ async def test_a_transaction_left_open_is_decided_when_the_identity_is_taken(kaf
             await writer.commit([(topic, [Entry(b"k", b"whole")])])
         async with await bus.open_reader(topic, 0, start=None, committed=True) as reader:
             assert [m.value for m in await read_to(reader, await bus.stable_end(topic, 0))] == [b"whole"]
+
+
+async def test_a_writer_fenced_before_its_first_commit_hears_so_and_of_no_consequence(
+    kafka_broker: KafkaBroker,
+) -> None:
+    """The refusal comes in the background, while the commit still asks for the topics' metadata."""
+    topic = KafkaBroker.new_cluster()
+    async with connect(kafka_broker.url) as bus:
+        await bus.create_topics([TopicSpec(topic, 1, {})])
+        writers = [await bus.open_writer(topic, 0) for _ in range(6)]
+        for writer in writers[:-1]:
+            with pytest.raises(FencedError):
+                await writer.commit([(topic, [Entry(b"k", b"old")])])
+        await writers[-1].commit([(topic, [Entry(b"k", b"new")])])
+        for writer in writers:
+            await writer.aclose()
 
 
 async def test_the_stable_end_waits_for_another_writers_open_transaction(kafka_broker: KafkaBroker) -> None:

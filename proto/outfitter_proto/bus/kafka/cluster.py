@@ -199,7 +199,7 @@ class Cluster:
         elif isinstance(error, ConnectionRefusedError):
             reason = "refuses connections; is it running?"
         else:
-            reason = f"cannot be used: {error or type(error).__name__}"
+            reason = f"cannot be used: {str(error) or type(error).__name__}"
         return BusUnavailableError(f"{self.url}: the broker at {where} {reason}")
 
 

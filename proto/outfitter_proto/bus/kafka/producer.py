@@ -103,6 +103,15 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
         """Whether a transaction was begun and neither committed nor aborted."""
         return self._txn_manager.state in (TransactionState.IN_TRANSACTION, TransactionState.ABORTABLE_ERROR)
 
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the transaction that is open can only be given up, if it is so."""
+        waiter = self._txn_manager.wait_for_transaction_end()
+        if waiter is None or not waiter.done() or waiter.cancelled():
+            return None
+        failure: BaseException | None = waiter.exception()
+        return failure
+
     async def dispose(self, within: float) -> None:
         """Abort what is open, stop, and whatever happens end all tasks within about `within` + 2 seconds."""
         with anyio.CancelScope(shield=True):

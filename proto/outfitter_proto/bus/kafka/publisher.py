@@ -15,7 +15,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from outfitter_proto.bus.kafka.cluster import REQUEST_TIMEOUT, Cluster
 from outfitter_proto.bus.kafka.protocol import OK, refusal
-from outfitter_proto.bus.port import BusError, BusUnavailableError, Entry, TooLargeError
+from outfitter_proto.bus.port import BusUnavailableError, Entry, TooLargeError
 
 BATCH_BYTES = 256 * 1024
 """A batch's size at which the next one begins; a single record may be larger, and the topic's limit decides."""
@@ -79,11 +79,11 @@ class Outbox:
                 return
             for pair in batch:  # one of them is too large for the topic: the others are not to suffer
                 await self._send([pair])
-        except (BusError, asyncio.CancelledError) as error:
-            told = error if isinstance(error, BusError) else BusUnavailableError(f"{self._cluster.url}: closed")
-            _tell(batch, told)
-            if not isinstance(error, BusError):
-                raise
+        except asyncio.CancelledError:
+            _tell(batch, BusUnavailableError(f"{self._cluster.url}: the bus was closed"))
+            raise
+        except Exception as error:  # noqa: BLE001  (whatever it is, those who wait must hear of it)
+            _tell(batch, error)
         else:
             for number, (_, answer) in enumerate(batch):
                 if not answer.done():
@@ -117,7 +117,7 @@ def _part(response: Any) -> Any:
     return partition
 
 
-def _tell(batch: list[_Waiting], error: BusError) -> None:
+def _tell(batch: list[_Waiting], error: Exception) -> None:
     for _, answer in batch:
         if not answer.done():
             answer.set_exception(error)

@@ -129,7 +129,6 @@ class KafkaWriter(Writer):
 
     async def _send(self, groups: list[list[_Batch]]) -> None:
         """Begin the transaction and see every batch acknowledged: a commit also succeeds if a batch of it failed."""
-        sent: list[asyncio.Future[Any]] = []
         try:
             with anyio.fail_after(self._watchdog * len(groups)):
                 await self._producer.begin_transaction()
@@ -139,7 +138,6 @@ class KafkaWriter(Writer):
                     for topic, builder in group:
                         future = await self._producer.send_batch(builder, topic, partition=self.partition)
                         future.add_done_callback(_look)
-                        sent.append(future)
                         acknowledged.append(future)
                     for future in acknowledged:
                         await future
@@ -147,12 +145,16 @@ class KafkaWriter(Writer):
             raise BusUnavailableError(
                 f"{self._name}: records were not acknowledged in time; nothing is committed"
             ) from error
-        except _FENCED as error:
-            raise self._fenced() from error
-        except kafka_errors.BrokerResponseError as error:
-            raise refusal(self._url, error.errno, topic=groups[-1][0][0], detail=str(error)) from error
         except (kafka_errors.KafkaError, kafka_errors.IllegalOperation, AssertionError, OSError) as error:
-            raise BusUnavailableError(f"{self._name}: nothing is committed: {error or type(error).__name__}") from error
+            # What failed in the background is the reason; what failed here may be no more than its consequence.
+            reason = self._producer.failure or error
+            if isinstance(reason, _FENCED):
+                raise self._fenced() from error
+            if isinstance(reason, kafka_errors.BrokerResponseError):
+                raise refusal(self._url, reason.errno, topic=groups[-1][0][0], detail=str(reason)) from error
+            raise BusUnavailableError(
+                f"{self._name}: nothing is committed: {str(reason) or type(reason).__name__}"
+            ) from error
 
     async def _end(self) -> None:
         """Commit, and say what became of it."""
@@ -166,7 +168,7 @@ class KafkaWriter(Writer):
                 raise CommitUnknownError(f"{self._name}: fenced while it asked again to commit") from error
             raise self._fenced() from error
         except (kafka_errors.KafkaError, kafka_errors.IllegalOperation, AssertionError, OSError) as error:
-            raise CommitUnknownError(f"{self._name}: {error or type(error).__name__}") from error
+            raise CommitUnknownError(f"{self._name}: {str(error) or type(error).__name__}") from error
 
     def _fenced(self) -> FencedError:
         return FencedError(f"{self._name} was taken over, or its transaction was open for too long")
