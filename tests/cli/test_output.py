@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import subprocess
+import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import click
 import pytest
@@ -22,6 +27,19 @@ def test_a_table_in_a_pipe_has_no_borders_and_cuts_nothing(capsys: pytest.Captur
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["WORKER", "STATE"]
     assert [line.split() for line in lines[1:]] == [["tm-1", "allocated"], ["x" * 300, "-"], ["[bold]", "ü"]]
+
+
+@pytest.mark.parametrize("no_color", [None, "1"])
+def test_a_terminal_gets_no_escapes_when_told_no_color(tmp_path: Path, no_color: str | None) -> None:
+    ours, theirs = pty.openpty()
+    environment = {"PATH": os.environ["PATH"], "TERM": "xterm-256color"} | ({"NO_COLOR": no_color} if no_color else {})
+    code = "from outfitter_service.cli.output import print_table; print_table(['worker'], [['tm-1']])"
+    subprocess.run([sys.executable, "-c", code], stdout=theirs, env=environment, cwd=tmp_path, check=True, timeout=60)
+    os.close(theirs)
+    shown = os.read(ours, 4_096)
+    os.close(ours)
+    assert b"WORKER" in shown
+    assert (b"\x1b" in shown) == (no_color is None)
 
 
 def test_json_has_plain_numbers_and_utc_times(capsys: pytest.CaptureFixture[str]) -> None:

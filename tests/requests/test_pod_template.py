@@ -43,7 +43,9 @@ spec:
 
 
 def parsed(text: str) -> Any:
-    return YAML(typ="safe", pure=True).load(text)
+    yaml = YAML(typ="safe", pure=True)
+    yaml.composer.warn_double_anchors = False
+    return yaml.load(text)
 
 
 def containers(text: str) -> dict[str, Any]:
@@ -135,6 +137,9 @@ WRONG = {
     "spec: {containers: [{name: a, resources: {limits: [1]}}]}": "resources.limits must be a mapping",
     "spec: [": "is no YAML",
     "a: 1\na: 2": "is no YAML",
+    "spec: !!int": "is no YAML",
+    "spec: !!omap x": "is no YAML",
+    "spec: " + "[" * 5_000: "nested too deeply",
     "a: {b: 1}\n---\nb: 1": "is no YAML",
     pod("a", "b"): "no container named flink-main-container; its containers are a, b",
     pod("a", "flink-main-container", "flink-main-container"): "more than one container named",
@@ -150,6 +155,11 @@ def test_what_is_no_clear_pod_template_is_refused(text: str) -> None:
 def test_a_named_container_must_be_there() -> None:
     with pytest.raises(RequestError, match="no container named x; its containers are a"):
         request_in_pod_template(pod("a"), TWO, container="x")
+
+
+def test_an_anchor_may_be_used_again() -> None:
+    text = "spec: {a: &x 1, b: &x 2, c: *x, containers: [{name: a}]}\n"
+    assert parsed(request_in_pod_template(text, TWO))["spec"]["c"] == 2
 
 
 def test_the_amounts_given_are_left_alone() -> None:

@@ -132,7 +132,7 @@ def _values(settings: Settings) -> list[tuple[str, Any]]:
 
 def _rows(settings: Settings) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = [
-        (name, _text(mask(name, value)), settings.origins[name]) for name, value in _values(settings)
+        (name, _text(mask(name, value)) or "none", settings.origins[name]) for name, value in _values(settings)
     ]
     names = ";".join(item.name for item in settings.resources) or "none"
     rows.append(("external-resources", names, settings.origins["external-resources"]))

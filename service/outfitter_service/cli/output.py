@@ -31,15 +31,18 @@ def age(seconds: float) -> str:
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table without borders; None is shown as `-`. Cut to the terminal's width there, never in a pipe."""
+    import os
     import sys
 
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    # rich leaves bold type in when told NO_COLOR; those who set it want no escapes at all
+    style = "" if os.environ.get("NO_COLOR") else "bold"
+    table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0), header_style=style)
     for heading in headings:
-        table.add_column(heading.upper(), header_style="bold", overflow="fold")
+        table.add_column(heading.upper(), overflow="fold")
     for row in rows:
         table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
     if sys.stdout is not None and sys.stdout.isatty():

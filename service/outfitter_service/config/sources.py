@@ -158,8 +158,10 @@ def _flink(path: Path, text: str) -> Source:
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
     from ruamel.yaml.nodes import MappingNode
 
+    yaml = YAML(typ="rt", pure=True)
+    yaml.composer.warn_double_anchors = False  # they are allowed, the later one counts
     try:
-        root = YAML(typ="rt", pure=True).compose(text)
+        root = yaml.compose(text)
         if root is None:
             return Source(path, False, ())
         if isinstance(root, MappingNode):

@@ -26,16 +26,17 @@ def request_in_pod_template(template: str, amounts: Mapping[str, str], *, contai
         RequestError: it is no YAML, no pod template, or the main container is not clear.
     """
     from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
 
     yaml = YAML(typ="rt", pure=True)
     yaml.preserve_quotes = True
+    yaml.composer.warn_double_anchors = False  # they are allowed, the later one counts
     yaml.width = 1_000_000  # never fold a long line of somebody else's
     try:
         document = yaml.load(template)
     except RecursionError as error:
         raise RequestError("the pod template is nested too deeply") from error
-    except (YAMLError, ValueError) as error:
+    except Exception as error:
+        # Over an odd tag (`!!int` of nothing) the parser's constructors trip in ways of their own.
         raise RequestError(f"the pod template is no YAML: {' '.join(str(error).split())}") from error
     if amounts:
         _request(_main_container(_pod_spec(document), container), amounts)
