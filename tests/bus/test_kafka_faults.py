@@ -253,7 +253,7 @@ async def test_a_writer_fenced_before_its_first_commit_hears_so_and_of_no_conseq
     topic = KafkaBroker.new_cluster()
     async with connect(kafka_broker.url) as bus:
         await bus.create_topics([TopicSpec(topic, 1, {})])
-        writers = [await bus.open_writer(topic, 0) for _ in range(6)]
+        writers = [await bus.open_writer(topic, 0) for _ in range(40)]
         for writer in writers[:-1]:
             with pytest.raises(FencedError):
                 await writer.commit([(topic, [Entry(b"k", b"old")])])
