@@ -195,7 +195,8 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
     resource: string properties with at least `id`, `index` and `local_index`. `since` is when the record
     came into its state. `outcome` is where a `releasing` record is going: `ended` or `failed`.
     `wait_until` is the wall time at which a pending record gives up. `shared` names the resources whose
-    devices others may have, too; all others are exclusive.
+    devices others may have, too; all others are exclusive. `aliases` are the other ids of those devices that
+    have such, by id: what is held under one name is held under all.
     """
 
     host: str
@@ -219,6 +220,7 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
     queue_position: int | None = None
     wait_until: Utc | None = None
     outcome: str | None = None
+    aliases: dict[str, list[str]] | UnsetType = UNSET
 
     @property
     def key(self) -> str:

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Health, Host
 from outfitter_service.core.model import DriverFailure, KnownDevice
@@ -165,6 +165,15 @@ class HostBook:
         """One name for all under which a device is known in any of the host's inventories."""
         return self._same.get(name, name)
 
+    def names(self, record: Allocation, ids: Iterable[str]) -> Iterator[str]:
+        """The canonical names of a record's devices; several for one that no inventory connects (yet)."""
+        aliases = record.aliases
+        for device_id in ids:
+            name = self._same.get(device_id, device_id)
+            yield name
+            if aliases is not UNSET and device_id in aliases:
+                yield from {self.canonical(other) for other in aliases[device_id]} - {name}
+
     def unused(self, name: str) -> bool:
         """Nobody has the device, alone or together with others. `name` is canonical."""
         return name not in self.locks and name not in self.sharers
@@ -195,10 +204,10 @@ class HostBook:
         self.locks = Tally()
         self.sharers = Tally()
         for record in self.live.values():
-            for device_id in exclusive_ids(record):
-                self.locks.add(self.canonical(device_id), 1)
-            for device_id in shared_ids(record):
-                self.sharers.add(self.canonical(device_id), 1)
+            for name in self.names(record, exclusive_ids(record)):
+                self.locks.add(name, 1)
+            for name in self.names(record, shared_ids(record)):
+                self.sharers.add(name, 1)
         self.shelves = {
             resource: Shelf(inventory.devices, self)
             for resource, inventory in self.inventories.items()
@@ -223,10 +232,11 @@ class HostBook:
             self.live[key] = record
             for device_id in exclusive_ids(record):
                 self.held[device_id] = key
-                self._lock(device_id)
+            for name in self.names(record, exclusive_ids(record)):
+                self._count(self.locks, name, 1)
             if record.shared:
-                for device_id in shared_ids(record):
-                    self._share(device_id, 1)
+                for name in self.names(record, shared_ids(record)):
+                    self._count(self.sharers, name, 1)
         elif state == PENDING:
             entry = queue_entry(record)
             insort(self.queue, entry)
@@ -244,10 +254,11 @@ class HostBook:
             for device_id in exclusive_ids(record):
                 if self.held.get(device_id) == key:
                     del self.held[device_id]
-                self._unlock(device_id)
+            for name in self.names(record, exclusive_ids(record)):
+                self._count(self.locks, name, -1)
             if record.shared:
-                for device_id in shared_ids(record):
-                    self._share(device_id, -1)
+                for name in self.names(record, shared_ids(record)):
+                    self._count(self.sharers, name, -1)
         elif state == PENDING:
             entry = queue_entry(record)
             del self.queue[bisect_left(self.queue, entry)]
@@ -275,26 +286,13 @@ class HostBook:
         elif self.current[worker] == key:
             self.current[worker] = max(incarnations, key=lambda other: (incarnations[other], other))
 
-    def _lock(self, device_id: str) -> None:
-        name = self._same.get(device_id, device_id)
-        self.locks.add(name, 1)
-        for shelf in self.shelves.values():
-            shelf.take(name)
-
-    def _unlock(self, device_id: str) -> None:
-        name = self._same.get(device_id, device_id)
-        self.locks.add(name, -1)
+    def _count(self, tally: Tally, name: str, count: int) -> None:
+        tally.add(name, count)
         if self.unused(name):
             for shelf in self.shelves.values():
                 shelf.put_back(name)
-
-    def _share(self, device_id: str, count: int) -> None:
-        name = self.canonical(device_id)
-        self.sharers.add(name, count)
-        for shelf in self.shelves.values():
-            if self.unused(name):
-                shelf.put_back(name)
-            else:
+        else:
+            for shelf in self.shelves.values():
                 shelf.take(name)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from outfitter_proto.records import Health, OperatorShare, ReasonCode, ResolvedRequest
 from outfitter_service.core import explain
@@ -138,6 +138,13 @@ def info(device: KnownDevice, ordinal: int) -> dict[str, str]:
         if device.reason:
             told["health.reason"] = device.reason
     return told
+
+
+def aliases(devices: Mapping[str, tuple[KnownDevice, ...]]) -> dict[str, list[str]] | UnsetType:
+    """The other names of a grant's devices. The record keeps them: after a restart, another resource may show the
+    same device before the driver that knows its names has reported."""
+    found = {device.id: list(device.aliases) for chosen in devices.values() for device in chosen if device.aliases}
+    return found or UNSET
 
 
 def environment(devices: Mapping[str, tuple[KnownDevice, ...]]) -> tuple[dict[str, str], list[str]]:

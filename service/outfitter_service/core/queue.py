@@ -176,6 +176,7 @@ def _grant(draft: Draft, record: Allocation, devices: policy.Devices, *, new: bo
         env=env,
         cdi=cdi,
         shared=shared,
+        aliases=policy.aliases(devices),
         reason=None,
         reason_code=None,
         queue_position=None,

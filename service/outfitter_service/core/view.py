@@ -28,11 +28,11 @@ class View:
 
     def count(self, record: Allocation, count: int) -> None:
         """The record's devices are held from here on (1), or no longer (-1)."""
-        for device_id in exclusive_ids(record):
-            self._locks.add(self.book.canonical(device_id), count)
+        for name in self.book.names(record, exclusive_ids(record)):
+            self._locks.add(name, count)
         if record.shared:
-            for device_id in shared_ids(record):
-                self._sharers.add(self.book.canonical(device_id), count)
+            for name in self.book.names(record, shared_ids(record)):
+                self._sharers.add(name, count)
 
     def inventory(self, resource: str) -> Inventory:
         return self._told.get(resource) or self.book.inventory(resource)

@@ -1,0 +1,284 @@
+"""A worker's runs: which is current, what a late message of another one does, and repeats."""
+
+import pytest
+
+from outfitter_proto.records import Owner
+from outfitter_service.core import model as m
+from support.desk import Desk, asks
+
+GPU = m.ResourceSpec(name="gpu", amount=1)
+
+
+def desk_with(*devices: str) -> Desk:
+    desk = Desk(GPU)
+    desk.report(*devices)
+    return desk
+
+
+def test_an_older_incarnation_keeps_its_devices_until_it_is_known_to_be_dead() -> None:
+    desk = desk_with("a")
+    desk.register("w", 1)
+    assert desk.register("w", 1, incarnation="2").state == "pending"
+    assert (desk.state("w"), desk["w"].reason_code) == ("allocated", "superseded")
+    desk.die("w")
+    assert (desk.state("w"), desk["w"].reason_code) == ("ended", "owner-died")
+    assert desk.has("w", incarnation="2") == ["a"]
+
+
+def test_an_older_incarnation_keeps_its_devices_until_its_lease_has_ended() -> None:
+    desk = desk_with("a")
+    desk.register("w", 1)
+    desk.register("w", 1, incarnation="2")
+    assert desk.decisions[-1].cut == ["h/w/1"]
+    desk.expire("w")
+    assert desk["w"].reason_code == "lease-expired"
+    assert desk.state("w", "2") == "allocated"
+
+
+def test_an_older_incarnation_that_waits_ends_at_once() -> None:
+    desk = Desk(GPU)
+    desk.register("w", 1)
+    desk.register("w", 1, incarnation="2")
+    assert (desk.state("w"), desk["w"].reason_code) == ("ended", "superseded")
+
+
+def test_a_heartbeat_of_an_older_incarnation_renews_nothing() -> None:
+    desk = desk_with("a", "b")
+    desk.register("w", 1)
+    desk.register("w", 1, incarnation="2")
+    late = desk.heartbeat("w", "1")
+    assert late.renewed == []
+    assert "older incarnation" in str(late.refused)
+    assert desk.heartbeat("w", "2").renewed == ["h/w/2"]
+
+
+def test_a_repeated_registration_of_an_older_incarnation_renews_nothing() -> None:
+    desk = desk_with("a", "b")
+    desk.register("w", 1)
+    desk.register("w", 1, incarnation="2")
+    desk.register("w", 1)
+    assert desk.decisions[-1].renewed == []
+    assert desk.ledger.book("h").current["w"] == "h/w/2"
+
+
+def test_a_superseded_incarnation_does_not_come_back_when_the_newer_one_is_forgotten() -> None:
+    desk = Desk(GPU, retention_s=10)
+    desk.report("a", "b")
+    desk.register("w", 1, lease_s=None)
+    desk.register("w", 1, incarnation="2")
+    desk.deregister("w", "2")
+    desk.pass_time(60)
+    assert "h/w/2" not in desk.ledger.allocations
+    assert desk.heartbeat("w", "1").renewed == []
+
+
+def test_a_deregistration_of_an_older_incarnation_ends_only_itself() -> None:
+    desk = desk_with("a", "b")
+    desk.register("w", 1)
+    desk.register("w", 1, incarnation="2")
+    desk.deregister("w", "1")
+    assert (desk.state("w", "1"), desk.state("w", "2")) == ("ended", "allocated")
+
+
+def test_a_deregistration_without_incarnation_ends_the_current_one() -> None:
+    desk = desk_with("a", "b")
+    desk.register("w", 1)
+    desk.register("w", 1, incarnation="2")
+    desk.deregister("w", None)
+    assert (desk.state("w", "1"), desk.state("w", "2")) == ("allocated", "ended")
+
+
+def test_a_newer_incarnation_that_fails_supersedes_all_the_same() -> None:
+    desk = desk_with("a")
+    desk.register("w", 1)
+    assert desk.register("w", 5, incarnation="2").state == "failed"
+    assert desk["w"].reason_code == "superseded"
+
+
+# --- late, repeated, reordered -------------------------------------------------------------------------
+
+
+def test_the_same_registration_twice_gets_its_unchanged_record_published_again() -> None:
+    desk = desk_with("a", "b")
+    first = desk.register("w", 1)
+    desk.ledger.settle()
+    assert desk.register("w", 1) == first
+    assert desk.ledger.touched() == [("h/w/1", first)]
+    assert desk.decisions[-1].history == []
+    assert desk.decisions[-1].renewed == ["h/w/1"]
+
+
+OWNER = Owner(pid=1, start_ticks=2, pid_ns=3, boot_id="b")
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"resources": asks(gpu=2)}, "resources"),
+        ({"operators": {"o": asks(gpu=1)}}, "operators"),
+        ({"priority": 3}, "priority"),
+        ({"wait_s": 3.0}, "wait_s"),
+        ({"lease_s": 3.0}, "lease_s"),
+        ({"owner": OWNER}, "owner"),
+        ({"labels": {"job": "x"}}, "labels"),
+    ],
+)
+def test_the_same_incarnation_with_another_request_is_refused_and_its_grant_untouched(
+    changed: dict[str, object], named: str
+) -> None:
+    desk = desk_with("a", "b")
+    first = desk.register("w", resources=asks(gpu=1))
+    again = desk.register("w", **{"resources": asks(gpu=1), **changed})
+    assert again == first
+    assert f"other {named};" in str(desk.decisions[-1].refused)
+    assert desk.decisions[-1].renewed == []
+
+
+def test_a_registration_with_the_default_lease_is_the_same_after_the_default_has_changed() -> None:
+    desk = desk_with("a")
+    first = desk.register("w", 1)
+    desk.rules = Desk(GPU, lease_s=99).rules
+    assert desk.register("w", 1) == first
+    assert desk.decisions[-1].refused is None
+
+
+def test_a_registration_after_its_own_deregistration_grants_nothing() -> None:
+    desk = desk_with("a")
+    desk.register("w", 1)
+    desk.deregister("w")
+    assert desk.register("w", 1).state == "ended"
+    assert desk.decisions[-1].kind == "late"
+    assert desk.book.held == {}
+
+
+def test_a_registration_that_comes_after_its_own_deregistration_was_seen_first_grants_nothing() -> None:
+    desk = desk_with("a")
+    early = desk.deregister("w", reason="finished")
+    assert "not registered here" in str(early.refused)
+    assert (desk.state("w"), desk["w"].reason) == ("ended", "deregistered: finished before it was registered")
+    assert desk.register("w", 1).state == "ended"
+    assert desk.register("w", 1, incarnation="2").state == "allocated"
+
+
+def test_a_deregistration_of_an_unseen_incarnation_does_not_touch_the_current_one() -> None:
+    desk = desk_with("a")
+    desk.register("w", 1)
+    desk.deregister("w", "never-seen")
+    assert desk.heartbeat("w").renewed == ["h/w/1"]
+    desk.deregister("w", None)
+    assert desk.state("w") == "ended"
+
+
+def test_a_deregistration_of_nobody_is_refused() -> None:
+    desk = desk_with("a")
+    decision = desk.deregister("nobody", None)
+    assert "h/nobody, which is not registered here" in str(decision.refused)
+    assert decision.changes == []
+
+
+def test_a_second_deregistration_changes_nothing() -> None:
+    desk = desk_with("a")
+    desk.register("w", 1)
+    desk.deregister("w")
+    assert desk.deregister("w").changes == []
+    assert desk.decisions[-1].kind == "late"
+
+
+def test_heartbeats_of_unknown_and_ended_workers_are_refused() -> None:
+    desk = desk_with("a")
+    assert "register first" in str(desk.heartbeat("w").refused)
+    desk.register("w", 1)
+    desk.deregister("w", reason="done")
+    assert "is over (ended: deregistered: done)" in str(desk.heartbeat("w").refused)
+
+
+def test_heartbeats_write_nothing() -> None:
+    desk = desk_with("a")
+    desk.register("w", 1)
+    decision = desk.heartbeat("w")
+    assert (decision.changes, decision.history, decision.renewed) == ([], [], ["h/w/1"])
+
+
+def test_a_failed_registration_renews_no_lease() -> None:
+    desk = desk_with("a")
+    desk.register("w", 2)
+    assert desk.decisions[-1].renewed == []
+    desk.register("w", 2)
+    assert desk.decisions[-1].renewed == []
+
+
+def test_the_end_of_what_has_ended_already_changes_nothing() -> None:
+    desk = desk_with("a")
+    desk.register("w", 1)
+    desk.deregister("w")
+    assert desk.die("w").changes == []
+    assert desk.expire("w").changes == []
+    assert desk.die("unknown").changes == []
+
+
+def test_a_death_or_a_silent_lease_ends_a_waiter_too() -> None:
+    desk = Desk(GPU)
+    desk.register("w1", 1)
+    desk.register("w2", 1)
+    desk.die("w1")
+    desk.expire("w2")
+    assert [desk["w1"].reason_code, desk["w2"].reason_code] == ["owner-died", "lease-expired"]
+
+
+def test_each_grant_has_a_higher_token() -> None:
+    desk = desk_with("a", "b")
+    tokens = [desk.register(worker, 1).token for worker in ("x", "y")]
+    desk.deregister("x")
+    tokens.append(desk.register("x", 1, incarnation="2").token)
+    assert tokens == [1, 2, 3]
+
+
+# --- remembering ---------------------------------------------------------------------------------------
+
+
+def test_records_that_are_over_are_forgotten_after_the_retention() -> None:
+    desk = Desk(GPU, retention_s=100)
+    desk.report("a")
+    desk.register("ended", 1)
+    desk.deregister("ended")
+    desk.register("failed", 2)
+    desk.register("live", 1)
+    desk.pass_time(99)
+    desk.ledger.settle()
+    assert "h/ended/1" in desk.ledger.allocations
+    desk.pass_time(3)
+    assert set(desk.ledger.allocations) == {"h/live/1"}
+    assert dict(desk.ledger.touched()) == {"h/ended/1": None, "h/failed/1": None}
+
+
+def test_many_old_records_are_forgotten_in_pieces() -> None:
+    desk = Desk(GPU, retention_s=100, chunk=2)
+    desk.report("a")
+    for i in range(9):
+        desk.register(f"w{i}", 2)
+    desk.pass_time(200)
+    assert desk.ledger.allocations == {}
+
+
+def test_a_forgotten_worker_may_come_back() -> None:
+    desk = Desk(GPU, retention_s=100)
+    desk.report("a")
+    desk.register("w", 1)
+    desk.deregister("w")
+    desk.pass_time(200)
+    assert desk.register("w", 1).state == "allocated"
+
+
+def test_every_step_is_told_with_its_cause_and_the_record_after_it() -> None:
+    desk = Desk(GPU)
+    desk.register("w", 1)
+    desk.report("a")
+    desk.deregister("w", reason="finished")
+    steps = [step for decision in desk.decisions for step in decision.history]
+    assert [(step.event, step.from_, step.to, step.explanation, step.confirmed) for step in steps] == [
+        ("register", None, "pending", "the driver of gpu has not reported yet", None),
+        ("driver-report", "pending", "allocated", "granted", None),
+        ("deregister", "allocated", "ended", "deregistered: finished", False),
+    ]
+    assert [step.source.offset if step.source else None for step in steps] == [1, None, 2]
+    assert all(step.record.state == step.to for step in steps)  # type: ignore[union-attr]  # never Raw here

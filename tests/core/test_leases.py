@@ -1,0 +1,98 @@
+"""Leases: deadlines that move, and a heap that does not grow."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outfitter_service.core.leases import Leases
+
+
+def test_a_lease_is_due_when_length_and_grace_are_over() -> None:
+    leases = Leases(grace_s=2)
+    leases.start("a", 10, now=0)
+    assert leases.due(11.9) == []
+    assert leases.due(12) == ["a"]
+
+
+def test_a_sign_of_life_gives_one_whole_lease() -> None:
+    leases = Leases(grace_s=0)
+    leases.start("a", 10, now=0)
+    leases.renew("a", now=9)
+    assert leases.due(18.9) == []
+    assert leases.due(19) == ["a"]
+
+
+def test_what_is_due_stays_due_until_dropped_or_renewed() -> None:
+    leases = Leases(grace_s=0)
+    leases.start("a", 1, now=0)
+    assert leases.due(5) == ["a"]
+    assert leases.due(6) == ["a"]
+    leases.renew("a", now=6)
+    assert leases.due(6) == []
+    leases.drop("a")
+    assert leases.due(100) == []
+
+
+def test_renewing_what_has_no_lease_does_nothing() -> None:
+    leases = Leases(grace_s=0)
+    leases.renew("a", now=0)
+    assert "a" not in leases
+
+
+def test_a_shorter_lease_begun_anew_is_due_at_its_own_time() -> None:
+    leases = Leases(grace_s=0)
+    leases.start("a", 100, now=0)
+    leases.start("a", 1, now=0)
+    assert leases.next_deadline() == 1
+    assert leases.due(1) == ["a"]
+
+
+def test_after_an_outage_everybody_gets_one_whole_lease() -> None:
+    leases = Leases(grace_s=0)
+    leases.start("a", 10, now=0)
+    leases.start("b", 20, now=0)
+    leases.renew_all(now=1000)
+    assert leases.due(1009) == []
+    assert leases.due(1010) == ["a"]
+
+
+def test_long_leases_that_come_and_go_leave_nothing_behind() -> None:
+    leases = Leases(grace_s=0)
+    for i in range(10_000):
+        leases.start(f"w{i}", 86_400, now=i)
+        leases.start(f"w{i}", 86_400, now=i)
+        leases.drop(f"w{i}")
+    assert len(leases) == 0
+    assert len(leases._heap) < 200
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["start", "renew", "drop", "due"]), st.sampled_from("abc"), st.integers(1, 9)),
+        max_size=60,
+    )
+)
+def test_due_is_what_a_plain_list_of_deadlines_says(steps: list[tuple[str, str, int]]) -> None:
+    leases = Leases(grace_s=1)
+    lengths: dict[str, int] = {}
+    deadlines: dict[str, float] = {}
+    now = 0.0
+    for what, key, number in steps:
+        if what == "start":
+            leases.start(key, number, now)
+            lengths[key], deadlines[key] = number, now + number + 1
+        elif what == "renew":
+            leases.renew(key, now)
+            if key in lengths:
+                deadlines[key] = now + lengths[key] + 1
+        elif what == "drop":
+            leases.drop(key)
+            lengths.pop(key, None)
+            deadlines.pop(key, None)
+        else:
+            now += number
+            assert set(leases.due(now)) == {key for key, at in deadlines.items() if at <= now}
+        first = leases.next_deadline()
+        assert (first is None) == (not deadlines)
+        if first is not None:
+            assert first <= min(deadlines.values())

@@ -1,0 +1,187 @@
+"""Drivers without an inventory: asked for each worker, for what it wants and what others hold."""
+
+from collections.abc import Callable
+
+import pytest
+
+from outfitter_service.core import model as m
+from outfitter_service.core.ledger import Ledger, PutAllocation
+from support.desk import Desk, asks
+
+HINT = "the script prints fixed devices; see param.discovery-script.inventory-amount"
+SCRIPT = m.ResourceSpec(name="gpu", amount=1, on_demand=True, hint=HINT)
+
+Script = Callable[[int], list[str] | None]
+"""Asked for an amount: the devices it prints, or None for "not that many"."""
+
+
+def first_of(*devices: str) -> Script:
+    return lambda amount: list(devices[:amount]) if amount <= len(devices) else None
+
+
+def always(*devices: str) -> Script:
+    return lambda _amount: list(devices)
+
+
+class ScriptedDesk(Desk):
+    """A desk whose driver is a script, asked as the manager asks one: for the amount, then for less."""
+
+    def __init__(self, script: Script, *specs: m.ResourceSpec, ledger: Ledger | None = None) -> None:
+        super().__init__(*(specs or (SCRIPT,)), ledger=ledger)
+        self.script = script
+        self.asked: list[int] = []
+
+    def answer(self) -> None:
+        """Carry out all questions that were put, and those that follow from the answers."""
+        for _ in range(100):
+            commands = [one for said in self.decisions for one in said.commands if isinstance(one, m.Discover)]
+            self.decisions.clear()
+            if not commands:
+                return
+            for command in commands:
+                self._carry_out(command)
+        raise AssertionError("questions do not end")
+
+    def _carry_out(self, command: m.Discover) -> None:
+        self.asked.append(command.amount)
+        for amount in range(command.amount, command.least - 1, -1):
+            printed = self.script(amount)
+            if printed is not None:
+                self.report(*printed, resource=command.resource, asked=command.amount)
+                return
+        self.fail("not that many", permanent=True, resource=command.resource, at_least=command.least)
+
+
+def test_a_worker_waits_until_the_driver_was_asked_for_it() -> None:
+    desk = ScriptedDesk(first_of("0", "1"))
+    assert desk.register("w", 2).reason_code == "not-reported"
+    assert desk.decisions[-1].commands == [m.Discover(host="h", resource="gpu", amount=2, least=2, allocation="h/w/1")]
+    desk.answer()
+    assert desk.has("w") == ["0", "1"]
+
+
+@pytest.mark.parametrize("script", [first_of("0", "1", "2", "3"), always("0", "1", "2", "3")])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_two_workers_that_ask_for_two_of_four_both_get_theirs(script: Script, at_once: bool) -> None:
+    desk = ScriptedDesk(script)
+    for worker in ("one", "two"):
+        desk.register(worker, 2)
+        if not at_once:
+            desk.answer()
+    desk.answer()
+    assert desk.has("one") == ["0", "1"]
+    assert desk.has("two") == ["2", "3"]
+
+
+def test_a_script_that_prints_its_fixed_first_devices_makes_the_next_worker_wait_with_the_hint() -> None:
+    desk = ScriptedDesk(always("0", "1"))
+    desk.register("one", 2)
+    desk.answer()
+    desk.register("two", 2)
+    desk.answer()
+    assert (desk.state("two"), desk["two"].reason_code) == ("pending", "busy")
+    assert desk["two"].reason == f"waits for 2 gpu: 0 of 2 free; {HINT}"
+    desk.deregister("one")
+    assert desk.has("two") == ["0", "1"]
+
+
+def test_fewer_than_the_amount_fails_with_both_numbers() -> None:
+    desk = ScriptedDesk(always("0"))
+    desk.register("w", 2)
+    desk.answer()
+    assert (desk.state("w"), desk["w"].reason) == ("failed", "2 gpu requested, 1 discovered")
+
+
+def test_a_worker_that_wants_more_than_another_was_asked_for_is_asked_for_itself() -> None:
+    desk = ScriptedDesk(first_of(*"01234567"))
+    desk.register("small", 1)
+    desk.register("big", 5)
+    desk.answer()
+    assert (desk.has("small"), desk.has("big")) == (["0"], ["1", "2", "3", "4", "5"])
+
+
+def test_a_request_that_is_too_large_fails_alone() -> None:
+    desk = ScriptedDesk(first_of("0", "1"))
+    desk.register("holder", 2)
+    desk.answer()
+    desk.register("waits", 1)
+    desk.answer()
+    desk.register("huge", 8)
+    desk.answer()
+    assert (desk.state("huge"), desk["huge"].reason_code) == ("failed", "driver-failed")
+    assert (desk.state("waits"), desk["waits"].reason_code) == ("pending", "busy")
+    assert "health" not in desk["holder"].resources["gpu"][0]
+    desk.deregister("holder")
+    assert desk.state("waits") == "allocated"
+
+
+def test_requests_too_large_that_wait_all_the_same_are_not_asked_for_again_and_again() -> None:
+    spec = m.ResourceSpec(name="gpu", amount=1, on_demand=True, on_failure=m.OnFailure.WAIT)
+    desk = ScriptedDesk(first_of("0", "1"), spec)
+    desk.register("eight", 8)
+    desk.register("seven", 7)
+    desk.register("one", 1)
+    desk.answer()
+    assert [desk.state(worker) for worker in ("eight", "seven", "one")] == ["pending", "pending", "allocated"]
+    assert len(desk.asked) < 10
+
+
+def test_a_holder_is_told_nothing_of_a_device_that_a_later_answer_does_not_name() -> None:
+    desk = ScriptedDesk(first_of("0", "1"))
+    desk.register("w", 1)
+    desk.answer()
+    desk.report("1", asked=2)
+    assert "health" not in desk["w"].resources["gpu"][0]
+
+
+def test_a_driver_that_failed_for_now_is_asked_again_after_its_delay() -> None:
+    desk = ScriptedDesk(first_of("0", "1"))
+    desk.register("w", 1)
+    desk.decisions.clear()
+    desk.fail("timed out")
+    assert desk["w"].reason_code == "driver-failed"
+    assert [one for said in desk.decisions for one in said.commands] == []
+    desk.say(m.DriverRetry(host="h", resource="gpu"))
+    desk.answer()
+    assert desk.state("w") == "allocated"
+
+
+def test_nobody_is_asked_again_for_when_nobody_waits() -> None:
+    desk = ScriptedDesk(first_of("0"))
+    assert desk.say(m.DriverRetry(host="h", resource="gpu")).commands == []
+
+
+def test_a_question_that_a_crash_lost_is_put_again() -> None:
+    desk = ScriptedDesk(first_of("0", "1", "2", "3"))
+    desk.register("one", 2)
+    desk.answer()
+    desk.register("two", 2)
+    ledger = Ledger()
+    for record in desk.ledger.allocations.values():
+        ledger.restore(PutAllocation(record))
+    ledger.token = desk.ledger.token
+    again = ScriptedDesk(desk.script, ledger=ledger)
+    again.say(m.Reschedule(host="h"))
+    again.answer()
+    assert again.has("two") == ["2", "3"]
+    assert again.asked == [4]
+
+
+def test_waiters_keep_their_reason_while_the_driver_is_asked_for_another() -> None:
+    desk = ScriptedDesk(always("0"))
+    desk.register("holder", 1)
+    desk.answer()
+    desk.register("one", 1)
+    desk.answer()
+    desk.ledger.settle()
+    desk.register("two", 1)
+    assert [key for key, _ in desk.ledger.touched()] == ["h/two/1"]
+
+
+def test_an_on_demand_resource_beside_another_one_is_all_or_none() -> None:
+    desk = ScriptedDesk(first_of("0"), SCRIPT, m.ResourceSpec(name="fpga"))
+    desk.report("f", resource="fpga")
+    desk.register("w", resources=asks(gpu=1, fpga=1))
+    assert desk["w"].resources == {}
+    desk.answer()
+    assert (desk.has("w"), desk.has("w", "fpga")) == (["0"], ["f"])
