@@ -69,6 +69,13 @@ def test_an_unknown_command_is_a_usage_error_with_the_nearest_one(tmp_path: Path
     assert done.stderr == "outfitter: No such command 'statsu'. Did you mean 'status'? (see `outfitter --help`)\n"
 
 
+def test_a_group_without_a_command_shows_its_help_on_standard_error(tmp_path: Path) -> None:
+    for arguments in ((), ("config",)):
+        done = command_line.outfitter(*arguments, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("Usage: outfitter")
+
+
 def test_a_commands_number_is_the_exit_code(failing: dict[str, object]) -> None:
     for returned, code in ((None, 0), (0, 0), (7, 7)):
         failing["with"] = returned

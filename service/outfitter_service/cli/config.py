@@ -27,9 +27,9 @@ def config() -> None:
 @config_option
 @json_output
 def check(file: str | None, config: str | None, as_json: bool) -> int:
-    """Report all that is wrong with FILE (or the file that would be found): exit code 1 if anything is.
+    """Report all that is wrong with FILE: exit code 1 if anything is.
 
-    Warnings and information leave the exit code at 0.
+    Without FILE it is the file that would be found. Warnings and information leave the exit code at 0.
     """
     from outfitter_service.cli.driver_check import driver_problems
 
@@ -64,9 +64,9 @@ def _plain(problem: Problem) -> dict[str, str | None]:
 @click.option("--set", "pairs", metavar="KEY=VALUE", multiple=True, help="A value as on the command line of `serve`.")
 @json_output
 def show(file: str | None, config: str | None, pairs: tuple[str, ...], as_json: bool) -> None:
-    """Print each value that is in effect with FILE (or the file that would be found), and where it came from.
+    """Print each value in effect with FILE, and its origin.
 
-    Secrets are masked. Resources that are switched off or misconfigured are told apart from those in effect.
+    Without FILE it is the file that would be found. Secrets are masked. Resources that are switched off or misconfigured are told apart from those in effect.
     """
     inspection = inspect(file or config, dict(_pair(pair) for pair in pairs))
     if inspection.settings is None:

@@ -34,6 +34,9 @@ def complain(error: BaseException, *, debug: bool) -> None:
 
         traceback.print_exception(error)
         return
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(error.format_message(), err=True)  # the help itself
+        return
     for leaf in leaves(error):
         click.echo(f"outfitter: {describe(leaf)}", err=True)
 
