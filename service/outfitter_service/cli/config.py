@@ -66,7 +66,8 @@ def _plain(problem: Problem) -> dict[str, str | None]:
 def show(file: str | None, config: str | None, pairs: tuple[str, ...], as_json: bool) -> None:
     """Print each value in effect with FILE, and its origin.
 
-    Without FILE it is the file that would be found. Secrets are masked. Resources that are switched off or misconfigured are told apart from those in effect.
+    Without FILE it is the file that would be found. Secrets are masked.
+    Resources that are switched off or misconfigured are told apart from those in effect.
     """
     inspection = inspect(file or config, dict(_pair(pair) for pair in pairs))
     if inspection.settings is None:
