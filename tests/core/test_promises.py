@@ -1,0 +1,155 @@
+"""The promises under random events, failed commits and crashes between any two steps, replayed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from outfitter_proto.records import Deregister, Health, Heartbeat, Register, ResourceRequest
+from outfitter_service.core import model as m
+from outfitter_service.core.decide import Rules
+from support.core_world import World, known
+from support.desk import HOST
+
+WORKERS = st.sampled_from(["v", "w", "x", "y", "z"])
+INCARNATIONS = st.sampled_from(["1", "2", "3"])
+AMOUNTS = st.integers(1, 3)
+RESOURCES = {"gpu": ["g0", "g1", "g2", "g3"], "fpga": ["f0", "p0"], "net": ["n0", "n1"], "disk": ["d0", "d1", "d2"]}
+HEALTH = st.sampled_from([Health.HEALTHY, Health.HEALTHY, Health.HEALTHY, Health.UNHEALTHY, Health.UNKNOWN])
+
+REQUESTS = st.one_of(
+    st.none(),
+    st.dictionaries(st.sampled_from(["gpu", "gpu", "fpga", "net", "disk"]), AMOUNTS.map(lambda n: n), max_size=3),
+)
+
+
+class Core(RuleBasedStateMachine):
+    """Workers, drivers, watchers and a failing bus around one core."""
+
+    @initialize(
+        chunk=st.integers(1, 4),
+        prepares=st.booleans(),
+        confirms=st.booleans(),
+        on_failure=st.sampled_from(m.OnFailure),
+        disk_state=st.sampled_from([m.SpecState.OK, m.SpecState.OK, m.SpecState.MISCONFIGURED]),
+    )
+    def begin(
+        self, chunk: int, prepares: bool, confirms: bool, on_failure: m.OnFailure, disk_state: m.SpecState
+    ) -> None:
+        specs = [
+            m.ResourceSpec(name="gpu", amount=1, prepares=prepares, on_failure=on_failure),
+            m.ResourceSpec(name="fpga", amount=1, confirms=confirms),
+            m.ResourceSpec(name="net", amount=1, shared=True),
+            m.ResourceSpec(name="disk", amount=1, on_demand=True, on_failure=on_failure, state=disk_state),
+        ]
+        rules = Rules(writer="host/h", specs={spec.name: spec for spec in specs}, chunk=chunk, retention_s=50)
+        self.world = World(rules)
+
+    # --- workers ---
+
+    @rule(
+        worker=WORKERS,
+        incarnation=INCARNATIONS,
+        amounts=REQUESTS,
+        priority=st.sampled_from([0, 0, 0, 1, -1]),
+        wait_s=st.sampled_from([None, None, 5.0]),
+    )
+    def register(
+        self, worker: str, incarnation: str, amounts: dict[str, int] | None, priority: int, wait_s: float | None
+    ) -> None:
+        resources = (
+            None if amounts is None else {name: ResourceRequest(amount=amount) for name, amount in amounts.items()}
+        )
+        fields: dict[str, Any] = {"resources": resources, "priority": priority, "wait_s": wait_s}
+        self.world.message(Register(host=HOST, worker=worker, incarnation=incarnation, **fields))
+
+    @rule(worker=WORKERS, incarnation=INCARNATIONS)
+    def heartbeat(self, worker: str, incarnation: str) -> None:
+        self.world.message(Heartbeat(host=HOST, worker=worker, incarnation=incarnation))
+
+    @rule(worker=WORKERS, incarnation=st.one_of(st.none(), INCARNATIONS))
+    def deregister(self, worker: str, incarnation: str | None) -> None:
+        self.world.message(Deregister(host=HOST, worker=worker, incarnation=incarnation))
+
+    @rule(worker=WORKERS, incarnation=INCARNATIONS, dead=st.booleans())
+    def end(self, worker: str, incarnation: str, dead: bool) -> None:
+        key = f"{HOST}/{worker}/{incarnation}"
+        self.world.say(m.OwnerDied(allocation=key, detail="gone") if dead else m.LeaseExpired(allocation=key))
+
+    # --- drivers ---
+
+    @rule(resource=st.sampled_from(["gpu", "gpu", "fpga", "net"]), data=st.data())
+    def report(self, resource: str, data: st.DataObject) -> None:
+        names = data.draw(st.lists(st.sampled_from(RESOURCES[resource]), unique=True))
+        devices = tuple(known(name, data.draw(HEALTH)) for name in names)
+        self.world.say(m.DriverReport(host=HOST, resource=resource, devices=devices))
+
+    @rule()
+    def report_all(self) -> None:
+        for resource in ("gpu", "fpga", "net"):
+            devices = tuple(known(name) for name in RESOURCES[resource])
+            self.world.say(m.DriverReport(host=HOST, resource=resource, devices=devices))
+
+    @rule(resource=st.sampled_from(["gpu", "fpga", "net"]), permanent=st.booleans())
+    def fail(self, resource: str, permanent: bool) -> None:
+        failure = m.DriverFailure(reason="no", permanent=permanent)
+        self.world.say(m.DriverReport(host=HOST, resource=resource, failure=failure))
+
+    @precondition(lambda self: self.world.commands)
+    @rule(well=st.sampled_from([True, True, False]), count=st.integers(0, 3), repeat=st.booleans(), data=st.data())
+    def carry_out(self, well: bool, count: int, repeat: bool, data: st.DataObject) -> None:
+        commands = self.world.commands
+        at = data.draw(st.integers(0, len(commands) - 1))
+        command = commands[at] if repeat else commands.pop(at)
+        match command:
+            case m.Discover() if well:
+                devices = tuple(known(name) for name in RESOURCES["disk"][: min(count + 1, command.amount)])
+                self.world.say(
+                    m.DriverReport(host=HOST, resource=command.resource, devices=devices, asked=command.amount)
+                )
+            case m.Discover():
+                failure = m.DriverFailure(reason="no", permanent=count > 0, at_least=command.least if count > 1 else 0)
+                self.world.say(m.DriverReport(host=HOST, resource=command.resource, failure=failure))
+            case m.Prepare(allocation=key, token=token):
+                self.world.say(m.Prepared(allocation=key, token=token, error=None if well else "no"))
+            case m.Unprepare(allocation=key, token=token):
+                self.world.say(m.Unprepared(allocation=key, token=token, confirmed=well))
+
+    @rule()
+    def retry(self) -> None:
+        self.world.say(m.DriverRetry(host=HOST, resource="disk"))
+
+    # --- time, the bus, the machine ---
+
+    @rule(seconds=st.sampled_from([1, 5, 60]))
+    def pass_time(self, seconds: int) -> None:
+        self.world.pass_time(seconds)
+
+    @rule()
+    def commit(self) -> None:
+        self.world.commit()
+
+    @rule()
+    def settle(self) -> None:
+        self.world.settle()
+
+    @rule()
+    def fail_commit(self) -> None:
+        self.world.fail_commit()
+
+    @rule()
+    def crash(self) -> None:
+        self.world.crash()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.settle()
+
+
+TestPromises = Core.TestCase
+TestPromises.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)

@@ -1,0 +1,296 @@
+"""A world around the core for property tests: a compacted topic, a batch in the making, drivers, crashes.
+
+It knows nothing of how decisions are made. What it checks it works out from records and reports by brute force.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+from outfitter_proto.records import (
+    FINAL_STATES,
+    HOLDING_STATES,
+    Allocation,
+    AllocationState,
+    Deregister,
+    Health,
+    Heartbeat,
+    Host,
+    ManagerIdentity,
+    Register,
+    Source,
+)
+from outfitter_service.core import model as m
+from outfitter_service.core.book import HostBook, queue_entry
+from outfitter_service.core.decide import Decision, Rules, decide, implied, renumber
+from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost, SetInventory, SetToken
+from support.desk import HOST, START
+
+ALIASES = {"g0": ("p0",), "g1": ("p1", "x1")}
+"""Devices with several names; `p0` is also what another resource calls `g0`."""
+
+ONE_NAME = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
+
+
+def known(name: str, health: Health = Health.HEALTHY) -> m.KnownDevice:
+    return m.KnownDevice(id=name, properties={"index": name}, aliases=ALIASES.get(name, ()), health=health)
+
+
+def has_alone(record: Allocation) -> set[str]:
+    """The devices that a live record has to itself, each by one name."""
+    if record.state not in HOLDING_STATES:
+        return set()
+    ids = [info["id"] for name, infos in record.resources.items() if name not in record.shared for info in infos]
+    names = {ONE_NAME.get(one, one) for one in ids}
+    assert len(names) == len(ids), f"one device twice in {record.key}: {ids}"
+    return names
+
+
+def has_shared(record: Allocation) -> set[str]:
+    if record.state not in HOLDING_STATES:
+        return set()
+    return {ONE_NAME.get(info["id"], info["id"]) for name in record.shared for info in record.resources[name]}
+
+
+def check_exclusive(records: Iterable[Allocation]) -> None:
+    """Promise 1."""
+    alone: dict[str, str] = {}
+    shared: dict[str, str] = {}
+    for record in records:
+        for name in has_alone(record):
+            assert name not in alone, f"{name} is in {alone[name]} and {record.key}"
+            alone[name] = record.key
+        for name in has_shared(record):
+            shared[name] = record.key
+    for name in alone.keys() & shared.keys():
+        assert alone[name] == shared[name], f"{name} is alone in {alone[name]} and shared in {shared[name]}"
+
+
+def fingerprint(book: HostBook) -> dict[str, Any]:
+    """Everything a book knows, in a form that can be compared."""
+    return {
+        "record": book.record,
+        "inventories": dict(book.inventories),
+        "free": {name: list(shelf.free) for name, shelf in book.shelves.items() if shelf.devices},
+        "places": {name: dict(shelf.places) for name, shelf in book.shelves.items() if shelf.devices},
+        "live": dict(book.live),
+        "held": dict(book.held),
+        "locks": dict(book.locks),
+        "sharers": dict(book.sharers),
+        "queue": list(book.queue),
+        "shapes": {shape: list(alike) for shape, alike in book.shapes.items()},
+        "deadlines": list(book.deadlines),
+        "current": dict(book.current),
+        "incarnations": {worker: dict(offsets) for worker, offsets in book.incarnations.items()},
+        "finals": {second: set(keys) for second, keys in book.finals.items()},
+    }
+
+
+def whole(ledger: Ledger) -> dict[str, Any]:
+    return {"allocations": dict(ledger.allocations), "token": ledger.token, **fingerprint(ledger.book(HOST))}
+
+
+class World:
+    """One manager's core, with what is committed beside what is only decided."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.now = START
+        self.offset = 0
+        self.ledger = Ledger()
+        self.topic: dict[str, Allocation | Host] = {}
+        self.token = 0
+        self.waiting: deque[m.Event] = deque()
+        self.decided: list[tuple[m.Event, Decision]] = []
+        self.commands: list[m.Command] = []
+        self.registered: set[str] = set()
+        self.answers: dict[str, str] = {}
+        self.gone: set[str] = set()
+        manager = ManagerIdentity(instance="one", version="0", since=START)
+        self.ledger.apply([PutHost(Host(host=HOST, manager=manager, since=START))])
+        self.commit()
+
+    # --- deciding and committing ---
+
+    def say(self, event: m.Event) -> None:
+        """Queue an event and decide all that is queued but for follow-ups: those come with the next commit."""
+        self.waiting.append(event)
+        while self.waiting:
+            self._decide(self.waiting.popleft())
+
+    def message(self, message: Register | Heartbeat | Deregister) -> None:
+        self.offset += 1
+        if isinstance(message, Register):
+            self.registered.add(f"{HOST}/{message.worker}/{message.incarnation}")
+        self.say(m.Incoming(message, Source(partition=0, offset=self.offset)))
+
+    def _decide(self, event: m.Event) -> None:
+        before = whole(self.ledger)
+        decision = decide(self.ledger, self.rules, event, self.now)
+        assert whole(self.ledger) == before, "deciding changed the ledger"
+        assert decide(self.ledger, self.rules, event, self.now) == decision, "deciding twice gave two decisions"
+        self.ledger.apply(decision.changes)
+        self.decided.append((event, decision))
+        self._check_grants(decision)
+        check_exclusive(self.ledger.allocations.values())
+
+    def _check_grants(self, decision: Decision) -> None:
+        """Nobody is granted anything behind an earlier feasible waiter that wants any of the same; all or none."""
+        for step in decision.history:
+            record = step.record
+            if step.from_ not in (None, AllocationState.PENDING) or step.to not in HOLDING_STATES:
+                continue
+            assert isinstance(record, Allocation)
+            for resource, amount in record.request.amounts.items():
+                given = len(record.resources[resource])
+                assert given >= amount if self.rules.specs[resource].shared else given == amount
+            exclusive = {name for name in record.request.amounts if not self.rules.specs[name].shared}
+            for _, _, key in self.ledger.book(HOST).queue:
+                waiter = self.ledger.allocations[key]
+                if queue_entry(waiter) < queue_entry(record) and exclusive & waiter.request.amounts.keys():
+                    assert not self.feasible(waiter), f"{record.key} overtook {key}"
+
+    def commit(self) -> None:
+        """Write what was decided as one ordered batch, look at each prefix of it, and act."""
+        self.ledger.apply(renumber(self.ledger, self.rules, HOST))
+        touched = self.ledger.touched()
+        touched.sort(key=lambda item: isinstance(item[1], Allocation) and item[1].state in HOLDING_STATES)
+        for key, record in touched:
+            self._write(key, record)
+            check_exclusive(one for one in self.topic.values() if isinstance(one, Allocation))
+        fresh = [
+            record.token
+            for _, record in touched
+            if isinstance(record, Allocation) and record.token is not None and record.token > self.token
+        ]
+        assert len(set(fresh)) == len(fresh)
+        assert self.ledger.token >= max([self.token, *fresh])
+        self.token = self.ledger.token
+        self.ledger.settle()
+        self.ledger.commits += 1
+        assert {one.key: one for one in self.ledger.committed()} == self.ledger.allocations
+        decided, self.decided = self.decided, []
+        for _, decision in decided:
+            self.commands += decision.commands
+            self.waiting.extend(decision.follow_ups)
+
+    def _write(self, key: str, record: Allocation | Host | None) -> None:
+        old = self.topic.get(key)
+        if record is None:
+            assert old is None or (isinstance(old, Allocation) and old.state in FINAL_STATES), f"{key} lost"
+            self.topic.pop(key, None)
+            self.gone.add(key)
+            self.answers.pop(key, None)
+            return
+        if isinstance(record, Allocation):
+            if isinstance(old, Allocation) and old.state in FINAL_STATES:
+                assert record.state in FINAL_STATES, f"{key} rose from {old.state} to {record.state}"
+            if isinstance(old, Allocation) and old.token is not None:
+                assert record.token == old.token, f"{key} was granted twice"
+            self.gone.discard(key)
+        self.topic[key] = record
+
+    def fail_commit(self) -> None:
+        """The commit failed: take all back. What led to it is decided again."""
+        before = {one.key: one for one in self.ledger.committed()}
+        events = [event for event, _ in self.decided]
+        self.decided = []
+        self.ledger.rollback()
+        assert (
+            before
+            == self.ledger.allocations
+            == {key: one for key, one in self.topic.items() if isinstance(one, Allocation)}
+        )
+        assert not self.ledger.dirty
+        assert self.ledger.token == self.token
+        self._check_rebuilt()
+        self.waiting.extendleft(reversed(events))
+
+    def settle(self) -> None:
+        """Commit until nothing follows any more."""
+        for _ in range(1000):
+            while self.waiting:
+                self._decide(self.waiting.popleft())
+            self.commit()
+            if not self.waiting:
+                self._check_rebuilt()
+                self._check_nothing_stalls()
+                for key in self.registered - self.gone:
+                    assert key in self.topic, f"{key} was registered and has no answer"
+                return
+        raise AssertionError("follow-ups do not end")
+
+    def crash(self) -> None:
+        """All memory is lost, the topic alone says what was; messages that were not decided are read again."""
+        unread = [event for event, _ in self.decided if isinstance(event, m.Incoming)]
+        unread += [event for event in self.waiting if isinstance(event, m.Incoming)]
+        self.ledger = self.replayed()
+        self.decided = []
+        self.commands = [command for one in self.ledger.allocations.values() if (command := implied(one)) is not None]
+        self.waiting = deque([m.Reschedule(host=HOST), *unread])
+
+    def replayed(self) -> Ledger:
+        """A ledger built from the topic alone, in the topic's order."""
+        ledger = Ledger()
+        for record in self.topic.values():
+            ledger.restore(PutAllocation(record) if isinstance(record, Allocation) else PutHost(record))
+        ledger.restore(SetToken(self.token))
+        ledger.commits = self.ledger.commits
+        assert not ledger.dirty
+        assert ledger.touched() == []
+        return ledger
+
+    # --- what must be so ---
+
+    def _check_rebuilt(self) -> None:
+        rebuilt = self.replayed()
+        for resource, inventory in self.ledger.book(HOST).inventories.items():
+            rebuilt.restore(SetInventory(HOST, resource, inventory))
+        assert whole(rebuilt) == whole(self.ledger)
+
+    def feasible(self, record: Allocation) -> bool:
+        """It could be served with the devices there are, if nobody held or claimed any."""
+        for resource, amount in record.request.amounts.items():
+            spec = self.rules.specs[resource]
+            inventory = self.ledger.book(HOST).inventory(resource)
+            failed = inventory.failure is not None and amount >= inventory.failure.at_least
+            if spec.state != m.SpecState.OK or not inventory.reported or inventory.asking or failed:
+                return False
+            if sum(device.health == Health.HEALTHY for device in inventory.devices) < amount:
+                return False
+        return True
+
+    def _check_nothing_stalls(self) -> None:
+        """At rest nobody waits who could be served."""
+        live = list(self.ledger.allocations.values())
+        alone = set().union(*[has_alone(record) for record in live])
+        shared = set().union(*[has_shared(record) for record in live])
+        claimed: set[str] = set()
+        for _, _, key in self.ledger.book(HOST).queue:
+            record = self.ledger.allocations[key]
+            if not self.feasible(record) or (record.wait_until is not None and record.wait_until <= self.now):
+                continue
+            taken: set[str] = set()
+            could = True
+            for resource, amount in record.request.amounts.items():
+                is_shared = self.rules.specs[resource].shared
+                used = alone if is_shared else alone | shared | taken
+                free = {
+                    ONE_NAME.get(device.id, device.id)
+                    for device in self.ledger.book(HOST).inventory(resource).devices
+                    if device.health == Health.HEALTHY
+                } - used
+                could = could and len(free) >= amount and (is_shared or resource not in claimed)
+                if len(record.request.amounts) == 1:
+                    continue
+                # several resources may show one device: be careful to call it a stall only when they do not
+                taken |= free if not is_shared else set()
+            assert not could, f"{key} could be served and is not: {record.reason}"
+            claimed |= {name for name in record.request.amounts if not self.rules.specs[name].shared}
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+        self.say(m.Tick(host=HOST))
