@@ -19,6 +19,10 @@ from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost, SetTok
 _KNOWN_STATES = frozenset(AllocationState)
 
 
+MARKERS_WAIT_S = 0.05
+"""How long one fetch may wait: where nothing but transaction markers is left, nothing comes, and the position moves."""
+
+
 class LedgerRefusedError(RuntimeError):
     """The ledger holds something of this writer that this version must not work on."""
 
@@ -93,7 +97,7 @@ async def _last_values(
     async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
         while reader.position < end:
             try:
-                messages = await reader.fetch(max_records=10_000, timeout=1.0)
+                messages = await reader.fetch(max_records=10_000, timeout=MARKERS_WAIT_S)
             except OffsetOutOfRangeError as error:
                 # the log's start moved while it was read: what was there is superseded by what is still there
                 await reader.seek(error.start)
