@@ -240,7 +240,8 @@ class ResourceInventory(Struct, frozen=True, kw_only=True):
     """One resource of one host: what its driver found, or why there is nothing.
 
     `state` is `reported`, `not-reported`, `driver-failed`, `disabled`, `no-driver` or `misconfigured`.
-    `amount` is the configured amount per worker, `sharing` is `exclusive` or `shared`.
+    `amount` is the configured amount per worker, `sharing` is `exclusive` or `shared`. Of `total` devices, `healthy`
+    of them healthy, `devices` lists at most `MAX_LISTED_DEVICES`, as the driver orders them.
     """
 
     state: str
@@ -248,6 +249,12 @@ class ResourceInventory(Struct, frozen=True, kw_only=True):
     amount: int | None = None
     sharing: str = "exclusive"
     devices: list[InventoryDevice] = []
+    total: int | UnsetType = UNSET
+    healthy: int | UnsetType = UNSET
+
+
+MAX_LISTED_DEVICES = 256
+"""A host's record is one message: thousands of devices must not make it larger than the topic takes."""
 
 
 class ManagerIdentity(Struct, frozen=True, kw_only=True, gc=False):

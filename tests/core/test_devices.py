@@ -2,6 +2,7 @@
 
 import pytest
 
+from outfitter_proto.records import MAX_LISTED_DEVICES
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import implied
 from outfitter_service.core.ledger import Ledger, PutAllocation
@@ -200,6 +201,14 @@ def test_the_hosts_record_says_what_each_driver_said() -> None:
     assert (resources["gpu"].devices[0].id, resources["gpu"].devices[0].health) == ("a", "unhealthy")
     desk.fail("hangs")
     assert desk.book.record.resources["gpu"].reason == "hangs"
+
+
+def test_the_hosts_record_lists_the_first_devices_and_counts_them_all() -> None:
+    desk = Desk(GPU)
+    desk.report(*(f"{number:04}" for number in range(MAX_LISTED_DEVICES)), "one-more", ill("one-ill"))
+    told = desk.book.record.resources["gpu"]
+    assert (told.total, told.healthy) == (MAX_LISTED_DEVICES + 2, MAX_LISTED_DEVICES + 1)
+    assert [device.id for device in told.devices] == [f"{number:04}" for number in range(MAX_LISTED_DEVICES)]
 
 
 # --- another configuration under live records ----------------------------------------------------------

@@ -148,6 +148,8 @@ SAMPLES = {
                     InventoryDevice(id="GPU-8a56", properties={"index": "0"}),
                     InventoryDevice(id="GPU-9b67", health="unhealthy", reason="XID 79", properties={"index": "3"}),
                 ],
+                total=2,
+                healthy=1,
             ),
             "fpga": ResourceInventory(state="no-driver", reason="no driver is configured", sharing="shared"),
         },

@@ -6,14 +6,16 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from outfitter_service.cli import options, output
 from outfitter_service.cli.errors import warn
 
 if TYPE_CHECKING:
-    from outfitter_proto.records import Allocation, Host
+    from outfitter_proto.records import Allocation, Host, ResourceInventory
     from outfitter_service.cli.ledger import Ledger
+
+NOT_REPORTED = "its driver does not report it"
 
 
 class Holder(Struct, frozen=True, kw_only=True):
@@ -97,6 +99,7 @@ def lines_of(ledger: Ledger, host: Host) -> list[Line]:
 
 def _unreported(ledger: Ledger, host: Host, reported: set[str]) -> list[Line]:
     lines: dict[str, Line] = {}
+    cut = {name for name, inventory in host.resources.items() if _left_out(inventory)}
     for record in ledger.live(host.host):
         for resource, held in record.resources.items():
             for device in held:
@@ -108,7 +111,7 @@ def _unreported(ledger: Ledger, host: Host, reported: set[str]) -> list[Line]:
                         id=device_id,
                         health="unknown",
                         sharing="shared" if resource in record.shared else "exclusive",
-                        reason="its driver does not report it",
+                        reason="it is not among the devices that are listed" if resource in cut else NOT_REPORTED,
                         properties=device,
                         holders=[_holder(record) for record in ledger.holders(host.host, device_id)],
                     )
@@ -125,8 +128,15 @@ def _holder(record: Allocation) -> Holder:
     )
 
 
+def _left_out(inventory: ResourceInventory) -> int:
+    """How many devices are reported and not listed one by one."""
+    return 0 if inventory.total is UNSET else inventory.total - len(inventory.devices)
+
+
 def _tell_absent(host: Host) -> None:
     for resource, inventory in host.resources.items():
+        if left_out := _left_out(inventory):
+            warn(f"{host.host} has {left_out} more {resource} than are listed")
         if not inventory.devices:
             why = f": {inventory.reason}" if inventory.reason else ""
             warn(f"{host.host} has no {resource} ({inventory.state}{why})")

@@ -130,14 +130,18 @@ class _Words:
 
 
 def _inventory(found: object) -> str:
+    from msgspec import UNSET
+
     from outfitter_proto.records import Health, ResourceInventory
 
     if not isinstance(found, ResourceInventory):
         return "unknown"
     if not found.devices:
         return f"{found.state}" + (f" ({found.reason})" if found.reason else "")
-    healthy = sum(device.health == Health.HEALTHY for device in found.devices)
-    return f"{len(found.devices)} devices, {healthy} healthy"
+    if found.total is UNSET or found.healthy is UNSET:
+        healthy = sum(device.health == Health.HEALTHY for device in found.devices)
+        return f"{len(found.devices)} devices, {healthy} healthy"
+    return f"{found.total} devices, {found.healthy} healthy"
 
 
 def _clock() -> str:

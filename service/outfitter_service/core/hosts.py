@@ -7,7 +7,7 @@ from datetime import datetime
 
 from msgspec import structs
 
-from outfitter_proto.records import Health, Host, InventoryDevice, ResourceInventory
+from outfitter_proto.records import MAX_LISTED_DEVICES, Health, Host, InventoryDevice, ResourceInventory
 from outfitter_service.core import explain, policy
 from outfitter_service.core.book import Inventory
 from outfitter_service.core.model import KnownDevice, ResourceSpec, SpecState
@@ -29,17 +29,25 @@ def _inventory(spec: ResourceSpec, inventory: Inventory | None) -> ResourceInven
         return ResourceInventory(
             state=spec.state, reason=explain.not_in_effect(spec), amount=spec.amount, sharing=sharing
         )
-    devices = [
-        InventoryDevice(id=d.id, health=d.health, reason=d.reason, properties=d.properties)
-        for d in (inventory.devices if inventory else ())
-    ]
+    found = inventory.devices if inventory else ()
     if inventory is None or (inventory.failure is None and not inventory.reported):
         state, reason = "not-reported", explain.not_reported(spec)
     elif inventory.failure is not None:
         state, reason = "driver-failed", inventory.failure.reason
     else:
         state, reason = "reported", None
-    return ResourceInventory(state=state, reason=reason, amount=spec.amount, sharing=sharing, devices=devices)
+    return ResourceInventory(
+        state=state,
+        reason=reason,
+        amount=spec.amount,
+        sharing=sharing,
+        devices=[
+            InventoryDevice(id=d.id, health=d.health, reason=d.reason, properties=d.properties)
+            for d in found[:MAX_LISTED_DEVICES]
+        ],
+        total=len(found),
+        healthy=inventory.healthy if inventory else 0,
+    )
 
 
 def refreshed(told: dict[str, str], device: KnownDevice | None) -> dict[str, str]:
