@@ -1,0 +1,1 @@
+"""Benchmarks against a real broker and the embedded bus: `make bench`. They are no tests and assert nothing."""

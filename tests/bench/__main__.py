@@ -1,0 +1,169 @@
+"""Measure, print a table and write the figures as JSON: `make bench`.
+
+    PYTHONPATH=tests python -m bench [--out FILE] [--quick] [--only PART …]
+
+Every ratio is Outfitter's figure over the bare loop's, of the same run on the same broker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from bench import embedded, machine, replay
+from bench.kafka import RATES, Contest, Run, Sizes
+from bench.report import Row, table
+from outfitter_proto.bus.kafka.adapter import KafkaBus
+from support.broker import Broker
+from support.manager import environment
+
+QUICK = Sizes(backlog=10_000, seconds=3.0, rounds=1, ledger=20_000)
+PARTS = ("backlog", "latency", "restore", "embedded")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Parse the command line and measure."""
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, help="where the figures are written as JSON")
+    parser.add_argument("--quick", action="store_true", help="less of everything: to see that it works")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
+    parser.add_argument("--bootstrap", help="host:port of a broker to use instead of one of its own")
+    chosen = parser.parse_args(arguments)
+    sizes = QUICK if chosen.quick else Sizes()
+    before = machine.description()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="outfitter-bench-") as name:
+        folder = Path(name)
+        if "embedded" in chosen.only:
+            rows += measure_embedded(folder / "embedded", quick=chosen.quick)
+        if set(chosen.only) - {"embedded"}:
+            broker = None if chosen.bootstrap else Broker(folder / "kafka")
+            try:
+                if broker is not None:
+                    broker.start()
+                bootstrap = chosen.bootstrap or (broker.bootstrap if broker else "")
+                contest = Contest(bootstrap, folder, sizes)
+                rows += anyio.run(measure_kafka, contest, chosen.only)
+            finally:
+                if broker is not None:
+                    broker.stop()
+    after = machine.description()
+    print(f"\n{before['platform']}, {before['cpus']} CPUs, Python {before['python']}")
+    print(f"load average before {before['load_average']}, after {after['load_average']}\n")
+    print(table(rows))
+    if chosen.out:
+        result = {"machine": before, "load_average_after": after["load_average"], "sizes": sizes, "figures": rows}
+        chosen.out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+
+
+def measure_embedded(folder: Path, *, quick: bool) -> list[Row]:
+    """What the embedded bus costs."""
+    say("embedded bus")
+    found = embedded.measure(folder, runs=5 if quick else 20, grants=10 if quick else 100)
+    return [
+        Row("outfitter run -- true, over the start of Python", "ms", found.run_ms - found.python_ms, aim="< 300"),
+        Row("start of Python", "ms", found.python_ms),
+        Row("one device: registration to infos, p50", "ms", machine.median(found.session_ms), aim="< 10"),
+        Row("one device: registration to infos, p99", "ms", machine.percentile(found.session_ms, 0.99)),
+        Row("one device: a whole RuntimeContext to infos, p50", "ms", machine.median(found.context_ms)),
+    ]
+
+
+async def measure_kafka(contest: Contest, parts: Sequence[str]) -> list[Row]:
+    """What Kafka costs."""
+    rows: list[Row] = []
+    await contest.take_samples()
+    for name, record in contest.samples.items():
+        rows.append(Row(f"size of a {name} record", "bytes", len(record)))
+    if "backlog" in parts:
+        rows += await measure_backlog(contest)
+    if "latency" in parts:
+        rows += await measure_latency(contest)
+    if "restore" in parts:
+        rows += await measure_restore(contest)
+    return rows
+
+
+async def measure_backlog(contest: Contest) -> list[Row]:
+    """Answers a second when there is always something to do."""
+    runs: dict[str, list[Run]] = {"bare": [], "outfitter": [], "plain": []}
+    for number in range(contest.sizes.rounds):
+        for kind, found in runs.items():
+            say(f"backlog {number + 1}/{contest.sizes.rounds}: {kind}")
+            found.append(await contest.backlog(kind))
+
+    def middle(kind: str, figure: Callable[[Run], float]) -> float:
+        return machine.median([figure(run) for run in runs[kind]])
+
+    ours, bare = (middle(kind, lambda run: run.rate) for kind in ("outfitter", "bare"))
+    return [
+        Row("registrations allocated from a backlog", "1/s", ours, bare, aim=">= 0.5"),
+        Row("  transactions", "1/s", *(middle(kind, lambda run: run.commits) for kind in ("outfitter", "bare"))),
+        Row("  CPU a registration, start included", "us",
+            *(middle(kind, lambda run: run.cpu_us) for kind in ("outfitter", "bare"))),
+        Row("bare loop, one record of 418 bytes for each", "1/s", None, middle("plain", lambda run: run.rate)),
+        Row("  transactions", "1/s", None, middle("plain", lambda run: run.commits)),
+        Row("  CPU a record, start included", "us", None, middle("plain", lambda run: run.cpu_us)),
+    ]  # fmt: skip
+
+
+async def measure_latency(contest: Contest) -> list[Row]:
+    """Registration to infos, at rates that leave both sides time to spare."""
+    sizes = contest.sizes
+    needed = sizes.rounds * sum(max(20, int(rate * sizes.seconds)) for rate in RATES) + 1
+    took: dict[tuple[str, int], list[float]] = {}
+    ours, bare, plain = [await contest.new_cluster(kind) for kind in ("outfitter", "bare", "plain")]
+    with contest.manager(ours, needed), contest.bare(bare, plain=False), contest.bare(plain, plain=True):
+        first = 0
+        for number in range(sizes.rounds):
+            for rate in RATES:
+                for kind, cluster in (("bare", bare), ("outfitter", ours), ("plain", plain)):
+                    say(f"latency {number + 1}/{sizes.rounds}: {kind} at {rate} a second")
+                    took.setdefault((kind, rate), []).extend(await contest.latency(kind, cluster, rate, first))
+                first += max(20, int(rate * sizes.seconds))
+    rows: list[Row] = []
+    for rate in RATES:
+        for share in (0.5, 0.99):
+            figures = {kind: machine.percentile(took[kind, rate], share) for kind in ("outfitter", "bare", "plain")}
+            name = f"registration to infos at {rate}/s, p{share * 100:.0f}"
+            aim = "<= 1.5" if share == 0.5 else None
+            rows.append(Row(name, "ms", figures["outfitter"], figures["bare"], aim=aim))
+            rows.append(Row("  bare loop, one record of 418 bytes", "ms", None, figures["plain"]))
+    return rows
+
+
+async def measure_restore(contest: Contest) -> list[Row]:
+    """Records a second of a ledger that is replayed."""
+    say(f"writing a ledger of {contest.sizes.ledger} records")
+    cluster = await contest.new_cluster("ledger")
+    async with KafkaBus(contest.url) as bus:
+        await replay.fill(bus, cluster, contest.samples["ledger"], contest.sizes.ledger)
+    rates: dict[str, list[float]] = {"bare": [], "outfitter": []}
+    for number in range(contest.sizes.rounds):
+        for kind, found in rates.items():
+            say(f"restore {number + 1}/{contest.sizes.rounds}: {kind}")
+            done = await anyio.run_process(
+                [sys.executable, "-m", "bench.replay", kind, contest.url, cluster], env=environment(), stderr=None
+            )
+            seen = msgspec.json.decode(done.stdout, type=replay.Replayed)
+            if seen.records < contest.sizes.ledger:
+                raise RuntimeError(f"{kind} read {seen.records} records of {contest.sizes.ledger}")
+            found.append(seen.records / seen.seconds)
+    return [
+        Row(f"replay of a ledger of {contest.sizes.ledger} records", "1/s",
+            machine.median(rates["outfitter"]), machine.median(rates["bare"]))
+    ]  # fmt: skip
+
+
+def say(what: str) -> None:
+    print(f"bench: {what}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

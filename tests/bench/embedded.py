@@ -1,0 +1,86 @@
+"""Outfitter on the embedded bus: what `outfitter run` costs, and how soon one worker has one device."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+from msgspec import Struct
+
+from bench import machine
+from outfitter import RuntimeContext
+from outfitter.session import WorkerSession
+from outfitter_proto import bus as buses
+from outfitter_proto.records import Register, ResourceRequest
+from support.manager import Manager, environment, files_config
+
+OUTFITTER = (str(Path(sys.executable).parent / "outfitter"),)
+
+
+class Embedded(Struct, kw_only=True):
+    """Medians in milliseconds. `context` is entering a `RuntimeContext` until its infos are there, bus, thread and
+    all; `session` is registering until the infos are there, on a bus that is open."""
+
+    python_ms: float
+    run_ms: float
+    context_ms: list[float]
+    session_ms: list[float]
+
+
+def measure(folder: Path, *, runs: int, grants: int) -> Embedded:
+    """Measure beside a manager with one device."""
+    manager = Manager(folder, files_config(folder / "gpus", gpus=1), arguments=["--log-level", "warning"])
+    manager.bus_url = f"sqlite://{folder}/bus.db"  # as people have it: each commit is on the disk
+    manager.start()
+    try:
+        env = environment(OUTFITTER_BUS=manager.bus_url, OUTFITTER_HOST=manager.host)
+        run_command = [*OUTFITTER, "run", "--resource", "gpu=1", "--", "true"]
+        python: list[float] = []
+        whole: list[float] = []
+        for _ in range(runs):
+            python.append(_milliseconds([sys.executable, "-c", "pass"], env))
+            whole.append(_milliseconds(run_command, env))
+        contexts = [_context(manager) for _ in range(grants)]
+        sessions = anyio.run(_sessions, manager, grants)
+    finally:
+        manager.stop()
+    return Embedded(
+        python_ms=machine.median(python), run_ms=machine.median(whole), context_ms=contexts, session_ms=sessions
+    )
+
+
+def _milliseconds(command: Sequence[str], env: dict[str, str]) -> float:
+    begun = time.perf_counter()
+    subprocess.run(command, env=env, check=True, stdin=subprocess.DEVNULL)
+    return (time.perf_counter() - begun) * 1000
+
+
+def _context(manager: Manager) -> float:
+    begun = time.perf_counter()
+    with RuntimeContext({"gpu": 1}, bus=manager.bus_url, host=manager.host) as context:
+        infos = context.get_external_resource_infos("gpu")
+        took = (time.perf_counter() - begun) * 1000
+    if len(infos) != 1:
+        raise RuntimeError(f"one device was wanted, {len(infos)} came")
+    return took
+
+
+async def _sessions(manager: Manager, count: int) -> list[float]:
+    took: list[float] = []
+    async with buses.connect(manager.bus_url) as bus:
+        for number in range(count):
+            asked = Register(
+                host=manager.host,
+                worker="bench",
+                incarnation=f"bench-{number}",
+                resources={"gpu": ResourceRequest(amount=1)},
+            )
+            begun = time.perf_counter()
+            async with WorkerSession(bus, asked) as session:
+                await session.wait()
+                took.append((time.perf_counter() - begun) * 1000)
+    return took

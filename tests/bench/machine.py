@@ -1,0 +1,47 @@
+"""What the machine says while it is measured: CPU that a process has used, load, and what ran it all."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far (fields 14 and 15 of proc(5) `stat`)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` (0 to 1) of `values` lie, as measured: none between two is made up."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def has_uvloop() -> bool:
+    return find_spec("uvloop") is not None
+
+
+def description() -> dict[str, object]:
+    """Enough to compare two results by, or to see that they cannot be compared."""
+    return {
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "cpus": os.cpu_count(),
+        "load_average": [round(value, 2) for value in os.getloadavg()],
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "uvloop": has_uvloop(),
+        **{name: importlib.metadata.version(name) for name in ("outfitter", "aiokafka", "msgspec")},
+    }

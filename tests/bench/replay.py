@@ -1,0 +1,115 @@
+"""Replaying a ledger, in a process of its own: as the service does it, or as a bare read.
+
+The bare read is aiokafka's consumer, committed records only, each decoded to a struct and kept by its key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from bench import loads, machine
+from outfitter_proto import codec
+from outfitter_proto.bus import Bus, Entry
+from outfitter_proto.bus.kafka.adapter import KafkaBus
+from outfitter_proto.bus.kafka.reader import FETCH_BYTES
+from outfitter_proto.names import host_writer, topics, transactional_id
+from outfitter_proto.records import Allocation, Checkpoint, InputPosition, LedgerRecord
+from outfitter_service.runtime.restore import restore
+
+WRITTEN_AT_ONCE = 400
+NO_MORE_WITHIN_MS = 5000
+
+
+class Replayed(msgspec.Struct, kw_only=True):
+    """How long it took and what there was."""
+
+    records: int
+    kept: int
+    seconds: float
+
+
+async def fill(bus: Bus, cluster: str, sample: bytes, count: int) -> None:
+    """Write a ledger of `count` live allocations like `sample`, each with a device of its own."""
+    names = topics(cluster)
+    like = msgspec.json.decode(sample, type=Allocation)
+    [[device]] = like.resources.values()
+    writer = host_writer(loads.HOST)
+    async with await bus.open_writer(transactional_id(cluster, writer), 0) as open_writer:
+        for start in range(0, count, WRITTEN_AT_ONCE):
+            entries: list[Entry] = []
+            for number in range(start, min(start + WRITTEN_AT_ONCE, count)):
+                record = msgspec.structs.replace(
+                    like,
+                    worker=loads.worker(number),
+                    incarnation=loads.incarnation(number),
+                    resources={"gpu": [{**device, "id": f"{number:08d}", "index": str(number)}]},
+                )
+                entries.append(Entry(record.key.encode(), codec.encode(record)))
+            checkpoint = Checkpoint(
+                writer=writer, instance="bench", cluster=cluster, scope="host", commit=1, token=1, at=like.since,
+                input=InputPosition(topic_id="none", partition=0, from_=0, to=0),
+            )  # fmt: skip
+            entries.append(Entry(checkpoint.key.encode(), codec.encode(checkpoint)))
+            await open_writer.commit([(names.allocations, entries)])
+    await bus.stable_end(names.allocations, 0)
+
+
+async def by_service(url: str, cluster: str) -> Replayed:
+    """As a manager does when it starts."""
+    async with KafkaBus(url) as bus:
+        found = await restore(bus, topics(cluster).allocations, 0, host=loads.HOST, writer=host_writer(loads.HOST))
+        return Replayed(records=found.records, kept=len(found.ledger.allocations), seconds=found.seconds)
+
+
+async def bare(url: str, cluster: str) -> Replayed:
+    """With aiokafka and msgspec alone, and without garbage collections, which the service does without, too."""
+    gc.disable()
+    source = TopicPartition(topics(cluster).allocations, 0)
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=url.removeprefix("kafka://"),
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+        max_partition_fetch_bytes=FETCH_BYTES,
+    )
+    await consumer.start()
+    consumer.assign([source])
+    try:
+        begun = time.perf_counter()
+        end = (await consumer.end_offsets([source]))[source]
+        decode = msgspec.json.Decoder(LedgerRecord).decode
+        state: dict[bytes, LedgerRecord] = {}
+        count = 0
+        while await consumer.position(source) < end:
+            for message in (await consumer.getmany(source, timeout_ms=1000, max_records=10_000)).get(source, ()):
+                count += 1
+                state[message.key] = decode(message.value)
+        return Replayed(records=count, kept=len(state), seconds=time.perf_counter() - begun)
+    finally:
+        await consumer.stop()
+
+
+def main(kind: str, url: str, cluster: str) -> None:
+    """Replay once, on the event loop that the service would use, and print `Replayed` as JSON."""
+    ways: dict[str, Callable[[str, str], Awaitable[Replayed]]] = {"outfitter": by_service, "bare": bare}
+    factory = None
+    if machine.has_uvloop():
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+
+        async def once() -> Replayed:
+            return await ways[kind](url, cluster)
+
+        print(msgspec.json.encode(runner.run(once())).decode())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
