@@ -3,9 +3,9 @@
 import pytest
 
 from support.broker import kafka_broker, own_broker
-from support.manager import manager, start_manager
+from support.manager import manager, shared_manager, start_manager
 
-__all__ = ["anyio_backend", "kafka_broker", "manager", "own_broker", "start_manager"]
+__all__ = ["anyio_backend", "kafka_broker", "manager", "own_broker", "shared_manager", "start_manager"]
 
 
 @pytest.fixture

@@ -327,6 +327,19 @@ def start_manager(tmp_path: Path) -> Iterator[StartManager]:
             print(f"--- {manager.log}\n{manager.log_tail()}")
 
 
+@pytest.fixture(scope="module")
+def shared_manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
+    """A manager of a host with two `files` GPUs for the tests of one module: leave nothing behind, stop nothing."""
+    folder = tmp_path_factory.mktemp("manager")
+    manager = Manager(folder, files_config(folder / "gpus"))
+    manager.start()
+    try:
+        yield manager
+    finally:
+        manager.kill9()
+        print(f"--- {manager.log}\n{manager.log_tail()}")
+
+
 @pytest.fixture
 def manager(start_manager: StartManager) -> Manager:
     """A manager of a host with two `files` GPUs, one of which each worker gets unless it asks for more."""

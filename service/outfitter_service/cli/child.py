@@ -20,20 +20,19 @@ import anyio
 TRAMPOLINE = Path(__file__).with_name("trampoline.py")
 
 
+def bound(command: Sequence[str], *, mask: Iterable[int] = ()) -> list[str]:
+    """The argument list that becomes `command`, with the signals of `mask` blocked, and dies with this process."""
+    blocked = ",".join(str(int(number)) for number in mask)
+    return [sys.executable, "-I", "-S", str(TRAMPOLINE), str(os.getpid()), blocked, *command]
+
+
 class Child:
     """A running command."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, mask: Iterable[int]) -> None:
         """Start it with the signals of `mask` blocked. Call from the main thread: the kernel takes its end for the
         parent's. File descriptors that this process was given are passed on."""
-        self._process = subprocess.Popen(
-            [
-                sys.executable, "-I", "-S", str(TRAMPOLINE),
-                str(os.getpid()), ",".join(str(int(number)) for number in mask), *command,
-            ],
-            env=environment,
-            close_fds=False,
-        )  # fmt: skip
+        self._process = subprocess.Popen(bound(command, mask=mask), env=environment, close_fds=False)
         self._pidfd = os.pidfd_open(self._process.pid)
         self._ended = anyio.Event()
 

@@ -1,0 +1,73 @@
+"""`outfitter demo`: what a person sees first must be true, quick, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from support.manager import OUTFITTER, environment
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The processes that work in `folder`."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and (process / "cwd").readlink().is_relative_to(folder):
+                found.append(process.name)
+        except OSError:
+            continue
+    return found
+
+
+def test_it_shows_a_queue_moving_on_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    done = subprocess.run(
+        [*OUTFITTER, "demo"], env=environment(TMPDIR=str(tmp_path)), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - begun < 30
+    for words in ("clara is pending", "the queue has moved on to clara", "no GPU was ever lent twice", "owner-died"):
+        assert words in done.stdout
+    assert done.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_one_cleans_up(tmp_path: Path, number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [*OUTFITTER, "demo"], env=environment(TMPDIR=str(tmp_path)), stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "anna" in line:
+                break
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert list(tmp_path.iterdir()) == []
+    assert processes_of(tmp_path) == []
+
+
+def test_a_killed_one_takes_its_processes_with_it(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [*OUTFITTER, "demo"], env=environment(TMPDIR=str(tmp_path)), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "clara is pending" in line:
+                break
+        assert len(processes_of(tmp_path)) > 3
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+    deadline = time.monotonic() + 30
+    while left := processes_of(tmp_path):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)

@@ -1,0 +1,414 @@
+"""`outfitter run`, from outside: a real manager, real processes, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.manager import OUTFITTER, Manager, StartManager, environment
+
+PATIENCE = 30.0
+
+SAY_SIGNALS = """
+import signal, sys
+for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH"):
+    signal.signal(getattr(signal, name), lambda number, frame: print(signal.Signals(number).name, flush=True))
+print("ready", flush=True)
+for line in sys.stdin:
+    pass
+"""
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not come"
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=PATIENCE)
+    return process.returncode, out, err
+
+
+@pytest.fixture(autouse=True)
+def _signals_are_not_ignored() -> Iterator[None]:
+    """Shells start what runs in the background with Ctrl-C ignored, and `outfitter run` respects that."""
+    ignored = {
+        number: signal.signal(number, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+        if signal.getsignal(number) is signal.SIG_IGN
+    }
+    yield
+    for number, handler in ignored.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def one_gpu(start_manager: StartManager) -> Manager:
+    return start_manager(gpus=1)
+
+
+# --- exit codes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["true"], 0),
+        (["sh", "-c", "exit 7"], 7),
+        (["sh", "-c", "kill -KILL $$"], 128 + 9),
+        (["sh", "-c", "kill -TERM $$"], 128 + 15),
+        (["no-such-command-anywhere"], 127),
+        (["/no/such/path"], 127),
+        ([os.fspath(Path(__file__).parent)], 126),
+        ([__file__], 126),
+    ],
+)
+def test_the_exit_code_is_the_commands_or_says_why_it_never_ran(
+    shared_manager: Manager, command: list[str], code: int
+) -> None:
+    done = shared_manager.outfitter("run", "--", *command)
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert ("outfitter:" in done.stderr) == (code in {126, 127})
+
+
+def test_a_wait_that_is_too_long_is_124(one_gpu: Manager) -> None:
+    with one_gpu.popen("run", "--", "cat", stdin=subprocess.PIPE) as first:
+        one_gpu.wait_for(lambda: any(record["state"] == "allocated" for record in one_gpu.records()))
+        done = one_gpu.outfitter("run", "--wait", "200ms", "--", "true")
+        assert first.poll() is None
+        first.communicate(timeout=PATIENCE)
+    assert done.returncode == 124
+    assert "waited" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--resource", "gpu=99", "--", "true"],
+        ["--resource", "fpga=1", "--", "true"],
+        ["--resource", "gpu=none", "--", "true"],
+        ["--resource", "gpu", "--", "true"],
+        ["--operator", "infer:gpu=2", "--resource", "gpu=1", "--", "true"],
+        ["--nonsense"],
+        [],
+    ],
+)
+def test_what_outfitter_cannot_do_is_125_with_the_reason(shared_manager: Manager, arguments: list[str]) -> None:
+    done = shared_manager.outfitter("run", *arguments)
+    assert (done.returncode, done.stdout) == (125, "")
+    assert done.stderr.startswith("outfitter: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_without_a_manager_it_says_so_and_how_to_start_one(shared_manager: Manager) -> None:
+    done = shared_manager.outfitter("run", "--host", "nobody-serves-this", "--", "true")
+    assert done.returncode == 125
+    assert "no manager answers for host 'nobody-serves-this'" in done.stderr
+    assert shared_manager.host in done.stderr
+
+
+def test_a_bus_that_cannot_be_used_is_named_with_the_remedy(tmp_path: Path) -> None:
+    bus = f"sqlite://{tmp_path}/missing/deeper/bus.db"
+    done = subprocess.run(
+        [*OUTFITTER, "run", "--bus", bus, "--", "true"], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 125
+    assert f"{tmp_path}/missing/deeper" in done.stderr
+    assert "--bus" in done.stderr
+
+
+# --- what the command gets ------------------------------------------------------------------------------
+
+
+def test_the_command_finds_its_devices_in_its_environment(shared_manager: Manager) -> None:
+    show = "import json, os; print(json.dumps(dict(os.environ)))"
+    done = shared_manager.outfitter(
+        "run", "--resource", "gpu=2", "--worker", "w-env", "--", sys.executable, "-c", show, env={"MINE": "kept"}
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
+    assert found["MINE"] == "kept"
+    assert found["OUTFITTER_BUS"] == shared_manager.bus_url
+    assert (found["OUTFITTER_HOST"], found["OUTFITTER_WORKER"]) == (shared_manager.host, "w-env")
+    assert found["OUTFITTER_CLUSTER"] == shared_manager.cluster
+    record = shared_manager.record("w-env")
+    assert record is not None
+    assert found["OUTFITTER_INCARNATION"] == record["incarnation"]
+
+
+def test_a_runtime_context_in_the_command_attaches_to_the_allocation(shared_manager: Manager) -> None:
+    code = """
+from outfitter import RuntimeContext
+with RuntimeContext(operator="infer") as context:
+    print(sorted(info["id"] for info in context.get_external_resource_infos("gpu")))
+"""
+    arguments = ["--resource", "gpu=2", "--operator", "infer:gpu=1", "--worker", "w-attached"]
+    done = shared_manager.outfitter("run", *arguments, "--", sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "['GPU-0']\n"
+    assert [record["worker"] for record in shared_manager.records()].count("w-attached") == 1
+
+
+def test_a_run_within_a_run_is_another_worker(shared_manager: Manager) -> None:
+    inner = [*OUTFITTER, "run", "--resource", "gpu=1", "--", "printenv", "OUTFITTER_WORKER", "CUDA_VISIBLE_DEVICES"]
+    done = shared_manager.outfitter("run", "--resource", "gpu=1", "--worker", "w-outer", "--", *inner)
+    assert done.returncode == 0, done.stderr
+    worker, devices = done.stdout.split()
+    assert worker != "w-outer"
+    assert devices == "GPU-1"
+
+
+def test_the_registration_carries_what_the_options_say(shared_manager: Manager) -> None:
+    arguments = [
+        "--worker",
+        "w-options",
+        "--lease",
+        "1m30s",
+        "--wait",
+        "40s",
+        "--priority",
+        "7",
+        "--label",
+        "job=mnist",
+    ]
+    assert shared_manager.outfitter("run", *arguments, "--", "true").returncode == 0
+    record = shared_manager.record("w-options")
+    assert record is not None
+    request = record["request"]
+    assert (request["lease_s"], request["wait_s"], request["priority"]) == (90.0, 40.0, 7)
+    assert request["labels"] == {"job": "mnist"}
+    assert request["amounts"] == {"gpu": 1}
+    assert request["owner"]["pid"] > 0
+
+
+def test_standard_input_and_passed_file_descriptors_reach_the_command(shared_manager: Manager) -> None:
+    read, write = os.pipe()
+    with shared_manager.popen(
+        "run", "--", "sh", "-c", f"cat; echo more > /dev/fd/{write}", stdin=subprocess.PIPE, pass_fds=[write]
+    ) as process:
+        os.close(write)
+        out, err = process.communicate("through\n", timeout=PATIENCE)
+    with os.fdopen(read) as pipe:
+        assert (out, pipe.read(), err) == ("through\n", "more\n", "")
+
+
+def test_what_it_held_is_given_back_when_the_command_ends(shared_manager: Manager) -> None:
+    shared_manager.outfitter("run", "--worker", "w-done", "--resource", "gpu=2", "--", "true")
+    record = shared_manager.wait_for_state("w-done", "ended")
+    assert "finished" in record["reason"]
+
+
+# --- waiting ---------------------------------------------------------------------------------------------
+
+
+def test_it_says_what_it_waits_for_and_then_what_it_got(one_gpu: Manager) -> None:
+    with one_gpu.popen("run", "--worker", "first", "--", "cat", stdin=subprocess.PIPE) as first:
+        one_gpu.wait_for_state("first", "allocated")
+        with one_gpu.popen("run", "--worker", "second", "--", "true") as second:
+            one_gpu.wait_for_state("second", "pending")
+            first.communicate(timeout=PATIENCE)
+            code, _, err = finish(second)
+    assert code == 0
+    waits, has = [line for line in err.splitlines() if line.startswith("outfitter: ")]
+    assert "second" in waits
+    assert "gpu=1" in waits
+    assert "position 1 in the queue" in waits
+    assert "has gpu: 0" in has
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_while_waiting_withdraws(one_gpu: Manager, number: signal.Signals) -> None:
+    with one_gpu.popen("run", "--worker", "holder", "--", "cat", stdin=subprocess.PIPE) as holder:
+        one_gpu.wait_for_state("holder", "allocated")
+        with one_gpu.popen("run", "--worker", "waiter", "--", "true") as waiter:
+            one_gpu.wait_for_state("waiter", "pending")
+            waiter.send_signal(number)
+            code, out, err = finish(waiter)
+        assert (code, out) == (128 + number, "")
+        assert "Traceback" not in err
+        record = one_gpu.wait_for_state("waiter", "ended")
+        assert "withdrawn" in record["reason"]
+        assert holder.poll() is None
+        holder.communicate(timeout=PATIENCE)
+
+
+def test_signals_that_are_for_the_command_do_not_end_the_waiting(one_gpu: Manager) -> None:
+    with one_gpu.popen("run", "--worker", "holder", "--", "cat", stdin=subprocess.PIPE) as holder:
+        one_gpu.wait_for_state("holder", "allocated")
+        with one_gpu.popen("run", "--worker", "waiter", "--", "true") as waiter:
+            one_gpu.wait_for_state("waiter", "pending")
+            for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH):
+                waiter.send_signal(number)
+            holder.communicate(timeout=PATIENCE)
+            assert finish(waiter)[0] == 0
+
+
+# --- signals to the command --------------------------------------------------------------------------------
+
+
+def test_signals_are_passed_on_and_the_command_decides(shared_manager: Manager) -> None:
+    names = ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH"]
+    with shared_manager.popen("run", "--", sys.executable, "-c", SAY_SIGNALS, stdin=subprocess.PIPE) as process:
+        assert line_of(process) == "ready"
+        for name in names:
+            process.send_signal(getattr(signal, name))
+            assert line_of(process) == name
+        assert finish(process)[0] == 0
+
+
+def test_a_command_that_a_signal_ends_is_128_and_the_signal(shared_manager: Manager) -> None:
+    with shared_manager.popen("run", "--", "sh", "-c", "echo ready; exec sleep 1000") as process:
+        assert line_of(process) == "ready"
+        process.send_signal(signal.SIGTERM)
+        assert finish(process)[0] == 128 + signal.SIGTERM
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_command_once(shared_manager: Manager, tmp_path: Path) -> None:
+    counts = """
+import signal, sys
+count = 0
+def interrupted(number, frame):
+    global count
+    count += 1
+    print("interrupted", count, flush=True)
+signal.signal(signal.SIGINT, interrupted)
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(count))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [*OUTFITTER, "run", "--", sys.executable, "-c", counts], shared_manager.environment)  # noqa: S606
+    try:
+        said = b""
+        while b"ready" not in said:
+            said += os.read(terminal, 1000)
+        os.write(terminal, b"\x03")
+        while b"interrupted" not in said:
+            said += os.read(terminal, 1000)
+        os.kill(pid, signal.SIGTERM)  # passed on by `run`, after whatever it made of the terminal's signal
+        _, status = os.waitpid(pid, 0)
+    finally:
+        os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 1
+
+
+def test_signals_that_were_ignored_at_the_start_stay_ignored(shared_manager: Manager) -> None:
+    show = "import signal; print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)"
+    command = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *OUTFITTER, "run", "--", sys.executable, "-c", show]
+    done = subprocess.run(command, env=shared_manager.environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "True\n")
+
+
+def test_the_command_starts_with_the_signals_as_they_were(shared_manager: Manager) -> None:
+    show = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
+
+    def standard_signals(text: str) -> list[int]:
+        """What is blocked, and what is ignored; 32 and 33 are the C library's own."""
+        return [int(line.split()[1], 16) & 0x7FFFFFFF for line in text.splitlines()]
+
+    directly = subprocess.run(show, capture_output=True, text=True, timeout=60)
+    within = shared_manager.outfitter("run", "--", *show)
+    assert standard_signals(within.stdout) == standard_signals(directly.stdout)
+    assert len(standard_signals(within.stdout)) == 2
+
+
+# --- sudden ends ---------------------------------------------------------------------------------------------
+
+
+def test_sigkill_ends_the_command_too_and_the_next_one_starts(one_gpu: Manager) -> None:
+    command = ["sh", "-c", "echo $$; exec sleep 1000"]
+    with one_gpu.popen("run", "--worker", "first", "--lease", "none", "--", *command) as first:
+        child = int(line_of(first))
+        look = f"grep -qs '^State:.[^XZ]' /proc/{child}/status || echo gone"
+        with one_gpu.popen("run", "--worker", "second", "--", "sh", "-c", look) as second:
+            one_gpu.wait_for_state("second", "pending")
+            first.kill()
+            code, out, _ = finish(second)
+        wait_until(lambda: not is_running(child))
+        assert (code, out) == (0, "gone\n")
+        first.communicate(timeout=PATIENCE)
+    record = one_gpu.wait_for_state("first", "ended")
+    assert record["reason_code"] == "owner-died"
+
+
+def test_a_command_whose_allocation_is_ended_by_others_is_ended(one_gpu: Manager) -> None:
+    with one_gpu.popen("run", "--worker", "taken", "--", "sh", "-c", "echo ready; exec sleep 1000") as process:
+        assert line_of(process) == "ready"
+        assert one_gpu.outfitter("deregister", "--worker", "taken").returncode == 0
+        code, _, err = finish(process)
+    assert code == 128 + signal.SIGTERM
+    assert "the allocation is lost" in err
+
+
+def test_a_command_that_will_not_end_is_killed_when_its_allocation_is_lost(one_gpu: Manager) -> None:
+    stubborn = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); signal.pause()"
+    )
+    with one_gpu.popen(
+        "run", "--worker", "taken", "--kill-after", "100ms", "--", sys.executable, "-c", stubborn
+    ) as process:
+        assert line_of(process) == "ready"
+        one_gpu.outfitter("deregister", "--worker", "taken")
+        assert finish(process)[0] == 128 + signal.SIGKILL
+
+
+def test_a_manager_that_is_killed_and_comes_back_does_not_disturb_the_command(one_gpu: Manager) -> None:
+    with one_gpu.popen("run", "--worker", "stays", "--", "cat", stdin=subprocess.PIPE) as process:
+        before = one_gpu.wait_for_state("stays", "allocated")
+        one_gpu.kill9()
+        one_gpu.start()
+        assert one_gpu.wait_for_state("stays", "allocated")["token"] == before["token"]
+        out, _ = process.communicate("still here", timeout=PATIENCE)
+    assert (process.returncode, out) == (0, "still here")
+
+
+# --- circumstances ---------------------------------------------------------------------------------------------
+
+
+def test_odd_bytes_and_an_old_locale_are_no_trouble(shared_manager: Manager) -> None:
+    odd = b"caf\xe9-\xff"
+    done = subprocess.run(
+        [*OUTFITTER, "run", "--", "printf", "%s", odd],
+        env=shared_manager.environment | {"LC_ALL": "C"}, capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, odd)
+
+
+def test_a_registration_is_read_from_another_directory_without_a_configuration(
+    shared_manager: Manager, tmp_path: Path
+) -> None:
+    config = tmp_path / "elsewhere.toml"
+    config.write_text(f'bus = "{shared_manager.bus_url}"\nhost = "{shared_manager.host}"\n')
+    done = subprocess.run(
+        [*OUTFITTER, "run", "--config", str(config), "--", "printenv", "OUTFITTER_HOST"],
+        env=environment(), capture_output=True, text=True, timeout=60, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout == f"{shared_manager.host}\n"
