@@ -1,0 +1,32 @@
+"""What the service's tests share: an embedded bus, and managers in this process on it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+
+from support.faulty_bus import FaultyBus
+from support.house import House, serving
+
+Serve = Callable[..., AbstractAsyncContextManager[House]]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL"
+
+
+@pytest.fixture
+async def bus(url: str) -> AsyncIterator[FaultyBus]:
+    """An embedded bus that fails where a test says."""
+    async with FaultyBus(url) as bus:
+        yield bus
+
+
+@pytest.fixture
+def serve(bus: FaultyBus, tmp_path: Path) -> Serve:
+    """`async with serve(config, **more) as house`: see support/house.py."""
+    return lambda config, **more: serving(more.pop("on", bus), config, tmp_path, **more)

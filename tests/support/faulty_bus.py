@@ -1,0 +1,131 @@
+"""A bus that fails where it is told to: the embedded one underneath, a question before and after everything it does.
+
+`FaultyBus(url, script)`: `script(point)` is awaited at each point, `"commit:before"`, `"commit:after"`,
+`"open_writer:before"` and so on, and may raise what a bus raises, hang, or have its caller cancelled. What it raises
+at `:after` hides what has happened: a commit whose outcome is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from outfitter_proto.bus import Bus, Entry, Message, Reader, TopicInfo, TopicSpec, Writer, connect
+
+Script = Callable[[str], Awaitable[None]]
+
+
+async def no_faults(point: str) -> None:
+    """Nothing goes wrong."""
+
+
+class FaultyBus(Bus):
+    """See the module. `script` may be replaced at any time."""
+
+    def __init__(self, url: str, script: Script = no_faults) -> None:
+        self.url = url
+        self.script = script
+        self._inner = connect(url)
+        self.local = self._inner.local
+
+    @asynccontextmanager
+    async def _around(self, name: str) -> AsyncIterator[None]:
+        await self.script(f"{name}:before")
+        yield
+        await self.script(f"{name}:after")
+
+    async def start(self) -> None:
+        async with self._around("start"):
+            await self._inner.start()
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def topic(self, name: str) -> TopicInfo:
+        async with self._around("topic"):
+            return await self._inner.topic(name)
+
+    async def create_topics(self, specs: Sequence[TopicSpec]) -> list[str]:
+        async with self._around("create_topics"):
+            return await self._inner.create_topics(specs)
+
+    async def publish(self, topic: str, partition: int, entry: Entry) -> int:
+        async with self._around("publish"):
+            return await self._inner.publish(topic, partition, entry)
+
+    async def offsets(self, topic: str, partition: int) -> tuple[int, int]:
+        async with self._around("offsets"):
+            return await self._inner.offsets(topic, partition)
+
+    async def stable_end(self, topic: str, partition: int) -> int:
+        async with self._around("stable_end"):
+            return await self._inner.stable_end(topic, partition)
+
+    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
+        await self.script("open_reader:before")
+        inner = await self._inner.open_reader(topic, partition, start=start, committed=committed)
+        try:
+            await self.script("open_reader:after")
+        except BaseException:
+            await inner.aclose()
+            raise
+        return _FaultyReader(self, inner)
+
+    async def open_writer(self, identity: str, partition: int) -> Writer:
+        await self.script("open_writer:before")
+        inner = await self._inner.open_writer(identity, partition)
+        try:
+            await self.script("open_writer:after")
+        except BaseException:
+            await inner.aclose()
+            raise
+        return _FaultyWriter(self, inner)
+
+    async def maintain(self) -> None:
+        async with self._around("maintain"):
+            await self._inner.maintain()
+
+
+class _FaultyReader(Reader):
+    def __init__(self, bus: FaultyBus, inner: Reader) -> None:
+        self._bus = bus
+        self._inner = inner
+        self.position = inner.position
+
+    async def fetch(self, *, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:
+        await self._bus.script("fetch:before")
+        self._inner.position = self.position
+        found = await self._inner.fetch(max_records=max_records, timeout=timeout)
+        await self._bus.script("fetch:after")
+        self.position = self._inner.position
+        return found
+
+    async def seek(self, offset: int) -> None:
+        await self._inner.seek(offset)
+        self.position = offset
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _FaultyWriter(Writer):
+    def __init__(self, bus: FaultyBus, inner: Writer) -> None:
+        self._bus = bus
+        self._inner = inner
+        self.partition = inner.partition
+
+    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        await self._bus.script("commit:before")
+        await self._inner.commit(batches)
+        await self._bus.script("commit:after")
+
+    @property
+    def tainted(self) -> bool:
+        return self._inner.tainted
+
+    @property
+    def max_batch_bytes(self) -> int:
+        return self._inner.max_batch_bytes
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
