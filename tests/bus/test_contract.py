@@ -138,25 +138,28 @@ async def test_several_readers_read_the_same_independently(bus: Bus, make_topic:
 
 async def test_a_cancelled_fetch_skips_no_record(bus: Bus, make_topic: MakeTopic) -> None:
     topic = await make_topic()
-    published = 60
+    before, published = 100, 130
+    for n in range(before):
+        await bus.publish(topic, 0, Entry(b"%d" % n, b""))
     seen: list[Message] = []
+
+    async def publish_the_rest() -> None:
+        for n in range(before, published):
+            await bus.publish(topic, 0, Entry(b"%d" % n, b""))
+
     async with (
         await bus.open_reader(topic, 0, start=None, committed=True) as reader,
         anyio.create_task_group() as group,
     ):
-
-        async def publish() -> None:
-            for n in range(published):
-                await bus.publish(topic, 0, Entry(b"%d" % n, b""))
-
-        group.start_soon(publish)
+        group.start_soon(publish_the_rest)
         patience = 0.0
         with anyio.fail_after(LIMIT_S):
             while len(seen) < published:
-                # From "before the first step" to "long enough": every point of a fetch gets cancelled.
+                # From "before the first step" to "long enough", in steps far shorter than a fetch takes: with
+                # records there to be had, it is cancelled at every point.
                 with anyio.move_on_after(patience):
-                    seen += await reader.fetch(max_records=3, timeout=1.0)
-                patience = (patience + 0.0003) % 0.02
+                    seen += await reader.fetch(max_records=1, timeout=1.0)
+                patience = (patience + 0.00001) % 0.02
     assert keys(seen) == [str(n) for n in range(published)]
 
 
@@ -308,6 +311,19 @@ async def test_nothing_of_a_commit_with_too_large_a_record_is_visible_and_the_wr
         await writer.commit([(history, entries("h2")), (ledger, entries("a"))])
     assert keys(await read_all(bus, history)) == ["h2"]
     assert keys(await read_all(bus, ledger)) == ["a"]
+
+
+async def test_a_last_batch_far_larger_than_a_writer_says_it_takes_is_refused_whole(
+    bus: Bus, make_topic: MakeTopic
+) -> None:
+    history, ledger = await make_topic(), await make_topic()
+    async with await bus.open_writer(f"writer-{ledger}", 0) as writer:
+        many = [Entry(b"%d" % n, b"x" * 10_000) for n in range(writer.max_batch_bytes // 5_000)]
+        with pytest.raises(TooLargeError):
+            await writer.commit([(history, entries("h")), (ledger, many)])
+        await writer.commit([(ledger, many[: len(many) // 3])])
+    assert await read_all(bus, history) == []
+    assert len(await read_all(bus, ledger)) == len(many) // 3
 
 
 # --- topics --------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+import anyio
 import pytest
 
 from outfitter_proto.bus import Bus, Entry, Message, TopicSpec, connect
@@ -37,8 +38,9 @@ async def everything(bus: Bus, topic: str, start: int) -> list[Message]:
     end = await bus.stable_end(topic, 0)
     messages: list[Message] = []
     async with await bus.open_reader(topic, 0, start=start, committed=True) as reader:
-        while reader.position < end:
-            messages += await reader.fetch(max_records=5000, timeout=5)
+        with anyio.fail_after(30):
+            while reader.position < end:
+                messages += await reader.fetch(max_records=5000, timeout=5)
     return messages
 
 

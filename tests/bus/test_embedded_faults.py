@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
@@ -14,7 +15,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from outfitter_proto.bus import BusConfigurationError, BusUnavailableError, Entry, TopicSpec, connect
+from outfitter_proto.bus import BusConfigurationError, BusUnavailableError, Entry, FencedError, TopicSpec, connect
 from outfitter_proto.bus.embedded import log
 from outfitter_proto.bus.embedded.database import Database
 from outfitter_proto.bus.embedded.lock import Lock
@@ -127,30 +128,33 @@ async def test_a_job_that_does_not_get_its_turn_in_time_never_runs(embedded_url:
 async def test_a_job_that_runs_when_its_caller_is_cancelled_ends_before_the_caller_does() -> None:
     thread = JobThread("test", at_end=lambda: None)
     thread.start()
-    begun = anyio.Event()
-    steps: list[int] = []
+    begun, may_end = anyio.Event(), threading.Event()
+    steps: list[str] = []
 
     def job() -> None:
         anyio.from_thread.run_sync(begun.set, token=token)
-        steps.extend(range(1000))
+        may_end.wait()
+        steps.append("job ended")
+
+    async def ask() -> None:
+        try:
+            await thread.run(job, turn=nullcontext(), after=lambda _: steps.append("others told"))
+        finally:
+            steps.append("caller ended")
 
     token = anyio.lowlevel.current_token()
     async with anyio.create_task_group() as group:
-
-        async def ask() -> None:
-            try:
-                await thread.run(job, turn=nullcontext(), after=lambda _: steps.append(-1))
-            finally:
-                assert steps[-1] == -1
-
         group.start_soon(ask)
         await begun.wait()
         group.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await anyio.wait_all_tasks_blocked()
+        may_end.set()
     thread.stop()
-    assert len(steps) == 1001
+    assert steps == ["job ended", "others told", "caller ended"]
 
 
-async def test_writers_of_several_processes_get_their_turns_fairly(embedded_url: str) -> None:
+async def test_writers_of_several_processes_all_get_their_turns_and_none_is_refused(embedded_url: str) -> None:
     writers, total = 4, 800
     script = Path(__file__).parent / "publishing_process.py"
     async with connect(embedded_url) as bus:
@@ -288,6 +292,17 @@ async def test_a_process_killed_in_a_commit_frees_the_lock_although_its_forked_c
         async with connect(embedded_url) as bus:
             assert await bus.create_topics([TopicSpec("t", 1, {})]) == ["t"]
         # Closing its stdin, on leaving, ends the child.
+
+
+async def test_a_writer_is_spent_once_it_was_fenced(embedded_url: str) -> None:
+    async with connect(embedded_url) as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        old = await bus.open_writer("w", 0)
+        await bus.open_writer("w", 0)
+        with pytest.raises(FencedError):
+            await old.commit([("t", [Entry(b"k", b"v")])])
+        with pytest.raises(BusUnavailableError, match="spent"):
+            await old.commit([("t", [Entry(b"k", b"v")])])
 
 
 async def test_a_closed_bus_says_so(embedded_url: str) -> None:

@@ -43,8 +43,9 @@ class Kept:
         end = await self.bus.stable_end("t", 0)
         found: list[Message] = []
         async with await self.bus.open_reader("t", 0, start=start, committed=True) as reader:
-            while reader.position < end:
-                found += await reader.fetch(timeout=0)
+            with anyio.fail_after(10):
+                while reader.position < end:
+                    found += await reader.fetch(timeout=0)
         return found
 
     async def offsets_kept(self) -> list[int]:
