@@ -19,7 +19,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 bench: $(READY)
-	$(BIN)/python -m tests.bench --out bench-results.json
+	PYTHONPATH=tests $(BIN)/python -m bench --out bench-results.json
 
 kafka:
 	$(PYTHON) deploy/kafka/local_kafka.py broker

@@ -13,7 +13,7 @@ from outfitter_service.cli import options, output
     "--worker", metavar="NAME", envvar="OUTFITTER_WORKER", show_envvar=True, required=True, help="The worker's name."
 )
 @click.option("--incarnation", metavar="ID", help="This run of it alone; the current one otherwise.")
-@click.option("--reason", metavar="TEXT", default="deregistered by hand", help="What history is to say.")
+@click.option("--reason", metavar="TEXT", default="by hand", help="What history is to say.")
 @options.json_output
 @click.pass_context
 def deregister(

@@ -6,6 +6,7 @@ Loopback by default. A port in use is one clear line.
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -55,10 +56,10 @@ async def listening(service: Service, address: str) -> AsyncIterator[str]:
         try:
             await site.start()
         except OSError as error:
-            remedy = "is it another manager's? Give this one another --http" if error.errno == errno.EADDRINUSE else ""
-            raise HttpError(
-                f"cannot listen on {address}: {error.strerror or error}. {remedy}".rstrip(". ") + "."
-            ) from error
+            # asyncio's own words name the address a second time
+            what = os.strerror(error.errno) if error.errno else str(error)
+            remedy = ". Is it another manager's? Give this one another --http" if error.errno == errno.EADDRINUSE else ""
+            raise HttpError(f"cannot listen on {address}: {what}{remedy}") from error
         bound = runner.addresses[0]
         yield f"{host}:{bound[1]}"
     finally:
