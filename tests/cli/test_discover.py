@@ -1,0 +1,117 @@
+"""`outfitter discover`: one call of a driver."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support.manager import OUTFITTER, environment, files_config
+
+SLOW_DRIVER = """
+import anyio
+from outfitter.drivers import ExternalResourceDriver, ExternalResourceDriverFactory, ExternalResourceInfo
+
+class Driver(ExternalResourceDriver):
+    async def retrieve_resource_info(self, amount, worker):
+        if amount == 1:
+            await anyio.sleep_forever()
+        if amount == 2:
+            raise RuntimeError("the card is on fire")
+        if amount == 3:
+            return None
+        return {ExternalResourceInfo({"index": str(index)}) for index in range(5)}
+
+class Factory(ExternalResourceDriverFactory):
+    def create_external_resource_driver(self, config):
+        return Driver()
+"""
+
+
+def discover(config: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*OUTFITTER, "discover", *arguments, "--config", str(config)],
+        env=environment(**more), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "outfitter.toml"
+    path.write_text(files_config(tmp_path / "gpus", gpus=3, amount=2))
+    return path
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Path:
+    (tmp_path / "slow_driver.py").write_text(SLOW_DRIVER)
+    path = tmp_path / "outfitter.toml"
+    path.write_text(
+        'external-resources = ["card"]\n[external-resource.card]\namount = 9\ndriver = "slow_driver:Factory"\n'
+        'driver-timeout = "100ms"\n'
+    )
+    return path
+
+
+def test_it_prints_the_configured_amount_of_property_objects(config: Path) -> None:
+    done = discover(config, "gpu", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [info["index"] for info in json.loads(done.stdout)] == ["0", "1"]
+
+
+def test_it_prints_as_many_as_are_asked_for(config: Path) -> None:
+    assert len(json.loads(discover(config, "gpu", "--amount", "3", "--json").stdout)) == 3
+
+
+def test_it_prints_a_table_for_people(config: Path) -> None:
+    lines = discover(config, "gpu").stdout.splitlines()
+    assert lines[0].split()[:2] == ["INDEX", "NAME"]
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["gpu", "--amount", "4"], "4 wanted"),
+        (["fpga"], "'fpga' is not configured; configured are: gpu"),
+    ],
+)
+def test_a_failure_prints_nothing_but_the_reason(config: Path, arguments: list[str], words: str) -> None:
+    done = discover(config, *arguments, "--json")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("amount", "words"),
+    [
+        ("1", "has not answered within 0.1 s"),
+        ("2", "the card is on fire"),
+        ("3", "3 card wanted, and its driver names 0"),
+        ("6", "6 card wanted, and its driver names 5"),
+    ],
+)
+def test_whatever_a_driver_does_is_told_in_words(slow: Path, amount: str, words: str) -> None:
+    done = discover(slow, "card", "--amount", amount, "--json", PYTHONPATH=str(slow.parent))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_more_devices_than_wanted_are_all_printed(slow: Path) -> None:
+    done = discover(slow, "card", "--amount", "4", "--json", PYTHONPATH=str(slow.parent))
+    assert len(json.loads(done.stdout)) == 5
+
+
+def test_a_resource_without_a_driver_and_one_that_is_switched_off_say_so(tmp_path: Path) -> None:
+    config = tmp_path / "flink-conf.yaml"
+    config.write_text(
+        "external-resources: a;b\nexternal-resource.a.amount: 1\n"
+        "external-resource.b.amount: 0\nexternal-resource.b.driver-factory.class: static\n"
+    )
+    assert "no driver" in discover(config, "a", "--json").stderr
+    done = discover(config, "b", "--json")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "switched off" in done.stderr

@@ -1,0 +1,172 @@
+"""`outfitter status`, `devices`, `explain` and `watch`, from outside."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.manager import Manager, add_device, files_config
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
+    """A host with two GPUs, of which one is ill, where one worker holds, two wait and one was refused."""
+    folder = tmp_path_factory.mktemp("crowd")
+    manager = Manager(folder, files_config(folder / "gpus", gpus=1))
+    add_device(folder / "gpus", 1, health="unhealthy", reason="XID 79")
+    manager.start()
+    try:
+        for worker, arguments in {
+            "holder": ["--wait", "10"],
+            "waiter": ["--priority", "3"],
+            "late": [],
+            "refused": ["--resource", "gpu=7", "--wait", "10"],
+        }.items():
+            manager.outfitter("register", "--worker", worker, "--lease", "none", *arguments)
+        manager.wait_for_state("late", "pending")
+        yield manager
+    finally:
+        manager.kill9()
+
+
+def by_worker(manager: Manager) -> dict[str, dict[str, Any]]:
+    return {record["worker"]: record for record in manager.records()}
+
+
+def test_status_prints_every_workers_record(crowd: Manager) -> None:
+    found = by_worker(crowd)
+    assert {name: record["state"] for name, record in found.items()} == {
+        "holder": "allocated",
+        "waiter": "pending",
+        "late": "pending",
+        "refused": "failed",
+    }
+    assert all(record["type"] == "allocation" for record in found.values())
+    assert (found["waiter"]["queue_position"], found["late"]["queue_position"]) == (1, 2)
+
+
+def test_status_for_people_has_ages_reasons_and_no_colours_in_a_pipe(crowd: Manager) -> None:
+    done = crowd.outfitter("status", env={"LC_ALL": "C", "NO_COLOR": "1"})
+    lines = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert lines[0].split() == ["HOST", "WORKER", "STATE", "AGE", "DEVICES", "QUEUE", "REASON"]
+    assert len(lines) == 5
+    assert "waits for 1 gpu" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_status_is_narrowed_by_host_alone(crowd: Manager) -> None:
+    assert json.loads(crowd.outfitter("status", "--host", "another", "--json").stdout) == []
+    environment = {"OUTFITTER_HOST": "another"}  # where this machine's workers register, not what to look at
+    assert len(json.loads(crowd.outfitter("status", "--json", env=environment).stdout)) == 4
+
+
+def test_a_reader_that_has_seen_enough_ends_it_without_a_word(crowd: Manager) -> None:
+    process = crowd.popen("status", "--json")
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    with process.stderr:
+        assert process.stderr.read() == ""
+    assert process.wait(60) in {0, 128 + signal.SIGPIPE}
+
+
+def test_devices_say_their_health_and_who_holds_them(crowd: Manager) -> None:
+    done = crowd.outfitter("devices", "--json")
+    assert done.returncode == 0, done.stderr
+    well, ill = json.loads(done.stdout)
+    assert (well["resource"], well["id"], well["health"], well["sharing"]) == ("gpu", "GPU-0", "healthy", "exclusive")
+    assert [(holder["worker"], holder["state"]) for holder in well["holders"]] == [("holder", "allocated")]
+    assert (ill["id"], ill["health"], ill["reason"], ill["holders"]) == ("GPU-1", "unhealthy", "XID 79", [])
+    table = crowd.outfitter("devices").stdout
+    assert "unhealthy (XID 79)" in table
+    assert "holder" in table
+
+
+def test_explain_says_why_one_waits_behind_whom_and_who_has_it(crowd: Manager) -> None:
+    done = crowd.outfitter("explain", "late")
+    assert done.returncode == 0, done.stderr
+    for words in (
+        "has waited for 1 gpu",
+        "position 2",
+        "waiter",
+        "GPU-0 is held by holder",
+        "GPU-1 is unhealthy (XID 79)",
+    ):
+        assert words in done.stdout
+    (told,) = json.loads(crowd.outfitter("explain", "late", "--json").stdout)
+    assert (told["state"], told["queue_position"], told["managed"]) == ("pending", 2, True)
+    assert [ahead["worker"] for ahead in told["ahead"]] == ["waiter"]
+
+
+def test_explain_says_what_is_held_and_why_one_was_refused(crowd: Manager) -> None:
+    assert "It has gpu GPU-0." in crowd.outfitter("explain", "holder").stdout
+    assert "7 gpu requested, 2 discovered" in crowd.outfitter("explain", "refused").stdout
+
+
+def test_explain_of_an_unknown_worker_names_a_near_one(crowd: Manager) -> None:
+    done = crowd.outfitter("explain", "holdr")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "did you mean holder?" in done.stderr
+
+
+def lines_until(process: subprocess.Popen[str], words: str) -> list[str]:
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line.strip())
+        if words in line:
+            return lines
+    raise AssertionError(lines)
+
+
+def stop(process: subprocess.Popen[str]) -> int:
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    return process.returncode
+
+
+def test_watch_shows_what_there_is_and_then_what_changes(manager: Manager) -> None:
+    assert manager.outfitter("register", "--worker", "early", "--wait", "10").returncode == 0
+    process = manager.popen(
+        "watch",
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    begun = lines_until(process, "early")
+    assert any("gpu: 2 devices, 2 healthy" in line for line in begun)
+    assert "allocated" in begun[-1]
+    manager.outfitter("deregister", "--worker", "early")
+    assert "allocated -> ended" in lines_until(process, "ended")[-1]
+    assert stop(process) == 130
+
+
+def test_watch_prints_records_as_json_lines_of_one_worker(manager: Manager) -> None:
+    process = manager.popen(
+        "watch", "mine", "--json", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
+    )
+    manager.outfitter("register", "--worker", "other", "--wait", "10")
+    manager.outfitter("register", "--worker", "mine", "--wait", "10")
+    manager.outfitter("deregister", "--worker", "mine")
+    lines = [json.loads(line) for line in lines_until(process, '"ended"')]
+    assert [line["record"]["state"] for line in lines] == ["allocated", "ended"]
+    assert {line["record"]["worker"] for line in lines} == {"mine"}
+    assert lines[0].keys() == {"partition", "offset", "key", "record"}
+    assert stop(process) == 130
+
+
+def test_devices_that_are_held_and_reported_no_more_are_still_shown(manager: Manager, tmp_path: Path) -> None:
+    manager.outfitter("register", "--worker", "w", "--resource", "gpu=2", "--lease", "none", "--wait", "10")
+    for file in (manager.folder / "gpus").iterdir():
+        file.unlink()
+
+    def gone() -> bool:
+        found = json.loads(manager.outfitter("devices", "--json").stdout)
+        return [(line["health"], len(line["holders"])) for line in found] == [("unknown", 1)] * 2
+
+    manager.wait_for(gone)

@@ -1,0 +1,78 @@
+"""`outfitter topics create` and `check`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from outfitter_proto import names
+from outfitter_proto.bus import TopicSpec, connect
+from support.broker import KafkaBroker
+from support.manager import OUTFITTER, environment
+
+
+def topics(bus: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*OUTFITTER, "topics", *arguments, "--bus", bus], env=environment(), capture_output=True, text=True, timeout=100
+    )
+
+
+@pytest.fixture
+def bus(tmp_path: Path) -> str:
+    return f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL"
+
+
+def test_created_topics_are_as_they_must_be(bus: str) -> None:
+    assert topics(bus, "check").returncode == 1
+    done = topics(bus, "create", "--partitions", "3", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {"created": list(names.topics()), "differences": []}
+    done = topics(bus, "check", "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"ok": True, "differences": []})
+    assert topics(bus, "create").stdout == ""
+
+
+def test_missing_topics_are_said_to_be_missing(bus: str) -> None:
+    done = topics(bus, "check", "--json", "--cluster", "prod")
+    assert done.returncode == 1
+    told = json.loads(done.stdout)
+    assert not told["ok"]
+    assert {item["topic"] for item in told["differences"]} == set(names.topics("prod"))
+    assert all(item["found"] == "missing" and item["fatal"] for item in told["differences"])
+    assert "outfitter topics create" in topics(bus, "check").stdout
+
+
+async def test_new_topics_get_as_many_partitions_as_those_that_are_there(bus: str) -> None:
+    async with connect(bus) as opened:
+        await opened.create_topics([TopicSpec(names.topics().allocations, 5, {"cleanup.policy": "compact"})])
+    done = topics(bus, "create", "--partitions", "4")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "has 5 partitions already" in done.stderr
+    topics(bus, "create")
+    async with connect(bus) as opened:
+        assert [(await opened.topic(name)).partitions for name in names.topics()] == [5] * 4
+
+
+async def test_a_ledger_that_would_evaporate_is_told_with_the_reason(bus: str) -> None:
+    async with connect(bus) as opened:
+        await opened.create_topics([TopicSpec(names.topics().allocations, 1, {"cleanup.policy": "delete"})])
+    done = topics(bus, "create")
+    assert done.returncode == 1
+    assert "every grant would evaporate" in done.stderr
+    done = topics(bus, "check")
+    assert done.returncode == 1
+    assert "every grant would evaporate" in done.stdout
+
+
+@pytest.mark.kafka
+def test_on_a_broker_there_are_twelve_partitions_and_the_settings_are_kept(kafka_broker: KafkaBroker) -> None:
+    cluster = kafka_broker.new_cluster()
+    done = topics(kafka_broker.url, "create", "--cluster", cluster, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["differences"] == []
+    done = topics(kafka_broker.url, "create", "--cluster", cluster, "--partitions", "7")
+    assert "has 12 partitions already" in done.stderr
+    assert topics(kafka_broker.url, "check", "--cluster", cluster).stdout == "ok\n"
