@@ -56,9 +56,10 @@ async def listening(service: Service, address: str) -> AsyncIterator[str]:
         try:
             await site.start()
         except OSError as error:
-            # asyncio's own words name the address a second time
-            what = os.strerror(error.errno) if error.errno else str(error)
-            remedy = ". Is it another manager's? Give this one another --http" if error.errno == errno.EADDRINUSE else ""
+            taken = error.errno == errno.EADDRINUSE
+            # not asyncio's words, which name the address a second time; a name that is not found has no errno
+            what = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror or str(error)
+            remedy = ". Is it another manager's? Give this one another --http" if taken else ""
             raise HttpError(f"cannot listen on {address}: {what}{remedy}") from error
         bound = runner.addresses[0]
         yield f"{host}:{bound[1]}"
