@@ -56,10 +56,10 @@ async def listening(service: Service, address: str) -> AsyncIterator[str]:
         try:
             await site.start()
         except OSError as error:
-            taken = error.errno == errno.EADDRINUSE
+            code = error.errno or 0
             # not asyncio's words, which name the address a second time; a name that is not found has no errno
-            what = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror or str(error)
-            remedy = ". Is it another manager's? Give this one another --http" if taken else ""
+            what = os.strerror(code) if code > 0 else error.strerror or str(error)
+            remedy = ". Is it another manager's? Give this one another --http" if code == errno.EADDRINUSE else ""
             raise HttpError(f"cannot listen on {address}: {what}{remedy}") from error
         bound = runner.addresses[0]
         yield f"{host}:{bound[1]}"
