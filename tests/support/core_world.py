@@ -26,7 +26,7 @@ from outfitter_proto.records import (
 from outfitter_service.core import model as m
 from outfitter_service.core.book import HostBook, queue_entry
 from outfitter_service.core.decide import Decision, Rules, decide, implied, renumber
-from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost, SetInventory, SetToken
+from outfitter_service.core.ledger import DropAllocation, Ledger, PutAllocation, PutHost, SetInventory, SetToken
 from support.desk import HOST, START
 
 ALIASES = {"g0": ("p0",), "g1": ("p1", "x1")}
@@ -158,8 +158,17 @@ class World:
         self.ledger.apply(renumber(self.ledger, self.rules, HOST))
         touched = self.ledger.touched()
         touched.sort(key=lambda item: isinstance(item[1], Allocation) and item[1].state in HOLDING_STATES)
+        forgotten = {
+            change.key
+            for _, decision in self.decided
+            for change in decision.changes
+            if isinstance(change, DropAllocation)
+        }
         for key, record in touched:
-            self._write(key, record)
+            if key in forgotten:
+                self._write(key, None)
+            if record is not None:
+                self._write(key, record)
             check_exclusive(one for one in self.topic.values() if isinstance(one, Allocation))
         fresh = [
             record.token
@@ -292,5 +301,7 @@ class World:
             claimed |= {name for name in record.request.amounts if not self.rules.specs[name].shared}
 
     def pass_time(self, seconds: float) -> None:
+        """One batch has one time: what was decided is committed before."""
+        self.commit()
         self.now += timedelta(seconds=seconds)
         self.say(m.Tick(host=HOST))
