@@ -7,6 +7,7 @@ a manager's own records (`bare`, what the ratios are to), and with one record of
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,17 +45,14 @@ class Run(Struct, kw_only=True):
     cpu_us: float
 
 
-class Side(Struct, kw_only=True):
-    """What one side reached: runs over a backlog, and latencies in milliseconds by rate."""
-
-    backlog: list[Run] = []
-    latencies: dict[int, list[float]] = {}
-
-
-def config(devices: int) -> str:
-    """A manager's configuration with so many devices that no worker waits."""
-    gpu = f'amount = 1\ndriver = "static"\nparam.count = {devices}\n'
-    return f'external-resources = ["gpu"]\n[external-resource.gpu]\n{gpu}'
+def config(workers: int) -> str:
+    """A manager's configuration with so many devices that none of `workers` waits."""
+    resources = [loads.resource(first) for first in range(0, workers, loads.DEVICES)]
+    described = [
+        f'[external-resource.{name}]\namount = 1\ndriver = "static"\nparam.count = {loads.DEVICES}\n'
+        for name in resources
+    ]
+    return f"external-resources = {json.dumps(resources)}\n{''.join(described)}"
 
 
 class Contest:
@@ -71,11 +69,11 @@ class Contest:
     # --- the two sides --------------------------------------------------------------------------------------
 
     @contextmanager
-    def manager(self, cluster: str, devices: int) -> Iterator[int]:
+    def manager(self, cluster: str, workers: int) -> Iterator[int]:
         """A manager at work; its pid."""
         manager = Manager(
             self.folder / cluster,
-            config(devices),
+            config(workers),
             bus=self.url,
             host=loads.HOST,
             cluster=cluster,

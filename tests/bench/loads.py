@@ -22,6 +22,8 @@ from outfitter_proto.records import Allocation, AllocationState, Register, Resou
 HOST = "bench"
 REGISTRATION_BYTES = 418
 """The size that the figures of other measurements of this kind were made with."""
+DEVICES = 10_000
+"""Devices of one resource, the most that the static driver takes: registrations beyond ask for the next resource."""
 BACKLOG_BATCH = 128
 ANSWERED_WITHIN = 60.0
 
@@ -48,13 +50,17 @@ def worker(number: int) -> str:
     return f"worker-{number:08d}"
 
 
+def resource(number: int) -> str:
+    return f"gpu-{number // DEVICES:03d}"
+
+
 def registration(number: int) -> bytes:
     """One worker's registration for one device, of `REGISTRATION_BYTES` bytes, without a lease."""
     empty = Register(
         host=HOST,
         worker=worker(number),
         incarnation=incarnation(number),
-        resources={"gpu": ResourceRequest(amount=1)},
+        resources={resource(number): ResourceRequest(amount=1)},
         lease_s=None,
         labels={"job": "mnist", "note": ""},
     )

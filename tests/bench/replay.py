@@ -39,7 +39,7 @@ async def fill(bus: Bus, cluster: str, sample: bytes, count: int) -> None:
     """Write a ledger of `count` live allocations like `sample`, each with a device of its own."""
     names = topics(cluster)
     like = msgspec.json.decode(sample, type=Allocation)
-    [[device]] = like.resources.values()
+    [(resource, [device])] = like.resources.items()
     writer = host_writer(loads.HOST)
     async with await bus.open_writer(transactional_id(cluster, writer), 0) as open_writer:
         for start in range(0, count, WRITTEN_AT_ONCE):
@@ -49,7 +49,7 @@ async def fill(bus: Bus, cluster: str, sample: bytes, count: int) -> None:
                     like,
                     worker=loads.worker(number),
                     incarnation=loads.incarnation(number),
-                    resources={"gpu": [{**device, "id": f"{number:08d}", "index": str(number)}]},
+                    resources={resource: [{**device, "id": f"{number:08d}", "index": str(number)}]},
                 )
                 entries.append(Entry(record.key.encode(), codec.encode(record)))
             checkpoint = Checkpoint(
