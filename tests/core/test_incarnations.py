@@ -4,6 +4,7 @@ import pytest
 
 from outfitter_proto.records import Owner
 from outfitter_service.core import model as m
+from outfitter_service.core.ledger import DropAllocation
 from support.desk import Desk, asks
 
 GPU = m.ResourceSpec(name="gpu", amount=1)
@@ -70,6 +71,19 @@ def test_a_superseded_incarnation_does_not_come_back_when_the_newer_one_is_forgo
     desk.pass_time(60)
     assert "h/w/2" not in desk.ledger.allocations
     assert desk.heartbeat("w", "1").renewed == []
+
+
+def test_the_newest_of_those_that_are_remembered_is_current() -> None:
+    desk = Desk(GPU, retention_s=100)
+    for incarnation in ("1", "2"):
+        desk.register("w", 1, incarnation=incarnation)
+    desk.pass_time(90)
+    desk.register("w", 1, incarnation="3")
+    desk.register("w", 1, incarnation="4")
+    desk.say(m.OwnerDied(allocation="h/w/4", detail="gone"))
+    assert desk.book.current["w"] == "h/w/4"
+    desk.ledger.apply([DropAllocation("h/w/4")])
+    assert desk.book.current["w"] == "h/w/3"
 
 
 def test_a_deregistration_of_an_older_incarnation_ends_only_itself() -> None:

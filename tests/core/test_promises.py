@@ -79,6 +79,20 @@ class Core(RuleBasedStateMachine):
         key = f"{HOST}/{worker}/{incarnation}"
         self.world.say(m.OwnerDied(allocation=key, detail="gone") if dead else m.LeaseExpired(allocation=key))
 
+    @rule(amounts=st.lists(AMOUNTS, min_size=5, max_size=5), incarnation=st.sampled_from(["8", "9"]))
+    def crowd(self, amounts: list[int], incarnation: str) -> None:
+        """Everybody wants gpus at once."""
+        for worker, amount in zip("zyxwv", amounts, strict=True):
+            resources = {"gpu": ResourceRequest(amount=amount)}
+            self.world.message(Register(host=HOST, worker=worker, incarnation=incarnation, resources=resources))
+
+    @precondition(lambda self: self.world.ledger.book(HOST).live)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        """Somebody who holds devices is over."""
+        key = data.draw(st.sampled_from(sorted(self.world.ledger.book(HOST).live)))
+        self.world.say(m.OwnerDied(allocation=key, detail="gone"))
+
     # --- drivers ---
 
     @rule(resource=st.sampled_from(["gpu", "gpu", "fpga", "net"]), data=st.data())

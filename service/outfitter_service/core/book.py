@@ -184,7 +184,6 @@ class HostBook:
         before = self.inventory(resource).devices
         if inventory == NOT_REPORTED:
             self.inventories.pop(resource, None)
-            self.shelves.pop(resource, None)
         else:
             self.inventories[resource] = inventory
         if inventory.devices is before:
