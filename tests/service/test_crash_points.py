@@ -137,7 +137,14 @@ async def test_a_crash_at_any_point_where_the_manager_waits_for_the_bus(tmp_path
         points.add(nth.where)
         if not nth.done or n > 60:
             break
-    assert {"commit:before", "commit:after", "open_writer:before", "open_writer:after", "fetch:before", "fetch:after"} <= points
+    assert {
+        "commit:before",
+        "commit:after",
+        "open_writer:before",
+        "open_writer:after",
+        "fetch:before",
+        "fetch:after",
+    } <= points
 
 
 FAULTS: dict[str, tuple[type[Exception], str]] = {

@@ -7,6 +7,7 @@ services share.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import socket
 import time
@@ -107,7 +108,7 @@ def alone_on_machine(host: str) -> Iterator[None]:
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         try:
-            lock.bind(f"\0outfitter-manager/{host}"[:107])
+            lock.bind(_lock_name(host))
         except OSError as error:
             raise ManagerExistsError(
                 f"another manager on this machine already serves host {host!r} (perhaps on another bus); "
@@ -116,6 +117,12 @@ def alone_on_machine(host: str) -> Iterator[None]:
         yield
     finally:
         lock.close()
+
+
+def _lock_name(host: str) -> str:
+    """The socket's name: the host's own where it fits into the 107 bytes that unix(7) allows."""
+    name = f"\0outfitter-manager/{host}"
+    return name if len(name) <= 107 else f"\0outfitter-manager/sha256/{hashlib.sha256(host.encode()).hexdigest()}"
 
 
 class SuspendWatch:

@@ -10,7 +10,7 @@ from collections import Counter
 
 import structlog
 
-from outfitter_proto.records import FINAL_STATES, Allocation, AllocationState, Health, Host, Transition
+from outfitter_proto.records import FINAL_STATES, Allocation, AllocationState, Health, Host, ReasonCode, Transition
 from outfitter_service.core.ledger import Ledger
 from outfitter_service.metrics import Metrics, Standing
 from outfitter_service.runtime.batch import Batch
@@ -81,7 +81,8 @@ class Telling:
                 metrics.failures.labels(record.reason_code or "").inc()
             else:
                 metrics.releases.labels(record.reason_code or "").inc()
-        if step.event == "lease-expired":
+        # what others are granted because of it has the same event
+        if step.event == "lease-expired" and record.reason_code == ReasonCode.LEASE_EXPIRED:
             metrics.lease_expiries.inc()
 
     def replayed(self, ledger: Ledger) -> None:

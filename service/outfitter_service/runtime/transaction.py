@@ -29,22 +29,23 @@ from outfitter_proto.records import (
 def ledger_batch(
     values: Mapping[str, tuple[Allocation | Host | None, bytes | None]], checkpoint: Checkpoint
 ) -> list[Entry]:
-    """The ledger's entries in order: releases and tombstones, grants, hosts, the checkpoint.
+    """The ledger's entries in order: releases and tombstones, grants by their tokens, hosts, the checkpoint.
 
     `values` are the records and their bytes by key; None is a tombstone.
     """
     lets_go: list[Entry] = []
-    takes: list[Entry] = []
+    takes: list[tuple[int, Entry]] = []
     hosts: list[Entry] = []
     for key, (record, value) in values.items():
         entry = Entry(key.encode(), value)
         if isinstance(record, Host):
             hosts.append(entry)
         elif record is not None and record.state in HOLDING_STATES:
-            takes.append(entry)
+            takes.append((record.token or 0, entry))
         else:
             lets_go.append(entry)
-    return [*lets_go, *takes, *hosts, Entry(checkpoint.key.encode(), encode(checkpoint))]
+    takes.sort(key=lambda take: take[0])
+    return [*lets_go, *(entry for _, entry in takes), *hosts, Entry(checkpoint.key.encode(), encode(checkpoint))]
 
 
 def history_entry(record: HistoryRecord) -> Entry:

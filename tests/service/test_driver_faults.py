@@ -1,0 +1,224 @@
+"""A driver that hangs, floods, dies or lies costs its own resource only, and its workers are told what happened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Collection, Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+
+from outfitter_drivers.api import (
+    Device,
+    DriverParams,
+    ExternalResourceDriver,
+    ExternalResourceDriverFactory,
+    ExternalResourceInfo,
+    Inventory,
+    TemporaryDriverError,
+    Worker,
+)
+from service.conftest import Serve
+from support.house import deregister, register
+
+
+def scripted(folder: Path, lines: str, extra: str = "") -> str:
+    """TOML of `bad`, found by a script of these lines, and of `good`, which is always there."""
+    script = folder / "discover.sh"
+    script.write_text(f"#!/bin/sh\n{lines}\n")
+    script.chmod(0o755)
+    return (
+        'external-resources = ["bad", "good"]\n'
+        '[external-resource.good]\namount = 1\ndriver = "static"\nparam.count = 9\n'
+        f'[external-resource.bad]\namount = 1\ndriver = "gpu"\nparam.discovery-script.path = "{script}"\n{extra}'
+    )
+
+
+SCRIPTS = {
+    "exits with an error": ("echo broken >&2; exit 3", "broken"),
+    "prints too much": ("yes 0123456789 | head -c 3000000", "printed more than"),
+    "prints garbage": ("printf '\\377\\376'", "not UTF-8"),
+    "prints half an object": ('echo \'{"name": "gpu", "addresses":\'', "valid is"),
+    "is killed": ("kill -KILL $$", "killed by SIGKILL"),
+    "hangs": ("sleep 600", "did not end within 0.3 s"),
+    "names nothing": ("echo", "names 0"),
+}
+
+
+@pytest.mark.parametrize("case", SCRIPTS)
+async def test_a_script_that_fails_is_named_in_its_workers_record_and_others_are_served(
+    serve: Serve, tmp_path: Path, case: str
+) -> None:
+    lines, said = SCRIPTS[case]
+    config = scripted(tmp_path, lines, 'param.discovery-script.timeout = "300ms"')
+    async with serve(config) as house:
+        await house.say(register("w", bad=1), register("both", bad=1, good=1))
+        for index in range(5):
+            await house.say(register(f"g{index}", good=1))
+        for index in range(5):
+            await house.state(f"g{index}", "allocated")
+        record = await house.until(
+            lambda records: said in (records.get("h/w/1", {}).get("reason") or "") and records["h/w/1"]
+        )
+        assert record["state"] in {"pending", "failed"}
+        assert record["resources"] == {}
+        both = await house.until(lambda records: said in (records["h/both/1"]["reason"] or "") and records["h/both/1"])
+        assert both["resources"] == {}
+        assert house.metric("outfitter_driver_failures_total", resource="bad", call="retrieve") > 0
+        assert house.metric("outfitter_driver_failures_total", resource="good", call="inventory") == 0
+        assert house.metric("outfitter_driver_seconds_count", resource="bad", call="retrieve") > 0
+
+
+async def test_a_script_that_leaves_children_is_answered_and_the_children_are_ended(
+    serve: Serve, tmp_path: Path
+) -> None:
+    pids = tmp_path / "pids"
+    async with serve(
+        scripted(tmp_path, f"sleep 600 & echo $! >> {pids}; sleep 600 & echo $! >> {pids}; echo 0")
+    ) as house:
+        await house.say(register("w", bad=1))
+        assert [info["index"] for info in (await house.state("w", "allocated"))["resources"]["bad"]] == ["0"]
+    assert [pid for pid in pids.read_text().split() if _runs(int(pid))] == []
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process that was told to end has not done so within a while."""
+    for _ in range(200):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return False
+        if state == "Z":
+            return False
+        time.sleep(0.01)
+    return True
+
+
+async def test_a_script_that_works_again_serves_those_who_wait(serve: Serve, tmp_path: Path) -> None:
+    flag = tmp_path / "works"
+    async with serve(scripted(tmp_path, f"test -e {flag} || kill -KILL $$; echo 0,1")) as house:
+        await house.say(register("w", bad=2))
+        await house.state("w", "pending")
+        flag.touch()
+        assert len((await house.state("w", "allocated"))["resources"]["bad"]) == 2
+
+
+async def test_withdrawing_from_a_script_that_hangs_is_not_delayed_by_it(serve: Serve, tmp_path: Path) -> None:
+    async with serve(scripted(tmp_path, "sleep 600")) as house:
+        await house.say(register("w", bad=1), deregister("w"))
+        assert (await house.state("w", "ended"))["reason_code"] == "withdrawn"
+
+
+# --- drivers in Python -------------------------------------------------------------------------------------
+
+
+class Odd(ExternalResourceDriver, Inventory):
+    """Does what the parameter says, the first time it is looked at."""
+
+    call_timeout = 0.2
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+        self.asked = 0
+
+    async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
+        return []
+
+    async def inventory(self, host: str) -> AsyncIterator[Sequence[Device]]:
+        self.asked += 1
+        if self.asked == 1:
+            match self.how:
+                case "raises":
+                    raise TemporaryDriverError("not now", delay=0.01)
+                case "hangs":
+                    await anyio.sleep_forever()
+                case "yields no devices":
+                    yield [None, 7]  # type: ignore[list-item]
+                case "yields devices without a name":
+                    yield [Device(properties={})]
+                case "yields what is no text":
+                    yield [Device(properties={"index": 0})]  # type: ignore[dict-item]
+                case "ends":
+                    yield []
+                    return
+        yield [Device(properties={"index": "0"})]
+        await anyio.sleep_forever()
+
+
+class OddFactory(ExternalResourceDriverFactory):
+    def create_external_resource_driver(self, config: DriverParams) -> Odd:
+        if config["how"] == "cannot be built":
+            raise RuntimeError("no such bus")
+        return Odd(config["how"])
+
+
+def odd(how: str) -> str:
+    return (
+        'external-resources = ["odd", "good"]\n'
+        '[external-resource.good]\namount = 1\ndriver = "static"\nparam.count = 2\n'
+        f'[external-resource.odd]\namount = 1\ndriver = "service.test_driver_faults:OddFactory"\nparam.how = "{how}"\n'
+    )
+
+
+@pytest.mark.parametrize(
+    "how", ["raises", "hangs", "yields no devices", "yields devices without a name", "yields what is no text", "ends"]
+)
+async def test_an_inventory_that_fails_once_is_opened_again(serve: Serve, how: str) -> None:
+    async with serve(odd(how)) as house:
+        await house.say(register("g", good=1))
+        await house.state("g", "allocated")
+        await house.until(
+            lambda records: (
+                records["@host/h"]["resources"]["odd"]["state"] == "reported"
+                and records["@host/h"]["resources"]["odd"]["devices"]
+            )
+        )
+        await house.say(register("w", odd=1))
+        assert (await house.state("w", "allocated"))["resources"]["odd"][0]["id"] == "odd:0"
+
+
+async def test_a_driver_that_cannot_be_built_leaves_the_others_served(serve: Serve) -> None:
+    async with serve(odd("cannot be built")) as house:
+        await house.say(register("w", odd=1), register("g", good=1))
+        await house.state("g", "allocated")
+        record = await house.state("w", "failed")
+        assert record["reason_code"] == "misconfigured"
+        assert "external-resource.odd" in record["reason"]
+        assert "no such bus" in record["reason"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ('amount = "many"\ndriver = "static"\nparam.count = 2', "amount"),
+        ('amount = 1\ndriver = "statik"\nparam.count = 2', "static"),
+        ('amount = 1\ndriver = "static"\nparam.cuont = 2', "cuont"),
+        ('amount = 1\ndriver = "gpu"\nparam.discovery-script.path = "/no/such/script"', "/no/such/script"),
+    ],
+)
+async def test_one_wrong_resource_in_the_configuration_answers_with_its_key_and_the_others_are_served(
+    serve: Serve, wrong: str, said: str
+) -> None:
+    config = (
+        'external-resources = ["wrong", "good"]\n'
+        '[external-resource.good]\namount = 1\ndriver = "static"\nparam.count = 2\n'
+        f"[external-resource.wrong]\n{wrong}\n"
+    )
+    async with serve(config) as house:
+        await house.say(register("w", wrong=1), register("g", good=1))
+        await house.state("g", "allocated")
+        record = await house.state("w", "failed")
+        assert "external-resource.wrong" in record["reason"]
+        assert said in record["reason"]
+        assert (await house.records())["@host/h"]["resources"]["wrong"]["state"] != "reported"
+
+
+async def test_no_script_outlives_its_manager(serve: Serve, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    async with serve(scripted(tmp_path, f"echo $$ > {pid}.new; mv {pid}.new {pid}; sleep 600")) as house:
+        await house.say(register("w", bad=1))
+        with anyio.fail_after(10):
+            while not pid.exists():  # noqa: ASYNC110 - another process makes it
+                await anyio.sleep(0.01)
+    assert not _runs(int(pid.read_text()))

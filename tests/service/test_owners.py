@@ -1,0 +1,168 @@
+"""Owners: their death releases at once, and nobody is taken for dead who may be alive."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import msgspec
+import pytest
+
+from outfitter_proto.records import Owner
+from outfitter_service.runtime import owners
+from outfitter_service.runtime.identity import boot_id, pid_namespace
+from outfitter_service.runtime.owners import OwnerWatch, start_ticks
+from service.conftest import Serve
+from support.house import another, register, static
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of another kind that lives until it is killed."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as found:
+        yield found
+        found.kill()
+
+
+def owner_of(pid: int, **changes: Any) -> Owner:
+    ticks = start_ticks(pid)
+    assert ticks is not None
+    fields = {"pid": pid, "start_ticks": ticks, "pid_ns": pid_namespace(), "boot_id": boot_id()}
+    return Owner(**{**fields, **changes})
+
+
+def body(owner: Owner) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(owner)
+    return found
+
+
+async def test_an_owners_death_releases_at_once_whatever_its_lease(
+    serve: Serve, process: subprocess.Popen[bytes]
+) -> None:
+    async with serve(static(1)) as house:
+        owner = body(owner_of(process.pid))
+        await house.say(register("w", gpu=1, owner=owner, lease_s=3600.0), register("next", gpu=1))
+        await house.state("w", "allocated")
+        assert house.processor.attendance.watched == 1
+        process.kill()
+        ended = await house.state("w", "ended")
+        assert ended["reason_code"] == "owner-died"
+        assert str(process.pid) in ended["reason"]
+        await house.state("next", "allocated")
+        assert house.processor.attendance.watched == 0
+        assert house.metric("outfitter_releases_total", cause="owner-died") == 1
+
+
+async def test_a_watched_owner_needs_no_heartbeats(serve: Serve) -> None:
+    async with serve(static(2)) as house:
+        await house.say(
+            register("w", gpu=1, owner=body(owner_of(os.getpid())), lease_s=0.2),
+            register("silent", gpu=1, lease_s=0.2),
+        )
+        await house.state("silent", "ended")
+        assert (await house.records())["h/w/1"]["state"] == "allocated"
+
+
+async def test_an_owner_that_died_while_no_manager_looked_is_found_dead_at_the_start(
+    serve: Serve, process: subprocess.Popen[bytes]
+) -> None:
+    async with serve(static(1)) as house:
+        await house.say(register("w", gpu=1, owner=body(owner_of(process.pid)), lease_s=None))
+        await house.state("w", "allocated")
+    process.kill()
+    process.wait()
+    async with serve(static(1), identity=another()) as house:
+        assert (await house.state("w", "ended"))["reason_code"] == "owner-died"
+
+
+async def test_an_owner_that_was_dead_when_it_registered_holds_nothing_for_long(
+    serve: Serve, process: subprocess.Popen[bytes]
+) -> None:
+    owner = body(owner_of(process.pid))
+    process.kill()
+    process.wait()
+    async with serve(static(1)) as house:
+        await house.say(register("w", gpu=1, owner=owner, lease_s=None))
+        assert (await house.state("w", "ended"))["reason_code"] == "owner-died"
+
+
+# --- who can be watched at all -----------------------------------------------------------------------------
+
+
+class Deaths(list[tuple[str, str]]):
+    def __call__(self, key: str, detail: str) -> None:
+        self.append((key, detail))
+
+
+def watch(**changes: Any) -> tuple[OwnerWatch, Deaths]:
+    died = Deaths()
+    fields = {"boot_id": boot_id(), "pid_ns": pid_namespace(), "earlier_boot_id": None, "died": died}
+    return OwnerWatch(**{**fields, **changes}), died
+
+
+async def test_a_pid_that_belongs_to_another_process_by_now_means_that_the_owner_is_gone() -> None:
+    watching, died = watch()
+    assert watching.watch("k", owner_of(os.getpid(), start_ticks=1))
+    assert "belongs to another process" in died[0][1]
+    assert len(watching) == 0
+
+
+async def test_an_owner_in_another_pid_namespace_is_not_looked_for() -> None:
+    watching, died = watch()
+    assert not watching.watch("k", owner_of(os.getpid(), pid_ns=1))
+    assert died == []
+
+
+async def test_an_owner_of_another_boot_is_not_looked_for_unless_it_was_this_machines_last() -> None:
+    watching, died = watch()
+    assert not watching.watch("k", owner_of(os.getpid(), boot_id="another machine's"))
+    assert died == []
+    watching, died = watch(earlier_boot_id="the boot before")
+    assert watching.watch("k", owner_of(os.getpid(), boot_id="the boot before"))
+    assert "restart" in died[0][1]
+
+
+async def test_a_process_that_proc_does_not_show_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with hidepid=2 for other users' processes."""
+    monkeypatch.setattr(owners, "start_ticks", lambda _: None)
+    watching, died = watch()
+    assert not watching.watch(
+        "k", Owner(pid=os.getpid(), start_ticks=1, pid_ns=pid_namespace() or 0, boot_id=boot_id() or "")
+    )
+    assert died == []
+    assert len(watching) == 0
+
+
+async def test_a_process_that_proc_does_not_show_because_it_ended_is_dead(
+    monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes]
+) -> None:
+    owner = owner_of(process.pid)
+    process.kill()
+    # it stays a zombie, so its pid stays its own
+    await anyio.to_thread.run_sync(os.waitid, os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    monkeypatch.setattr(owners, "start_ticks", lambda _: None)
+    watching, died = watch()
+    assert watching.watch("k", owner)
+    assert len(died) == 1
+
+
+async def test_where_the_own_boot_is_not_known_nobody_is_watched() -> None:
+    watching, died = watch(boot_id=None)
+    assert not watching.watch("k", owner_of(os.getpid()))
+    assert died == []
+
+
+async def test_descriptors_are_given_back(process: subprocess.Popen[bytes]) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    watching, _ = watch()
+    for key in "abc":
+        watching.watch(key, owner_of(process.pid))
+    watching.forget("a")
+    watching.forget("a")
+    watching.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -1,0 +1,124 @@
+"""A second manager for the same host never works beside the first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from outfitter_proto.bus import CommitUnknownError
+from outfitter_service.runtime.identity import ManagerExistsError, alone_on_machine
+from outfitter_service.runtime.processor import ForeignManagerError, Limits
+from service.conftest import Serve
+from support import checker
+from support.faulty_bus import FaultyBus
+from support.house import HOST, another, register, static
+from support.manager import ManagerError, StartManager
+
+
+async def test_a_fenced_manager_says_who_took_over_and_does_not_fence_back(serve: Serve) -> None:
+    async with serve(static(2), identity=another(instance="first")) as first:
+        await first.say(register("a", gpu=1))
+        await first.state("a", "allocated")
+        async with serve(static(2), identity=another(instance="second")) as second:
+            await second.say(register("b", gpu=1))
+            await second.state("b", "allocated")
+            with anyio.fail_after(20):
+                await first.ended.wait()
+            assert isinstance(first.failure, ForeignManagerError)
+            assert "second" in str(first.failure)
+            assert HOST in str(first.failure)
+            assert not first.processor.ready
+            await second.say(register("c", gpu=1))
+            await second.state("c", "pending")
+            assert second.processor.ready
+    report = checker.check(await checker.read(first.bus), HOST)
+    assert report.violations == []
+    assert report.counts["managers"] == 1
+
+
+async def test_a_manager_whose_commit_failed_looks_before_it_fences_a_newer_one(
+    bus: FaultyBus, serve: Serve, url: str
+) -> None:
+    async with serve(static(2), identity=another(instance="first")) as first:
+        hanging = anyio.Event()
+        go = anyio.Event()
+
+        async def hang(point: str) -> None:
+            if point == "commit:before":
+                hanging.set()
+                await go.wait()
+                raise CommitUnknownError("no answer")
+
+        bus.script = hang
+        await first.say(register("a", gpu=1))
+        await hanging.wait()
+        async with FaultyBus(url) as other, serve(static(2), on=other, identity=another(instance="second")) as second:
+            await second.state("a", "allocated")
+            go.set()
+            with anyio.fail_after(20):
+                await first.ended.wait()
+            assert isinstance(first.failure, ForeignManagerError)
+            await second.say(register("b", gpu=1))
+            await second.state("b", "allocated")
+            assert second.metric("outfitter_commits_total", outcome="fenced") == 0
+
+
+async def test_another_machine_is_refused_and_does_not_disturb_the_one_that_serves(serve: Serve) -> None:
+    async with serve(static(2), identity=another(instance="first", machine_id="this-machine")) as first:
+        await first.say(register("a", gpu=1))
+        await first.state("a", "allocated")
+        async with serve(
+            static(2), identity=another(instance="second", machine_id="that-machine"), ready=False
+        ) as second:
+            with anyio.fail_after(20):
+                await second.ended.wait()
+            assert isinstance(second.failure, ForeignManagerError)
+            for words in ("this-machine", "that-machine", "--take-over", "--host"):
+                assert words in str(second.failure)
+        await first.say(register("b", gpu=1))
+        await first.state("b", "allocated")
+        assert first.metric("outfitter_commits_total", outcome="fenced") == 0
+
+
+async def test_another_machine_may_take_over_when_it_is_told_to(serve: Serve) -> None:
+    async with serve(static(2), identity=another(machine_id="this-machine")) as first:
+        await first.say(register("a", gpu=1))
+        await first.state("a", "allocated")
+    limits = Limits(take_over=True)
+    async with serve(static(2), identity=another(machine_id="that-machine"), limits=limits) as second:
+        await second.say(register("b", gpu=1))
+        await second.state("b", "allocated")
+        assert (await second.records())["h/a/1"]["state"] == "allocated"
+
+
+def test_the_machines_lock_is_held_by_one_manager_per_host() -> None:
+    with (
+        alone_on_machine("t-lock-a"),
+        alone_on_machine("t-lock-b"),
+        pytest.raises(ManagerExistsError, match="t-lock-a"),
+        alone_on_machine("t-lock-a"),
+    ):
+        pytest.fail("two managers")
+    with alone_on_machine("t-lock-a"):
+        pass
+
+
+def test_hosts_with_long_names_have_locks_of_their_own() -> None:
+    with alone_on_machine("h" * 200 + "-1"), alone_on_machine("h" * 200 + "-2"):
+        pass
+
+
+def test_a_second_manager_on_this_machine_exits_with_a_reason_even_on_another_bus(
+    start_manager: StartManager, tmp_path: Path
+) -> None:
+    first = start_manager()
+    with pytest.raises(ManagerError, match=r"already serves host .*another bus"):
+        start_manager(host=first.host)
+    with pytest.raises(ManagerError, match="already serves host"):
+        start_manager(host=first.host, bus=first.bus_url)
+    assert first.metric("outfitter_ready") == 1
+    assert first.metric("outfitter_commits_total", outcome="fenced") == 0
+    first.kill9()
+    start_manager(host=first.host, bus=first.bus_url)
