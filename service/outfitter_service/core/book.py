@@ -7,7 +7,7 @@ those came. Read a book freely; only `Ledger` changes it. It decides nothing.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
 
 from msgspec import UNSET, Struct
@@ -63,19 +63,15 @@ def shape(record: Allocation) -> Shape:
     return tuple(sorted(record.request.amounts.items()))
 
 
-def exclusive_ids(record: Allocation) -> Iterator[str]:
+def exclusive_ids(record: Allocation) -> list[str]:
     """The canonical ids of the devices that a record has to itself."""
-    for resource, infos in record.resources.items():
-        if resource not in record.shared:
-            for info in infos:
-                yield info["id"]
+    shared = record.shared
+    return [info["id"] for resource, infos in record.resources.items() if resource not in shared for info in infos]
 
 
-def shared_ids(record: Allocation) -> Iterator[str]:
+def shared_ids(record: Allocation) -> list[str]:
     """The canonical ids of the devices that a record has together with others."""
-    for resource in record.shared:
-        for info in record.resources.get(resource, ()):
-            yield info["id"]
+    return [info["id"] for resource in record.shared for info in record.resources.get(resource, ())]
 
 
 def final_second(record: Allocation) -> int:
@@ -165,14 +161,17 @@ class HostBook:
         """One name for all under which a device is known in any of the host's inventories."""
         return self._same.get(name, name)
 
-    def names(self, record: Allocation, ids: Iterable[str]) -> Iterator[str]:
+    def names(self, record: Allocation, ids: list[str]) -> list[str]:
         """The canonical names of a record's devices; several for one that no inventory connects (yet)."""
+        same = self._same
         aliases = record.aliases
-        for device_id in ids:
-            name = self._same.get(device_id, device_id)
-            yield name
-            if aliases is not UNSET and device_id in aliases:
-                yield from {self.canonical(other) for other in aliases[device_id]} - {name}
+        if aliases is UNSET:
+            return [same.get(device_id, device_id) for device_id in ids]
+        return [
+            name
+            for device_id in ids
+            for name in {same.get(other, other) for other in (device_id, *aliases.get(device_id, ()))}
+        ]
 
     def unused(self, name: str) -> bool:
         """Nobody has the device, alone or together with others. `name` is canonical."""
@@ -229,9 +228,10 @@ class HostBook:
         state = record.state
         if state in HOLDING_STATES:
             self.live[key] = record
-            for device_id in exclusive_ids(record):
+            ids = exclusive_ids(record)
+            for device_id in ids:
                 self.held[device_id] = key
-            for name in self.names(record, exclusive_ids(record)):
+            for name in self.names(record, ids):
                 self._count(self.locks, name, 1)
             if record.shared:
                 for name in self.names(record, shared_ids(record)):
@@ -250,10 +250,11 @@ class HostBook:
         state = record.state
         if state in HOLDING_STATES:
             del self.live[key]
-            for device_id in exclusive_ids(record):
+            ids = exclusive_ids(record)
+            for device_id in ids:
                 if self.held.get(device_id) == key:
                     del self.held[device_id]
-            for name in self.names(record, exclusive_ids(record)):
+            for name in self.names(record, ids):
                 self._count(self.locks, name, -1)
             if record.shared:
                 for name in self.names(record, shared_ids(record)):
