@@ -68,7 +68,8 @@ def add_device(folder: Path, index: int, **more: str) -> Path:
 class Manager:
     """`outfitter serve` with `config` (TOML text). It keeps bus, host and configuration over restarts.
 
-    `bus` None: a file in `folder`. `host` None: a new name. `arguments` go to `serve` as they are.
+    `bus` None: a file in `folder`. `host` None: a new name. `arguments` go to `serve` as they are, and so
+    do the environment `variables`.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Manager:
         host: str | None = None,
         cluster: str = "outfitter",
         arguments: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -90,6 +92,7 @@ class Manager:
         self.config.write_text(config)
         self.log = folder / f"manager-{self.host}.log"
         self._arguments = tuple(arguments)
+        self._variables = dict(variables or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._address: tuple[str, int] | None = None
 
@@ -106,7 +109,8 @@ class Manager:
         ]  # fmt: skip
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder, env=environment(),
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder,
+                env=environment(**self._variables),
                 start_new_session=True,
             )  # fmt: skip
         self._address = None

@@ -79,7 +79,7 @@ class Telling:
             self._registered_ms.pop(key, None)
             if step.to == AllocationState.FAILED:
                 metrics.failures.labels(record.reason_code or "").inc()
-            else:
+            elif step.from_ is not None:  # else it deregistered before it was registered, and held nothing
                 metrics.releases.labels(record.reason_code or "").inc()
         # what others are granted because of it has the same event
         if step.event == "lease-expired" and record.reason_code == ReasonCode.LEASE_EXPIRED:
