@@ -1,0 +1,222 @@
+"""The documentation, tried as far as that is cheap: commands, links and snippets that a reader would copy."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import outfitter
+from outfitter_drivers import api
+from outfitter_drivers.gpu_discovery import HELP
+from outfitter_proto import codec
+from outfitter_service.cli import outfitter as command_line
+from outfitter_service.cli.driver_check import driver_problems
+from outfitter_service.config import Problem, Severity, inspect
+from support.documents import DOCUMENTS, ROOT, Snippet, here_documents, name_of, prose, shell_lines, snippets
+
+documents = pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+
+KAFKAS = {"--isolation-level"}
+"""Options of Kafka's own programs that are spoken of."""
+
+
+# --- links and names ---
+
+
+@documents
+def test_every_relative_link_leads_to_a_file_and_a_heading(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(document)):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = (document.parent / path).resolve() if path else document
+        assert file.is_relative_to(ROOT), target
+        assert file.exists(), target
+        if anchor:
+            assert anchor in {_slug(line) for line in prose(file).splitlines() if line.startswith("#")}, target
+
+
+def _slug(heading: str) -> str:
+    words = re.sub(r"[^\w\s-]", "", heading.lstrip("#").strip().lower())
+    return words.replace(" ", "-")
+
+
+@documents
+def test_every_environment_variable_that_is_named_is_read_somewhere(document: Path) -> None:
+    sources = "".join(path.read_text() for folder in ("proto", "drivers", "service") for path in _python(folder))
+    sources += "".join(path.read_text() for path in _python("tests/support"))
+    computed = ("OUTFITTER_EXTERNAL_RESOURCE", "OUTFITTER_LEASE_GRACE", "OUTFITTER_KAFKA_")  # made of other words
+    for variable in re.findall(r"\bOUTFITTER_[A-Z_]+", document.read_text()):
+        assert variable.startswith(computed) or variable in sources, variable
+
+
+def _python(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+@documents
+def test_every_error_that_is_named_exists(document: Path) -> None:
+    for name in re.findall(r"`([A-Z]\w+Error)`", document.read_text()):
+        assert any(hasattr(module, name) for module in (outfitter, api)), name
+
+
+@documents
+def test_every_make_target_that_is_named_exists(document: Path) -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for line in shell_lines(document):
+        match = re.match(r"make (\w+)", line.strip())
+        assert match is None or match[1] in targets, line
+
+
+# --- commands ---
+
+
+@documents
+def test_every_command_and_option_of_ours_that_is_named_exists(document: Path) -> None:
+    for line in shell_lines(document):
+        for words in _ours(line):
+            _check(words, line)
+
+
+def _ours(line: str) -> Iterator[list[str]]:
+    """The words after `outfitter` wherever a command begins."""
+    for part in re.split(r"&&|\|\||[;|&]|\$\(", line.partition(" #")[0]):
+        match = re.match(r"\s*(?:[A-Z_]+=\S+ +)*(?:\S*/)?outfitter(?: (?P<words>.*))?$", part.rstrip())
+        if match:
+            yield shlex.split((match["words"] or "").rstrip(")"))
+
+
+def _check(words: list[str], line: str) -> None:
+    context = click.Context(command_line, info_name="outfitter")
+    command: click.Command = command_line
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        found = command.get_command(context, words[0])
+        assert found is not None, f"{words[0]!r} is no command: {line}"
+        command, context, words = found, click.Context(found, parent=context), words[1:]
+    known = _options(command)
+    for word in words:
+        if word == "--":
+            break
+        if word.startswith("-") and word != "-":
+            assert word.partition("=")[0] in known, f"{command.name} has no {word}: {line}"
+
+
+@documents
+def test_every_option_that_is_named_alone_is_one_of_our_programs(document: Path) -> None:
+    known = {"--help", *KAFKAS, *(name for command in _all(command_line) for name in _options(command))}
+    scripts = [ROOT / "deploy/kafka/local_kafka.py", ROOT / "tests/bench/__main__.py"]
+    known |= set(re.findall(r"--[a-z-]+", HELP + "".join(path.read_text() for path in scripts)))
+    assert set(re.findall(r"`(--[a-z-]+)", prose(document))) <= known
+
+
+def _all(command: click.Command) -> Iterator[click.Command]:
+    yield command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from _all(child)
+
+
+def _options(command: click.Command) -> list[str]:
+    return [name for parameter in command.get_params(click.Context(command)) for name in parameter.opts]
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [("outfitter sevre", "sevre"), ("x && outfitter topics check --host a", "--host"), ("A=1 outfitter run -x", "-x")],
+)
+def test_a_command_that_does_not_exist_would_be_found(line: str, wrong: str) -> None:
+    (words,) = _ours(line)
+    with pytest.raises(AssertionError, match=wrong):
+        _check(words, line)
+
+
+# --- configurations ---
+
+
+@pytest.mark.parametrize("snippet", snippets("toml", "yaml"), ids=str)
+def test_every_configuration_passes_config_check(snippet: Snippet, tmp_path: Path) -> None:
+    if "external-resource" not in snippet.text:
+        tomllib.loads(snippet.text)
+        return
+    assert _problems(_listed(snippet), tmp_path / f"outfitter.{snippet.language}") == []
+
+
+def _listed(snippet: Snippet) -> str:
+    """A piece of a configuration, with the list that it leaves out."""
+    if "external-resources" in snippet.text:
+        return snippet.text
+    names = list(tomllib.loads(snippet.text)["external-resource"])
+    return f"external-resources = {json.dumps(names)}\n{snippet.text}"
+
+
+def _problems(text: str, file: Path) -> list[Problem]:
+    file.write_text(text)
+    inspection = inspect(file, {}, {})
+    found = [*inspection.problems, *driver_problems(inspection.settings)]
+    return [problem for problem in found if problem.severity is Severity.ERROR]
+
+
+def test_the_configuration_of_the_first_steps_passes_config_check(tmp_path: Path) -> None:
+    written = [text for command, text in here_documents(ROOT / "README.md") if ".toml" in command]
+    assert len(written) == 1
+    assert _problems(written[0], tmp_path / "outfitter.toml") == []
+
+
+# --- messages ---
+
+
+@pytest.mark.parametrize("snippet", snippets("json"), ids=str)
+def test_every_message_and_record_can_be_decoded(snippet: Snippet) -> None:
+    for value in _values(snippet.text):
+        body = json.dumps(value).encode()
+        if value["type"] in {"register", "heartbeat", "deregister"}:
+            codec.decode_registration(body)
+        else:
+            codec.decode_ledger(body)
+
+
+def _values(text: str) -> Iterator[dict[str, Any]]:
+    decoder, position = json.JSONDecoder(), 0
+    while position < len(text.rstrip()):
+        value, position = decoder.raw_decode(text, position)
+        yield value
+        position += len(text[position:]) - len(text[position:].lstrip())
+
+
+def test_the_message_of_the_first_steps_is_keyed_by_its_host_and_can_be_decoded() -> None:
+    (line,) = [line for line in shell_lines(ROOT / "README.md") if "echo 'gpu-3|" in line]
+    key, _, body = line.partition("'")[2].rpartition("'")[0].partition("|")
+    codec.decode_registration(body.encode(), key=key.encode())
+
+
+# --- Python ---
+
+
+@pytest.mark.parametrize("snippet", snippets("python"), ids=str)
+def test_every_piece_of_python_compiles_and_imports_what_there_is(snippet: Snippet) -> None:
+    compile(snippet.text, str(snippet), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    _import(snippet.text)
+
+
+def test_the_program_of_the_first_steps_compiles_and_imports_what_there_is() -> None:
+    programs = [text for command, text in here_documents(ROOT / "README.md") if command.startswith("python")]
+    assert len(programs) == 1
+    compile(programs[0], "README.md", "exec")
+    _import(programs[0])
+
+
+def _import(text: str) -> None:
+    for imports in re.findall(r"^from outfitter[\w.]* import (?:\([^)]*\)|[^\n(]*)", text, re.MULTILINE):
+        exec(imports, {})  # noqa: S102 - our own documentation's import lines

@@ -1,0 +1,60 @@
+"""The tables of service/README.md against the code that they describe."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from outfitter_service.cli.topics import BROKER_PARTITIONS
+from outfitter_service.config.options import RESOURCE_OPTIONS, SETTINGS, Option, ResourceOption
+from outfitter_service.core.states import diagram
+from outfitter_service.metrics import Metrics
+from support.documents import ROOT, blocks
+
+PAGE = ROOT / "service" / "README.md"
+TEXT = PAGE.read_text()
+
+
+@pytest.mark.parametrize("option", SETTINGS, ids=lambda option: option.name)
+def test_the_page_has_each_setting_with_its_kind_and_default(option: Option) -> None:
+    default = "the hostname, lower-cased" if option.name == "host" else f"`{option.default()}`"
+    assert f"| `{option.name}` | {option.type} | {default} |" in TEXT
+
+
+@pytest.mark.parametrize("option", RESOURCE_OPTIONS, ids=lambda option: option.name)
+def test_the_page_has_each_option_of_a_resource_with_its_kind_and_default(option: ResourceOption) -> None:
+    also = "".join(f" (or `{alias}`)" for alias in option.aliases)
+    default = "–" if option.default is None else f"`{option.default}`"
+    assert f"| `{option.name}`{also} | {option.type} | {default} |" in TEXT
+
+
+def test_the_page_has_no_other_settings() -> None:
+    section = TEXT.partition("### The manager's settings")[2].partition("\n## ")[0]
+    named = set(re.findall(r"^\| `([a-z.-]+)`", section, re.MULTILINE))
+    assert named == {option.name for option in (*SETTINGS, *RESOURCE_OPTIONS)}
+
+
+def test_the_page_has_each_metric_with_its_labels_and_no_other() -> None:
+    metrics = Metrics(["gpu"])
+    metrics.show(lambda: None)
+    labels: dict[str, set[str]] = {}
+    for family in metrics.registry.collect():
+        suffix = {"info": "_info", "counter": "_total"}.get(family.type, "")
+        labels[family.name + suffix] = {label for sample in family.samples for label in sample.labels} - {"le"}
+    section = TEXT.partition("## Metrics")[2].partition("\n## ")[0]
+    told: dict[str, set[str]] = {}
+    for line in section.splitlines():
+        if line.startswith("| `outfitter_"):
+            names, labelled = line.split("|")[1:3]
+            for name in re.findall(r"`(\w+)`", names):
+                told[name] = set(re.findall(r"`(\w+)`", labelled))
+    assert told == labels
+
+
+def test_the_diagram_is_that_of_the_state_table() -> None:
+    assert [block.text.strip() for block in blocks(PAGE) if block.language == "mermaid"] == [diagram()]
+
+
+def test_the_page_says_how_many_partitions_topics_get() -> None:
+    assert f"({BROKER_PARTITIONS} partitions unless `--partitions` says otherwise)" in TEXT
