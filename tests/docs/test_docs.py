@@ -113,7 +113,7 @@ def _check(words: list[str], line: str) -> None:
 @documents
 def test_every_option_that_is_named_alone_is_one_of_our_programs(document: Path) -> None:
     known = {"--help", *KAFKAS, *(name for command in _all(command_line) for name in _options(command))}
-    scripts = [ROOT / "deploy/kafka/local_kafka.py", ROOT / "tests/bench/__main__.py"]
+    scripts = [*document.parent.glob("*.py"), ROOT / "deploy/kafka/local_kafka.py", ROOT / "tests/bench/__main__.py"]
     known |= set(re.findall(r"--[a-z-]+", HELP + "".join(path.read_text() for path in scripts)))
     assert set(re.findall(r"`(--[a-z-]+)", prose(document))) <= known
 
@@ -215,6 +215,18 @@ def test_the_program_of_the_first_steps_compiles_and_imports_what_there_is() -> 
     assert len(programs) == 1
     compile(programs[0], "README.md", "exec")
     _import(programs[0])
+
+
+def test_the_driver_that_is_written_in_the_documentation_keeps_the_contract() -> None:
+    namespace: dict[str, Any] = {}
+    for snippet in snippets("python"):
+        if snippet.document == ROOT / "drivers" / "README.md":
+            exec(snippet.text, namespace)  # noqa: S102 - our own documentation
+    kit = namespace["TestDongles"]()
+    tests = [name for name in dir(kit) if name.startswith("test_")]
+    assert tests
+    for name in tests:
+        getattr(kit, name)()
 
 
 def _import(text: str) -> None:
