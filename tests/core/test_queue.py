@@ -277,6 +277,7 @@ def test_a_newcomer_between_two_pieces_overtakes_nobody() -> None:
 
 def test_many_deadlines_at_once_are_cut_in_pieces() -> None:
     desk = full_desk(chunk=2)
+    desk.register("patient", 1)
     for i in range(7):
         desk.register(f"w{i}", 1, wait_s=1)
     desk.pass_time(2)
