@@ -66,9 +66,10 @@ class Intake:
                 self._wake()
                 await self._resumed.wait()
             except BusError as error:
-                log.warning("cannot read registrations, will try again", error=str(error))
-                self.hearing = False
-                self._wake()
+                if self.hearing:
+                    log.warning("cannot read registrations, trying again until it works", error=str(error))
+                    self.hearing = False
+                    self._wake()
                 await anyio.sleep(RETRY_S)
 
     async def _fetch(self, reader: Reader) -> None:
@@ -79,6 +80,7 @@ class Intake:
             messages = await reader.fetch(max_records=READ_AHEAD, timeout=1.0)
             self.position = reader.position
             if not self.hearing:
+                log.info("registrations are read again")
                 self.hearing = True
                 self._healed()
                 self._wake()

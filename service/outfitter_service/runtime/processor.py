@@ -360,8 +360,8 @@ class Processor:
         work.notes = len(self._notes)
         if self._batch_limit > 1 and time.monotonic() - self._ticked_at >= TICK_S:
             self._ticked_at = time.monotonic()
-            for expired in self.attendance.expired(self._position):
-                self._internal.append(expired)
+            if self.intake.hearing:
+                self._internal.extend(self.attendance.expired(self._position))
             batch.decide(m.Tick(host=self._identity.host))
         for event in self._internal:
             if batch.events >= self._batch_limit or batch.bytes >= full:
