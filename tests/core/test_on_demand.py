@@ -185,3 +185,13 @@ def test_an_on_demand_resource_beside_another_one_is_all_or_none() -> None:
     assert desk["w"].resources == {}
     desk.answer()
     assert (desk.has("w"), desk.has("w", "fpga")) == (["0"], ["f"])
+
+
+def test_a_driver_that_named_fewer_than_it_was_asked_for_is_not_asked_for_more() -> None:
+    spec = m.ResourceSpec(name="gpu", amount=1, on_demand=True, on_failure=m.OnFailure.WAIT)
+    desk = ScriptedDesk(always("0", "1"), spec)
+    desk.register("three", 3)
+    desk.register("five", 5)
+    desk.answer()
+    assert desk.asked == [3]
+    assert [desk[worker].reason_code for worker in ("three", "five")] == ["infeasible", "infeasible"]
