@@ -111,9 +111,12 @@ class Batch:
                 case _:
                     pass
 
-    def renumber(self, host: str) -> None:
-        """Bring the queue positions that are shown up to date."""
-        self.apply(renumber(self.ledger, self._rules, host))
+    def renumber(self, host: str, full: float) -> None:
+        """Bring the queue positions that are shown up to date, as far as it fits: the next commit does the rest."""
+        for change in renumber(self.ledger, self._rules, host):
+            if self.bytes >= full:
+                break
+            self.apply([change])
 
     def _keep(self, key: str, record: Allocation | Host | None) -> None:
         old = self.values.get(key)

@@ -386,7 +386,8 @@ class Processor:
             work.position = message.offset + 1
         if work.taken == len(messages):
             work.position = max(work.position, self.intake.position)
-        batch.renumber(self._identity.host)
+        if self._chunk == self._rules.chunk:
+            batch.renumber(self._identity.host, full)
         if work.closing:
             self._close(batch)
         return work

@@ -1,0 +1,111 @@
+"""Commits that are larger than the topic takes are split; what is too large even alone costs itself only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+
+from outfitter_proto.bus import Entry, TooLargeError, Writer
+from service.conftest import Serve
+from support import checker
+from support.faulty_bus import FaultyBus
+from support.house import HOST, deregister, register, static
+
+
+class NarrowBus(FaultyBus):
+    """An embedded bus whose ledger batches hold at most `most` bytes."""
+
+    most = 10_000
+
+    async def open_writer(self, identity: str, partition: int) -> Writer:
+        return _NarrowWriter(self, await super().open_writer(identity, partition))
+
+
+class _NarrowWriter(Writer):
+    def __init__(self, bus: NarrowBus, inner: Writer) -> None:
+        self._bus = bus
+        self._inner = inner
+        self.partition = inner.partition
+
+    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        size = sum(len(entry.key or b"") + len(entry.value or b"") for entry in batches[-1][1])
+        if size > self._bus.most:
+            raise TooLargeError(f"{size} bytes, at most {self._bus.most}")
+        await self._inner.commit(batches)
+
+    @property
+    def tainted(self) -> bool:
+        return False
+
+    @property
+    def max_batch_bytes(self) -> int:
+        return 1_000_000  # it promises more than it takes, so that commits fail and are split
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+async def test_a_flood_whose_answers_do_not_fit_into_one_commit_is_answered_in_several(url: str, serve: Serve) -> None:
+    async with NarrowBus(url) as bus, serve(static(2), on=bus) as house:
+
+        async def wait(point: str) -> None:
+            if point == "fetch:after":
+                await said.wait()
+
+        said = anyio.Event()
+        await house.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
+        bus.script = wait
+        for index in range(60):
+            await house.say(register(f"w{index}", gpu=1))
+        said.set()
+        await house.until(lambda records: sum(key.startswith("h/") for key in records) == 60)
+        assert house.metric("outfitter_commits_total", outcome="too-large") > 0
+        assert house.metric("outfitter_dead_letters_total") == 0
+        report = checker.check(await checker.read(bus), HOST)
+        assert report.violations == []
+        assert report.counts["records"] >= 60
+
+
+async def test_one_events_effect_on_many_is_split_into_pieces_that_fit(url: str, serve: Serve) -> None:
+    """The end of one holder changes what all who wait are told."""
+    async with NarrowBus(url) as bus, serve(static(40), on=bus) as house:
+        await house.say(register("all", gpu=40))
+        await house.state("all", "allocated")
+        await house.say(*[register(f"w{index}", gpu=1) for index in range(40)])
+        await house.until(lambda records: sum(key.startswith("h/w") for key in records) == 40)
+        await house.say(deregister("all"))
+        await house.until(lambda records: all(records[f"h/w{index}/1"]["state"] == "allocated" for index in range(40)))
+        assert house.metric("outfitter_dead_letters_total") == 0
+        assert checker.check(await checker.read(bus), HOST).violations == []
+
+
+async def test_a_registration_whose_answer_is_too_large_alone_is_a_dead_letter_and_the_next_is_served(
+    url: str, serve: Serve
+) -> None:
+    async with NarrowBus(url) as bus, serve(static(2), on=bus) as house:
+        await house.say(
+            register("a", gpu=1), register("large", gpu=1, labels={"note": "x" * 20_000}), register("b", gpu=1)
+        )
+        await house.state("b", "allocated")
+        [letter] = await house.dead_letters(1)
+        assert "larger than" in letter["reason"]
+        assert "h/large/1" not in await house.records()
+        report = checker.check(await checker.read(bus), HOST)
+        assert report.violations == []
+
+
+async def test_an_inventory_that_is_too_large_to_publish_fails_its_resource_alone(url: str, serve: Serve) -> None:
+    config = (
+        'external-resources = ["huge", "gpu"]\n'
+        '[external-resource.gpu]\namount = 1\ndriver = "static"\nparam.count = 2\n'
+        '[external-resource.huge]\namount = 1\ndriver = "static"\nparam.count = 2000\n'
+    )
+    async with NarrowBus(url) as bus, serve(config, on=bus) as house:
+        await house.say(register("a", gpu=1), register("b", huge=1))
+        await house.state("a", "allocated")
+        record = await house.state("b", "failed")
+        assert "too large to publish" in record["reason"]
+        with anyio.fail_after(5):
+            await house.say(register("c", gpu=1))
+            await house.state("c", "allocated")
