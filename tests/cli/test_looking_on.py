@@ -160,6 +160,18 @@ def test_watch_prints_records_as_json_lines_of_one_worker(manager: Manager) -> N
     assert stop(process) == 130
 
 
+def test_watch_ends_without_a_word_when_nobody_reads_on(manager: Manager) -> None:
+    process = manager.popen("watch")
+    lines_until(process, "gpu")
+    assert process.stdout is not None
+    process.stdout.close()
+    manager.outfitter("register", "--worker", "w", "--wait", "10")
+    assert process.wait(60) == 128 + signal.SIGPIPE
+    assert process.stderr is not None
+    with process.stderr:
+        assert process.stderr.read() == ""
+
+
 def test_devices_that_are_held_and_reported_no_more_are_still_shown(manager: Manager, tmp_path: Path) -> None:
     manager.outfitter("register", "--worker", "w", "--resource", "gpu=2", "--lease", "none", "--wait", "10")
     for file in (manager.folder / "gpus").iterdir():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outfitter_service.cli import options, output
+from outfitter_service.cli.errors import leaves
 
 if TYPE_CHECKING:
     from outfitter_proto.bus import Reader
@@ -34,7 +35,12 @@ def watch(ctx: click.Context, /, worker: str | None, config: str | None, as_json
     from outfitter_service.config import connection
 
     show = functools.partial(_show_json if as_json else _Words().show, worker)
-    anyio.run(_follow, connection(config, options.given(ctx)), options.given(ctx).get("host"), show)
+    try:
+        anyio.run(_follow, connection(config, options.given(ctx)), options.given(ctx).get("host"), show)
+    except BaseExceptionGroup as group:
+        if any(isinstance(leaf, BrokenPipeError) for leaf in leaves(group)):
+            raise BrokenPipeError from None  # whoever read along has seen enough
+        raise
 
 
 async def _follow(where: Connection, host: str | None, show: functools.partial[None]) -> None:
