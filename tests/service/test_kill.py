@@ -51,13 +51,13 @@ class Load:
         self.said += 1
 
     async def register(self) -> None:
-        worker = f"w{self.dice.randrange(12)}"
+        worker = f"w{self.dice.randrange(60)}"
         self.runs[worker] = self.runs.get(worker, 0) + 1
         incarnation = str(self.runs[worker])
         await self.say(
             "register", worker, incarnation,
-            resources={"gpu": {"amount": self.dice.choice([1, 1, 1, 2, 3, GPUS + 1])}},
-            lease_s=self.dice.choice([0.3, 0.3, 60.0, None]), wait_s=self.dice.choice([None, 0.2, 30.0]),
+            resources={"gpu": {"amount": self.dice.choice([1, 1, 1, 1, 1, 1, 1, 1, 2, 3, GPUS + 1])}},
+            lease_s=self.dice.choice([0.3, 0.3, 60.0]), wait_s=self.dice.choice([None, 0.2, 30.0]),
             priority=self.dice.choice([0, 0, 1]),
         )  # fmt: skip
         self.live.append((worker, incarnation))
@@ -69,7 +69,8 @@ class Load:
             case 3 if self.live:
                 await self.say("heartbeat", *self.dice.choice(self.live))
             case 4 | 5 | 6 | 7 if self.live:
-                await self.say("deregister", *self.live.pop(self.dice.randrange(len(self.live))))
+                # rather an old one, which may have been granted something
+                await self.say("deregister", *self.live.pop(self.dice.randrange(1 + len(self.live) // 4)))
             case 8 if self.live:  # once more, or late
                 worker, incarnation = self.dice.choice(self.live)
                 await self.say("register", worker, incarnation, resources={"gpu": {"amount": 1}})
