@@ -72,7 +72,7 @@ def decode_registration(value: bytes | None, *, key: bytes | None = None) -> Reg
     if key is not None and key != message.host.encode():
         raise WireError(
             what,
-            f"the body names host {message.host!r} but the key is {key[:300]!r}; both must be the host",
+            f"the body names host {message.host!r} but the key is {key[:300].decode('utf-8', 'replace')!r}; both must be the host",
             "$.host",
         )
     return message

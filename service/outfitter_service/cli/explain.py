@@ -128,7 +128,8 @@ def _sentences(record: Allocation, told: Explanation, host: Host | None) -> Iter
     from outfitter.standing import Standing, standing
 
     asked = _asked(told.amounts)
-    for_long = f"for {_age(told.since)} (since {told.since:%Y-%m-%dT%H:%M:%SZ})"
+    age, since = _age(told.since), f"{told.since:%Y-%m-%dT%H:%M:%SZ}"
+    for_long = f"for {age} (since {since})"
     match standing(record):
         case Standing.YOURS:
             yield f"{told.worker} on {told.host} has had {asked} {for_long}."
@@ -137,9 +138,9 @@ def _sentences(record: Allocation, told: Explanation, host: Host | None) -> Iter
         case Standing.WAITING:
             yield f"{told.worker} on {told.host} has been {told.state} with {asked} {for_long}."
         case Standing.OVER:
-            yield f"{told.worker} on {told.host} is over {for_long}: it held or wanted {asked}."
+            yield f"{told.worker} on {told.host} has been over {for_long}: it held or wanted {asked}."
         case Standing.FAILED:
-            yield f"{told.worker} on {told.host} was refused {asked} {for_long}."
+            yield f"{told.worker} on {told.host} was refused {asked} {age} ago ({since})."
     if told.reason:
         yield f"Reason: {told.reason}."
     for name, missing in record.unavailable.items():
