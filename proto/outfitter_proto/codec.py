@@ -70,10 +70,9 @@ def decode_registration(value: bytes | None, *, key: bytes | None = None) -> Reg
     except _UNREADABLE as error:
         raise _translate(what, value, Registration, error) from error
     if key is not None and key != message.host.encode():
+        named = key[:300].decode("utf-8", "replace")
         raise WireError(
-            what,
-            f"the body names host {message.host!r} but the key is {key[:300].decode('utf-8', 'replace')!r}; both must be the host",
-            "$.host",
+            what, f"the body names host {message.host!r} but the key is {named!r}; both must be the host", "$.host"
         )
     return message
 
