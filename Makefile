@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/outfitter demo
 
 test: $(READY)
-	$(BIN)/pytest tests $(PYTEST_ARGS)
+	$(BIN)/pytest tests --numprocesses 2 $(PYTEST_ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -29,13 +29,14 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m compileall -q proto drivers service
 	touch $(READY)
 
 # Pin anew what pyproject.toml allows: run it after changing dependencies there.
 constraints:
 	$(BIN)/python -m pip install --quiet pip-tools
 	$(BIN)/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
-		--no-header --allow-unsafe --extra service --extra dev --extra uvloop --output-file constraints.txt pyproject.toml
+		--no-header --allow-unsafe --extra service --extra dev --extra uvloop --extra examples --output-file constraints.txt pyproject.toml
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
