@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -15,6 +16,10 @@ from outfitter_service.cli.errors import warn
 
 if TYPE_CHECKING:
     from outfitter_service.runtime.service import Service
+
+COLLECT_AFTER = (10_000, 50, 1000)
+"""When garbage is collected. A ledger is many objects that live long and have no cycles among them: with Python's own
+figures (700, 10, 10) a manager under load spends a sixth of its time looking through them."""
 
 
 @click.command()
@@ -38,6 +43,8 @@ def serve(ctx: click.Context, /, config: str | None, take_over: bool, **_options
     for problem in settings.problems:
         if problem.severity is not Severity.INFO:
             warn(str(problem))
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
     service = Service(settings, take_over=take_over)
     anyio.run(_serve, service, backend_options={"use_uvloop": _has_uvloop()})
 

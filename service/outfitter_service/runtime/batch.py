@@ -5,8 +5,7 @@ Synchronous throughout: nobody awaits while half a batch is decided. Committing 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from datetime import datetime
 
 import structlog
@@ -36,7 +35,7 @@ class Batch:
         self.follow_ups: list[m.Event] = []
         self.renewed: dict[str, None] = {}
         self.cut: dict[str, None] = {}
-        self.kinds: Counter[str] = Counter()
+        self.kinds: dict[str, int] = {}
         self.registered_ms: dict[str, int] = {}
         self.values: dict[str, tuple[Allocation | Host | None, bytes | None]] = {}
         self.bytes = 0
@@ -57,12 +56,14 @@ class Batch:
         except Exception as error:
             log.exception("an event could not be decided: a defect of Outfitter", event_kind=type(event).__name__)
             decision = Decision(kind="defect", refused=f"internal error: {type(error).__name__}: {error}")
-        self.kinds[decision.kind] += 1
+        kind = decision.kind
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
         if decision.changes:
             self.apply(decision.changes)
             self.history += decision.history
             self.commands += decision.commands
-        self.follow_ups += decision.follow_ups
+        if decision.follow_ups:
+            self.follow_ups += decision.follow_ups
         for key in decision.renewed:
             self.renewed[key] = None
         for key in decision.cut:
@@ -87,29 +88,24 @@ class Batch:
 
     def refuse(self, message: Message, reason: str, field: str | None = None) -> DeadLetter:
         """Send a message to the dead letters."""
-        self.kinds["dead-letter"] += 1
+        self.kinds["dead-letter"] = self.kinds.get("dead-letter", 0) + 1
         self.events += 1
         letter = dead_letter(message, reason, field, writer=self._rules.writer, at=self.now)
         self.bytes += len(letter.body) * 4 // 3 + len(reason)
         self.letters.append(letter)
         return letter
 
-    def apply(self, changes: Iterable[Change]) -> None:
+    def apply(self, changes: Sequence[Change]) -> None:
         """Apply changes to the ledger and keep the last value of each key for the ledger's batch."""
-        changes = list(changes)
         self.ledger.apply(changes)
         for change in changes:
-            match change:
-                case PutAllocation(record=record):
-                    self._keep(record.key, record)
-                case PutHost(record=record):
-                    self._keep(record.key, record)
-                case DropAllocation(key=key):
-                    self._keep(key, None)
-                case DropHost(host=host):
-                    self._keep(f"@host/{host}", None)
-                case _:
-                    pass
+            # `type is`: a class pattern costs a microsecond where the answer is no
+            if type(change) is PutAllocation or type(change) is PutHost:
+                self._keep(change.record.key, change.record)
+            elif type(change) is DropAllocation:
+                self._keep(change.key, None)
+            elif type(change) is DropHost:
+                self._keep(f"@host/{change.host}", None)
 
     def renumber(self, host: str, full: float) -> None:
         """Bring the queue positions that are shown up to date, as far as it fits: the next commit does the rest."""
@@ -119,14 +115,15 @@ class Batch:
             self.apply([change])
 
     def _keep(self, key: str, record: Allocation | Host | None) -> None:
+        value = None if record is None else encode(record)
         old = self.values.get(key)
-        if old is not None:
-            self.bytes -= len(old[1] or b"")
-        else:
+        if old is None:
             self.bytes += len(key) + 16
-        value = encode(record) if record is not None else None
+        elif old[1] is not None:
+            self.bytes -= len(old[1])
         self.values[key] = (record, value)
-        self.bytes += len(value or b"")
+        if value is not None:
+            self.bytes += len(value)
 
     def transaction(self, topics: Topics, checkpoint: Checkpoint) -> list[tuple[str, list[Entry]]]:
         """What the commit writes, topic by topic, in order."""

@@ -57,7 +57,7 @@ TICK_S = 0.25
 """How often deadlines are looked at."""
 SUPERSEDED_LEASE_S = 30.0
 """The lease that an older incarnation without any gets when a newer one registers and none is configured."""
-FILL = 0.6
+FILL = 0.7
 """How full of the largest possible ledger batch a commit is made: the next event's output must still fit."""
 
 

@@ -24,7 +24,7 @@ class Holders:
 
     def __init__(self) -> None:
         self._holder: dict[str, str] = {}
-        self._devices: dict[str, frozenset[str]] = {}
+        self._devices: dict[str, list[str]] = {}
 
     def replay(self, records: Iterable[Allocation]) -> list[Violation]:
         """Begin anew with all records of a ledger."""
@@ -34,24 +34,23 @@ class Holders:
 
     def take(self, changed: dict[str, Allocation | None]) -> list[Violation]:
         """Take in one commit's allocations by key (None: deleted), what lets go first, as the ledger has them."""
-        taking: list[Allocation] = []
+        taking: list[tuple[str, Allocation]] = []
         for key, record in changed.items():
             for device in self._devices.pop(key, ()):
                 if self._holder.get(device) == key:
                     del self._holder[device]
             if record is not None and record.state in HOLDING_STATES:
-                taking.append(record)
+                taking.append((key, record))
         found: list[Violation] = []
-        for record in taking:
-            devices = frozenset(
+        for key, record in taking:
+            devices = self._devices[key] = [
                 info["id"]
                 for resource, infos in record.resources.items()
                 if resource not in record.shared
                 for info in infos
-            )
-            self._devices[record.key] = devices
-            for device in sorted(devices):
-                other = self._holder.setdefault(device, record.key)
-                if other != record.key:
-                    found.append(Violation(device, record.key, other))
+            ]
+            for device in devices:
+                other = self._holder.setdefault(device, key)
+                if other != key:
+                    found.append(Violation(device, key, other))
         return found

@@ -10,8 +10,9 @@ from collections import Counter
 
 import structlog
 
-from outfitter_proto.records import FINAL_STATES, Allocation, AllocationState, Health, Host, ReasonCode, Transition
+from outfitter_proto.records import FINAL_STATES, Allocation, AllocationState, Health, ReasonCode, Transition
 from outfitter_service.core.ledger import Ledger
+from outfitter_service.core.states import ALLOCATED, FAILED
 from outfitter_service.metrics import Metrics, Standing
 from outfitter_service.runtime.batch import Batch
 from outfitter_service.runtime.selfcheck import Holders, Violation
@@ -44,9 +45,12 @@ class Telling:
             about = batch.about.get(letter.key, {})
             self._log.warning("dead letter", reason=letter.reason, field=letter.field, source=letter.key, **about)
         now_ms = time.time() * 1000
-        transitions = [step for step in batch.history if isinstance(step, Transition)]
+        transitions = [step for step in batch.history if type(step) is Transition]
+        grants: dict[str, int] = {}
         for step in transitions:
-            self._count(step, now_ms)
+            self._count(step, now_ms, grants)
+        for resource, count in grants.items():
+            metrics.grants.labels(resource).inc(count)
         for step in transitions[:LOGGED]:
             self._log.info(
                 step.to,
@@ -57,27 +61,25 @@ class Telling:
             )
         if len(transitions) > LOGGED:
             self._log.info("and more transitions in one commit", more=len(transitions) - LOGGED)
-        self._complain(
-            self._holders.take(
-                {key: record for key, (record, _) in batch.values.items() if not isinstance(record, Host)}
-            )
-        )
+        kept = {key: at for key, (at, _) in batch.values.items() if at is None or type(at) is Allocation}
+        self._complain(self._holders.take(kept))
 
-    def _count(self, step: Transition, now_ms: float) -> None:
+    def _count(self, step: Transition, now_ms: float, grants: dict[str, int]) -> None:
+        """Count one transition; `grants` by resource are summed up, for there are many."""
         metrics = self._metrics
         key = f"{step.host}/{step.worker}/{step.incarnation}"
         record = step.record
         if not isinstance(record, Allocation) or step.to == step.from_:
             return
-        if step.to == AllocationState.ALLOCATED:
+        if step.to == ALLOCATED:
             registered_ms = self._registered_ms.pop(key, None)
             if registered_ms is not None:
                 metrics.allocation_seconds.observe(max(0.0, now_ms - registered_ms) / 1000)
             for resource in record.resources:
-                metrics.grants.labels(resource).inc()
+                grants[resource] = grants.get(resource, 0) + 1
         elif step.to in FINAL_STATES:
             self._registered_ms.pop(key, None)
-            if step.to == AllocationState.FAILED:
+            if step.to == FAILED:
                 metrics.failures.labels(record.reason_code or "").inc()
             elif step.from_ is not None:  # else it deregistered before it was registered, and held nothing
                 metrics.releases.labels(record.reason_code or "").inc()

@@ -38,10 +38,11 @@ def ledger_batch(
     hosts: list[Entry] = []
     for key, (record, value) in values.items():
         entry = Entry(key.encode(), value)
-        if isinstance(record, Host):
-            hosts.append(entry)
-        elif record is not None and record.state in HOLDING_STATES:
+        # `type is`: isinstance costs a microsecond where the answer is no
+        if type(record) is Allocation and record.state in HOLDING_STATES:
             takes.append((record.token or 0, entry))
+        elif type(record) is Host:
+            hosts.append(entry)
         else:
             lets_go.append(entry)
     takes.sort(key=lambda take: take[0])

@@ -24,8 +24,9 @@ from outfitter_proto.bus.port import (
     Writer,
 )
 
-MAX_BATCH_BYTES = 512 * 1024
-"""Keys and values of a commit's last batch; the records' headers come on top and the topic's limit is 1 MiB."""
+MAX_BATCH_BYTES = 768 * 1024
+"""Keys and values of a commit's last batch; the records' headers (some 15 bytes each) come on top and the topic's limit
+is 1 MiB. A transaction costs milliseconds whatever its size, so it may be large."""
 
 _FENCED = (kafka_errors.ProducerFenced, kafka_errors.InvalidProducerEpoch, kafka_errors.InvalidProducerIdMapping)
 _Batch = tuple[str, Any]
@@ -116,13 +117,16 @@ class KafkaWriter(Writer):
 
     def _fill(self, topic: str, entries: Sequence[Entry]) -> list[Any]:
         builders = [self._producer.create_batch()]
-        for entry in entries:
-            if builders[-1].append(timestamp=None, key=entry.key, value=entry.value) is None:
+        append = builders[0].append
+        for key, value in entries:
+            if append(timestamp=None, key=key, value=value) is None:
                 builders.append(self._producer.create_batch())
-                builders[-1].append(timestamp=None, key=entry.key, value=entry.value)
-            if builders[-1].size() > BUILDER_BYTES:
+                append = builders[-1].append
+                append(timestamp=None, key=key, value=value)
+            # a builder takes its first record whatever its size
+            if len(value or b"") > BUILDER_BYTES // 2 and builders[-1].size() > BUILDER_BYTES:
                 raise TooLargeError(
-                    f"{self._name}: the record with key {entry.key!r} for {topic!r} is {len(entry.value or b'')} "
+                    f"{self._name}: the record with key {key!r} for {topic!r} is {len(value or b'')} "
                     f"bytes; at most about {BUILDER_BYTES} fit"
                 )
         return builders
