@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import time
@@ -26,7 +27,9 @@ class Embedded(Struct, kw_only=True):
     all; `session` is registering until the infos are there, on a bus that is open."""
 
     python_ms: float
+    python_cpu_ms: float
     run_ms: float
+    run_cpu_ms: float
     context_ms: list[float]
     session_ms: list[float]
 
@@ -39,8 +42,8 @@ def measure(folder: Path, *, runs: int, grants: int) -> Embedded:
     try:
         env = environment(OUTFITTER_BUS=manager.bus_url, OUTFITTER_HOST=manager.host)
         run_command = [*OUTFITTER, "run", "--resource", "gpu=1", "--", "true"]
-        python: list[float] = []
-        whole: list[float] = []
+        python: list[tuple[float, float]] = []
+        whole: list[tuple[float, float]] = []
         for _ in range(runs):
             python.append(_milliseconds([sys.executable, "-c", "pass"], env))
             whole.append(_milliseconds(run_command, env))
@@ -48,15 +51,25 @@ def measure(folder: Path, *, runs: int, grants: int) -> Embedded:
         sessions = anyio.run(_sessions, manager, grants)
     finally:
         manager.stop()
+    python_ms, python_cpu_ms = (machine.median(figures) for figures in zip(*python, strict=True))
+    run_ms, run_cpu_ms = (machine.median(figures) for figures in zip(*whole, strict=True))
     return Embedded(
-        python_ms=machine.median(python), run_ms=machine.median(whole), context_ms=contexts, session_ms=sessions
+        python_ms=python_ms,
+        python_cpu_ms=python_cpu_ms,
+        run_ms=run_ms,
+        run_cpu_ms=run_cpu_ms,
+        context_ms=contexts,
+        session_ms=sessions,
     )
 
 
-def _milliseconds(command: Sequence[str], env: dict[str, str]) -> float:
-    begun = time.perf_counter()
+def _milliseconds(command: Sequence[str], env: dict[str, str]) -> tuple[float, float]:
+    """How long a command takes, start to end, and the CPU time of it and of what it started."""
+    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(command, env=env, check=True, stdin=subprocess.DEVNULL)
-    return (time.perf_counter() - begun) * 1000
+    took, after = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return took * 1000, used * 1000
 
 
 def _context(manager: Manager) -> float:

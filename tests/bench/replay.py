@@ -21,6 +21,7 @@ from outfitter_proto.bus.kafka.adapter import KafkaBus
 from outfitter_proto.bus.kafka.reader import FETCH_BYTES
 from outfitter_proto.names import host_writer, topics, transactional_id
 from outfitter_proto.records import Allocation, Checkpoint, InputPosition, LedgerRecord
+from outfitter_service.cli.serve import COLLECT_AFTER
 from outfitter_service.runtime.restore import restore
 
 WRITTEN_AT_ONCE = 400
@@ -63,14 +64,17 @@ async def fill(bus: Bus, cluster: str, sample: bytes, count: int) -> None:
 
 async def by_service(url: str, cluster: str) -> Replayed:
     """As a manager does when it starts."""
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
     async with KafkaBus(url) as bus:
         found = await restore(bus, topics(cluster).allocations, 0, host=loads.HOST, writer=host_writer(loads.HOST))
         return Replayed(records=found.records, kept=len(found.ledger.allocations), seconds=found.seconds)
 
 
 async def bare(url: str, cluster: str) -> Replayed:
-    """With aiokafka and msgspec alone, and without garbage collections, which the service does without, too."""
-    gc.disable()
+    """With aiokafka and msgspec alone; garbage is collected as seldom as in the service."""
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
     source = TopicPartition(topics(cluster).allocations, 0)
     consumer = AIOKafkaConsumer(
         bootstrap_servers=url.removeprefix("kafka://"),
