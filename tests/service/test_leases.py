@@ -251,6 +251,17 @@ async def test_a_newer_incarnation_waits_until_the_older_ones_lease_is_over(serv
         await house.state("w", "allocated", "new")
 
 
+async def test_an_older_incarnation_without_a_lease_ends_one_default_lease_after_the_newer_one_came(
+    serve: Serve,
+) -> None:
+    async with serve(static(1), lease_s=SHORT) as house:
+        await house.say(register("w", "old", gpu=1, lease_s=None))
+        await house.state("w", "allocated", "old")
+        await house.say(register("w", "new", gpu=1, lease_s=None))
+        assert (await house.state("w", "ended", "old"))["reason_code"] == "lease-expired"
+        await house.state("w", "allocated", "new")
+
+
 async def test_an_older_incarnation_can_neither_renew_nor_release_the_newer_one(serve: Serve) -> None:
     async with serve(static(2)) as house:
         await house.say(register("w", "old", gpu=1), register("w", "new", gpu=1), deregister("w", "old"))

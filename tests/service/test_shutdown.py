@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -89,7 +90,8 @@ def test_a_driver_that_does_not_let_go_delays_the_end_no_longer_than_the_deadlin
         'shutdown-timeout = "1s"\nexternal-resources = ["odd"]\n[external-resource.odd]\namount = 1\n'
         f'driver = "letting_go:Factory"\nparam.how = "{how}"\n'
     )
-    manager = start_manager(config, variables={"PYTHONPATH": str(tmp_path)})
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    manager = start_manager(config, variables={"PYTHONPATH": path})
     assert manager.outfitter("register", "--worker", "w", "--resource", "odd=1", "--wait", "20").returncode == 0
     manager.signal(signal.SIGTERM)
     code = manager.wait(20)

@@ -84,7 +84,7 @@ class _Walk:
     def ledger(self, messages: Sequence[Message]) -> None:
         holder: dict[str, str] = {}
         checkpoint: dict[str, Any] | None = None
-        since_checkpoint: list[tuple[str, int]] = []
+        since_checkpoint: list[tuple[str, dict[str, Any]]] = []
         token = 0
         for message in messages:
             key = (message.key or b"").decode()
@@ -100,12 +100,14 @@ class _Walk:
             record = json.loads(message.value)
             if record["type"] == "allocation":
                 token = self._allocation(where, key, record, holder, token)
-                since_checkpoint.append((where, record["commit"]))
+                since_checkpoint.append((where, record))
             elif record["type"] == "checkpoint" and record["writer"] == f"host/{self.host}":
                 self._checkpoint(where, record, checkpoint, token)
-                for place, commit in since_checkpoint:
-                    if commit > record["commit"]:
-                        self.wrong(place, f"says commit {commit}, its checkpoint {record['commit']}")
+                for place, written in since_checkpoint:
+                    if written["commit"] > record["commit"]:
+                        self.wrong(place, f"says commit {written['commit']}, its checkpoint {record['commit']}")
+                    if written["source"]["offset"] >= record["input"]["to"]:
+                        self.wrong(place, f"answers what its checkpoint says is yet to be read: {record['input']}")
                 since_checkpoint.clear()
                 checkpoint = record
                 self.position = record["input"]["to"]
