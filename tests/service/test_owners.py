@@ -68,6 +68,26 @@ async def test_a_watched_owner_needs_no_heartbeats(serve: Serve) -> None:
         assert (await house.records())["h/w/1"]["state"] == "allocated"
 
 
+async def test_an_owner_whose_name_is_no_text_is_watched_like_any_other(serve: Serve) -> None:
+    """The kernel cuts a process's name after 15 bytes, be it in the middle of a character."""
+    rename = "import ctypes; ctypes.CDLL(None).prctl(15, b'worker-\\xc3', 0, 0, 0); print(flush=True); input()"
+    async with serve(static(1)) as house:
+        with subprocess.Popen([sys.executable, "-c", rename], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as renamed:
+            await anyio.to_thread.run_sync(renamed.stdout.readline if renamed.stdout else bytes)
+            await house.say(register("w", gpu=1, owner=body(owner_of(renamed.pid)), lease_s=None))
+            await house.state("w", "allocated")
+            assert house.processor.attendance.watched == 1
+            renamed.kill()
+        assert (await house.state("w", "ended"))["reason_code"] == "owner-died"
+
+
+async def test_an_owner_with_a_number_that_no_process_can_have_is_dead(serve: Serve) -> None:
+    async with serve(static(1)) as house:
+        owner = {**body(owner_of(os.getpid())), "pid": 2**31}
+        await house.say(register("w", gpu=1, owner=owner, lease_s=None))
+        assert (await house.state("w", "ended"))["reason_code"] == "owner-died"
+
+
 async def test_an_owner_that_died_while_no_manager_looked_is_found_dead_at_the_start(
     serve: Serve, process: subprocess.Popen[bytes]
 ) -> None:

@@ -49,7 +49,7 @@ class OwnerWatch:
             return False
         try:
             pidfd = os.pidfd_open(owner.pid)
-        except ProcessLookupError:
+        except (ProcessLookupError, OverflowError):  # the latter: a number that no process has
             self._died(key, f"process {owner.pid} is gone")
             return True
         except OSError:
@@ -62,7 +62,8 @@ class OwnerWatch:
             return False
         if started != owner.start_ticks:
             os.close(pidfd)
-            self._died(key, f"process {owner.pid} is gone (its pid belongs to another process now)")
+            instead = " (its pid belongs to another process now)" if started is not None else ""
+            self._died(key, f"process {owner.pid} is gone{instead}")
             return True
         self._pidfds[key] = pidfd
         asyncio.get_running_loop().add_reader(pidfd, self._ended, key, owner.pid)
@@ -94,8 +95,8 @@ def _has_ended(pidfd: int) -> bool:
 def start_ticks(pid: int) -> int | None:
     """Field 22 of proc(5) `/proc/<pid>/stat`: when the process started, in clock ticks after boot."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    # the second field, the command in brackets, may hold blanks and brackets itself
-    return int(stat.rpartition(")")[2].split()[19])
+    # the second field, the command in brackets, may hold blanks, brackets and half a character itself
+    return int(stat.rpartition(b")")[2].split()[19])
