@@ -11,7 +11,7 @@ from collections.abc import Callable
 import anyio
 import structlog
 
-from outfitter_proto.bus import Bus, BusError, Message, OffsetOutOfRangeError, Reader
+from outfitter_proto.bus import Bus, BusConfigurationError, BusError, Message, OffsetOutOfRangeError, Reader
 
 log = structlog.get_logger("outfitter.input")
 
@@ -41,6 +41,7 @@ class Intake:
         self.position = 0
         self.hearing = True
         self.lost: OffsetOutOfRangeError | None = None
+        self.trouble: BusConfigurationError | None = None
 
     def reset(self, start: int) -> None:
         """Forget what was fetched; `run` goes on at `start`."""
@@ -49,6 +50,7 @@ class Intake:
         self.position = start
         self.hearing = True
         self.lost = None
+        self.trouble = None
         self._resumed.set()
 
     async def run(self) -> None:
@@ -66,6 +68,10 @@ class Intake:
                 self._wake()
                 await self._resumed.wait()
             except BusError as error:
+                if self._bus.local and isinstance(error, BusConfigurationError):
+                    self.trouble = error  # the file is another one: trying again cannot mend it
+                    self._wake()
+                    return
                 if self.hearing:
                     log.warning("cannot read registrations, trying again until it works", error=str(error))
                     self.hearing = False

@@ -331,6 +331,8 @@ class Processor:
             self._settle(work)
             if work.closing:
                 return None
+            if self.intake.trouble is not None:
+                return self.intake.trouble
             if writer.tainted:
                 return RecycledError("a request to the bus was retried: the writer is replaced")
             self._set_ready(self.intake.hearing)
