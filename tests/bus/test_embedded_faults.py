@@ -305,6 +305,17 @@ async def test_a_writer_is_spent_once_it_was_fenced(embedded_url: str) -> None:
             await old.commit([("t", [Entry(b"k", b"v")])])
 
 
+async def test_starting_twice_is_starting_once(embedded_url: str) -> None:
+    bus = connect(embedded_url)
+    before = threading.active_count()
+    await bus.start()
+    started = threading.active_count()
+    await bus.start()
+    assert threading.active_count() == started
+    await bus.aclose()
+    assert before < started
+
+
 async def test_a_closed_bus_says_so(embedded_url: str) -> None:
     bus = connect(embedded_url)
     with pytest.raises(BusUnavailableError, match="not open"):

@@ -56,6 +56,8 @@ class EmbeddedBus(Bus):
         self._readers: WeakSet[EmbeddedReader] = WeakSet()
 
     async def start(self) -> None:
+        if self._held is not None:
+            return
         async with AsyncExitStack() as closing:
             writing, reading = Database(self._place), Database(self._place)
             for database in (writing, reading):
