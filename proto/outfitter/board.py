@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+from outfitter.errors import AllocationEndedError
 from outfitter.lease import Lease
 from outfitter_proto.records import FINAL_STATES, Allocation
 
@@ -26,9 +27,16 @@ class Notice(NamedTuple):
     closed: bool
 
     @property
+    def ended(self) -> bool:
+        """True once the manager has said that the allocation is over."""
+        if isinstance(self.error, AllocationEndedError):
+            return True
+        return self.record is not None and self.record.state in FINAL_STATES
+
+    @property
     def over(self) -> bool:
-        """True once the allocation can come to nothing more."""
-        return self.error is not None or (self.record is not None and self.record.state in FINAL_STATES)
+        """True once there is nothing to wait for: it has ended, or it cannot be followed any more."""
+        return self.error is not None or self.ended
 
 
 class Board:

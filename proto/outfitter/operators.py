@@ -170,7 +170,7 @@ class OperatorView(OperatorContext):
 def _usable(board: Board, notice: Notice) -> Allocation:
     """The record of `notice`, if its devices may be used now."""
     if notice.error is not None:
-        raise notice.error
+        raise notice.error.with_traceback(None)  # it is raised again and again: its frames must not pile up
     if notice.record is None:
         raise AllocationNotUsableError("there is no allocation record yet")
     refusal = standing.refusal(notice.record)

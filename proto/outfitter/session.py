@@ -202,8 +202,9 @@ class WorkerSession:
 
         Returns whether the manager will hear of it; without, the lease or the owner's death ends the allocation.
         """
+        notice = self.board.read()
         self.board.close()
-        if not self._registered or self._over:
+        if not self._registered or notice.ended:
             return True
         self._registered = False
         try:

@@ -22,10 +22,12 @@ import pytest
 import outfitter
 from operators.conftest import HOST, Stage
 from outfitter import RuntimeContext
-from outfitter.session import MANAGER_PATIENCE
+from outfitter.session import MANAGER_PATIENCE, WorkerSession
 from outfitter.testing import FakeOutfitter
 from outfitter_proto import topics
-from outfitter_proto.bus import connect
+from outfitter_proto.bus import BusConfigurationError, connect
+from outfitter_proto.records import Register
+from support.faulty_bus import FaultyBus
 from support.scripted_manager import ScriptedManager, host_record, publish_record
 
 pytestmark = pytest.mark.timeout(60)
@@ -70,6 +72,25 @@ def test_a_worker_that_waits_sends_heartbeats_too(real: Stage, manager: Scripted
                 scope.cancel()
 
     asyncio.run(wait())
+
+
+async def test_an_allocation_that_cannot_be_followed_any_more_is_given_back_all_the_same(
+    url: str, manager: ScriptedManager
+) -> None:
+    blind = False
+
+    async def go_blind(point: str) -> None:
+        if blind and point == "fetch:after":
+            raise BusConfigurationError("the right to read is gone")
+
+    asked = Register(host=HOST, worker="w", incarnation="1", lease_s=0.3)
+    async with FaultyBus(url, go_blind) as bus, WorkerSession(bus, asked) as session:
+        await session.wait()
+        blind = True
+        manager.fake.set("gpu", [])
+        while session.board.read().error is None:
+            await session.board.changed(session.board.read().version)
+    await anyio.to_thread.run_sync(manager.wait_until, lambda: manager.deregistrations)
 
 
 def test_without_a_lease_there_are_no_heartbeats(real: Stage, manager: ScriptedManager) -> None:
