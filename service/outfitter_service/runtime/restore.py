@@ -18,6 +18,8 @@ from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost, SetTok
 
 _KNOWN_STATES = frozenset(AllocationState)
 
+LEDGER_FORMAT = 1
+"""The newest `Checkpoint.format` that this version can work on."""
 
 MARKERS_WAIT_S = 0.05
 """How long one fetch may wait: where nothing but transaction markers is left, nothing comes, and the position moves."""
@@ -73,6 +75,11 @@ async def restore(bus: Bus, topic: str, partition: int, *, host: str, writer: st
             case Device():
                 ledger.devices[record.key] = record
             case Checkpoint():
+                if record.format > LEDGER_FORMAT:
+                    raise LedgerRefusedError(
+                        f"{record.key} is of format {record.format} and this version knows {LEDGER_FORMAT}: "
+                        "run the version of Outfitter that wrote it, or a newer one, for this host"
+                    )
                 checkpoint = record
     allocations.sort(key=lambda record: (record.since, record.source.offset))
     for record in allocations:
