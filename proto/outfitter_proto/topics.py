@@ -98,6 +98,10 @@ async def check(bus: Bus, cluster: str) -> list[Difference]:
                 Difference(name, "(topic)", "missing", "present", "make it with `outfitter topics create`", True)
             )
             continue
+        if not info.config:
+            why = "whether this topic keeps what it must keep cannot be told: grant DescribeConfigs on it"
+            differences.append(Difference(name, "(settings)", "not shown to this principal", "shown", why, False))
+            continue
         differences += [
             Difference(name, s.name, have, s.value, s.why, _fatal(name, cluster, s, have))
             for s in settings
