@@ -7,6 +7,7 @@ services share.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import secrets
 import socket
@@ -110,6 +111,8 @@ def alone_on_machine(host: str) -> Iterator[None]:
         try:
             lock.bind(_lock_name(host))
         except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
             raise ManagerExistsError(
                 f"another manager on this machine already serves host {host!r} (perhaps on another bus); "
                 "stop it first, or give this one another --host"
