@@ -14,7 +14,7 @@ import anyio
 import structlog
 
 from outfitter_proto.bus import Bus, BusError
-from outfitter_proto.records import FINAL_STATES, Allocation
+from outfitter_proto.records import FINAL_STATES, Allocation, ReasonCode
 from outfitter_service.core import model as m
 from outfitter_service.core.leases import Leases
 from outfitter_service.core.ledger import Ledger
@@ -75,7 +75,8 @@ class Attendance:
             self._owners.forget(key)
         for record in live:
             self._attend(record, now)
-            if ledger.book(record.host).current.get(record.worker) != record.key:
+            newest = ledger.book(record.host).current.get(record.worker)
+            if newest != record.key or record.reason_code == ReasonCode.SUPERSEDED:
                 self.cut([record.key], ledger)
         self.leases.renew_all(now)
 

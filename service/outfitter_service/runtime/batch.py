@@ -5,6 +5,7 @@ Synchronous throughout: nobody awaits while half a batch is decided. Committing 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -32,7 +33,7 @@ class Batch:
         self.letters: list[DeadLetter] = []
         self.about: dict[str, dict[str, str | None]] = {}
         self.commands: list[m.Command] = []
-        self.follow_ups: list[m.Event] = []
+        self.follow_ups: deque[m.Event] = deque()
         self.renewed: dict[str, None] = {}
         self.cut: dict[str, None] = {}
         self.kinds: dict[str, int] = {}

@@ -196,6 +196,7 @@ class Supervisor:
         self._emit = emit
         self._metrics = metrics
         self._retry_delay_s = FIRST_DELAY_S
+        self._waits = loaded.spec.on_failure == m.OnFailure.WAIT
         self._log = log.bind(resource=self.name, host=host)
 
     def _log_of(self, worker: api.Worker) -> Any:
@@ -320,7 +321,7 @@ class Supervisor:
                 self._emit(m.DriverReport(host=self._host, resource=self.name, devices=devices, asked=command.amount))
                 return
         self._emit(m.DriverReport(host=self._host, resource=self.name, failure=failure, asked=command.amount))
-        if not failure.permanent:
+        if not failure.permanent or self._waits:
             delay, self._retry_delay_s = self._retry_delay_s, min(self._retry_delay_s * 2, LONGEST_DELAY_S)
             await anyio.sleep(delay)
             self._emit(m.DriverRetry(host=self._host, resource=self.name))

@@ -388,6 +388,8 @@ class Processor:
             work.position = message.offset + 1
         if work.taken == len(messages):
             work.position = max(work.position, self.intake.position)
+        while batch.follow_ups and batch.events < self._batch_limit and batch.bytes < full:
+            batch.decide(batch.follow_ups.popleft())
         if self._chunk == self._rules.chunk:
             batch.renumber(self._identity.host, full)
         if work.closing:
@@ -431,7 +433,6 @@ class Processor:
             return error
         self._metrics.commits.labels("ok").inc()
         self._metrics.commit_seconds.observe(time.monotonic() - begun)
-        self.ledger.settle()
         self.ledger.commits += 1
         self._seen_commit = self.ledger.commits
         self._committed_at = time.monotonic()
@@ -475,6 +476,7 @@ class Processor:
     def _settle(self, work: Work) -> None:
         """The decisions are the truth now: forget what led to them, and act."""
         batch = work.batch
+        self.ledger.settle()
         for _ in range(work.internal):
             self._internal.popleft()
         self._internal.extend(batch.follow_ups)

@@ -117,7 +117,7 @@ def standing(ledger: Ledger, *, watched_owners: int, leases: int) -> Standing:
     for book in ledger.hosts.values():
         for resource, inventory in book.inventories.items():
             for device in inventory.devices:
-                if device.id in book.held:
+                if book.canonical(device.id) in book.locks:
                     state = "held"
                 else:
                     state = "free" if device.health == Health.HEALTHY else str(device.health)
