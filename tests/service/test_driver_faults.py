@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
@@ -20,7 +22,7 @@ from outfitter_drivers.api import (
     Worker,
 )
 from service.conftest import Serve
-from support.house import deregister, register
+from support.house import another, deregister, register
 
 
 def scripted(folder: Path, lines: str, extra: str = "") -> str:
@@ -127,6 +129,8 @@ class Odd(ExternalResourceDriver, Inventory):
 
     async def inventory(self, host: str) -> AsyncIterator[Sequence[Device]]:
         self.asked += 1
+        if self.how == "always yields what is no text":
+            yield [Device(properties={"index": 7})]  # type: ignore[dict-item]
         if self.asked == 1:
             match self.how:
                 case "raises":
@@ -139,9 +143,20 @@ class Odd(ExternalResourceDriver, Inventory):
                     yield [Device(properties={})]
                 case "yields what is no text":
                     yield [Device(properties={"index": 0})]  # type: ignore[dict-item]
+                case "yields half characters":
+                    yield [Device(properties={"index": "0", "path": os.fsdecode(b"/dev/\xff")})]
+                case "raises half characters":
+                    raise OSError("no such device: " + os.fsdecode(b"/dev/\xff"))
                 case "ends":
                     yield []
                     return
+                case "ends before it begins":
+                    return
+                case "is cancelled from within":
+                    yield []
+                    forgotten = asyncio.ensure_future(anyio.sleep_forever())
+                    forgotten.cancel()
+                    await forgotten
         yield [Device(properties={"index": "0"})]
         await anyio.sleep_forever()
 
@@ -162,7 +177,19 @@ def odd(how: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "how", ["raises", "hangs", "yields no devices", "yields devices without a name", "yields what is no text", "ends"]
+    "how",
+    [
+        "raises",
+        "raises half characters",
+        "hangs",
+        "yields no devices",
+        "yields devices without a name",
+        "yields what is no text",
+        "yields half characters",
+        "ends",
+        "ends before it begins",
+        "is cancelled from within",
+    ],
 )
 async def test_an_inventory_that_fails_once_is_opened_again(serve: Serve, how: str) -> None:
     async with serve(odd(how)) as house:
@@ -176,6 +203,29 @@ async def test_an_inventory_that_fails_once_is_opened_again(serve: Serve, how: s
         )
         await house.say(register("w", odd=1))
         assert (await house.state("w", "allocated"))["resources"]["odd"][0]["id"] == "odd:0"
+        assert house.metric("outfitter_driver_failures_total", resource="good", call="inventory") == 0
+
+
+async def test_devices_that_are_no_text_are_refused_and_leave_a_ledger_that_can_be_replayed(serve: Serve) -> None:
+    async with serve(odd("always yields what is no text")) as house:
+        state = await house.until(
+            lambda records: records["@host/h"]["resources"]["odd"]["state"] != "not-reported" and records["@host/h"]
+        )
+        assert state["resources"]["odd"]["state"] == "driver-failed"
+        assert "'odd:7'" in state["resources"]["odd"]["reason"]
+    async with serve(odd("works"), identity=another()) as house:
+        await house.say(register("w", odd=1))
+        await house.state("w", "allocated")
+
+
+async def test_a_resource_that_waits_is_asked_for_again_after_a_failure_for_good(serve: Serve, tmp_path: Path) -> None:
+    flag = tmp_path / "works"
+    config = scripted(tmp_path, f"test -e {flag} && echo 0,1 || echo", 'on-failure = "wait"')
+    async with serve(config) as house:
+        await house.say(register("w", bad=2))
+        await house.until(lambda records: records.get("h/w/1", {}).get("reason_code") == "driver-failed")
+        flag.touch()
+        await house.state("w", "allocated")
 
 
 async def test_a_driver_that_cannot_be_built_leaves_the_others_served(serve: Serve) -> None:

@@ -6,15 +6,17 @@ rules: what a failure means for a worker is decided in core/.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, Protocol, TypeVar
 
 import anyio
+import msgspec
 import structlog
 from anyio.abc import TaskGroup
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from outfitter_drivers import api
 from outfitter_proto.records import Allocation
@@ -25,6 +27,8 @@ log = structlog.get_logger("outfitter.drivers")
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
+SHORTEST_DELAY_S = 0.05
+"""A driver that wants to be asked again at once is asked after this: it must not keep the manager busy."""
 REASON_LENGTH = 2000
 """What of a driver's message is kept in a record: a reason is for people."""
 CLOSE_WITHIN_S = 2.0
@@ -54,17 +58,41 @@ def verdict(error: BaseException) -> m.DriverFailure:
     """What an exception of a driver amounts to. Only `PermanentDriverError` is permanent."""
     if isinstance(error, TimeoutError) and not str(error):
         return m.DriverFailure(reason="it took too long")
-    reason = (str(error) or type(error).__name__)[:REASON_LENGTH]
+    reason = written(str(error) or type(error).__name__)[:REASON_LENGTH]
     if not isinstance(error, api.DriverError):
         reason = f"{type(error).__name__}: {reason}"[:REASON_LENGTH]
     return m.DriverFailure(reason=reason, permanent=isinstance(error, api.PermanentDriverError))
+
+
+def written(text: str) -> str:
+    """Foreign text as it can go over the wire: half characters, as in names of files, are escaped."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+@contextmanager
+def foreign_code() -> Iterator[None]:
+    """A driver's own code runs here. A cancellation that nobody asked this task for is its failure like any other:
+    let through, it would end the supervisors of all drivers."""
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise RuntimeError("something that the driver waited for was cancelled") from error
+
+
+def pause(error: Exception, delay: float) -> float:
+    """Seconds until a call that failed is repeated: as the driver wants it, else `delay`."""
+    wanted = error.delay if isinstance(error, api.TemporaryDriverError) else None
+    return delay if wanted is None else max(wanted, SHORTEST_DELAY_S)
 
 
 def known_device(resource: str, device: api.Device) -> m.KnownDevice:
     """A driver's device with its canonical id: its own, or `<resource>:<index>`.
 
     Raises:
-        PermanentDriverError: it has neither an id nor an index.
+        PermanentDriverError: it has neither an id nor an index, or something of it is not the text it must be.
     """
     device_id = device.id
     if device_id is None:
@@ -75,7 +103,7 @@ def known_device(resource: str, device: api.Device) -> m.KnownDevice:
                 f"{dict(device.properties)!r}"
             )
         device_id = f"{resource}:{index}"
-    return m.KnownDevice(
+    known = m.KnownDevice(
         id=device_id,
         properties=dict(device.properties),
         aliases=tuple(device.aliases),
@@ -84,6 +112,13 @@ def known_device(resource: str, device: api.Device) -> m.KnownDevice:
         env=dict(device.env),
         cdi=tuple(device.cdi),
     )
+    try:
+        # what is written must be readable again: a ledger that is not would refuse its host
+        return msgspec.json.decode(msgspec.json.encode(known), type=m.KnownDevice)
+    except (msgspec.MsgspecError, UnicodeError, TypeError) as error:
+        raise api.PermanentDriverError(
+            f"the driver of {resource} reported device {device_id!r} with something that is no text: {error}"
+        ) from error
 
 
 def known_devices(resource: str, devices: Sequence[api.Device]) -> tuple[m.KnownDevice, ...]:
@@ -240,7 +275,7 @@ class Supervisor:
     async def _bounded(self, call: str, awaitable: Awaitable[T]) -> T:
         with self._measured(call):
             try:
-                with anyio.fail_after(self._timeout_s):
+                with anyio.fail_after(self._timeout_s), foreign_code():
                     return await awaitable
             except TimeoutError as error:
                 if str(error):
@@ -250,7 +285,8 @@ class Supervisor:
     async def close(self, within_s: float) -> None:
         with anyio.move_on_after(within_s) as scope:
             try:
-                await self.driver.aclose()
+                with foreign_code():
+                    await self.driver.aclose()
             except Exception as error:  # noqa: BLE001 - a driver's own code; its failure must not stop the shutdown
                 self._log.warning("driver did not close well", error=str(error))
         if scope.cancelled_caught:
@@ -280,20 +316,23 @@ class Supervisor:
                 if told is None or told.failure != failure:
                     self._log.warning("driver failed", error=failure.reason, permanent=failure.permanent)
                 tell(m.DriverReport(host=self._host, resource=self.name, failure=failure))
-                wanted = error.delay if isinstance(error, api.TemporaryDriverError) else None
-                await anyio.sleep(wanted if wanted is not None else delay)
+                await anyio.sleep(pause(error, delay))
                 delay = min(delay * 2, LONGEST_DELAY_S)
 
     async def _inventories(self, driver: api.Inventory) -> AsyncGenerator[Sequence[api.Device], None]:
         sets = driver.inventory(self._host)
         try:
-            yield await self._bounded("inventory", anext(sets))
-            async for devices in sets:
-                self._metrics.driver_runs.labels(self.name, "inventory").inc()
-                yield devices
+            first = await self._bounded("inventory", anext(sets, None))
+            if first is not None:
+                yield first
+                with foreign_code():
+                    async for devices in sets:
+                        self._metrics.driver_runs.labels(self.name, "inventory").inc()
+                        yield devices
         finally:
             if isinstance(sets, AsyncGenerator):
-                await sets.aclose()
+                with anyio.move_on_after(self._timeout_s):
+                    await sets.aclose()
         raise api.TemporaryDriverError("its inventory ended")
 
     def _report(self, devices: Sequence[api.Device]) -> m.DriverReport:
@@ -306,13 +345,15 @@ class Supervisor:
         most = command.least if self.driver.knows_holders else command.amount
         amounts = [*[*range(most, command.least, -1)][:ASKED_AGAIN], command.least]
         failure: m.DriverFailure
+        delay = self._retry_delay_s
         for amount in amounts:
             try:
                 devices = await self._retrieve(amount, record)
             except api.NotEnoughDevicesError as error:
-                failure = m.DriverFailure(reason=str(error)[:REASON_LENGTH], permanent=True, at_least=command.least)
+                failure = structs.replace(verdict(error), permanent=True, at_least=command.least)
             except Exception as error:  # noqa: BLE001 - a driver's own code; any failure of it is a report
                 failure = verdict(error)
+                delay = pause(error, delay)
                 told = self._log_of(self._worker(record))
                 told.warning("driver failed", error=failure.reason, permanent=failure.permanent)
                 break
@@ -322,7 +363,7 @@ class Supervisor:
                 return
         self._emit(m.DriverReport(host=self._host, resource=self.name, failure=failure, asked=command.amount))
         if not failure.permanent or self._waits:
-            delay, self._retry_delay_s = self._retry_delay_s, min(self._retry_delay_s * 2, LONGEST_DELAY_S)
+            self._retry_delay_s = min(self._retry_delay_s * 2, LONGEST_DELAY_S)
             await anyio.sleep(delay)
             self._emit(m.DriverRetry(host=self._host, resource=self.name))
 
@@ -373,8 +414,7 @@ class Supervisor:
             except Exception as error:  # noqa: BLE001 - a driver's own code; tried again, and said each time
                 reason = verdict(error).reason
                 self._log_of(grant.worker).warning(f"{call} failed, will be repeated", error=reason)
-                wanted = error.delay if isinstance(error, api.TemporaryDriverError) else None
-                await anyio.sleep(wanted if wanted is not None else delay)
+                await anyio.sleep(pause(error, delay))
                 delay = min(delay * 2, LONGEST_DELAY_S)
             else:
                 return

@@ -14,7 +14,7 @@ from msgspec import structs
 from outfitter_drivers import api, registry
 from outfitter_service.config import ResourceConfig
 from outfitter_service.core.model import OnFailure, ResourceSpec, SpecState
-from outfitter_service.runtime.drivers import Loaded
+from outfitter_service.runtime.drivers import Loaded, written
 
 log = structlog.get_logger("outfitter.drivers")
 
@@ -40,12 +40,14 @@ def _load(resource: ResourceConfig) -> Loaded:
     try:
         driver = build(resource)
     except (registry.DriverLookupError, ValueError) as error:
-        reason = f"external-resource.{resource.name}: {error}"
+        reason = written(f"external-resource.{resource.name}: {error}")
         log.error("driver cannot be built, its resource is not served", resource=spec.name, error=str(error))
         return Loaded(spec=structs.replace(spec, state=SpecState.MISCONFIGURED, reason=reason))
     except Exception as error:
         # a factory is foreign code; whatever it raises is about this one resource
-        reason = f"external-resource.{resource.name}: its driver cannot be built: {type(error).__name__}: {error}"
+        reason = written(
+            f"external-resource.{resource.name}: its driver cannot be built: {type(error).__name__}: {error}"
+        )
         log.exception("driver cannot be built, its resource is not served", resource=spec.name)
         return Loaded(spec=structs.replace(spec, state=SpecState.MISCONFIGURED, reason=reason))
     return Loaded(
