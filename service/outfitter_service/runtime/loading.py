@@ -14,7 +14,8 @@ from msgspec import structs
 from outfitter_drivers import api, registry
 from outfitter_service.config import ResourceConfig
 from outfitter_service.core.model import OnFailure, ResourceSpec, SpecState
-from outfitter_service.runtime.drivers import Loaded, written
+from outfitter_service.runtime.supervisor import Loaded
+from outfitter_service.runtime.verdicts import written
 
 log = structlog.get_logger("outfitter.drivers")
 

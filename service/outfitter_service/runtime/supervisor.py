@@ -1,0 +1,242 @@
+"""One resource's driver at work: each call bounded and measured, its failures its own, repeated where that helps.
+
+Turns what a driver does into events for the core, and carries out the core's commands. It knows no rules: what a
+failure means for a worker is decided in core/.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any, TypeVar
+
+import anyio
+import structlog
+from msgspec import Struct, structs
+
+from outfitter_drivers import api
+from outfitter_proto.records import Allocation
+from outfitter_service.core import model as m
+from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.verdicts import foreign_code, known_devices, pause, verdict
+
+log = structlog.get_logger("outfitter.drivers")
+
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 30.0
+ASKED_AGAIN = 16
+"""How many smaller amounts an on-demand driver is asked for before the least one that would do."""
+
+T = TypeVar("T")
+Emit = Callable[[m.Event], None]
+
+
+class Loaded(Struct, frozen=True, kw_only=True):
+    """A configured resource with its driver, if it has one, and the core's view of it."""
+
+    spec: m.ResourceSpec
+    driver: api.ExternalResourceDriver | None = None
+    timeout_s: float | None = None
+
+
+class Supervisor:
+    """Keeps one resource's driver at work on one host."""
+
+    def __init__(self, loaded: Loaded, *, host: str, emit: Emit, metrics: Metrics) -> None:
+        if loaded.driver is None:
+            raise ValueError(f"resource {loaded.spec.name!r} has no driver to supervise")
+        self.name = loaded.spec.name
+        self.driver = loaded.driver
+        self._timeout_s = loaded.timeout_s if loaded.timeout_s is not None else loaded.driver.call_timeout
+        self._host = host
+        self._emit = emit
+        self._metrics = metrics
+        self._retry_delay_s = FIRST_DELAY_S
+        self._waits = loaded.spec.on_failure == m.OnFailure.WAIT
+        self._log = log.bind(resource=self.name, host=host)
+
+    def _log_of(self, worker: api.Worker) -> Any:
+        """The log for lines about one worker."""
+        return self._log.bind(worker=worker.worker, incarnation=worker.incarnation)
+
+    def grant(self, record: Allocation, infos: Sequence[Mapping[str, str]]) -> api.Grant:
+        return api.Grant(
+            allocation=record.key,
+            token=record.token or 0,
+            worker=self._worker(record),
+            device_ids=tuple(info["id"] for info in infos),
+            devices=tuple(infos),
+        )
+
+    def _worker(self, record: Allocation | None) -> api.Worker:
+        if record is None:
+            return api.Worker(host=self._host, resource=self.name)
+        owner = record.request.owner
+        return api.Worker(
+            host=record.host,
+            resource=self.name,
+            worker=record.worker,
+            incarnation=record.incarnation,
+            owner_pid=owner.pid if owner is not None else None,
+        )
+
+    @contextmanager
+    def _measured(self, call: str) -> Iterator[None]:
+        """Count and time one call; a failure is counted and goes on."""
+        self._metrics.driver_runs.labels(self.name, call).inc()
+        begun = time.monotonic()
+        try:
+            yield
+        except Exception:
+            self._metrics.driver_failures.labels(self.name, call).inc()
+            raise
+        finally:
+            self._metrics.driver_seconds.labels(self.name, call).observe(time.monotonic() - begun)
+
+    async def _bounded(self, call: str, awaitable: Awaitable[T]) -> T:
+        with self._measured(call):
+            try:
+                with anyio.fail_after(self._timeout_s), foreign_code():
+                    return await awaitable
+            except TimeoutError as error:
+                if str(error):
+                    raise
+                raise TimeoutError(f"no answer within {self._timeout_s:g} s") from error
+
+    async def close(self, within_s: float) -> None:
+        with anyio.move_on_after(within_s) as scope:
+            try:
+                with foreign_code():
+                    await self.driver.aclose()
+            except Exception as error:  # noqa: BLE001 - a driver's own code; its failure must not stop the shutdown
+                self._log.warning("driver did not close well", error=str(error))
+        if scope.cancelled_caught:
+            self._log.warning("driver did not close in time", after_s=within_s)
+
+    # --- inventory ---
+
+    async def keep_inventory(self, driver: api.Inventory) -> None:
+        """Report every inventory the driver yields, and every failure, for ever."""
+        delay = FIRST_DELAY_S
+        told: m.DriverReport | None = None
+
+        def tell(report: m.DriverReport) -> None:
+            nonlocal told
+            if report != told:
+                told = report
+                self._emit(report)
+
+        while True:
+            try:
+                async with aclosing(self._inventories(driver)) as inventories:
+                    async for devices in inventories:
+                        tell(self._report(devices))
+                        delay = FIRST_DELAY_S
+            except Exception as error:  # noqa: BLE001 - a driver's own code; any failure of it is a report
+                failure = verdict(error)
+                if told is None or told.failure != failure:
+                    self._log.warning("driver failed", error=failure.reason, permanent=failure.permanent)
+                tell(m.DriverReport(host=self._host, resource=self.name, failure=failure))
+                await anyio.sleep(pause(error, delay))
+                delay = min(delay * 2, LONGEST_DELAY_S)
+
+    async def _inventories(self, driver: api.Inventory) -> AsyncGenerator[Sequence[api.Device], None]:
+        sets = driver.inventory(self._host)
+        try:
+            first = await self._bounded("inventory", anext(sets, None))
+            if first is not None:
+                yield first
+                with foreign_code():
+                    async for devices in sets:
+                        self._metrics.driver_runs.labels(self.name, "inventory").inc()
+                        yield devices
+        finally:
+            if isinstance(sets, AsyncGenerator):
+                with anyio.move_on_after(self._timeout_s):
+                    await sets.aclose()
+        raise api.TemporaryDriverError("its inventory ended")
+
+    def _report(self, devices: Sequence[api.Device]) -> m.DriverReport:
+        return m.DriverReport(host=self._host, resource=self.name, devices=known_devices(self.name, devices))
+
+    # --- on demand ---
+
+    async def discover(self, command: m.Discover, record: Allocation | None) -> None:
+        """Ask for the amount, then for less, down to the least that would do; report what came of it."""
+        most = command.least if self.driver.knows_holders else command.amount
+        amounts = [*[*range(most, command.least, -1)][:ASKED_AGAIN], command.least]
+        failure: m.DriverFailure
+        delay = self._retry_delay_s
+        for amount in amounts:
+            try:
+                devices = await self._retrieve(amount, record)
+            except api.NotEnoughDevicesError as error:
+                failure = structs.replace(verdict(error), permanent=True, at_least=command.least)
+            except Exception as error:  # noqa: BLE001 - a driver's own code; any failure of it is a report
+                failure = verdict(error)
+                delay = pause(error, delay)
+                told = self._log_of(self._worker(record))
+                told.warning("driver failed", error=failure.reason, permanent=failure.permanent)
+                break
+            else:
+                self._retry_delay_s = FIRST_DELAY_S
+                self._emit(m.DriverReport(host=self._host, resource=self.name, devices=devices, asked=command.amount))
+                return
+        self._emit(m.DriverReport(host=self._host, resource=self.name, failure=failure, asked=command.amount))
+        if not failure.permanent or self._waits:
+            self._retry_delay_s = min(self._retry_delay_s * 2, LONGEST_DELAY_S)
+            await anyio.sleep(delay)
+            self._emit(m.DriverRetry(host=self._host, resource=self.name))
+
+    async def _retrieve(self, amount: int, record: Allocation | None) -> tuple[m.KnownDevice, ...]:
+        infos = await self._bounded("retrieve", self.driver.retrieve_resource_info(amount, self._worker(record)))
+        if infos is None:
+            raise api.PermanentDriverError(f"it returned nothing at all for {amount} devices")
+        return known_devices(self.name, [self.driver.device(info) for info in infos])
+
+    # --- preparing and taking back ---
+
+    async def prepare(self, grant: api.Grant) -> str | None:
+        """Make ready; the reason if it failed."""
+        if not isinstance(self.driver, api.Preparation):
+            return None
+        try:
+            await self._bounded("prepare", self.driver.prepare(grant))
+        except Exception as error:  # noqa: BLE001 - a driver's own code; its failure fails this allocation
+            failure = verdict(error)
+            self._log_of(grant.worker).warning("prepare failed", error=failure.reason)
+            return f"the driver of {self.name} could not prepare: {failure.reason}"
+        return None
+
+    async def unprepare(self, grant: api.Grant) -> None:
+        """Take back; repeated until it has succeeded, since the devices are lent to nobody before."""
+        if isinstance(self.driver, api.Preparation):
+            await self._until_done("unprepare", grant, self.driver.unprepare)
+
+    async def wait_until_unused(self, grant: api.Grant) -> bool:
+        """Wait until nobody uses the devices; False if this driver cannot tell."""
+        driver = self.driver
+        if not isinstance(driver, api.InUseCheck):
+            return False
+
+        async def check(grant: api.Grant) -> None:
+            user = await driver.in_use(grant)
+            if user is not None:
+                raise api.TemporaryDriverError(f"still in use by {user}")
+
+        await self._until_done("in-use", grant, check)
+        return True
+
+    async def _until_done(self, call: str, grant: api.Grant, act: Callable[[api.Grant], Awaitable[None]]) -> None:
+        delay = FIRST_DELAY_S
+        while True:
+            try:
+                await self._bounded(call, act(grant))
+            except Exception as error:  # noqa: BLE001 - a driver's own code; tried again, and said each time
+                reason = verdict(error).reason
+                self._log_of(grant.worker).warning(f"{call} failed, will be repeated", error=reason)
+                await anyio.sleep(pause(error, delay))
+                delay = min(delay * 2, LONGEST_DELAY_S)
+            else:
+                return

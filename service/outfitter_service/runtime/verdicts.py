@@ -1,0 +1,96 @@
+"""What drivers say and how they fail, in the core's words: foreign values are checked, foreign failures translated.
+
+It calls no driver (supervisor.py) and knows no rules: what a failure means for a worker is decided in core/.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from outfitter_drivers import api
+from outfitter_service.core import model as m
+
+REASON_LENGTH = 2000
+"""What of a driver's message is kept in a record: a reason is for people."""
+SHORTEST_DELAY_S = 0.05
+"""A driver that wants to be asked again at once is asked after this: it must not keep the manager busy."""
+
+
+def verdict(error: BaseException) -> m.DriverFailure:
+    """What an exception of a driver amounts to. Only `PermanentDriverError` is permanent."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return m.DriverFailure(reason="it took too long")
+    reason = written(str(error) or type(error).__name__)[:REASON_LENGTH]
+    if not isinstance(error, api.DriverError):
+        reason = f"{type(error).__name__}: {reason}"[:REASON_LENGTH]
+    return m.DriverFailure(reason=reason, permanent=isinstance(error, api.PermanentDriverError))
+
+
+def written(text: str) -> str:
+    """Foreign text as it can go over the wire: half characters, as in names of files, are escaped."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+@contextmanager
+def foreign_code() -> Iterator[None]:
+    """A driver's own code runs here. A cancellation that nobody asked this task for is its failure like any other:
+    let through, it would end the supervisors of all drivers."""
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise RuntimeError("something that the driver waited for was cancelled") from error
+
+
+def pause(error: Exception, delay: float) -> float:
+    """Seconds until a call that failed is repeated: as the driver wants it, else `delay`."""
+    wanted = error.delay if isinstance(error, api.TemporaryDriverError) else None
+    return delay if wanted is None else max(wanted, SHORTEST_DELAY_S)
+
+
+def known_device(resource: str, device: api.Device) -> m.KnownDevice:
+    """A driver's device with its canonical id: its own, or `<resource>:<index>`.
+
+    Raises:
+        PermanentDriverError: it has neither an id nor an index, or something of it is not the text it must be.
+    """
+    device_id = device.id
+    if device_id is None:
+        index = device.properties.get("index")
+        if index is None:
+            raise api.PermanentDriverError(
+                f"the driver of {resource} reported a device with neither an id nor the property 'index': "
+                f"{dict(device.properties)!r}"
+            )
+        device_id = f"{resource}:{index}"
+    known = m.KnownDevice(
+        id=device_id,
+        properties=dict(device.properties),
+        aliases=tuple(device.aliases),
+        health=device.health,
+        reason=device.reason,
+        env=dict(device.env),
+        cdi=tuple(device.cdi),
+    )
+    try:
+        # what is written must be readable again: a ledger that is not would refuse its host
+        return msgspec.json.decode(msgspec.json.encode(known), type=m.KnownDevice)
+    except (msgspec.MsgspecError, UnicodeError, TypeError) as error:
+        raise api.PermanentDriverError(
+            f"the driver of {resource} reported device {device_id!r} with something that is no text: {error}"
+        ) from error
+
+
+def known_devices(resource: str, devices: Sequence[api.Device]) -> tuple[m.KnownDevice, ...]:
+    """A driver's devices, each id once: the first one counts."""
+    found: dict[str, m.KnownDevice] = {}
+    for device in devices:
+        known = known_device(resource, device)
+        found.setdefault(known.id, known)
+    return tuple(found.values())
