@@ -269,6 +269,16 @@ def test_signals_that_are_for_the_command_do_not_end_the_waiting(one_gpu: Manage
             assert finish(waiter)[0] == 0
 
 
+def test_signals_to_the_process_group_while_waiting_never_reach_the_command(one_gpu: Manager) -> None:
+    with one_gpu.popen("run", "--worker", "holder", "--", "cat", stdin=subprocess.PIPE) as holder:
+        one_gpu.wait_for_state("holder", "allocated")
+        with one_gpu.popen("run", "--worker", "waiter", "--", "true", start_new_session=True) as waiter:
+            one_gpu.wait_for_state("waiter", "pending")
+            os.killpg(waiter.pid, signal.SIGUSR1)
+            holder.communicate(timeout=PATIENCE)
+            assert finish(waiter)[0] == 0
+
+
 # --- signals to the command --------------------------------------------------------------------------------
 
 
@@ -347,6 +357,20 @@ def test_the_command_starts_with_the_signals_as_they_were(shared_manager: Manage
 
 
 # --- sudden ends ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_ended_while_it_waits_it_leaves_no_process(one_gpu: Manager, number: signal.Signals) -> None:
+    with one_gpu.popen("run", "--worker", "holder", "--", "cat", stdin=subprocess.PIPE) as holder:
+        one_gpu.wait_for_state("holder", "allocated")
+        with one_gpu.popen("run", "--worker", "waiter", "--", "true") as waiter:
+            one_gpu.wait_for_state("waiter", "pending")
+            started = [int(pid) for pid in Path(f"/proc/{waiter.pid}/task/{waiter.pid}/children").read_text().split()]
+            waiter.send_signal(number)
+            finish(waiter)
+            assert started
+            wait_until(lambda: not any(map(is_running, started)))
+        holder.communicate(timeout=PATIENCE)
 
 
 def test_sigkill_ends_the_command_too_and_the_next_one_starts(one_gpu: Manager) -> None:

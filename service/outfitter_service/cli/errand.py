@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -40,7 +39,7 @@ class Errand:
         self,
         where: Connection,
         asked: Register,
-        command: Sequence[str],
+        child: Child,
         *,
         signals: SignalFile,
         wait_for_manager: bool,
@@ -48,11 +47,10 @@ class Errand:
     ) -> None:
         self._where = where
         self._asked = asked
-        self._command = command
+        self._child = child
         self._signals = signals
         self._patience = None if wait_for_manager else MANAGER_PATIENCE
         self._kill_after = kill_after
-        self._child: Child | None = None
         self._withdrawn_by: int | None = None
         self._waiting = anyio.CancelScope()
         self._owner_watched = False
@@ -76,7 +74,7 @@ class Errand:
         """Pass signals on; before there is anybody to pass them to, some of them end the waiting."""
         while True:
             received = await self._signals.next()
-            if self._child is not None:
+            if self._child.started:
                 if not received.by_kernel:  # the terminal has sent it to the command, too
                     self._child.send(received.number)
             elif received.number in WITHDRAWING and self._withdrawn_by is None:
@@ -109,11 +107,11 @@ class Errand:
     async def _execute(self, bus: Bus, session: WorkerSession, record: Allocation) -> int:
         for name, missing in record.unavailable.items():
             warn(f"goes on without infos of {name}: {missing.reason}")
-        child = self._child = Child(self._command, self._environment(record), mask=self._signals.blocked_before)
+        self._child.start(self._environment(record))
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._guard, session.board, child)
+            tasks.start_soon(self._guard, session.board)
             tasks.start_soon(self._ask_who_watches, bus, session.board)
-            code = await child.wait()
+            code = await self._child.wait()
             tasks.cancel_scope.cancel()
         return code
 
@@ -150,7 +148,7 @@ class Errand:
 
     # --- while the command runs --------------------------------------------------------------------------
 
-    async def _guard(self, board: Board, child: Child) -> None:
+    async def _guard(self, board: Board) -> None:
         """End the command when the devices are not its own any more, or are about to be somebody else's."""
         while True:
             notice = board.read()
@@ -159,8 +157,8 @@ class Errand:
             if lost is None and left <= 0:
                 lost = "no heartbeat gets through and the lease is about to end"
             if lost is not None:
-                warn(f"the allocation is lost ({lost}): {self._command[0]} is told to end")
-                await child.end(within=self._kill_after)
+                warn(f"the allocation is lost ({lost}): {self._child.command[0]} is told to end")
+                await self._child.end(within=self._kill_after)
                 return
             with anyio.move_on_after(left):
                 await board.changed(notice.version)

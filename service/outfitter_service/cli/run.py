@@ -61,6 +61,7 @@ def run(
     import anyio
 
     from outfitter.identity import process_owner
+    from outfitter_service.cli.child import Child
     from outfitter_service.cli.errand import PASSED_ON, Errand
     from outfitter_service.cli.signals import SignalFile
     from outfitter_service.config import connection
@@ -69,10 +70,11 @@ def run(
     where = connection(config, options.given(ctx))
     asked = registering.registration(where.host, **request, owner=process_owner(), wait_s=wait)
     with SignalFile(PASSED_ON) as signals:
+        child = Child(command, mask=signals.blocked_before)
 
         async def work() -> int:
             errand = Errand(
-                where, asked, command, signals=signals, wait_for_manager=wait_for_manager, kill_after=kill_after
+                where, asked, child, signals=signals, wait_for_manager=wait_for_manager, kill_after=kill_after
             )
             return await errand.run()
 

@@ -1,14 +1,16 @@
-"""Ties the command of `outfitter run` to the life of its parent, and becomes that command.
+"""Ties a command to the life of its parent, and becomes that command.
 
-Run as a script of its own by the interpreter, `python -I -S trampoline.py PARENT MASK COMMAND…`: between fork and
-exec in a process with threads nothing of this could be done safely. PARENT is the pid of `outfitter run`, MASK the
-signals (comma-separated numbers) that were blocked before it blocked its own. It imports next to nothing.
+The last steps of a process between fork and exec: of one that was forked while there were no threads (`child`), or
+of an interpreter of its own where there are some, `python -I -S trampoline.py PARENT MASK COMMAND…`. PARENT is the
+pid of `outfitter`, MASK the signals (comma-separated numbers) that were blocked before it blocked its own. It imports
+next to nothing.
 """
 
 import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
@@ -16,20 +18,24 @@ CANNOT_EXECUTE = 126
 NOT_FOUND = 127
 
 
-def main(parent: int, mask: str, command: list[str]) -> NoReturn:
-    """Set the parent-death signal (prctl(2)), give signals back as they were, and execute `command`."""
+def bind(parent: int, command: str) -> None:
+    """Set the parent-death signal (prctl(2)): the kernel kills this process when the thread that forked it ends."""
     library = ctypes.CDLL(None, use_errno=True)
     if library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        fail(f"cannot bind {command[0]} to the life of outfitter: {os.strerror(ctypes.get_errno())}", CANNOT_EXECUTE)
+        fail(f"cannot bind {command} to the life of outfitter: {os.strerror(ctypes.get_errno())}", CANNOT_EXECUTE)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)  # the parent died before the kernel knew that we go with it
+
+
+def become(command: list[str], environment: Mapping[str, str], mask: Iterable[int]) -> NoReturn:
+    """Give signals back as they were, and execute `command`."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # this interpreter ignores them, the command must not
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [int(number) for number in mask.split(",") if number])
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
-        os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
+        os.execvpe(command[0], command, environment)  # noqa: S606 - no shell is wanted
     except (FileNotFoundError, NotADirectoryError) as error:
         fail(f"{command[0]}: {error.strerror}", NOT_FOUND)
     except (OSError, ValueError) as error:
@@ -42,5 +48,10 @@ def fail(message: str, code: int) -> NoReturn:
     os._exit(code)
 
 
+def main(parent: str, mask: str, *command: str) -> NoReturn:
+    bind(int(parent), command[0])
+    become(list(command), os.environ, [int(number) for number in mask.split(",") if number])
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    main(*sys.argv[1:])
