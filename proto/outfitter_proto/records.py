@@ -214,6 +214,7 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
     env: dict[str, str] = {}
     cdi: list[str] = []
     shared: list[str] = []
+    prepared: list[str] | UnsetType = UNSET
     unavailable: dict[str, Unavailable] = {}
     reason: str | None = None
     reason_code: str | None = None
@@ -300,12 +301,17 @@ class Device(Struct, frozen=True, kw_only=True, tag_field="type", tag="device", 
 
 
 class InputPosition(Struct, frozen=True, kw_only=True, gc=False):
-    """The input that a commit consumed: offsets `from` (inclusive) to `to` (exclusive, the next to read)."""
+    """The input that a commit consumed: offsets `from` (inclusive) to `to` (exclusive, the next to read).
+
+    `base` is added to an offset to make a `Source.offset`: it is raised where an input begins again (a topic that was
+    made anew), so that what comes later always has the higher number. Left out: 0.
+    """
 
     topic_id: str
     partition: int
     from_: int = msgspec.field(name="from")
     to: int
+    base: int | UnsetType = UNSET
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="checkpoint", gc=False):

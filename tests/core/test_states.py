@@ -41,8 +41,12 @@ def test_every_state_has_a_way_to_its_end(state: AllocationState) -> None:
     reached: set[str] = {state}
     while more := {after for (before, _), after in TABLE.items() if before in reached} - reached:
         reached |= more
-    assert AllocationState.ENDED in reached
     assert reached & FINAL_STATES
+
+
+@pytest.mark.parametrize("state", sorted(FINAL_STATES))
+def test_a_final_answer_is_never_taken_back(state: AllocationState) -> None:
+    assert {after for (before, _), after in TABLE.items() if before == state} == {state}
 
 
 @pytest.mark.parametrize("state", list(AllocationState))

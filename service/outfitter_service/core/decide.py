@@ -189,7 +189,17 @@ def _supersede(draft: Draft, key: str, newer: str) -> None:
     older = draft.ledger.allocations[key]
     reason = f"superseded by incarnation {newer}"
     if older.state == PENDING:
-        _end(draft, older, ReasonCode.SUPERSEDED, reason)
+        draft.step(
+            Step.WITHDRAW,
+            reason,
+            older,
+            reason=reason,
+            reason_code=ReasonCode.SUPERSEDED,
+            queue_position=None,
+            wait_until=None,
+        )
+        # whom it kept waiting is looked at once the newer one has its place in the queue
+        draft.again(older.host)
     elif older.state in HOLDING_STATES:
         draft.decision.cut.append(key)
         if older.reason_code != ReasonCode.SUPERSEDED and older.state != RELEASING:
@@ -222,7 +232,7 @@ def _deregister(draft: Draft, message: Deregister, source: Source) -> None:
     text = f"deregistered: {message.reason}" if message.reason else "deregistered"
     if record is None:
         _deregister_unseen(draft, message, source, text)
-    elif record.state == ENDED:
+    elif record.state in FINAL_STATES:
         decision.kind = "late"
     else:
         code = ReasonCode.WITHDRAWN if record.state == PENDING else ReasonCode.DEREGISTERED
@@ -317,8 +327,9 @@ def _release(draft: Draft, record: Allocation, code: ReasonCode, reason: str, *,
 
 
 def _lets_go(rules: Rules, record: Allocation) -> bool:
-    """A driver of the record's resources has a say before its devices are lent again."""
-    return any(
+    """A driver of the record's resources has a say before its devices are lent again: as things are configured
+    now, or as they were when they were granted."""
+    return bool(record.prepared) or any(
         (spec := rules.specs.get(resource)) is not None and (spec.confirms or spec.prepares)
         for resource in record.resources
     )

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Collection
 from heapq import heapify, heappop, heappush
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from outfitter_proto.records import Allocation, ReasonCode, Unavailable
 from outfitter_service.core import discovery, explain, policy
@@ -159,10 +159,13 @@ def _grant(draft: Draft, record: Allocation, devices: policy.Devices, *, new: bo
     draft.decision.changes.append(SetToken(draft.token))
     env, cdi = policy.environment(devices)
     shared = []
+    prepared = []
     prepares = False
     for resource in devices:
         spec = specs[resource]
         prepares = prepares or spec.prepares
+        if spec.prepares or spec.confirms:
+            prepared.append(resource)
         if spec.shared:
             shared.append(resource)
     granted = draft.step(
@@ -176,6 +179,7 @@ def _grant(draft: Draft, record: Allocation, devices: policy.Devices, *, new: bo
         env=env,
         cdi=cdi,
         shared=shared,
+        prepared=prepared or UNSET,
         aliases=policy.aliases(devices),
         reason=None,
         reason_code=None,

@@ -54,7 +54,6 @@ TABLE: dict[tuple[str | None, Step], State] = {
     (State.RELEASING, Step.GIVE_UP): State.FAILED,
     (State.ENDED, Step.REFRESH): State.ENDED,
     (State.FAILED, Step.REFRESH): State.FAILED,
-    (State.FAILED, Step.END): State.ENDED,
 }
 
 

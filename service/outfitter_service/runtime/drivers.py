@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import anyio
+import structlog
 from anyio.abc import TaskGroup
 
 from outfitter_drivers import api
@@ -19,6 +20,9 @@ from outfitter_service.runtime.supervisor import Emit, Loaded, Supervisor
 
 CLOSE_WITHIN_S = 2.0
 """How long each driver may take to close; all close at the same time."""
+
+
+log = structlog.get_logger("outfitter.drivers")
 
 
 class DriverCalls(Protocol):
@@ -93,17 +97,31 @@ class DriverPool:
         """Calls about one allocation are serial; its devices are no other allocation's meanwhile."""
         return self._busy.setdefault(key, anyio.Lock())
 
+    def _absent(self, record: Allocation) -> list[str]:
+        """The record's resources whose driver has a say in it, and is not here (any more)."""
+        return [resource for resource in record.prepared or () if resource not in self._supervisors]
+
     async def _prepare(self, command: m.Prepare, record: Allocation) -> None:
-        error: str | None = None
+        absent = self._absent(record)
+        error = f"the driver of {', '.join(absent)} is not configured any more" if absent else None
         async with self._alone(command.allocation):
             for supervisor, grant in self._concerned(record):
-                error = await supervisor.prepare(grant)
-                if error is not None:
-                    break
+                error = error or await supervisor.prepare(grant)
         self._under_way.discard(command)
         self._emit(m.Prepared(allocation=command.allocation, token=command.token, error=error))
 
     async def _unprepare(self, command: m.Unprepare, record: Allocation) -> None:
+        absent = self._absent(record)
+        if absent:
+            # lent again only after their driver let go: a manager that has it again will ask it when it starts
+            log.error(
+                "devices stay held: their driver must let go first, and is not configured; configure it and restart",
+                host=record.host,
+                worker=record.worker,
+                incarnation=record.incarnation,
+                resources=absent,
+            )
+            return
         checked: list[bool] = []
         async with self._alone(command.allocation):
             for supervisor, grant in self._concerned(record):
