@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 import anyio
@@ -180,14 +181,16 @@ class Processor:
                 self._set_ready(False)
                 if trouble is None:
                     return
-                if isinstance(trouble, RecycledError):
-                    continue
                 if self._bus.local and isinstance(trouble, BusConfigurationError):
                     # the file was removed or replaced: what comes next would be another ledger
                     raise trouble
-                if time.monotonic() - served_since > LONGEST_DELAY_S:
+                recycled = isinstance(trouble, RecycledError)
+                if recycled or time.monotonic() - served_since > LONGEST_DELAY_S:
                     delay = FIRST_DELAY_S
-                self._log.warning("the bus failed, taking the partition anew", error=str(trouble), delay_s=delay)
+                if recycled:
+                    self._log.info("taking the partition anew", reason=str(trouble))
+                else:
+                    self._log.warning("the bus failed, taking the partition anew", error=str(trouble), delay_s=delay)
                 with anyio.move_on_after(delay * random.uniform(0.5, 1.5)):  # noqa: S311 - jitter, not a secret
                     await self._stop.wait()
                 delay = min(delay * 2, LONGEST_DELAY_S)
@@ -273,9 +276,9 @@ class Processor:
         self._telling.replayed(self.ledger)
         self._metrics.restore_seconds.set(restored.seconds)
         self._metrics.restored_records.set(restored.records)
-        self._internal = deque(event for event in self._internal if not isinstance(event, m.LeaseExpired))
         self.attendance.restart(self.ledger, found.boot_id if found is not None else None)
         # levels are observed anew: the last inventories, and the command that each unfinished record implies
+        self._internal = edges(self._internal)
         self._internal.extendleft(self._reports.values())
         self._internal.append(m.Reschedule(host=self._identity.host))
         answered = {
@@ -494,6 +497,17 @@ class Processor:
             self.ready = ready
             self._metrics.ready.set(ready)
             self._log.info("ready" if ready else "not ready")
+
+
+def edges(queued: Iterable[m.Event]) -> deque[m.Event]:
+    """What is not observed anew when the partition is: each death once, however often it was seen meanwhile."""
+    kept: dict[object, m.Event] = {}
+    for event in queued:
+        if isinstance(event, m.OwnerDied):
+            kept.setdefault((m.OwnerDied, event.allocation), event)
+        elif not isinstance(event, m.DriverReport | m.Reschedule | m.LeaseExpired | m.Tick):
+            kept[event] = event
+    return deque(kept.values())
 
 
 def _outcome(error: BusError) -> str:
