@@ -17,7 +17,9 @@ from outfitter_proto.records import Owner
 from outfitter_service.runtime import owners
 from outfitter_service.runtime.identity import boot_id, pid_namespace
 from outfitter_service.runtime.owners import OwnerWatch, start_ticks
+from outfitter_service.runtime.processor import Limits
 from service.conftest import Serve
+from support.faulty_bus import FaultyBus, no_faults
 from support.house import another, register, static
 
 
@@ -109,6 +111,73 @@ async def test_an_owner_that_was_dead_when_it_registered_holds_nothing_for_long(
     async with serve(static(1)) as house:
         await house.say(register("w", gpu=1, owner=owner, lease_s=None))
         assert (await house.state("w", "ended"))["reason_code"] == "owner-died"
+
+
+async def test_owners_of_the_boot_before_are_dead_if_it_was_this_machines(serve: Serve) -> None:
+    owner = body(owner_of(os.getpid()))
+    async with serve(static(1), identity=another(machine_id="m")) as house:
+        await house.say(register("w", gpu=1, owner=owner, lease_s=None), register("next", gpu=1))
+        await house.state("w", "allocated")
+    async with serve(static(1), identity=another(machine_id="m", boot_id="the next")) as house:
+        assert "restart" in (await house.state("w", "ended"))["reason"]
+        await house.state("next", "allocated")
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, None), ("m", None), (None, "m")])
+async def test_owners_of_another_boot_are_not_taken_for_dead_where_the_machine_may_be_another(
+    serve: Serve, before: str | None, after: str | None
+) -> None:
+    owner = body(owner_of(os.getpid()))
+    async with serve(static(2), identity=another(machine_id=before)) as house:
+        await house.say(register("w", gpu=1, owner=owner, lease_s=None))
+        await house.state("w", "allocated")
+    async with serve(static(2), identity=another(machine_id=after, boot_id="another")) as house:
+        await house.say(register("next", gpu=1))
+        await house.state("next", "allocated")
+        assert (await house.records())["h/w/1"]["state"] == "allocated"
+    # a machine that is gone for good has taken its processes with it
+    limits = Limits(take_over=True)
+    async with serve(static(2), identity=another(machine_id=after, boot_id="a third"), limits=limits) as house:
+        await house.say(register("last", gpu=1, owner={**owner, "boot_id": "another"}, lease_s=None))
+        assert (await house.state("last", "ended"))["reason_code"] == "owner-died"
+
+
+async def test_a_crash_while_the_deaths_of_the_boot_before_are_written_down_loses_none(
+    bus: FaultyBus, serve: Serve
+) -> None:
+    owner = body(owner_of(os.getpid()))
+    workers = [f"w{index}" for index in range(8)]
+    async with serve(static(8), identity=another(machine_id="m")) as house:
+        await house.say(*[register(worker, gpu=1, owner=owner, lease_s=None) for worker in workers])
+        for worker in workers:
+            await house.state(worker, "allocated")
+    limits = Limits(batch_records=3)
+    async with serve(static(8), identity=another(machine_id="m", boot_id="b"), limits=limits, ready=False) as house:
+        crashed = anyio.Event()
+        commits = 0
+
+        async def crash(point: str) -> None:
+            nonlocal commits
+            commits += point == "commit:before"
+            if commits == 2:
+                crashed.set()
+                await anyio.sleep_forever()
+
+        bus.script = crash
+        with anyio.fail_after(20):
+            await crashed.wait()
+        bus.script = no_faults
+        ended = [worker for worker in workers if (await house.records())[f"h/{worker}/1"]["state"] == "ended"]
+        assert 0 < len(ended) < 8
+    async with serve(static(8), identity=another(machine_id="m", boot_id="b")) as house:
+        for worker in workers:
+            assert (await house.state(worker, "ended"))["reason_code"] == "owner-died"
+        # and with the last of them, the boot that goes on is named
+        assert (await house.records())["@checkpoint/host/h"]["boot_id"] == "b"
+        await house.say(register("w", "2", gpu=1, owner={**owner, "boot_id": "b"}, lease_s=None))
+        await house.state("w", "allocated", "2")
+    async with serve(static(8), identity=another(machine_id="m", boot_id="c")) as house:
+        assert (await house.state("w", "ended", "2"))["reason_code"] == "owner-died"
 
 
 # --- who can be watched at all -----------------------------------------------------------------------------

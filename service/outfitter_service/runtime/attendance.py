@@ -61,7 +61,10 @@ class Attendance:
         return len(self._owners) if self._owners is not None else 0
 
     def restart(self, ledger: Ledger, earlier_boot_id: str | None) -> None:
-        """Begin with a replayed ledger: whoever is live has one whole lease anew, and owners are looked at again."""
+        """Begin with a replayed ledger: whoever is live has one whole lease anew, and owners are looked at again.
+
+        `earlier_boot_id`: a boot of this machine that is over, so that its owners are dead.
+        """
         if self._owners is None:
             self._owners = OwnerWatch(
                 boot_id=self._identity.boot_id,

@@ -14,10 +14,11 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from itertools import islice
 
 import anyio
 import structlog
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 
 from outfitter_proto.bus import (
     Bus,
@@ -25,6 +26,7 @@ from outfitter_proto.bus import (
     BusError,
     CommitUnknownError,
     FencedError,
+    OffsetOutOfRangeError,
     TooLargeError,
     Writer,
 )
@@ -103,7 +105,6 @@ class Processor:
         *,
         topics: Topics,
         partition: int,
-        topic_id: str,
         identity: Identity,
         rules: Rules,
         limits: Limits,
@@ -112,7 +113,8 @@ class Processor:
         self._bus = bus
         self._topics = topics
         self._partition = partition
-        self._topic_id = topic_id
+        self._topic_id = ""
+        self._base = 0
         self._identity = identity
         self._rules = rules
         self._limits = limits
@@ -132,6 +134,7 @@ class Processor:
         self._committed_at = 0.0
         self._ticked_at = 0.0
         self._seen_commit: int | None = None
+        self._ended_boot_id: str | None = None
         self._notes: list[Note] = []
         self._stop = anyio.Event()
         self.ledger = Ledger()
@@ -276,7 +279,8 @@ class Processor:
         self._telling.replayed(self.ledger)
         self._metrics.restore_seconds.set(restored.seconds)
         self._metrics.restored_records.set(restored.records)
-        self.attendance.restart(self.ledger, found.boot_id if found is not None else None)
+        self._ended_boot_id = self._ended_boot(found) or self._ended_boot_id
+        self.attendance.restart(self.ledger, self._ended_boot_id)
         # levels are observed anew: the last inventories, and the command that each unfinished record implies
         self._internal = edges(self._internal)
         self._internal.extendleft(self._reports.values())
@@ -299,12 +303,37 @@ class Processor:
             seconds=round(restored.seconds, 3),
             commit=self.ledger.commits,
         )
+        self._topic_id = (await self._bus.topic(self._topics.registrations)).id
+        self._base = (found.input.base or 0) if found is not None else 0
         if found is not None and found.input.topic_id == self._topic_id:
             return found.input.to
         if found is not None:
+            self._base += found.input.to
             self._input_lost(f"the registrations topic is another one than before (it was {found.input.topic_id})")
         earliest, _ = await self._bus.offsets(self._topics.registrations, self._partition)
         return earliest
+
+    async def _begin_again(self, lost: OffsetOutOfRangeError) -> BusError | None:
+        """Go on where the input begins now. Where it began anew, what comes counts as later than all there was."""
+        try:
+            self._topic_id = (await self._bus.topic(self._topics.registrations)).id
+        except BusError as error:
+            return error
+        if lost.start < self._position:
+            self._base += self._position
+        self.intake.reset(lost.start)
+        self._position = lost.start
+        self._input_lost(str(lost))
+        return None
+
+    def _ended_boot(self, found: Checkpoint | None) -> str | None:
+        """The boot in which the last manager worked, if it was another one and is known to be over: of this very
+        machine, or of one that is gone for good."""
+        if found is None or found.boot_id == self._identity.boot_id:
+            return None
+        mine = self._identity.machine_id
+        same = mine is not None and found.machine_id == mine
+        return found.boot_id if same or self._limits.take_over else None
 
     def _input_lost(self, explanation: str) -> None:
         """Registrations are gone unread: go on at the earliest there are, with a whole lease for everybody."""
@@ -322,6 +351,10 @@ class Processor:
         self._position = start
         opening = True
         while True:
+            if self.intake.lost is not None and not self.intake.messages:
+                trouble = await self._begin_again(self.intake.lost)
+                if trouble is not None:
+                    return trouble
             work = self._decide(writer, opening=opening)
             if not work.batch.empty or opening or work.closing or self._checkpoint_is_due(work.position):
                 trouble = await self._commit(writer, work)
@@ -351,16 +384,11 @@ class Processor:
 
     def _decide(self, writer: Writer, *, opening: bool) -> Work:
         """Decide what has piled up, up to the batch's bounds, without awaiting anything."""
-        batch = Batch(self.ledger, structs.replace(self._rules, chunk=self._chunk), datetime.now(UTC))
+        batch = Batch(self.ledger, structs.replace(self._rules, chunk=self._chunk), datetime.now(UTC), base=self._base)
         work = Work(batch=batch, position=self._position, closing=self._stopping)
         full = writer.max_batch_bytes * FILL
         if opening:
             self._open(batch)
-        if self.intake.lost is not None and not self.intake.messages:
-            lost = self.intake.lost
-            self.intake.reset(lost.start)
-            work.position = self._position = lost.start
-            self._input_lost(str(lost))
         batch.history += self._notes
         work.notes = len(self._notes)
         if self._batch_limit > 1 and time.monotonic() - self._ticked_at >= TICK_S:
@@ -414,6 +442,10 @@ class Processor:
 
     async def _commit(self, writer: Writer, work: Work) -> BusError | None:
         batch = work.batch
+        # Whoever goes on after a crash must see the same deaths: the boot that ended stays named until they are in.
+        deaths_left = self._ended_boot_id is not None and any(
+            isinstance(event, m.OwnerDied) for event in islice(self._internal, work.internal, None)
+        )
         checkpoint = Checkpoint(
             writer=self._identity.writer,
             instance=self._identity.instance,
@@ -422,11 +454,15 @@ class Processor:
             commit=self.ledger.commits + 1,
             token=self.ledger.token,
             input=InputPosition(
-                topic_id=self._topic_id, partition=self._partition, from_=self._position, to=work.position
+                topic_id=self._topic_id,
+                partition=self._partition,
+                from_=self._position,
+                to=work.position,
+                base=self._base or UNSET,
             ),
             at=batch.now,
             machine_id=self._identity.machine_id,
-            boot_id=self._identity.boot_id,
+            boot_id=self._ended_boot_id if deaths_left else self._identity.boot_id,
         )
         begun = time.monotonic()
         try:
@@ -440,6 +476,8 @@ class Processor:
         self._seen_commit = self.ledger.commits
         self._committed_at = time.monotonic()
         self._committed_position = work.position
+        if not deaths_left:
+            self._ended_boot_id = None
         del self._notes[: work.notes]
         self._batch_limit = self._limits.batch_records
         self._chunk = self._rules.chunk
