@@ -3,30 +3,37 @@
 Importing this package connects to nothing, starts nothing and changes nothing anywhere.
 """
 
-from outfitter.context import RuntimeContext
-from outfitter.errors import (
-    AllocationEndedError,
-    AllocationError,
-    AllocationFailedError,
-    AllocationNotUsableError,
-    ContextStateError,
-    InvalidRequestError,
-    LeaseLostError,
-    NoDriverError,
-    NoManagerError,
-    OutfitterError,
-    ResourceDisabledError,
-    UnknownResourceError,
-    UsedAfterForkError,
-    WaitedTooLongError,
-)
-from outfitter.infos import ExternalResourceInfos
-from outfitter.operators import Changes, OperatorContext, OperatorView
-from outfitter_drivers.api import ExternalResourceInfo
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from outfitter_proto import __version__
-from outfitter_proto.bus import BusConfigurationError, BusError, BusUnavailableError
-from outfitter_proto.names import InvalidNameError
-from outfitter_proto.records import Allocation
+
+if TYPE_CHECKING:
+    from outfitter.context import RuntimeContext
+    from outfitter.errors import (
+        AllocationEndedError,
+        AllocationError,
+        AllocationFailedError,
+        AllocationNotUsableError,
+        ContextStateError,
+        InvalidRequestError,
+        LeaseLostError,
+        NoDriverError,
+        NoManagerError,
+        OutfitterError,
+        ResourceDisabledError,
+        UnknownResourceError,
+        UsedAfterForkError,
+        WaitedTooLongError,
+    )
+    from outfitter.infos import ExternalResourceInfos
+    from outfitter.operators import Changes, OperatorContext, OperatorView
+    from outfitter_drivers.api import ExternalResourceInfo
+    from outfitter_proto.bus import BusConfigurationError, BusError, BusUnavailableError
+    from outfitter_proto.names import InvalidNameError
+    from outfitter_proto.records import Allocation
 
 __all__ = [
     "Allocation",
@@ -56,3 +63,29 @@ __all__ = [
     "WaitedTooLongError",
     "__version__",
 ]
+
+_HOMES = (
+    "outfitter.errors",
+    "outfitter_proto.names",
+    "outfitter_proto.bus.port",
+    "outfitter_drivers.api",
+    "outfitter.infos",
+    "outfitter.operators",
+    "outfitter.context",
+)
+"""Where the names are, those first that load least."""
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        if name in __all__:
+            for home in _HOMES:
+                module = import_module(home)
+                if hasattr(module, name):
+                    globals()[name] = value = getattr(module, name)
+                    return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

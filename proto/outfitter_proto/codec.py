@@ -5,11 +5,11 @@ JSON in UTF-8 through msgspec. A body and its key must name the same host: the b
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import msgspec
 
-from outfitter_proto import faults
 from outfitter_proto.records import DeadLetter, HistoryRecord, LedgerRecord, Registration
 
 MAX_MESSAGE_BYTES = 64 * 1024
@@ -33,19 +33,39 @@ class UnknownTypeError(WireError):
     """A record whose `type` this version does not know: readers skip it, writers refuse the host."""
 
 
-_ENCODER = msgspec.json.Encoder()
-_REGISTRATION: msgspec.json.Decoder[Registration] = msgspec.json.Decoder(Registration)
-_LEDGER: msgspec.json.Decoder[LedgerRecord] = msgspec.json.Decoder(LedgerRecord)
-_HISTORY: msgspec.json.Decoder[HistoryRecord] = msgspec.json.Decoder(HistoryRecord)
-_DEAD_LETTER = msgspec.json.Decoder(DeadLetter)
-
-encode = _ENCODER.encode
+encode = msgspec.json.Encoder().encode
 """Encode any record to compact JSON bytes."""
+
+
+# Decoders are made when they are first needed: a worker needs two of the four, and making one takes a millisecond.
+
+
+@cache
+def _registration() -> msgspec.json.Decoder[Registration]:
+    return msgspec.json.Decoder(Registration)
+
+
+@cache
+def _ledger() -> msgspec.json.Decoder[LedgerRecord]:
+    return msgspec.json.Decoder(LedgerRecord)
+
+
+@cache
+def _history() -> msgspec.json.Decoder[HistoryRecord]:
+    return msgspec.json.Decoder(HistoryRecord)
+
+
+@cache
+def _dead_letter() -> msgspec.json.Decoder[DeadLetter]:
+    return msgspec.json.Decoder(DeadLetter)
+
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def _translate(what: str, value: bytes, kind: Any, error: Exception) -> WireError:
+    from outfitter_proto import faults
+
     fault = faults.locate(value, kind, error)
     if fault.field == "$.type" and fault.problem.startswith("Invalid value "):
         return UnknownTypeError(what, fault.problem, fault.field)
@@ -66,7 +86,7 @@ def decode_registration(value: bytes | None, *, key: bytes | None = None) -> Reg
     if len(value) > MAX_MESSAGE_BYTES:
         raise WireError(what, f"{len(value)} bytes; at most {MAX_MESSAGE_BYTES} are read")
     try:
-        message = _REGISTRATION.decode(value)
+        message = _registration().decode(value)
     except _UNREADABLE as error:
         raise _translate(what, value, Registration, error) from error
     if key is not None and key != message.host.encode():
@@ -86,7 +106,7 @@ def decode_ledger(value: bytes, *, key: bytes | None = None) -> LedgerRecord:
     """
     what = f"ledger record {key.decode('utf-8', 'replace')}" if key is not None else "ledger record"
     try:
-        record = _LEDGER.decode(value)
+        record = _ledger().decode(value)
     except _UNREADABLE as error:
         raise _translate(what, value, LedgerRecord, error) from error
     if key is not None and record.key.encode() != key:
@@ -97,7 +117,7 @@ def decode_ledger(value: bytes, *, key: bytes | None = None) -> LedgerRecord:
 def decode_history(value: bytes) -> HistoryRecord:
     """Decode one record of the history topic; raises `WireError`."""
     try:
-        return _HISTORY.decode(value)
+        return _history().decode(value)
     except _UNREADABLE as error:
         raise _translate("history record", value, HistoryRecord, error) from error
 
@@ -105,7 +125,7 @@ def decode_history(value: bytes) -> HistoryRecord:
 def decode_dead_letter(value: bytes) -> DeadLetter:
     """Decode one record of the dead-letters topic; raises `WireError`."""
     try:
-        return _DEAD_LETTER.decode(value)
+        return _dead_letter().decode(value)
     except _UNREADABLE as error:
         raise _translate("dead letter", value, DeadLetter, error) from error
 

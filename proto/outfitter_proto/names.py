@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from typing import NamedTuple
 
 from outfitter_proto.records import NAME_PATTERN
@@ -34,7 +33,7 @@ def check_name(value: str, what: str) -> str:
 
 def default_host() -> str:
     """The host's name where none was given: `OUTFITTER_HOST`, else the machine's hostname, lower-cased."""
-    return os.environ.get("OUTFITTER_HOST") or socket.gethostname().lower()
+    return os.environ.get("OUTFITTER_HOST") or os.uname().nodename.lower()
 
 
 class Topics(NamedTuple):

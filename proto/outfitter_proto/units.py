@@ -14,9 +14,8 @@ _BYTES: dict[str, int] = {
     **{unit: 1_024**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"), 1)},
 }
 _NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,9})?"
-_PART = re.compile(rf"({_NUMBER})\s*(ms|sec|s|min|m|h|d)\s*")
-_PLAIN = re.compile(_NUMBER)
-_SIZE = re.compile(rf"({_NUMBER})\s*([kKMGTP]i?)?[bB]?")
+_PART = rf"({_NUMBER})\s*(ms|sec|s|min|m|h|d)\s*"
+_SIZE = rf"({_NUMBER})\s*([kKMGTP]i?)?[bB]?"
 
 _LARGEST_FIRST = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
 
@@ -28,10 +27,10 @@ def parse_duration(text: str) -> float:
         ValueError: it is none of these; the message says what would be.
     """
     stripped = text.strip()
-    if _PLAIN.fullmatch(stripped):
+    if re.fullmatch(_NUMBER, stripped):
         return float(stripped)
-    position, seconds = 0, 0.0
-    while part := _PART.match(stripped, position):
+    pattern, position, seconds = re.compile(_PART), 0, 0.0
+    while part := pattern.match(stripped, position):
         seconds += float(part[1]) * _SECONDS[part[2]]
         position = part.end()
     if not stripped or position != len(stripped):
@@ -56,7 +55,7 @@ def parse_size(text: str) -> int:
     Raises:
         ValueError: it is none of these, or no whole number of bytes; the message says what would be valid.
     """
-    match = _SIZE.fullmatch(text.strip())
+    match = re.fullmatch(_SIZE, text.strip())
     if match is None:
         raise ValueError(f"{text!r} is no size: write 512Mi, 40Gi, 1.5Gi or a number of bytes")
     whole, _, fraction = match[1].partition(".")

@@ -16,7 +16,7 @@ from outfitter_service.cli.options import F
 if TYPE_CHECKING:
     from outfitter_proto.records import Owner, Register
 
-_AMOUNT = re.compile(r"[0-9]{1,19}", re.ASCII)
+_AMOUNT = r"[0-9]{1,19}"
 
 
 class Duration(click.ParamType[float | str]):
@@ -141,7 +141,7 @@ def _amounts(texts: Iterable[str], option: str) -> dict[str, int]:
         _checked(name, "resource", option)
         if name in amounts:
             raise click.BadParameter(f"{name} is asked for twice", param_hint=option)
-        if not _AMOUNT.fullmatch(amount) or int(amount) < 1:
+        if not re.fullmatch(_AMOUNT, amount) or int(amount) < 1:
             raise click.BadParameter(
                 f"{amount!r} is no amount of {name}: write a whole number, 1 or more", param_hint=option
             )

@@ -19,11 +19,11 @@ from outfitter_proto.units import parse_duration
 _YEAR = 366 * 86_400.0
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
-_AMOUNT = re.compile(r"\+?[0-9]{1,40}", re.ASCII)
+_AMOUNT = r"\+?[0-9]{1,40}"
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _DOMAIN = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-_KUBERNETES = re.compile(rf"(?P<domain>{_DOMAIN}(?:\.{_DOMAIN})*)/{_LABEL}")
-_YARN = re.compile(r"(?:[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*/)?[A-Za-z][A-Za-z0-9._-]*")
+_KUBERNETES = rf"(?P<domain>{_DOMAIN}(?:\.{_DOMAIN})*)/{_LABEL}"
+_YARN = r"(?:[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*/)?[A-Za-z][A-Za-z0-9._-]*"
 
 Parse = Callable[[str], Any]
 """From text to the value; raises ValueError that says what is allowed."""
@@ -128,7 +128,7 @@ def amount(value: str) -> int:
     allowed = f"must be a whole number from 1 to {MAX_AMOUNT}, or 0 to switch the resource off"
     if not number:
         raise ValueError(f"is empty; it {allowed}")
-    if not _AMOUNT.fullmatch(number) or int(number) > MAX_AMOUNT:
+    if not re.fullmatch(_AMOUNT, number) or int(number) > MAX_AMOUNT:
         raise ValueError(allowed)
     return int(number)
 
@@ -138,7 +138,7 @@ def kubernetes_key(value: str) -> str | None:
     key = value.strip()
     if not key:
         return None
-    match = _KUBERNETES.fullmatch(key)
+    match = re.fullmatch(_KUBERNETES, key)
     domain = match["domain"] if match else ""
     if not match or len(domain) > 253 or domain == "kubernetes.io" or domain.endswith(".kubernetes.io"):
         raise ValueError(
@@ -153,7 +153,7 @@ def yarn_key(value: str) -> str | None:
     key = value.strip()
     if not key:
         return None
-    if not _YARN.fullmatch(key):
+    if not re.fullmatch(_YARN, key):
         raise ValueError("is no name of a YARN resource type; write NAME or DOMAIN/NAME, such as yarn.io/gpu")
     return key
 
