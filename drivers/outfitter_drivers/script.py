@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import json
 import logging
 import os
@@ -164,15 +165,7 @@ def _run(
 ) -> Outcome | PermanentDriverError | TemporaryDriverError:
     name = command[0]
     try:
-        process = subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
+        process = _start(command, env)
     except BlockingIOError as error:
         return TemporaryDriverError(f"cannot start {name}: {error.strerror}")
     except (OSError, ValueError) as error:
@@ -189,6 +182,31 @@ def _run(
     if why is _Why.FLOODED:
         return PermanentDriverError(f"{name} printed more than {MAX_STDOUT_BYTES} bytes and was killed; {said}")
     return TemporaryDriverError(f"{name} did not end within {timeout:g} s and was killed; {said}")
+
+
+def _start(command: Sequence[str], env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+    """Start the program, with /bin/sh where it is a script that does not name its interpreter.
+
+    Java's process builder does so, as execvp(3) does: such scripts work with Flink.
+    """
+    try:
+        return _popen(command, env)
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise
+        return _popen(("/bin/sh", *command), env)
+
+
+def _popen(command: Sequence[str], env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
+    )
 
 
 def _watch(

@@ -195,6 +195,13 @@ async def test_a_script_that_cannot_be_executed_is_a_failure_for_good(tmp_path: 
         await driver.retrieve_resource_info(1, WORKER)
 
 
+async def test_a_script_that_names_no_interpreter_is_run_by_the_shell_as_for_flink(tmp_path: Path) -> None:
+    script = executable(tmp_path / "s", "")
+    script.write_text('echo "$1,$2"\n')
+    driver = ScriptDriver(str(script), ["a b"])
+    assert [info["index"] for info in await driver.retrieve_resource_info(2, WORKER)] == ["2", "a b"]
+
+
 async def test_output_in_a_message_is_one_short_printable_line(tmp_path: Path) -> None:
     text = shortened(b"\x1b[31mred\x00\n\nsecond \xff\n" + b"x" * 10_000)
     assert text.isprintable()
