@@ -82,15 +82,15 @@ class NvidiaDriver(ExternalResourceDriver, Inventory):
         if outcome.code != 0 and _NONE_FOUND not in outcome.stdout + outcome.stderr:
             if lost := self._after_loss(outcome):
                 return lost
-            # An old nvidia-smi does not know every field; a broken one fails again.
-            outcome = await self._ask(FIELDS[:1])
+            # An old nvidia-smi does not know every field; a broken one fails again. These are Flink's own arguments.
+            outcome = await self._ask(FIELDS[:1], "csv,noheader")
             if outcome.code != 0:
                 raise TemporaryDriverError(f"nvidia-smi {outcome}")
         self._last = [self._keep_id(device) for device in parse_gpus(outcome.stdout, sysfs=self._sysfs)]
         return self._last
 
-    async def _ask(self, fields: Sequence[str]) -> Outcome:
-        command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    async def _ask(self, fields: Sequence[str], form: str = "csv,noheader,nounits") -> Outcome:
+        command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", f"--format={form}"]
         try:
             return await run_script(command, timeout=self._timeout)
         except PermanentDriverError as error:

@@ -193,6 +193,12 @@ async def test_an_nvidia_smi_that_knows_indexes_alone_is_enough(smi: Any) -> Non
     assert await indexes(gpu(), 2, NOBODY) == ["0", "1"]
 
 
+async def test_an_nvidia_smi_that_answers_nothing_but_flinks_question_is_enough(smi: Any, tmp_path: Path) -> None:
+    smi("0\n1\n")
+    executable(tmp_path / "bin/nvidia-smi", '[ "$*" = "--query-gpu=index --format=csv,noheader" ] && printf "0\\n1\\n"')
+    assert await indexes(gpu(), 2, NOBODY) == ["0", "1"]
+
+
 @pytest.mark.parametrize("value", ["[GPU is lost]", "[Unknown Error]", "ERR!", "[GPU requires reset]"])
 def test_a_gpu_that_nvidia_smi_reports_an_error_for_is_unhealthy(value: str) -> None:
     good, ill = parse_gpus(TWO.replace("1, GPU-b, 1024", f"1, GPU-b, {value}").encode())
