@@ -75,6 +75,8 @@ def test_it_prints_a_table_for_people(config: Path) -> None:
     ("arguments", "words"),
     [
         (["gpu", "--amount", "4"], "4 wanted"),
+        (["gpu", "--amount", "0"], "--amount is 0; valid is a whole number from 1"),
+        (["gpu", "--amount", "-1"], "--amount is -1; valid is a whole number from 1"),
         (["fpga"], "'fpga' is not configured; configured are: gpu"),
     ],
 )

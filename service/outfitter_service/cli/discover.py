@@ -22,7 +22,7 @@ CLOSE_WITHIN = 5.0
 @click.argument("resource")
 @options.config
 @options.host
-@click.option("--amount", type=click.IntRange(1, 2**63 - 1), help="How many; the configured amount otherwise.")
+@click.option("--amount", type=int, help="How many, at least 1; the configured amount otherwise.")
 @options.json_output
 def discover(resource: str, config: str | None, host: str | None, amount: int | None, as_json: bool) -> None:
     """Run the driver of RESOURCE once, and print what it says of the devices.
@@ -36,6 +36,8 @@ def discover(resource: str, config: str | None, host: str | None, amount: int | 
     from outfitter_proto.names import default_host
     from outfitter_service.config import inspect
 
+    if amount is not None and not 0 < amount < 2**63:
+        raise OutfitterCliError(f"--amount is {amount}; valid is a whole number from 1 to {2**63 - 1}")
     chosen = _chosen(inspect(config, {} if host is None else {"host": host}, required=True), resource)
     wanted = amount or chosen.amount
     if not wanted:
