@@ -143,6 +143,14 @@ def test_warnings_are_no_reason_to_refuse_even_if_strict(tmp_path: Path) -> None
     assert load(path, {}, {}).resources[0].amount == 1
 
 
+def test_what_is_no_fault_is_no_part_of_a_refusal(tmp_path: Path) -> None:
+    path = tmp_path / "outfitter.toml"
+    path.write_text('external-resources = "off"\nexternal-resource.off.amount = 0\nhttp = "nonsense"\n')
+    with pytest.raises(ConfigurationError) as caught:
+        load(path, {}, {})
+    assert [problem.key for problem in caught.value.problems] == ["http"]
+
+
 def test_an_unknown_override_is_an_error(look: Look) -> None:
     (problem,) = look("", overrides={"leese": "3s"}).problems
     assert (problem.file, problem.suggestion) == ("command line", "did you mean outfitter.lease?")

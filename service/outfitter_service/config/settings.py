@@ -77,10 +77,11 @@ def load(
     """
     inspection = inspect(path, overrides, environment, required=required)
     settings = inspection.settings
+    wrong = [problem for problem in inspection.problems if problem.severity is not Severity.INFO]
     if settings is None:
-        raise ConfigurationError(inspection.problems)
+        raise ConfigurationError(wrong)
     if settings.strict and inspection.errors:
-        raise ConfigurationError(inspection.problems, "strict: nothing is served while anything is misconfigured")
+        raise ConfigurationError(wrong, "strict: nothing is served while anything is misconfigured")
     return settings
 
 
