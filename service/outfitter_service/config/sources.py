@@ -23,8 +23,8 @@ MAX_BYTES = 1024 * 1024
 MAX_ENTRIES = 20_000
 MAX_DEPTH = 32
 
-_TOML_LINE = re.compile(r"""\s*(?:\[|(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*[\w"'-]+)*\s*=)""")
-_LEGACY_LINE = re.compile(r"[^\s:#][^:]*: .*")
+_TOML_LINE = r"""\s*(?:\[|(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*[\w"'-]+)*\s*=)"""
+_LEGACY_LINE = r"[^\s:#][^:]*: .*"
 _NULL = "tag:yaml.org,2002:null"
 
 Value = str | list[str] | None
@@ -115,7 +115,7 @@ def _is_toml(path: Path, text: str) -> bool:
     if path.suffix.lower() == ".toml":
         return True
     lines = (line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
-    return bool(_TOML_LINE.match(next(lines, "")))
+    return bool(re.match(_TOML_LINE, next(lines, "")))
 
 
 # --- TOML ----------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def _is_legacy(path: Path, text: str) -> bool:
     if path.name == "flink-conf.yaml":
         return True
     lines = [line for line in text.splitlines() if line.split("#", 1)[0].strip()]
-    return bool(lines) and all(_LEGACY_LINE.fullmatch(line) for line in lines)
+    return bool(lines) and all(re.fullmatch(_LEGACY_LINE, line) for line in lines)
 
 
 def _legacy(path: Path, text: str) -> Source:
