@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from importlib.metadata import EntryPoint, entry_points
 
-from outfitter_drivers.api import ExternalResourceDriverFactory
+from outfitter_drivers.api import DriverParams, ExternalResourceDriver, ExternalResourceDriverFactory
 
 GROUP = "outfitter.drivers"
 """The entry-point group in which distributions offer their driver factories."""
@@ -82,3 +82,16 @@ def load_factory(name: str) -> ExternalResourceDriverFactory:
     if not isinstance(factory, ExternalResourceDriverFactory):
         raise DriverLookupError(f"driver {name!r} ({point.value}) is no ExternalResourceDriverFactory but {found!r}")
     return factory
+
+
+def create_driver(name: str, config: DriverParams) -> ExternalResourceDriver:
+    """Make the driver of that name.
+
+    Raises:
+        DriverLookupError: as `load_factory`, or what its factory returns is no driver.
+        Exception: the factory's own; a ValueError says which setting is wrong.
+    """
+    driver: object = load_factory(name).create_external_resource_driver(config)
+    if not isinstance(driver, ExternalResourceDriver):
+        raise DriverLookupError(f"driver {name!r}: its factory returned no ExternalResourceDriver but {driver!r}")
+    return driver

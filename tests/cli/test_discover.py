@@ -22,10 +22,17 @@ class Driver(ExternalResourceDriver):
             raise RuntimeError("the card is on fire")
         if amount == 3:
             return None
+        if amount == 7:
+            return ["card0"] * 7
+        print("the card says hello")
         return {ExternalResourceInfo({"index": str(index)}) for index in range(5)}
 
 class Factory(ExternalResourceDriverFactory):
     def create_external_resource_driver(self, config):
+        if config.get("makes") == "nothing":
+            return None
+        if config.get("makes") == "trouble":
+            raise RuntimeError("no card here")
         return Driver()
 """
 
@@ -93,6 +100,7 @@ def test_a_failure_prints_nothing_but_the_reason(config: Path, arguments: list[s
         ("2", "the card is on fire"),
         ("3", "3 card wanted, and its driver names 0"),
         ("6", "6 card wanted, and its driver names 5"),
+        ("7", "named 'card0', which is no ExternalResourceInfo"),
     ],
 )
 def test_whatever_a_driver_does_is_told_in_words(slow: Path, amount: str, words: str) -> None:
@@ -102,9 +110,21 @@ def test_whatever_a_driver_does_is_told_in_words(slow: Path, amount: str, words:
     assert "Traceback" not in done.stderr
 
 
-def test_more_devices_than_wanted_are_all_printed(slow: Path) -> None:
+@pytest.mark.parametrize(("makes", "words"), [("nothing", "but None"), ("trouble", "RuntimeError: no card here")])
+def test_a_factory_that_makes_no_driver_is_to_blame_itself(slow: Path, makes: str, words: str) -> None:
+    with slow.open("a") as file:
+        file.write(f'param.makes = "{makes}"\n')
+    done = discover(slow, "card", "--json", PYTHONPATH=str(slow.parent))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "the driver of card cannot be made" in done.stderr
+    assert words in done.stderr
+    assert "defect" not in done.stderr
+
+
+def test_more_devices_than_wanted_are_all_printed_and_a_drivers_own_words_are_no_data(slow: Path) -> None:
     done = discover(slow, "card", "--amount", "4", "--json", PYTHONPATH=str(slow.parent))
     assert len(json.loads(done.stdout)) == 5
+    assert "the card says hello" in done.stderr
 
 
 def test_a_resource_without_a_driver_and_one_that_is_switched_off_say_so(tmp_path: Path) -> None:

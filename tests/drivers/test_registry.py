@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from outfitter_drivers import registry
+from outfitter_drivers.api import DriverParams
 from outfitter_drivers.gpu import GPUDriverFactory
 from outfitter_drivers.static import StaticDriverFactory
 
@@ -53,6 +54,16 @@ def test_a_module_that_fails_in_its_import_is_that_drivers_error(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(registry.DriverLookupError, match="out of order"):
         registry.load_factory("broken_driver:Factory")
+
+
+def test_a_factory_that_makes_no_driver_is_that_drivers_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty_driver.py").write_text(
+        "from outfitter_drivers.api import ExternalResourceDriverFactory\n"
+        "class Factory(ExternalResourceDriverFactory):\n    def create_external_resource_driver(self, config): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(registry.DriverLookupError, match="returned no ExternalResourceDriver but None"):
+        registry.create_driver("empty_driver:Factory", DriverParams({}))
 
 
 def test_a_name_that_two_distributions_offer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
+from typing import cast
 
 import anyio
 import pytest
@@ -165,6 +166,8 @@ class OddFactory(ExternalResourceDriverFactory):
     def create_external_resource_driver(self, config: DriverParams) -> Odd:
         if config["how"] == "cannot be built":
             raise RuntimeError("no such bus")
+        if config["how"] == "is none":
+            return cast("Odd", None)
         return Odd(config["how"])
 
 
@@ -228,14 +231,17 @@ async def test_a_resource_that_waits_is_asked_for_again_after_a_failure_for_good
         await house.state("w", "allocated")
 
 
-async def test_a_driver_that_cannot_be_built_leaves_the_others_served(serve: Serve) -> None:
-    async with serve(odd("cannot be built")) as house:
+@pytest.mark.parametrize(
+    ("how", "said"), [("cannot be built", "no such bus"), ("is none", "no ExternalResourceDriver but None")]
+)
+async def test_a_driver_that_cannot_be_built_leaves_the_others_served(serve: Serve, how: str, said: str) -> None:
+    async with serve(odd(how)) as house:
         await house.say(register("w", odd=1), register("g", good=1))
         await house.state("g", "allocated")
         record = await house.state("w", "failed")
         assert record["reason_code"] == "misconfigured"
         assert "external-resource.odd" in record["reason"]
-        assert "no such bus" in record["reason"]
+        assert said in record["reason"]
 
 
 @pytest.mark.parametrize(

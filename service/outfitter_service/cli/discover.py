@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -42,9 +44,10 @@ def discover(resource: str, config: str | None, host: str | None, amount: int | 
     wanted = amount or chosen.amount
     if not wanted:
         raise OutfitterCliError(chosen.reason or f"{chosen.key('amount')} is not known; say --amount")
-    driver = _built(chosen)
-    limit = chosen.timeout or driver.call_timeout
-    found = anyio.run(_call, driver, wanted, Worker(host=host or default_host(), resource=resource), limit)
+    with contextlib.redirect_stdout(sys.stderr):  # what a driver prints is words, not data
+        driver = _built(chosen)
+        limit = chosen.timeout or driver.call_timeout
+        found = anyio.run(_call, driver, wanted, Worker(host=host or default_host(), resource=resource), limit)
     infos = [dict(info) for info in found]
     if as_json:
         output.print_json(infos)
@@ -78,10 +81,11 @@ def _built(config: ResourceConfig) -> ExternalResourceDriver:
             config.reason or f"{config.name} has no driver; set {config.key('driver-factory.class')}"
         )
     try:
-        factory = registry.load_factory(config.driver)
-        return factory.create_external_resource_driver(DriverParams(config.params, directory=config.directory))
-    except ValueError as error:
-        raise OutfitterCliError(f"the driver of {config.name} cannot be made: {error}") from error
+        return registry.create_driver(config.driver, DriverParams(config.params, directory=config.directory))
+    except Exception as error:
+        # a factory's own code: whatever it raises is its verdict
+        what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise OutfitterCliError(f"the driver of {config.name} cannot be made: {what}") from error
 
 
 async def _call(
@@ -94,11 +98,12 @@ async def _call(
     """
     import anyio
 
-    from outfitter_drivers.api import DriverError
+    from outfitter_drivers.api import DriverError, ExternalResourceInfo
 
     try:
         with anyio.fail_after(limit):
             found = await driver.retrieve_resource_info(amount, worker)
+        infos = list(found or ())
     except TimeoutError as error:
         raise OutfitterCliError(f"the driver of {worker.resource} has not answered within {limit:g} s") from error
     except Exception as error:
@@ -108,7 +113,8 @@ async def _call(
     finally:
         with anyio.move_on_after(CLOSE_WITHIN, shield=True):
             await driver.aclose()
-    infos = list(found or ())
+    if wrong := [info for info in infos if not isinstance(info, ExternalResourceInfo)]:
+        raise OutfitterCliError(f"the driver of {worker.resource} named {wrong[0]!r}, which is no ExternalResourceInfo")
     if len(infos) < amount:
         raise OutfitterCliError(f"{amount} {worker.resource} wanted, and its driver names {len(infos)}")
     return infos

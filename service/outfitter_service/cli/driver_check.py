@@ -19,8 +19,7 @@ def driver_problems(settings: Settings | None) -> Iterator[Problem]:
         if config.state is not SpecState.OK or config.driver is None:
             continue
         try:
-            factory = registry.load_factory(config.driver)
-            factory.create_external_resource_driver(DriverParams(config.params, directory=config.directory))
+            registry.create_driver(config.driver, DriverParams(config.params, directory=config.directory))
         except registry.DriverLookupError as error:
             yield _problem(settings, config, "driver-factory.class", config.driver, error)
         except NotOnThisMachineError as error:

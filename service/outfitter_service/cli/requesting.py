@@ -28,8 +28,7 @@ def driver_of(config: ResourceConfig) -> ExternalResourceDriver | None:
     if config.driver is None:
         return None
     try:
-        factory = registry.load_factory(config.driver)
-        return factory.create_external_resource_driver(DriverParams(config.params, directory=config.directory))
-    except (registry.DriverLookupError, ValueError, OSError) as error:
+        return registry.create_driver(config.driver, DriverParams(config.params, directory=config.directory))
+    except Exception as error:  # noqa: BLE001 - a third party's factory: whatever it raises is about this resource
         warn(f"resource {config.name} is left out of the request unless its key is configured: {error}")
         return None

@@ -68,10 +68,9 @@ def build(resource: ResourceConfig) -> api.ExternalResourceDriver:
     """The driver of one resource, by its configured factory and parameters.
 
     Raises:
-        DriverLookupError: there is no such driver.
+        DriverLookupError: there is no such driver, or its factory makes none.
         ValueError: a parameter is wrong; the message names it.
     """
     if resource.driver is None:
         raise ValueError("no driver is configured")
-    factory = registry.load_factory(resource.driver)
-    return factory.create_external_resource_driver(api.DriverParams(resource.params, directory=resource.directory))
+    return registry.create_driver(resource.driver, api.DriverParams(resource.params, directory=resource.directory))
