@@ -133,7 +133,6 @@ class Service:
             bus,
             topics=names,
             partition=partition_of(settings.host, registrations.partitions),
-            topic_id=registrations.id,
             identity=self._identity,
             rules=Rules(
                 writer=self._identity.writer,
