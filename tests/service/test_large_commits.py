@@ -5,18 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import anyio
+import pytest
 
 from outfitter_proto.bus import Entry, TooLargeError, Writer
+from outfitter_service.core import model as m
+from outfitter_service.runtime import retries
 from service.conftest import Serve
 from support import checker
 from support.faulty_bus import FaultyBus
 from support.house import HOST, deregister, register, static
 
 
+@pytest.fixture(params=[False, True], ids=["kept", "spent"], autouse=True)
+def spends(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a writer that was refused something is spent, as Kafka's is when the broker itself refuses."""
+    monkeypatch.setattr(NarrowBus, "spends", request.param)
+
+
 class NarrowBus(FaultyBus):
-    """An embedded bus whose ledger batches hold at most `most` bytes."""
+    """An embedded bus whose ledger batches hold at most `most` bytes, and no record with `refused` in it."""
 
     most = 10_000
+    refused: bytes | None = None
+    refusals = 0
+    spends = False
 
     async def open_writer(self, identity: str, partition: int) -> Writer:
         return _NarrowWriter(self, await super().open_writer(identity, partition))
@@ -26,17 +38,23 @@ class _NarrowWriter(Writer):
     def __init__(self, bus: NarrowBus, inner: Writer) -> None:
         self._bus = bus
         self._inner = inner
+        self._spent = False
         self.partition = inner.partition
 
     async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
-        size = sum(len(entry.key or b"") + len(entry.value or b"") for entry in batches[-1][1])
-        if size > self._bus.most:
+        assert not self._spent
+        ledger = batches[-1][1]
+        size = sum(len(entry.key or b"") + len(entry.value or b"") for entry in ledger)
+        refused = self._bus.refused
+        if size > self._bus.most or (refused and any(refused in (entry.value or b"") for entry in ledger)):
+            self._bus.refusals += 1
+            self._spent = self._bus.spends
             raise TooLargeError(f"{size} bytes, at most {self._bus.most}")
         await self._inner.commit(batches)
 
     @property
     def tainted(self) -> bool:
-        return False
+        return self._spent
 
     @property
     def max_batch_bytes(self) -> int:
@@ -93,6 +111,27 @@ async def test_a_registration_whose_answer_is_too_large_alone_is_a_dead_letter_a
         assert "h/large/1" not in await house.records()
         report = checker.check(await checker.read(bus), HOST)
         assert report.violations == []
+
+
+@pytest.mark.parametrize("cause", ["owner-died", "lease-expired"])
+async def test_an_end_that_is_too_large_to_write_down_delays_nobody_else_and_is_tried_again(
+    url: str, serve: Serve, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "AGAIN_S", 0.2)
+    async with NarrowBus(url) as bus, serve(static(2), on=bus) as house:
+        bus.refused = f'"{cause}"'.encode()
+        await house.say(register("w", gpu=1, lease_s=0.2 if cause == "lease-expired" else None))
+        await house.state("w", "allocated")
+        if cause == "owner-died":
+            house.processor.emit(m.OwnerDied(allocation="h/w/1", detail="gone"))
+        with anyio.fail_after(20):
+            while not bus.refusals:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.01)
+        await house.say(register("next", gpu=1))
+        await house.state("next", "allocated")
+        assert (await house.records())["h/w/1"]["state"] == "allocated"
+        bus.refused = None
+        assert (await house.state("w", "ended"))["reason_code"] == cause
 
 
 async def test_an_inventory_that_is_too_large_to_publish_fails_its_resource_alone(url: str, serve: Serve) -> None:

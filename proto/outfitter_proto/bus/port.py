@@ -140,7 +140,8 @@ class Writer(ABC):
             TooLargeError: a record or the ledger batch is larger than the topic takes; nothing was written.
             BusUnavailableError: it failed for certain; nothing was written.
 
-        After FencedError, CommitUnknownError or BusUnavailableError the writer is spent: open a new one.
+        After FencedError, CommitUnknownError or BusUnavailableError the writer is spent: open a new one. After
+        TooLargeError `tainted` tells: it is, if the bus itself refused what the adapter had let pass.
         Cancelling leaves the outcome unknown and the writer spent.
         """
 

@@ -34,6 +34,7 @@ class Batch:
         self.about: dict[str, dict[str, str | None]] = {}
         self.commands: list[m.Command] = []
         self.follow_ups: deque[m.Event] = deque()
+        self.undecided: list[m.Event] = []
         self.renewed: dict[str, None] = {}
         self.cut: dict[str, None] = {}
         self.kinds: dict[str, int] = {}
@@ -56,6 +57,7 @@ class Batch:
             decision = decide(self.ledger, self._rules, event, self.now)
         except Exception as error:
             log.exception("an event could not be decided: a defect of Outfitter", event_kind=type(event).__name__)
+            self.undecided.append(event)
             decision = Decision(kind="defect", refused=f"internal error: {type(error).__name__}: {error}")
         kind = decision.kind
         self.kinds[kind] = self.kinds.get(kind, 0) + 1

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import chain, islice
 
 import anyio
 import structlog
@@ -50,6 +50,7 @@ from outfitter_service.runtime.drivers import DriverCalls
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.intake import Intake
 from outfitter_service.runtime.restore import Restored, restore
+from outfitter_service.runtime.retries import Retries
 from outfitter_service.runtime.telling import Telling
 
 log = structlog.get_logger("outfitter.processor")
@@ -126,8 +127,10 @@ class Processor:
         self._wake = anyio.Event()
         self._internal: deque[m.Event] = deque()
         self._reports: dict[str, m.DriverReport] = {}
+        self._retries = Retries()
         self._batch_limit = limits.batch_records
         self._chunk = rules.chunk
+        self._careful_until: int | None = None
         self._poisoned: int | None = None
         self._position = 0
         self._committed_position = 0
@@ -282,12 +285,12 @@ class Processor:
         self._ended_boot_id = self._ended_boot(found) or self._ended_boot_id
         self.attendance.restart(self.ledger, self._ended_boot_id)
         # levels are observed anew: the last inventories, and the command that each unfinished record implies
-        self._internal = edges(self._internal)
+        self._internal = edges(self._internal, self._retries)
         self._internal.extendleft(self._reports.values())
         self._internal.append(m.Reschedule(host=self._identity.host))
         answered = {
             (type(event), event.allocation, event.token)
-            for event in self._internal
+            for event in chain(self._internal, self._retries)
             if isinstance(event, m.Prepared | m.Unprepared)
         }
         for record in self.ledger.allocations.values():
@@ -339,6 +342,7 @@ class Processor:
         """Registrations are gone unread: go on at the earliest there are, with a whole lease for everybody."""
         self._log.error("registrations were lost, going on at the earliest there are", reason=explanation)
         self._metrics.input_lost.inc()
+        self._careful_until = None
         self.attendance.renew_all()
         self._notes.append(self._note("input-lost", explanation))
 
@@ -359,6 +363,10 @@ class Processor:
             if not work.batch.empty or opening or work.closing or self._checkpoint_is_due(work.position):
                 trouble = await self._commit(writer, work)
                 if isinstance(trouble, TooLargeError) and self._narrow(work, trouble):
+                    if writer.tainted:
+                        # all of it comes again, behind what is observed anew: the pieces stay small until then
+                        self._careful_until = max(work.position, self._careful_until or 0)
+                        return RecycledError("the bus refused a commit for its size: the writer is replaced")
                     continue
                 if trouble is not None:
                     self.ledger.rollback()
@@ -391,11 +399,12 @@ class Processor:
             self._open(batch)
         batch.history += self._notes
         work.notes = len(self._notes)
-        if self._batch_limit > 1 and time.monotonic() - self._ticked_at >= TICK_S:
+        if time.monotonic() - self._ticked_at >= TICK_S:
             self._ticked_at = time.monotonic()
             if self.intake.hearing:
                 self._internal.extend(self.attendance.expired(self._position))
-            batch.decide(m.Tick(host=self._identity.host))
+            self._internal.extend(self._retries.due())
+            self._internal.append(m.Tick(host=self._identity.host))
         for event in self._internal:
             if batch.events >= self._batch_limit or batch.bytes >= full:
                 break
@@ -479,8 +488,6 @@ class Processor:
         if not deaths_left:
             self._ended_boot_id = None
         del self._notes[: work.notes]
-        self._batch_limit = self._limits.batch_records
-        self._chunk = self._rules.chunk
         return None
 
     def _close(self, batch: Batch) -> None:
@@ -512,7 +519,17 @@ class Processor:
         self._log.error("an event's effects are too large to commit", event_kind=type(event).__name__)
         if isinstance(event, m.DriverReport) and event.failure is None:
             failure = m.DriverFailure(reason=f"its inventory is too large to publish: {trouble}", permanent=True)
-            self._internal.appendleft(structs.replace(event, devices=(), failure=failure))
+            self._reports[event.resource] = structs.replace(event, devices=(), failure=failure)
+            self._internal.appendleft(self._reports[event.resource])
+        else:
+            self._set_aside(event)
+
+    def _set_aside(self, event: m.Event) -> None:
+        """An event came to nothing: its record must not be stuck by that."""
+        if isinstance(event, m.LeaseExpired):
+            self.attendance.cut([event.allocation], self.ledger)  # one lease more, and it is judged again
+        else:
+            self._retries.keep(event)
 
     def _settle(self, work: Work) -> None:
         """The decisions are the truth now: forget what led to them, and act."""
@@ -523,9 +540,15 @@ class Processor:
         self._internal.extend(batch.follow_ups)
         self.intake.drop(work.taken)
         self._position = work.position
+        if self._careful_until is None or (self._position >= self._careful_until and not self._internal):
+            self._careful_until = None
+            self._batch_limit = self._limits.batch_records
+            self._chunk = self._rules.chunk
         self.attendance.renew(batch.renewed)
         self.attendance.follow(record for record, _ in batch.values.values() if isinstance(record, Allocation))
         self.attendance.cut(batch.cut, self.ledger)
+        for event in batch.undecided:
+            self._set_aside(event)
         for command in batch.commands:
             self.drivers.perform(command, self.ledger.allocations.get(command.allocation))
         self._telling.committed(batch, self.ledger, waiting=self.intake.behind())
@@ -537,12 +560,15 @@ class Processor:
             self._log.info("ready" if ready else "not ready")
 
 
-def edges(queued: Iterable[m.Event]) -> deque[m.Event]:
-    """What is not observed anew when the partition is: each death once, however often it was seen meanwhile."""
+def edges(queued: Iterable[m.Event], aside: Iterable[m.Event]) -> deque[m.Event]:
+    """What is not observed anew when the partition is taken anew: each death once, however often it was seen
+    meanwhile, and not while it is set `aside`."""
+    deaths = {event.allocation for event in aside if isinstance(event, m.OwnerDied)}
     kept: dict[object, m.Event] = {}
     for event in queued:
         if isinstance(event, m.OwnerDied):
-            kept.setdefault((m.OwnerDied, event.allocation), event)
+            if event.allocation not in deaths:
+                kept.setdefault((m.OwnerDied, event.allocation), event)
         elif not isinstance(event, m.DriverReport | m.Reschedule | m.LeaseExpired | m.Tick):
             kept[event] = event
     return deque(kept.values())

@@ -1,0 +1,37 @@
+"""Events that could not be decided or committed, for another try: nothing says them twice, and their record waits.
+
+Levels (inventories, leases, time) are observed again by themselves and do not come here. Each event is tried again
+once in `AGAIN_S`, so that one that never succeeds costs a line of the log each time and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from outfitter_service.core import model as m
+
+AGAIN_S = 30.0
+
+
+class Retries:
+    """The events kept for later, each once."""
+
+    def __init__(self) -> None:
+        self._due_at: dict[m.Event, float] = {}
+
+    def __iter__(self) -> Iterator[m.Event]:
+        return iter(self._due_at)
+
+    def keep(self, event: m.Event) -> None:
+        """Keep an event if it is one that nothing says again."""
+        if isinstance(event, m.OwnerDied | m.Prepared | m.Unprepared | m.DriverRetry):
+            self._due_at[event] = time.monotonic() + AGAIN_S
+
+    def due(self) -> list[m.Event]:
+        """Hand out those whose time has come: who fails once more is to be kept once more."""
+        now = time.monotonic()
+        found = [event for event, at in self._due_at.items() if at <= now]
+        for event in found:
+            del self._due_at[event]
+        return found
