@@ -41,7 +41,7 @@ class Child:
         """
         self.command = tuple(command)
         self.started = False
-        self._ended = anyio.Event()
+        self._ended: anyio.Event  # there is no event loop yet
         parent, (listening, telling) = os.getpid(), os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
@@ -55,11 +55,9 @@ class Child:
     def start(self, environment: Mapping[str, str]) -> None:
         """Let it become the command. File descriptors that this process was given are passed on."""
         os.setpgid(self._pid, os.getpgrp())
-        self.started = True
-        with (
-            suppress(BrokenPipeError),
-            os.fdopen(self._telling, "wb") as telling,
-        ):  # one that was killed, `wait` tells of
+        self.started, self._ended = True, anyio.Event()
+        # One that was killed meanwhile cannot be told any more; `wait` says so.
+        with suppress(BrokenPipeError), os.fdopen(self._telling, "wb") as telling:
             marshal.dump(dict(environment), telling)
 
     async def wait(self) -> int:
