@@ -12,7 +12,7 @@ import structlog
 
 from outfitter_proto import bus as buses
 from outfitter_proto import topics as wanted_topics
-from outfitter_proto.bus import Bus, BusError, BusUnavailableError
+from outfitter_proto.bus import Bus, BusError, BusUnavailableError, TopicInfo
 from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.config import Settings
@@ -81,31 +81,32 @@ class Service:
                 "starting", host=settings.host, cluster=settings.cluster, bus=settings.bus, resources=list(self.loaded)
             )
             try:
-                if await self._reach(bus):
-                    await self._serve(bus)
+                registrations = await self._reach(bus)
+                if registrations is not None:
+                    await self._serve(bus, registrations)
             finally:
                 self.phase = "stopped"
                 with anyio.CancelScope(shield=True), anyio.move_on_after(settings.shutdown_timeout * BUS_SHARE):
                     await bus.aclose()
         log.info("stopped", host=settings.host)
 
-    async def _reach(self, bus: Bus) -> bool:
-        """Connect and check the topics, for as long as it takes; False when stopped meanwhile."""
+    async def _reach(self, bus: Bus) -> TopicInfo | None:
+        """Connect and check the topics, for as long as it takes; what is said of the registrations' one, None when
+        stopped meanwhile."""
         attempt = 0
         while not self._stopping.is_set():
             self.phase = "reaching the bus"
             try:
                 await bus.start()
                 await self._check_topics(bus)
+                return await bus.topic(topics(self.settings.cluster).registrations)
             except BusUnavailableError as error:
                 delay = CONNECT_DELAYS_S[min(attempt, len(CONNECT_DELAYS_S) - 1)]
                 attempt += 1
                 log.warning("the bus cannot be reached, will try again", error=str(error), delay_s=delay)
                 with anyio.move_on_after(delay):
                     await self._stopping.wait()
-            else:
-                return True
-        return False
+        return None
 
     async def _check_topics(self, bus: Bus) -> None:
         """Make the topics where nobody else does; refuse those on which a ledger would evaporate."""
@@ -125,10 +126,9 @@ class Service:
         if fatal:
             raise LedgerUnsafeError("; ".join(fatal) + ". See `outfitter topics check`")
 
-    async def _serve(self, bus: Bus) -> None:
+    async def _serve(self, bus: Bus, registrations: TopicInfo) -> None:
         settings = self.settings
         names = topics(settings.cluster)
-        registrations = await bus.topic(names.registrations)
         processor = Processor(
             bus,
             topics=names,
