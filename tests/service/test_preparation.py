@@ -160,6 +160,16 @@ async def test_a_device_that_somebody_still_uses_is_not_lent_before_nobody_does(
         await house.state("next", "allocated")
 
 
+async def test_a_driver_that_prepares_is_refused_for_a_resource_that_is_shared(serve: Serve, bench: Bench) -> None:
+    """Taking the devices back from one of their workers would take them from all."""
+    async with serve(workshop(bench.name, 'sharing = "shared"')) as house:
+        await house.say(register("w", gpu=1))
+        record = await house.state("w", "failed")
+        assert record["reason_code"] == "misconfigured"
+        assert "sharing = exclusive" in record["reason"]
+        assert bench.calls == []
+
+
 async def test_a_restart_while_preparing_issues_the_command_again_with_the_same_token(
     serve: Serve, bench: Bench
 ) -> None:

@@ -69,8 +69,14 @@ def build(resource: ResourceConfig) -> api.ExternalResourceDriver:
 
     Raises:
         DriverLookupError: there is no such driver, or its factory makes none.
-        ValueError: a parameter is wrong; the message names it.
+        ValueError: a parameter is wrong, or the driver cannot serve the resource as configured; the message says what.
     """
     if resource.driver is None:
         raise ValueError("no driver is configured")
-    return registry.create_driver(resource.driver, api.DriverParams(resource.params, directory=resource.directory))
+    driver = registry.create_driver(resource.driver, api.DriverParams(resource.params, directory=resource.directory))
+    if resource.sharing == "shared" and isinstance(driver, api.Preparation):
+        raise ValueError(
+            "sharing = shared does not go with its driver, which prepares devices for one worker at a time and takes "
+            "them back when that one ends; valid is sharing = exclusive, or a driver without prepare"
+        )
+    return driver
