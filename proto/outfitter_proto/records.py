@@ -105,7 +105,7 @@ class Owner(Struct, frozen=True, kw_only=True, gc=False):
 Requests = dict[Name, ResourceRequest]
 
 
-class Register(Struct, frozen=True, kw_only=True, tag_field="type", tag="register"):
+class Register(Struct, frozen=True, kw_only=True, tag_field="type", tag="register", gc=False):
     """A worker asks for devices.
 
     `resources` left out means the amounts that the manager is configured with (Flink's rule).
@@ -156,7 +156,7 @@ class Source(Struct, frozen=True, kw_only=True, gc=False):
     offset: int
 
 
-class ResolvedRequest(Struct, frozen=True, kw_only=True):
+class ResolvedRequest(Struct, frozen=True, kw_only=True, gc=False):
     """The registration as it came, plus what was resolved when it was decided.
 
     Recovery reads this and neither earlier registrations nor today's defaults.
@@ -173,7 +173,7 @@ class ResolvedRequest(Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
 
 
-class OperatorShare(Struct, frozen=True, kw_only=True):
+class OperatorShare(Struct, frozen=True, kw_only=True, gc=False):
     """What one named operator may use of its worker's devices: device ids by resource, env and CDI names."""
 
     resources: dict[str, list[str]]
@@ -188,7 +188,7 @@ class Unavailable(Struct, frozen=True, kw_only=True, gc=False):
     reason: str
 
 
-class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="allocation"):
+class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="allocation", gc=False):
     """The answer to one incarnation: the record under `<host>/<worker>/<incarnation>`.
 
     `token` is the grant's fencing token (null before the first grant). `resources` are the infos by
@@ -343,7 +343,7 @@ LedgerRecord = Allocation | Host | Device | Checkpoint
 # --- history and dead letters --------------------------------------------------------------------------
 
 
-class Transition(Struct, frozen=True, kw_only=True, tag_field="type", tag="transition"):
+class Transition(Struct, frozen=True, kw_only=True, tag_field="type", tag="transition", gc=False):
     """One step of one allocation: what caused it, what it became, and why. Key: the allocation's key.
 
     `event` names the cause (`register`, `deregister`, `lease-expired`, `owner-died`, `driver-report`, …);

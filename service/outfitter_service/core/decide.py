@@ -44,12 +44,8 @@ UNSEEN = -1
 
 def decide(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> Decision:
     """Decide one event. `now` is the wall time (UTC)."""
-    if type(event) is m.Incoming:
-        return _message(ledger, rules, event, now)
-    return _internal(ledger, rules, event, now)
-
-
-def _message(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Decision:
+    if type(event) is not m.Incoming:
+        return _internal(ledger, rules, event, now)
     message, source = event.message, event.source
     # `type is`: isinstance costs a microsecond where the answer is no
     if type(message) is Register:
@@ -329,10 +325,13 @@ def _release(draft: Draft, record: Allocation, code: ReasonCode, reason: str, *,
 def _lets_go(rules: Rules, record: Allocation) -> bool:
     """A driver of the record's resources has a say before its devices are lent again: as things are configured
     now, or as they were when they were granted."""
-    return bool(record.prepared) or any(
-        (spec := rules.specs.get(resource)) is not None and (spec.confirms or spec.prepares)
-        for resource in record.resources
-    )
+    if record.prepared:
+        return True
+    for resource in record.resources:
+        spec = rules.specs.get(resource)
+        if spec is not None and (spec.confirms or spec.prepares):
+            return True
+    return False
 
 
 # --- time ----------------------------------------------------------------------------------------------

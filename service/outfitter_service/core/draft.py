@@ -32,7 +32,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     chunk: int = 256
 
 
-class Decision(Struct, kw_only=True):
+class Decision(Struct, kw_only=True, gc=False):
     """What one event leads to.
 
     `refused` is why a message goes to the dead letters. `renewed` are the allocations whose lease starts anew;
@@ -110,15 +110,17 @@ class Draft:
         Raises:
             IllegalStepError: there is no such row; nothing has changed.
         """
+        now = self.now
         before = None if new else base.state
         state = advance(before, step)
+        if fields:
+            base = structs.replace(base, **fields)
         after = structs.replace(
             base,
             state=state,
-            since=base.since if before == state else self.now,
+            since=base.since if before == state else now,
             writer=self.rules.writer,
             commit=self.ledger.commits + 1,
-            **fields,
         )
         self.records[after.key] = after
         decision = self.decision
@@ -126,7 +128,7 @@ class Draft:
         if step is not Step.REFRESH:
             decision.history.append(
                 Transition(
-                    at=self.now,
+                    at=now,
                     host=after.host,
                     worker=after.worker,
                     incarnation=after.incarnation,

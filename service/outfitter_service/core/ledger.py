@@ -29,29 +29,29 @@ __all__ = [
 ]
 
 
-class PutAllocation(Struct, frozen=True):
+class PutAllocation(Struct, frozen=True, gc=False):
     record: Allocation
 
 
-class DropAllocation(Struct, frozen=True):
+class DropAllocation(Struct, frozen=True, gc=False):
     key: str
 
 
-class PutHost(Struct, frozen=True):
+class PutHost(Struct, frozen=True, gc=False):
     record: Host
 
 
-class DropHost(Struct, frozen=True):
+class DropHost(Struct, frozen=True, gc=False):
     host: str
 
 
-class SetInventory(Struct, frozen=True):
+class SetInventory(Struct, frozen=True, gc=False):
     host: str
     resource: str
     inventory: Inventory
 
 
-class SetToken(Struct, frozen=True):
+class SetToken(Struct, frozen=True, gc=False):
     token: int
 
 
@@ -68,7 +68,6 @@ class Ledger:
         self.token = 0
         self.commits = 0
         self._undo: list[Change] = []
-        self._touched: dict[str, None] = {}
 
     def book(self, host: str) -> HostBook:
         """The book of `host`, made empty if it is new."""
@@ -82,16 +81,21 @@ class Ledger:
     def apply(self, changes: Iterable[Change]) -> None:
         """Apply changes; `rollback` takes them back until `settle` makes them the truth."""
         for change in changes:
-            if type(change) is PutAllocation:
-                key = change.record.key
-                self._undo.append(self._put(key, change.record))
-                self._touched[key] = None
-            elif type(change) is SetToken:
-                self._undo.append(SetToken(self.token))
-                self.token = change.token
-            else:
-                self._undo.append(self._apply(change))
-                self._touch(change)
+            self.change(change)
+
+    def change(self, change: Change) -> str:
+        """Apply one change, as `apply` does; the key of the record that it puts or drops, or nothing."""
+        # `type is`: a class pattern costs a microsecond where the answer is no
+        if type(change) is PutAllocation:
+            key = change.record.key
+            self._undo.append(self._put(key, change.record))
+            return key
+        if type(change) is SetToken:
+            self._undo.append(SetToken(self.token))
+            self.token = change.token
+            return ""
+        self._undo.append(self._apply(change))
+        return _key(change)
 
     def restore(self, change: Change) -> None:
         """Apply a change that is already committed."""
@@ -99,7 +103,8 @@ class Ledger:
 
     def touched(self) -> list[tuple[str, Allocation | Host | None]]:
         """The keys changed since the last commit, with what is under them now (None: a tombstone)."""
-        return [(key, self._under(key)) for key in self._touched]
+        keys = dict.fromkeys(key for change in self._undo if (key := _key(change)))
+        return [(key, self._under(key)) for key in keys]
 
     @property
     def dirty(self) -> bool:
@@ -108,13 +113,11 @@ class Ledger:
     def settle(self) -> None:
         """What was applied is committed."""
         self._undo.clear()
-        self._touched.clear()
 
     def rollback(self) -> None:
         """Take back everything that was applied since the last commit."""
         while self._undo:
             self._apply(self._undo.pop())
-        self._touched.clear()
 
     def committed(self) -> Iterator[Allocation]:
         """The allocations as last committed, whatever is being decided (for metrics and status)."""
@@ -130,17 +133,6 @@ class Ledger:
         for old in before.values():
             if old is not None:
                 yield old
-
-    def _touch(self, change: Change) -> None:
-        match change:
-            case DropAllocation(key=key):
-                self._touched[key] = None
-            case PutHost(record=record):
-                self._touched[record.key] = None
-            case DropHost(host=host):
-                self._touched[f"@host/{host}"] = None
-            case _:
-                pass
 
     def _under(self, key: str) -> Allocation | Host | None:
         if key.startswith("@host/"):
@@ -188,3 +180,18 @@ class Ledger:
         book = self.book(host)
         old, book.record = book.record, record
         return DropHost(host) if old is None else PutHost(old)
+
+
+def _key(change: Change) -> str:
+    """The key of the record that a change puts or drops; empty for all else."""
+    match change:
+        case PutAllocation(record=record):
+            return record.key
+        case DropAllocation(key=key):
+            return key
+        case PutHost(record=host_record):
+            return host_record.key
+        case DropHost(host=host):
+            return f"@host/{host}"
+        case _:
+            return ""

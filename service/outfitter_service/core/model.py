@@ -77,7 +77,7 @@ class DriverFailure(Struct, frozen=True, kw_only=True):
 # --- events: what the core is told ---------------------------------------------------------------------
 
 
-class Incoming(Struct, frozen=True):
+class Incoming(Struct, frozen=True, gc=False):
     """A message of the registrations topic that concerns one of this writer's hosts."""
 
     message: Register | Heartbeat | Deregister

@@ -46,13 +46,16 @@ def place(
     chosen: Devices = {}
     for resource, amount in amounts.items():
         spec = specs[resource]
-        inventory = view.inventory(resource)
         if spec.shared:
-            mine = tuple([d for d in inventory.devices if d.health == _HEALTHY and not view.locked(d)])
-        else:
+            every = view.inventory(resource).devices
+            mine = tuple([device for device in every if device.health == _HEALTHY and not view.locked(device)])
+        elif chosen:
             mine = _unchosen(view, resource, amount, chosen)
+        else:
+            mine = view.free(resource, amount)
         if len(mine) < amount:
-            return Obstacle(ReasonCode.BUSY, explain.busy(spec, amount, len(mine), inventory), resource)
+            reason = explain.busy(spec, amount, len(mine), view.inventory(resource))
+            return Obstacle(ReasonCode.BUSY, reason, resource)
         if resource in claimed and not spec.shared:
             return Obstacle(ReasonCode.BUSY, explain.behind([resource]), resource)
         chosen[resource] = mine
@@ -61,8 +64,6 @@ def place(
 
 def _unchosen(view: View, resource: str, amount: int, chosen: Devices) -> tuple[KnownDevice, ...]:
     """Free devices that the same request does not get as another resource already."""
-    if not chosen:
-        return view.free(resource, amount)
     canonical = view.book.canonical
     others = {canonical(device.id) for devices in chosen.values() for device in devices}
     free = view.free(resource, amount + len(others))
@@ -124,10 +125,10 @@ def may_name_more(view: View, spec: ResourceSpec, amount: int, inventory: Invent
 
 def infos(devices: Mapping[str, tuple[KnownDevice, ...]]) -> dict[str, list[dict[str, str]]]:
     """The infos of a grant: each device's properties with its `id`, and `local_index` in the granted order."""
-    return {
-        resource: [info(device, ordinal) for ordinal, device in enumerate(chosen)]
-        for resource, chosen in devices.items()
-    }
+    told: dict[str, list[dict[str, str]]] = {}
+    for resource, chosen in devices.items():
+        told[resource] = [info(device, ordinal) for ordinal, device in enumerate(chosen)]
+    return told
 
 
 def info(device: KnownDevice, ordinal: int) -> dict[str, str]:
@@ -143,12 +144,19 @@ def info(device: KnownDevice, ordinal: int) -> dict[str, str]:
 def aliases(devices: Mapping[str, tuple[KnownDevice, ...]]) -> dict[str, list[str]] | UnsetType:
     """The other names of a grant's devices. The record keeps them: after a restart, another resource may show the
     same device before the driver that knows its names has reported."""
-    found = {device.id: list(device.aliases) for chosen in devices.values() for device in chosen if device.aliases}
+    found: dict[str, list[str]] = {}
+    for chosen in devices.values():
+        for device in chosen:
+            if device.aliases:
+                found[device.id] = list(device.aliases)
     return found or UNSET
 
 
 def environment(devices: Mapping[str, tuple[KnownDevice, ...]]) -> tuple[dict[str, str], list[str]]:
     """The variables and CDI names of a grant: values of several devices joined with commas, equal ones once."""
+    only = _only(devices)
+    if only is not None:
+        return dict(only.env), list(dict.fromkeys(only.cdi)) if only.cdi else []
     values: dict[str, dict[str, None]] = {}
     cdi: dict[str, None] = {}
     for chosen in devices.values():
@@ -161,6 +169,15 @@ def environment(devices: Mapping[str, tuple[KnownDevice, ...]]) -> tuple[dict[st
     return {variable: ",".join(items) for variable, items in values.items()}, list(cdi)
 
 
+def _only(devices: Mapping[str, tuple[KnownDevice, ...]]) -> KnownDevice | None:
+    """The device of a grant that has one and no more."""
+    if len(devices) == 1:
+        (chosen,) = devices.values()
+        if len(chosen) == 1:
+            return chosen[0]
+    return None
+
+
 def shares(
     request: ResolvedRequest, devices: Mapping[str, tuple[KnownDevice, ...]], shared: Collection[str]
 ) -> dict[str, OperatorShare]:
@@ -169,11 +186,9 @@ def shares(
     What is left over is in no share: it goes to the operators that are not named. Shared resources are not
     divided: an operator that names one sees all of its devices.
     """
-    if not request.operators:
-        return {}
     used = dict.fromkeys(devices, 0)
     result: dict[str, OperatorShare] = {}
-    for operator, wanted in request.operators.items():
+    for operator, wanted in (request.operators or {}).items():
         own: dict[str, tuple[KnownDevice, ...]] = {}
         for resource, asked in wanted.items():
             if resource in shared:

@@ -131,7 +131,7 @@ def _attempt(
     view = draft.view(record.host)
     while True:
         outcome = policy.place(view, draft.rules.specs, record.request.amounts, claimed)
-        if not isinstance(outcome, policy.Obstacle):
+        if isinstance(outcome, dict):
             return _grant(draft, record, outcome, new=new), None
         if not outcome.final:
             discovery.ask_for_more(draft, view, record)
@@ -171,20 +171,22 @@ def _grant(draft: Draft, record: Allocation, devices: policy.Devices, *, new: bo
     granted = draft.step(
         Step.PREPARE if prepares else Step.GRANT,
         "granted" if devices else "granted: nothing was asked for",
-        record,
+        structs.replace(
+            record,
+            token=draft.token,
+            resources=policy.infos(devices),
+            operators=policy.shares(record.request, devices, shared) if record.request.operators else {},
+            env=env,
+            cdi=cdi,
+            shared=shared,
+            prepared=prepared or UNSET,
+            aliases=policy.aliases(devices),
+            reason=None,
+            reason_code=None,
+            queue_position=None,
+            wait_until=None,
+        ),
         new=new,
-        token=draft.token,
-        resources=policy.infos(devices),
-        operators=policy.shares(record.request, devices, shared),
-        env=env,
-        cdi=cdi,
-        shared=shared,
-        prepared=prepared or UNSET,
-        aliases=policy.aliases(devices),
-        reason=None,
-        reason_code=None,
-        queue_position=None,
-        wait_until=None,
     )
     if prepares:
         draft.decision.commands.append(m.Prepare(allocation=granted.key, token=draft.token))

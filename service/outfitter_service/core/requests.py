@@ -11,8 +11,10 @@ from outfitter_service.core import explain
 from outfitter_service.core import model as m
 from outfitter_service.core.draft import Rules
 
+_OK = m.SpecState.OK
 
-class Resolved(Struct):
+
+class Resolved(Struct, gc=False):
     """`problem` is why the request can never be met: a code and a reason."""
 
     request: ResolvedRequest
@@ -26,20 +28,20 @@ def resolve(rules: Rules, message: Register) -> Resolved:
     unavailable: dict[str, Unavailable] = {}
     problem: tuple[ReasonCode, str] | None = None
     asked = message.resources
-    for name in rules.specs if asked is None else asked:
-        spec = rules.specs.get(name)
-        found: tuple[ReasonCode, str] | None = None
+    specs = rules.specs
+    for name in specs if asked is None else asked:
+        spec = specs.get(name)
         if spec is None:
-            found = ReasonCode.UNKNOWN_RESOURCE, explain.unknown_resource(name, rules.specs)
-        elif (spec.state != m.SpecState.OK) or (asked is None and spec.amount is None):
+            problem = problem or (ReasonCode.UNKNOWN_RESOURCE, explain.unknown_resource(name, specs))
+            continue
+        amount = spec.amount if asked is None else asked[name].amount
+        if amount is not None and spec.state == _OK:
+            amounts[name] = amount
+        else:
             found = _not_in_effect(spec, unavailable, explicit=asked is not None)
-        elif asked is not None:
-            amounts[name] = asked[name].amount
-        elif spec.amount is not None:
-            amounts[name] = spec.amount
-        problem = problem or found
+            problem = problem or found
     if message.operators:
-        problem = problem or _operators_problem(message, amounts, unavailable, rules.specs)
+        problem = problem or _operators_problem(message, amounts, unavailable, specs)
     request = ResolvedRequest(
         amounts=amounts,
         resources=asked,

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from heapq import merge
 
 from outfitter_proto.records import Allocation, Health
-from outfitter_service.core.book import HostBook, Inventory, Tally, exclusive_ids, shared_ids
+from outfitter_service.core.book import NOT_REPORTED, HostBook, Inventory, Tally, exclusive_ids, shared_ids
 from outfitter_service.core.model import KnownDevice
 
 NO_DEVICES: tuple[KnownDevice, ...] = ()
+NO_COUNTS = Tally()
+"""What a view has counted before its first count; never written to."""
 
 
 class View:
@@ -23,11 +25,13 @@ class View:
     def __init__(self, book: HostBook) -> None:
         self.book = book
         self._told: dict[str, Inventory] = {}
-        self._locks = Tally()
-        self._sharers = Tally()
+        self._locks = NO_COUNTS
+        self._sharers = NO_COUNTS
 
     def count(self, record: Allocation, count: int) -> None:
         """The record's devices are held from here on (1), or no longer (-1)."""
+        if self._locks is NO_COUNTS:
+            self._locks, self._sharers = Tally(), Tally()
         for name in self.book.names(record, exclusive_ids(record)):
             self._locks.add(name, count)
         if record.shared:
@@ -35,7 +39,8 @@ class View:
                 self._sharers.add(name, count)
 
     def inventory(self, resource: str) -> Inventory:
-        return self._told.get(resource) or self.book.inventory(resource)
+        told = self._told.get(resource) if self._told else None
+        return told or self.book.inventories.get(resource, NOT_REPORTED)
 
     def set_inventory(self, resource: str, inventory: Inventory) -> None:
         """The same devices, but something else is known of their driver."""
