@@ -5,7 +5,7 @@ Synchronous throughout: nobody awaits while half a batch is decided. Committing 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -14,11 +14,11 @@ import structlog
 from outfitter_proto.bus import Entry, Message
 from outfitter_proto.codec import WireError, decode_registration, encode
 from outfitter_proto.names import Topics
-from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, HistoryRecord, Host, Source
+from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, HistoryRecord, Host, Note, Source, Transition
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, renumber
-from outfitter_service.core.ledger import Change, DropAllocation, DropHost, Ledger, PutAllocation, PutHost
-from outfitter_service.runtime.transaction import batches, dead_letter, history_entry, ledger_batch
+from outfitter_service.core.ledger import Change, Ledger, PutAllocation, PutHost
+from outfitter_service.runtime.transaction import batches, dead_letter, ledger_batch, note_entry, step_entry
 
 log = structlog.get_logger("outfitter.processor")
 
@@ -26,7 +26,8 @@ log = structlog.get_logger("outfitter.processor")
 class Batch:
     """The decisions of one commit, applied to the ledger as they are made (`Ledger.rollback` takes them back)."""
 
-    def __init__(self, ledger: Ledger, rules: Rules, now: datetime) -> None:
+    def __init__(self, ledger: Ledger, rules: Rules, now: datetime, *, base: int = 0) -> None:
+        """`base` is added to offsets to make numbers that only grow: see `records.InputPosition`."""
         self.ledger = ledger
         self.now = now
         self.history: list[HistoryRecord] = []
@@ -37,12 +38,14 @@ class Batch:
         self.undecided: list[m.Event] = []
         self.renewed: dict[str, None] = {}
         self.cut: dict[str, None] = {}
-        self.kinds: dict[str, int] = {}
+        self.kinds: defaultdict[str, int] = defaultdict(int)
         self.registered_ms: dict[str, int] = {}
         self.values: dict[str, tuple[Allocation | Host | None, bytes | None]] = {}
         self.bytes = 0
         self.events = 0
         self._rules = rules
+        self._base = base
+        self._steps: list[Entry] = []
 
     @property
     def empty(self) -> bool:
@@ -60,10 +63,11 @@ class Batch:
             self.undecided.append(event)
             decision = Decision(kind="defect", refused=f"internal error: {type(error).__name__}: {error}")
         kind = decision.kind
-        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+        self.kinds[kind] += 1
         if decision.changes:
             self.apply(decision.changes)
-            self.history += decision.history
+            for step in decision.history:
+                self._tell(step)
             self.commands += decision.commands
         if decision.follow_ups:
             self.follow_ups += decision.follow_ups
@@ -80,7 +84,7 @@ class Batch:
         except WireError as error:
             self.refuse(message, error.problem, error.field)
             return
-        source = Source(partition=message.partition, offset=message.offset)
+        source = Source(partition=message.partition, offset=message.offset + self._base)
         decision = self.decide(m.Incoming(registration, source))
         if decision.refused is not None:
             letter = self.refuse(message, decision.refused)
@@ -91,7 +95,7 @@ class Batch:
 
     def refuse(self, message: Message, reason: str, field: str | None = None) -> DeadLetter:
         """Send a message to the dead letters."""
-        self.kinds["dead-letter"] = self.kinds.get("dead-letter", 0) + 1
+        self.kinds["dead-letter"] += 1
         self.events += 1
         letter = dead_letter(message, reason, field, writer=self._rules.writer, at=self.now)
         self.bytes += len(letter.body) * 4 // 3 + len(reason)
@@ -100,15 +104,12 @@ class Batch:
 
     def apply(self, changes: Sequence[Change]) -> None:
         """Apply changes to the ledger and keep the last value of each key for the ledger's batch."""
-        self.ledger.apply(changes)
         for change in changes:
-            # `type is`: a class pattern costs a microsecond where the answer is no
+            key = self.ledger.change(change)
             if type(change) is PutAllocation or type(change) is PutHost:
-                self._keep(change.record.key, change.record)
-            elif type(change) is DropAllocation:
-                self._keep(change.key, None)
-            elif type(change) is DropHost:
-                self._keep(f"@host/{change.host}", None)
+                self._keep(key, change.record)
+            elif key:
+                self._keep(key, None)
 
     def renumber(self, host: str, full: float) -> None:
         """Bring the queue positions that are shown up to date, as far as it fits: the next commit does the rest."""
@@ -119,16 +120,24 @@ class Batch:
 
     def _keep(self, key: str, record: Allocation | Host | None) -> None:
         value = None if record is None else encode(record)
+        size = 0 if value is None else len(value)
         old = self.values.get(key)
         if old is None:
-            self.bytes += len(key) + 16
+            size += len(key) + 16
         elif old[1] is not None:
-            self.bytes -= len(old[1])
+            size -= len(old[1])
         self.values[key] = (record, value)
-        if value is not None:
-            self.bytes += len(value)
+        self.bytes += size
+
+    def _tell(self, step: Transition) -> None:
+        """Encode a step here and now: its record's bytes are mostly those that were just made for the ledger."""
+        key = f"{step.host}/{step.worker}/{step.incarnation}"
+        record, value = self.values[key]
+        self.history.append(step)
+        self._steps.append(step_entry(key, step, value if record is step.record else None))
 
     def transaction(self, topics: Topics, checkpoint: Checkpoint) -> list[tuple[str, list[Entry]]]:
         """What the commit writes, topic by topic, in order."""
         ledger = ledger_batch(self.values, checkpoint)
-        return batches(topics, [history_entry(record) for record in self.history], self.letters, ledger)
+        notes = [note_entry(record) for record in self.history if type(record) is Note]
+        return batches(topics, [*notes, *self._steps], self.letters, ledger)

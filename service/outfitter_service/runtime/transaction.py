@@ -10,6 +10,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from msgspec import Raw, structs
+
 from outfitter_proto.bus import Entry, Message
 from outfitter_proto.codec import encode
 from outfitter_proto.names import Topics
@@ -19,9 +21,9 @@ from outfitter_proto.records import (
     Allocation,
     Checkpoint,
     DeadLetter,
-    HistoryRecord,
     Host,
     MessageSource,
+    Note,
     Transition,
 )
 
@@ -49,10 +51,15 @@ def ledger_batch(
     return [*lets_go, *(entry for _, entry in takes), *hosts, Entry(checkpoint.key.encode(), encode(checkpoint))]
 
 
-def history_entry(record: HistoryRecord) -> Entry:
-    """A history record under its allocation's key, or its writer's."""
-    key = f"{record.host}/{record.worker}/{record.incarnation}" if isinstance(record, Transition) else record.writer
-    return Entry(key.encode(), encode(record))
+def note_entry(note: Note) -> Entry:
+    """A note under its writer's key."""
+    return Entry(note.writer.encode(), encode(note))
+
+
+def step_entry(key: str, step: Transition, record: bytes | None) -> Entry:
+    """A step under its allocation's key; `record` is its record as encoded before, where there is such."""
+    told = step if record is None else structs.replace(step, record=Raw(record))
+    return Entry(key.encode(), encode(told))
 
 
 def dead_letter(message: Message, reason: str, field: str | None, *, writer: str, at: datetime) -> DeadLetter:
