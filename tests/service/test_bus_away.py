@@ -20,7 +20,7 @@ from service.conftest import Serve
 from support import checker
 from support.broker import Broker
 from support.faulty_bus import FaultyBus
-from support.house import CLUSTER, HOST, TOPICS, House, deregister, register, static
+from support.house import CLUSTER, HOST, TOPICS, House, deregister, heartbeat, register, static
 from support.manager import StartManager
 
 
@@ -213,3 +213,32 @@ async def test_a_broker_that_is_killed_and_comes_back_costs_nothing_that_was_dec
 async def publish(bus: object, body: dict[str, object]) -> None:
     entry = Entry(str(body["host"]).encode(), json.dumps(body).encode())
     await bus.publish(TOPICS.registrations, 0, entry)  # type: ignore[attr-defined]  # any bus
+
+
+def _make_anew(path: Path) -> None:
+    """The registrations topic as if it had been deleted and made again."""
+    with sqlite3.connect(path) as connection:
+        (topic,) = connection.execute("SELECT id FROM topic WHERE name = ?", (TOPICS.registrations,)).fetchone()
+        connection.execute("DELETE FROM record WHERE topic = ?", (topic,))
+        connection.execute("UPDATE part SET start = 0, next = 0 WHERE topic = ?", (topic,))
+        connection.execute("UPDATE topic SET uuid = 'made-anew' WHERE id = ?", (topic,))
+    connection.close()
+
+
+async def test_a_registrations_topic_that_was_made_anew_makes_nobody_new_older_than_those_before(
+    url: str, serve: Serve, tmp_path: Path
+) -> None:
+    async with FaultyBus(url) as bus, serve(static(2), on=bus) as house:
+        await house.say(*[register(f"x{index}", gpu=1) for index in range(5)], register("w", gpu=1))
+        await house.state("w", "pending")
+    _make_anew(tmp_path / "bus.db")
+    for life in (2, 3):
+        async with FaultyBus(url) as bus, serve(static(2), on=bus) as house:
+            await house.say(register("w", incarnation=str(life), gpu=1), heartbeat("w", incarnation=str(life)))
+            await house.state("w", "ended", incarnation=str(life - 1))
+            await house.state("w", "pending", incarnation=str(life))
+            records = await house.records()
+            numbers = [records[f"h/w/{incarnation}"]["source"]["offset"] for incarnation in range(1, life + 1)]
+            assert numbers == sorted(set(numbers))
+            assert house.metric("outfitter_dead_letters_total") == 0
+            assert house.metric("outfitter_input_lost_total") == (1 if life == 2 else 0)

@@ -182,7 +182,6 @@ async def serving(
         bus,
         topics=TOPICS,
         partition=0,
-        topic_id=(await bus.topic(TOPICS.registrations)).id,
         identity=identity,
         rules=Rules(writer=identity.writer, specs={name: each.spec for name, each in loaded.items()}, **rules),
         limits=limits or Limits(lease_grace_s=0.1),
