@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Self
 
 import anyio
 
@@ -32,7 +32,10 @@ def bound(command: Sequence[str]) -> list[str]:
 
 
 class Child:
-    """The command's process. Until it is started, a terminal's signals do not find it: its process group is its own."""
+    """The command's process: a context, so that one that is never started is not left behind.
+
+    Until it is started, a terminal's signals do not find it: its process group is its own.
+    """
 
     def __init__(self, command: Sequence[str], *, mask: Iterable[int]) -> None:
         """Fork; the command will have the signals of `mask` blocked.
@@ -67,6 +70,14 @@ class Child:
         self._ended.set()
         code = os.waitstatus_to_exitcode(status)
         return code if code >= 0 else 128 - code
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if not self.started:
+            self.send(signal.SIGKILL)
+            os.waitpid(self._pid, 0)
 
     def send(self, number: int) -> None:
         """Send it a signal; it may have ended."""

@@ -69,8 +69,7 @@ def run(
     logging.basicConfig(format="outfitter: %(message)s", level=logging.WARNING)
     where = connection(config, options.given(ctx))
     asked = registering.registration(where.host, **request, owner=process_owner(), wait_s=wait)
-    with SignalFile(PASSED_ON) as signals:
-        child = Child(command, mask=signals.blocked_before)
+    with SignalFile(PASSED_ON) as signals, Child(command, mask=signals.blocked_before) as child:
 
         async def work() -> int:
             errand = Errand(
