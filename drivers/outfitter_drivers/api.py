@@ -214,9 +214,10 @@ class Inventory(ABC):
     def inventory(self, host: str) -> AsyncIterator[Sequence[Device]]:
         """Yield the full set of devices, once at first and again whenever it has changed.
 
-        The manager keeps one such iterator open per host. The first set is due within `call_timeout`. Each
-        set replaces the one before; a device that is missing in it is gone. When it raises or ends, the
-        resource counts as failed until a new iterator, opened after a delay, has yielded.
+        The manager keeps one such iterator open per host. The first set is due within `call_timeout`; later ones
+        come when something has changed, so the driver itself limits the time of each look. Each set replaces the
+        one before; a device that is missing in it is gone. When it raises or ends, the resource counts as failed
+        until a new iterator, opened after a delay, has yielded.
         """
 
 

@@ -11,6 +11,7 @@ Settings: `path` (the folder; relative to the configuration's) and `poll-interva
 from __future__ import annotations
 
 import stat
+import threading
 from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
 
@@ -47,6 +48,8 @@ class FilesDriver(ExternalResourceDriver, Inventory):
         self._poll_interval = poll_interval
         # By file name, so that a device stays the same one while its file cannot be read.
         self._last_ids: dict[str, str] = {}
+        self._one_look = anyio.CapacityLimiter(1)
+        self._looking = threading.Lock()
 
     async def retrieve_resource_info(
         self,
@@ -72,8 +75,24 @@ class FilesDriver(ExternalResourceDriver, Inventory):
             await anyio.sleep(self._poll_interval)
 
     async def _look(self) -> list[Device]:
-        # A thread: the folder may lie on a file system that takes its time.
-        return await anyio.to_thread.run_sync(self._read_folder, abandon_on_cancel=True)
+        # A thread: the folder may lie on a file system that takes its time, or for ever.
+        try:
+            with anyio.fail_after(self.call_timeout):
+                return await anyio.to_thread.run_sync(self._look_alone, abandon_on_cancel=True, limiter=self._one_look)
+        except TimeoutError as error:
+            raise self._hangs(f"does not answer within {self.call_timeout:g} s") from error
+
+    def _look_alone(self) -> list[Device]:
+        """Look, unless a look that was given up hangs still: no thread more than that one is lost to it."""
+        if not self._looking.acquire(blocking=False):
+            raise self._hangs("still does not answer")
+        try:
+            return self._read_folder()
+        finally:
+            self._looking.release()
+
+    def _hangs(self, told: str) -> TemporaryDriverError:
+        return TemporaryDriverError(f"the file system of {self._folder} {told}; what is in it now is not known")
 
     def _read_folder(self) -> list[Device]:
         try:

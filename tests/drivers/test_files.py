@@ -1,12 +1,14 @@
 """The files driver's devices are the files in a folder, as they come, go and change."""
 
 import os
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import anyio
 import pytest
 
+from outfitter_drivers import files
 from outfitter_drivers.api import Device, DriverParams, NotEnoughDevicesError, TemporaryDriverError, Worker
 from outfitter_drivers.files import FilesDriver, FilesDriverFactory
 from outfitter_proto.records import Health
@@ -39,6 +41,38 @@ async def look(folder: Path) -> dict[str, Device]:
     found = await next_set(sets)
     await sets.aclose()  # type: ignore[attr-defined]  # an async generator
     return {device.properties["name"]: device for device in found}
+
+
+async def test_a_file_system_that_hangs_is_a_failure_and_one_thread_and_is_read_again_when_it_is_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(folder, "gpu0", "")
+    driver = FilesDriver(folder, poll_interval=0.001)
+    driver.call_timeout = 0.2
+    back, hung = threading.Event(), []
+    well = files.read_description
+
+    def hang(path: Path) -> dict[str, str]:
+        hung.append(path)
+        back.wait(60)
+        return well(path)
+
+    sets = driver.inventory("h")
+    assert len(await next_set(sets)) == 1
+    monkeypatch.setattr(files, "read_description", hang)
+    with pytest.raises(TemporaryDriverError, match="does not answer within"):
+        await next_set(sets)
+    for _ in range(5):
+        with pytest.raises(TemporaryDriverError, match="still does not answer"):
+            await next_set(driver.inventory("h"))
+    assert len(hung) == 1
+    monkeypatch.setattr(files, "read_description", well)
+    put(folder, "gpu1", "")
+    back.set()
+    with anyio.fail_after(20):
+        while driver._looking.locked():  # noqa: ASYNC110 - a thread that tells nobody
+            await anyio.sleep(0.001)
+    assert len(await next_set(driver.inventory("h"))) == 2
 
 
 async def test_each_file_is_a_device_described_by_its_lines(folder: Path) -> None:
