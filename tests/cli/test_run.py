@@ -253,7 +253,8 @@ def test_a_signal_while_waiting_withdraws(one_gpu: Manager, number: signal.Signa
         assert (code, out) == (128 + number, "")
         assert "Traceback" not in err
         record = one_gpu.wait_for_state("waiter", "ended")
-        assert "withdrawn" in record["reason"]
+        # it withdraws and ends, and the manager may hear of the second before the first
+        assert record["reason_code"] in {"withdrawn", "owner-died"}
         assert holder.poll() is None
         holder.communicate(timeout=PATIENCE)
 
