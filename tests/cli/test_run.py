@@ -221,7 +221,8 @@ def test_standard_input_and_passed_file_descriptors_reach_the_command(shared_man
 def test_what_it_held_is_given_back_when_the_command_ends(shared_manager: Manager) -> None:
     shared_manager.outfitter("run", "--worker", "w-done", "--resource", "gpu=2", "--", "true")
     record = shared_manager.wait_for_state("w-done", "ended")
-    assert "finished" in record["reason"]
+    # it deregisters and ends, and the manager may hear of the second before the first
+    assert record["reason_code"] in {"deregistered", "owner-died"}
 
 
 # --- waiting ---------------------------------------------------------------------------------------------
