@@ -1,4 +1,4 @@
-"""Who this worker is: its process, as a manager on the same machine can watch it, and its names.
+"""The names that a worker gets where it was given none. Which process it is, processes.py of the wire says.
 
 Nothing here is remembered: a forked child asks anew and gets its own answers.
 """
@@ -7,32 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
-
-from outfitter_proto.records import Owner
-
-_PROC = Path("/proc")
-
-
-def process_owner(pid: int | None = None) -> Owner | None:
-    """The identity of process `pid` (default: this one), or None where the kernel does not tell (no Linux /proc).
-
-    See `records.Owner` for the fields; they follow proc(5) and pid_namespaces(7).
-    """
-    process = _PROC / ("self" if pid is None else str(pid))
-    try:
-        stat = (process / "stat").read_text("utf-8", "replace")
-        # The command, field 2, may hold blanks and brackets: count from the last bracket, after which is field 3.
-        number, _, rest = stat.partition(" ")
-        start_ticks = rest.rpartition(")")[2].split()[19]
-        return Owner(
-            pid=int(number),
-            start_ticks=int(start_ticks),
-            pid_ns=(process / "ns" / "pid").stat().st_ino,
-            boot_id=(_PROC / "sys/kernel/random/boot_id").read_text("ascii").strip(),
-        )
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def new_incarnation() -> str:

@@ -17,6 +17,7 @@ from outfitter import identity
 from outfitter.errors import InvalidRequestError
 from outfitter_proto import codec, names
 from outfitter_proto.bus import DEFAULT_BUS
+from outfitter_proto.processes import process_owner
 from outfitter_proto.records import Owner, Register, ResourceRequest
 
 Amounts = Mapping[str, int]
@@ -93,4 +94,4 @@ def _requests(amounts: Amounts) -> dict[str, ResourceRequest]:
 def _owner(owner: bool | Owner) -> Owner | None:
     if isinstance(owner, Owner):
         return owner
-    return identity.process_owner() if owner else None
+    return process_owner() if owner else None

@@ -18,6 +18,7 @@ import outfitter
 from outfitter import ExternalResourceInfo, ExternalResourceInfos, identity, standing
 from outfitter.lease import Lease
 from outfitter.standing import Standing
+from outfitter_proto.processes import process_owner
 from outfitter_proto.records import (
     NAME_PATTERN,
     Allocation,
@@ -115,12 +116,12 @@ def test_a_repeated_record_does_not_renew_the_lease() -> None:
 
 
 def test_the_owner_is_this_process_as_proc_shows_it() -> None:
-    owner = identity.process_owner()
+    owner = process_owner()
     assert owner is not None
     assert owner.pid == os.getpid()
     assert owner.pid_ns == int(re.findall(r"\d+", os.readlink("/proc/self/ns/pid"))[0])  # noqa: PTH115
     assert owner.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert owner == identity.process_owner(os.getpid())
+    assert owner == process_owner(os.getpid())
 
 
 def test_a_process_whose_name_holds_blanks_and_brackets_is_told_apart_from_its_parent(tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_a_process_whose_name_holds_blanks_and_brackets_is_told_apart_from_its_p
     program.symlink_to("/bin/sleep")
     child = subprocess.Popen([program, "60"])
     try:
-        owner, parent = identity.process_owner(child.pid), identity.process_owner()
+        owner, parent = process_owner(child.pid), process_owner()
         assert owner is not None
         assert parent is not None
         assert owner.pid == child.pid
@@ -140,7 +141,7 @@ def test_a_process_whose_name_holds_blanks_and_brackets_is_told_apart_from_its_p
 
 
 def test_a_process_that_is_gone_has_no_identity() -> None:
-    assert identity.process_owner(2**22 + 1) is None
+    assert process_owner(2**22 + 1) is None
 
 
 def test_incarnations_are_names_in_the_order_of_their_birth(monkeypatch: pytest.MonkeyPatch) -> None:

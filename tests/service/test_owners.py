@@ -12,11 +12,12 @@ from typing import Any
 import anyio.to_thread
 import msgspec
 import pytest
+from msgspec import structs
 
+from outfitter_proto.processes import boot_id, pid_namespace, process_owner
 from outfitter_proto.records import Owner
 from outfitter_service.runtime import owners
-from outfitter_service.runtime.identity import boot_id, pid_namespace
-from outfitter_service.runtime.owners import OwnerWatch, start_ticks
+from outfitter_service.runtime.owners import OwnerWatch
 from outfitter_service.runtime.processor import Limits
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus, no_faults
@@ -32,10 +33,9 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def owner_of(pid: int, **changes: Any) -> Owner:
-    ticks = start_ticks(pid)
-    assert ticks is not None
-    fields = {"pid": pid, "start_ticks": ticks, "pid_ns": pid_namespace(), "boot_id": boot_id()}
-    return Owner(**{**fields, **changes})
+    owner = process_owner(pid)
+    assert owner is not None
+    return structs.replace(owner, **changes)
 
 
 def body(owner: Owner) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from outfitter_proto.names import host_writer
 from outfitter_proto.records import (
     Allocation,
     Deregister,
@@ -44,7 +45,7 @@ class Desk:
     """Says events to the core and shows what came of them. Times are virtual, offsets count up."""
 
     def __init__(self, *resources: m.ResourceSpec, ledger: Ledger | None = None, **rules: Any) -> None:
-        self.rules = Rules(writer=f"host/{HOST}", specs=specs(*resources or (m.ResourceSpec(name="gpu"),)), **rules)
+        self.rules = Rules(writer=host_writer(HOST), specs=specs(*resources or (m.ResourceSpec(name="gpu"),)), **rules)
         self.ledger = ledger or Ledger()
         self.now = START
         self.offset = 0

@@ -73,6 +73,8 @@ async def _announce(where: Connection, asked: Register, as_json: bool) -> int:
     """Publish, and say until when it holds: one lease from before it was sent."""
     from msgspec import UNSET
 
+    from outfitter_proto.names import allocation_key
+
     async with _conversing(where, asked) as conversation:
         sent_at = datetime.now(UTC)
         await conversation.publish(asked)
@@ -80,6 +82,7 @@ async def _announce(where: Connection, asked: Register, as_json: bool) -> int:
         known = lease is not UNSET or await conversation.heard(lambda _record: True, LEASE_KNOWN_WITHIN)
         if lease is UNSET:
             lease = conversation.last.record.request.lease_s if conversation.last else None
+    key = allocation_key(asked.host, asked.worker, asked.incarnation)
     until = sent_at + timedelta(seconds=lease) if isinstance(lease, float | int) else None
     if not known:
         warn(f"no manager of host {where.host} has answered yet; how long this holds is for its default lease to say")
@@ -89,9 +92,9 @@ async def _announce(where: Connection, asked: Register, as_json: bool) -> int:
         )
     elif known:
         limit = "it is deregistered" if until is None else f"{until:%Y-%m-%dT%H:%M:%SZ}"
-        click.echo(f"{asked.host}/{asked.worker}/{asked.incarnation} holds until {limit}")
+        click.echo(f"{key} holds until {limit}")
     else:
-        click.echo(f"{asked.host}/{asked.worker}/{asked.incarnation}")
+        click.echo(f"{key}")
     return 0
 
 

@@ -60,7 +60,7 @@ def run(
 
     import anyio
 
-    from outfitter.identity import process_owner
+    from outfitter_proto.processes import process_owner
     from outfitter_service.cli.child import Child
     from outfitter_service.cli.errand import PASSED_ON, Errand
     from outfitter_service.cli.signals import SignalFile

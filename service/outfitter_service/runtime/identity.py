@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from outfitter_proto import __version__
+from outfitter_proto.names import host_writer
+from outfitter_proto.processes import boot_id, pid_namespace
 from outfitter_proto.records import ManagerIdentity
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ def host_identity(cluster: str, host: str) -> Identity:
         cluster=cluster,
         scope="host",
         host=host,
-        writer=f"host/{host}",
+        writer=host_writer(host),
         instance=f"{time.time_ns() // 1_000_000:x}-{secrets.token_hex(4)}",
         machine_id=machine_id(),
         boot_id=boot_id(),
@@ -81,22 +83,6 @@ def machine_id() -> str | None:
         if found and found != "uninitialized":
             return found
     return None
-
-
-def boot_id() -> str | None:
-    """This boot's id: `/proc/sys/kernel/random/boot_id` of random(4)."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return None
-
-
-def pid_namespace() -> int | None:
-    """The inode of this process's PID namespace: pid_namespaces(7)."""
-    try:
-        return Path("/proc/self/ns/pid").stat().st_ino
-    except OSError:
-        return None
 
 
 @contextmanager

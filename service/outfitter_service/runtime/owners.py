@@ -10,8 +10,8 @@ import asyncio
 import os
 import select
 from collections.abc import Callable
-from pathlib import Path
 
+from outfitter_proto.processes import start_ticks
 from outfitter_proto.records import Owner
 
 
@@ -90,13 +90,3 @@ def _has_ended(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
-
-
-def start_ticks(pid: int) -> int | None:
-    """Field 22 of proc(5) `/proc/<pid>/stat`: when the process started, in clock ticks after boot."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    # the second field, the command in brackets, may hold blanks, brackets and half a character itself
-    return int(stat.rpartition(b")")[2].split()[19])

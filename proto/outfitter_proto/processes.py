@@ -1,0 +1,51 @@
+"""Which process is which on a Linux machine, as the kernel tells: what `records.Owner` is made of and compared with.
+
+Workers say it of themselves and managers look it up: both by the same means. Nothing here is remembered, so that a
+forked child gets its own answers.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from outfitter_proto.records import Owner
+
+
+def boot_id() -> str | None:
+    """This boot's id, `/proc/sys/kernel/random/boot_id` of random(4); None where there is none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return None
+
+
+def pid_namespace(pid: int | None = None) -> int | None:
+    """The inode of a process's PID namespace, pid_namespaces(7); None if it cannot be seen. Default: this process."""
+    try:
+        return Path(f"/proc/{_named(pid)}/ns/pid").stat().st_ino
+    except OSError:
+        return None
+
+
+def start_ticks(pid: int | None = None) -> int | None:
+    """Field 22 of proc(5) `/proc/<pid>/stat`: when a process started, in clock ticks after boot; None if it cannot be
+    seen. Default: this process."""
+    try:
+        stat = Path(f"/proc/{_named(pid)}/stat").read_bytes()
+        # The second field, the command in brackets, may hold blanks, brackets and half a character itself.
+        return int(stat.rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def process_owner(pid: int | None = None) -> Owner | None:
+    """The identity of a process (default: this one), or None where the kernel does not tell."""
+    boot, namespace, started = boot_id(), pid_namespace(pid), start_ticks(pid)
+    if boot is None or namespace is None or started is None:
+        return None
+    return Owner(pid=os.getpid() if pid is None else pid, start_ticks=started, pid_ns=namespace, boot_id=boot)
+
+
+def _named(pid: int | None) -> str:
+    return "self" if pid is None else str(pid)
