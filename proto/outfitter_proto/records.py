@@ -64,7 +64,6 @@ class ReasonCode(enum.StrEnum):
     INVALID_REQUEST = "invalid-request"
     WAITED_TOO_LONG = "waited-too-long"
     PREPARE_FAILED = "prepare-failed"
-    RELEASE_FAILED = "release-failed"
     DEREGISTERED = "deregistered"
     WITHDRAWN = "withdrawn"
     LEASE_EXPIRED = "lease-expired"

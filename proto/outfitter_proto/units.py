@@ -1,6 +1,6 @@
-"""Durations and sizes as people write them: `30s`, `1h30m`, `40Gi`. Seconds are floats, sizes are bytes.
+"""Durations as people write them: `30s`, `1h30m`. They are floats of seconds.
 
-A number without a unit is seconds, or bytes. Only decimal digits count: no signs, no exponents, no infinity.
+A number without a unit is seconds. Only decimal digits count: no signs, no exponents, no infinity.
 """
 
 from __future__ import annotations
@@ -8,11 +8,6 @@ from __future__ import annotations
 import re
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
-_BYTES: dict[str, int] = {
-    "": 1,
-    **{unit: 1_000**power for power, unit in enumerate(("k", "M", "G", "T", "P"), 1)},
-    **{unit: 1_024**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"), 1)},
-}
 _NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,9})?"
 _PART = rf"({_NUMBER})\s*(ms|sec|s|min|m|h|d)\s*"
 _SIZE = rf"({_NUMBER})\s*([kKMGTP]i?)?[bB]?"
@@ -47,29 +42,3 @@ def format_duration(seconds: float) -> str:
         if count:
             parts.append(f"{count}{unit}")
     return "".join(parts) or "0s"
-
-
-def parse_size(text: str) -> int:
-    """Bytes from `40Gi` (powers of 1,024), `40G` (powers of 1,000), either with a `B`, or a plain number of bytes.
-
-    Raises:
-        ValueError: it is none of these, or no whole number of bytes; the message says what would be valid.
-    """
-    match = re.fullmatch(_SIZE, text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is no size: write 512Mi, 40Gi, 1.5Gi or a number of bytes")
-    whole, _, fraction = match[1].partition(".")
-    unit = "k" if match[2] == "K" else match[2] or ""
-    scale: int = 10 ** len(fraction)
-    size, rest = divmod(int(whole + fraction) * _BYTES[unit], scale)
-    if rest:
-        raise ValueError(f"{text!r} is no whole number of bytes")
-    return size
-
-
-def format_size(size: int) -> str:
-    """The shortest exact spelling with binary units: `40Gi`, `1536Mi`, `1000`."""
-    for unit in ("Pi", "Ti", "Gi", "Mi", "Ki"):
-        if size and size % _BYTES[unit] == 0:
-            return f"{size // _BYTES[unit]}{unit}"
-    return str(size)

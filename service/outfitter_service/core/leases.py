@@ -67,12 +67,6 @@ class Leases:
             self._look_at(key, self._deadline[key])
         return sorted([key for key in looked if self._deadline[key] <= now], key=self._deadline.__getitem__)
 
-    def next_deadline(self) -> float | None:
-        """No lease is due before this time; None when there is none."""
-        while self._heap and self._look.get(self._heap[0][1]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
-
     def _look_at(self, key: str, at: float) -> None:
         self._look[key] = at
         heapq.heappush(self._heap, (at, key))

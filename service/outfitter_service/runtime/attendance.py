@@ -125,10 +125,6 @@ class Attendance:
 
     # --- silence ---
 
-    def next_deadline(self) -> float | None:
-        """Monotonic time before which no lease can run out."""
-        return self.leases.next_deadline()
-
     def expired(self, position: int) -> list[m.LeaseExpired]:
         """The leases that have run out, judged with everything before `position` decided."""
         now = self._clock()
