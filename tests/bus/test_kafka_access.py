@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,16 @@ def test_log_in_and_tls_come_from_the_environment(tmp_path: Path) -> None:
 def test_a_setting_that_cannot_work_is_refused_by_name(environment: dict[str, str], named: str) -> None:
     with pytest.raises(BusConfigurationError, match=named):
         access("kafka://h", {f"OUTFITTER_KAFKA_{name}": value for name, value in environment.items()})
+
+
+def test_no_writer_is_opened_where_python_leaves_out_assertions() -> None:
+    program = (
+        "import anyio\n"
+        "from outfitter_proto.bus import connect\n"
+        "async def main():\n"
+        "    await connect('kafka://127.0.0.1:1').open_writer('w', 0)\n"
+        "anyio.run(main)\n"
+    )
+    done = subprocess.run([sys.executable, "-O", "-c", program], capture_output=True, text=True, check=False)
+    assert "BusConfigurationError" in done.stderr
+    assert "without -O" in done.stderr

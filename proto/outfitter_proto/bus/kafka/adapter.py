@@ -26,6 +26,7 @@ from outfitter_proto.bus.kafka.reader import KafkaReader
 from outfitter_proto.bus.kafka.writer import KafkaWriter
 from outfitter_proto.bus.port import (
     Bus,
+    BusConfigurationError,
     BusUnavailableError,
     Entry,
     Reader,
@@ -129,8 +130,11 @@ class KafkaBus(Bus):
 
         Raises:
             BusUnavailableError: not taken within `TAKE_WITHIN`; try again after a pause.
-            BusConfigurationError: not allowed to.
+            BusConfigurationError: not allowed to, or Python runs without assertions.
         """
+        if not __debug__:
+            # A producer that is no longer what it was says so by an assertion, and by nothing else.
+            raise BusConfigurationError(f"{self.url}: aiokafka checks its state by assertions: run Python without -O")
         await self.start()  # says why a broker cannot be used; the producer would not
         producer = TransactionalProducer(
             self._access, identity, request_timeout=REQUEST_TIMEOUT, transaction_timeout=self._transaction_timeout
