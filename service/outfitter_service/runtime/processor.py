@@ -12,7 +12,6 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import chain, islice
 
@@ -24,8 +23,6 @@ from outfitter_proto.bus import (
     Bus,
     BusConfigurationError,
     BusError,
-    CommitUnknownError,
-    FencedError,
     OffsetOutOfRangeError,
     TooLargeError,
     Writer,
@@ -49,8 +46,9 @@ from outfitter_service.runtime.batch import Batch
 from outfitter_service.runtime.drivers import DriverCalls
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.intake import Intake
+from outfitter_service.runtime.portion import Portion
 from outfitter_service.runtime.restore import Restored, restore
-from outfitter_service.runtime.retries import Retries
+from outfitter_service.runtime.retries import Retries, edges
 from outfitter_service.runtime.telling import Telling
 
 log = structlog.get_logger("outfitter.processor")
@@ -128,10 +126,7 @@ class Processor:
         self._internal: deque[m.Event] = deque()
         self._reports: dict[str, m.DriverReport] = {}
         self._retries = Retries()
-        self._batch_limit = limits.batch_records
-        self._chunk = rules.chunk
-        self._careful_until: int | None = None
-        self._poisoned: int | None = None
+        self._portion = Portion(records=limits.batch_records, chunk=rules.chunk)
         self._position = 0
         self._committed_position = 0
         self._committed_at = 0.0
@@ -342,7 +337,7 @@ class Processor:
         """Registrations are gone unread: go on at the earliest there are, with a whole lease for everybody."""
         self._log.error("registrations were lost, going on at the earliest there are", reason=explanation)
         self._metrics.input_lost.inc()
-        self._careful_until = None
+        self._portion.forget()
         self.attendance.renew_all()
         self._notes.append(self._note("input-lost", explanation))
 
@@ -365,7 +360,7 @@ class Processor:
                 if isinstance(trouble, TooLargeError) and self._narrow(work, trouble):
                     if writer.tainted:
                         # all of it comes again, behind what is observed anew: the pieces stay small until then
-                        self._careful_until = max(work.position, self._careful_until or 0)
+                        self._portion.stay_small(until=work.position)
                         return RecycledError("the bus refused a commit for its size: the writer is replaced")
                     continue
                 if trouble is not None:
@@ -392,7 +387,9 @@ class Processor:
 
     def _decide(self, writer: Writer, *, opening: bool) -> Work:
         """Decide what has piled up, up to the batch's bounds, without awaiting anything."""
-        batch = Batch(self.ledger, structs.replace(self._rules, chunk=self._chunk), datetime.now(UTC), base=self._base)
+        batch = Batch(
+            self.ledger, structs.replace(self._rules, chunk=self._portion.chunk), datetime.now(UTC), base=self._base
+        )
         work = Work(batch=batch, position=self._position, closing=self._stopping)
         full = writer.max_batch_bytes * FILL
         if opening:
@@ -406,15 +403,15 @@ class Processor:
             self._internal.extend(self._retries.due())
             self._internal.append(m.Tick(host=self._identity.host))
         for event in self._internal:
-            if batch.events >= self._batch_limit or batch.bytes >= full:
+            if batch.events >= self._portion.records or batch.bytes >= full:
                 break
             batch.decide(event)
             work.internal += 1
         messages = self.intake.messages
-        while work.taken < len(messages) and batch.events < self._batch_limit and batch.bytes < full:
+        while work.taken < len(messages) and batch.events < self._portion.records and batch.bytes < full:
             message = messages[work.taken]
             if message.key == self._host_key:
-                if message.offset == self._poisoned:
+                if message.offset == self._portion.indigestible:
                     batch.refuse(message, "the answer to it would be larger than the allocations topic takes")
                 else:
                     batch.message(message)
@@ -428,9 +425,9 @@ class Processor:
             work.position = message.offset + 1
         if work.taken == len(messages):
             work.position = max(work.position, self.intake.position)
-        while batch.follow_ups and batch.events < self._batch_limit and batch.bytes < full:
+        while batch.follow_ups and batch.events < self._portion.records and batch.bytes < full:
             batch.decide(batch.follow_ups.popleft())
-        if self._chunk == self._rules.chunk:
+        if self._portion.whole:
             batch.renumber(self._identity.host, full)
         if work.closing:
             self._close(batch)
@@ -477,7 +474,7 @@ class Processor:
         try:
             await writer.commit(batch.transaction(self._topics, checkpoint))
         except BusError as error:
-            self._metrics.commits.labels(_outcome(error)).inc()
+            self._telling.failed(error)
             return error
         self._metrics.commits.labels("ok").inc()
         self._metrics.commit_seconds.observe(time.monotonic() - begun)
@@ -502,17 +499,12 @@ class Processor:
         self.ledger.rollback()
         events = work.batch.events
         self._log.warning("a commit is too large, splitting it", error=str(trouble), events=events)
-        if self._batch_limit > 1:
-            self._batch_limit = max(1, min(self._batch_limit, events) // 2)
-        elif self._chunk > 1:
-            self._chunk = max(1, self._chunk // 8)
-        elif work.internal:
+        if self._portion.shrink(events):
+            return True
+        if work.internal:
             self._give_up(self._internal.popleft(), trouble)
-        elif work.taken and self._poisoned != self.intake.messages[work.taken - 1].offset:
-            self._poisoned = self.intake.messages[work.taken - 1].offset
-        else:
-            return False
-        return True
+            return True
+        return bool(work.taken) and self._portion.refuse(self.intake.messages[work.taken - 1].offset)
 
     def _give_up(self, event: m.Event, trouble: TooLargeError) -> None:
         """One event's smallest effect is more than the allocations topic takes."""
@@ -540,10 +532,7 @@ class Processor:
         self._internal.extend(batch.follow_ups)
         self.intake.drop(work.taken)
         self._position = work.position
-        if self._careful_until is None or (self._position >= self._careful_until and not self._internal):
-            self._careful_until = None
-            self._batch_limit = self._limits.batch_records
-            self._chunk = self._rules.chunk
+        self._portion.grow(self._position, idle=not self._internal)
         self.attendance.renew(batch.renewed)
         self.attendance.follow(record for record, _ in batch.values.values() if isinstance(record, Allocation))
         self.attendance.cut(batch.cut, self.ledger)
@@ -558,29 +547,3 @@ class Processor:
             self.ready = ready
             self._metrics.ready.set(ready)
             self._log.info("ready" if ready else "not ready")
-
-
-def edges(queued: Iterable[m.Event], aside: Iterable[m.Event]) -> deque[m.Event]:
-    """What is not observed anew when the partition is taken anew: each death once, however often it was seen
-    meanwhile, and not while it is set `aside`."""
-    deaths = {event.allocation for event in aside if isinstance(event, m.OwnerDied)}
-    kept: dict[object, m.Event] = {}
-    for event in queued:
-        if isinstance(event, m.OwnerDied):
-            if event.allocation not in deaths:
-                kept.setdefault((m.OwnerDied, event.allocation), event)
-        elif not isinstance(event, m.DriverReport | m.Reschedule | m.LeaseExpired | m.Tick):
-            kept[event] = event
-    return deque(kept.values())
-
-
-def _outcome(error: BusError) -> str:
-    match error:
-        case FencedError():
-            return "fenced"
-        case CommitUnknownError():
-            return "unknown"
-        case TooLargeError():
-            return "too-large"
-        case _:
-            return "unavailable"

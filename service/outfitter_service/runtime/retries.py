@@ -7,7 +7,8 @@ once in `AGAIN_S`, so that one that never succeeds costs a line of the log each 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 
 from outfitter_service.core import model as m
 
@@ -35,3 +36,17 @@ class Retries:
         for event in found:
             del self._due_at[event]
         return found
+
+
+def edges(queued: Iterable[m.Event], aside: Iterable[m.Event]) -> deque[m.Event]:
+    """What is not observed anew when the partition is taken anew: each death once, however often it was seen
+    meanwhile, and not while it is set `aside`."""
+    deaths = {event.allocation for event in aside if isinstance(event, m.OwnerDied)}
+    kept: dict[object, m.Event] = {}
+    for event in queued:
+        if isinstance(event, m.OwnerDied):
+            if event.allocation not in deaths:
+                kept.setdefault((m.OwnerDied, event.allocation), event)
+        elif not isinstance(event, m.DriverReport | m.Reschedule | m.LeaseExpired | m.Tick):
+            kept[event] = event
+    return deque(kept.values())

@@ -10,6 +10,7 @@ from collections import Counter
 
 import structlog
 
+from outfitter_proto.bus import BusError, CommitUnknownError, FencedError, TooLargeError
 from outfitter_proto.records import FINAL_STATES, Allocation, AllocationState, Health, ReasonCode, Transition
 from outfitter_service.core.ledger import Ledger
 from outfitter_service.core.states import ALLOCATED, FAILED
@@ -87,6 +88,10 @@ class Telling:
         if step.event == "lease-expired" and record.reason_code == ReasonCode.LEASE_EXPIRED:
             metrics.lease_expiries.inc()
 
+    def failed(self, error: BusError) -> None:
+        """A commit failed."""
+        self._metrics.commits.labels(_outcome(error)).inc()
+
     def replayed(self, ledger: Ledger) -> None:
         """The processor begins with this ledger."""
         self._complain(self._holders.replay(ledger.allocations.values()))
@@ -125,3 +130,15 @@ def standing(ledger: Ledger, *, watched_owners: int, leases: int) -> Standing:
     return Standing(
         devices=devices, allocations=allocations, pending=pending, watched_owners=watched_owners, leases=leases
     )
+
+
+def _outcome(error: BusError) -> str:
+    match error:
+        case FencedError():
+            return "fenced"
+        case CommitUnknownError():
+            return "unknown"
+        case TooLargeError():
+            return "too-large"
+        case _:
+            return "unavailable"
