@@ -1,5 +1,4 @@
 #!/usr/bin/env python3
-# SPDX-License-Identifier: Apache-2.0
 """A Kafka broker on this machine, and Kafka's own command-line tools, from jars that Maven resolves.
 
 For development, demonstrations and the test suite: one node that is broker and controller in one (KRaft), on the
