@@ -222,7 +222,7 @@ async def test_taking_the_partition_anew_does_not_begin_a_call_twice(
         await house.ready()
         gate.open.set()
         await house.state("next", "allocated")
-        await house.say(deregister("next"), deregister("third"))
+        await house.say(deregister("third"), deregister("next"))
         await house.state("next", "ended")
         assert [call.allocation for call in bench.called("unprepare")] == ["h/w/1", "h/next/1"]
         assert bench.stale == 0
