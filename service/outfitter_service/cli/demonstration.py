@@ -284,7 +284,8 @@ class Demonstration:
         deadline = time.monotonic() + SCENE_WITHIN
         while not condition():
             for name, process in self._processes.items():
-                if process.poll() not in {None, 0, -signal.SIGKILL}:
+                # `outfitter run` tells of its command that was told to end: 128 and the signal
+                if process.poll() not in {None, 0, -signal.SIGKILL, 128 + signal.SIGTERM}:
                     raise OutfitterCliError(f"{name} ended with {process.returncode}: {self._log(name)[-2000:]}")
             if time.monotonic() > deadline:
                 raise OutfitterCliError(f"after {SCENE_WITHIN:g} s it is still not so that {what}")
