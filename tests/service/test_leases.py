@@ -13,6 +13,7 @@ from outfitter_proto.records import Allocation, ResolvedRequest, Source
 from outfitter_service.core import model as m
 from outfitter_service.core.ledger import Ledger, PutAllocation
 from outfitter_service.runtime.attendance import Attendance
+from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import host_identity
 from outfitter_service.runtime.processor import Limits
 from service.conftest import Serve
@@ -34,13 +35,13 @@ def record(
     )  # fmt: skip
 
 
-class Clock:
+class StoppedClock(Clock):
     """Monotonic seconds that pass when the test says so. Whoever asks while `on_look` is set has it called."""
 
     def __init__(self) -> None:
         self.now = 1000.0
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         return self.now
 
 
@@ -48,7 +49,7 @@ class Doorman:
     """An attendance with a clock of its own and an input whose end is what the test says."""
 
     def __init__(self, bus: FaultyBus) -> None:
-        self.clock = Clock()
+        self.clock = StoppedClock()
         self.events: list[m.Event] = []
         self.attendance = Attendance(
             bus, TOPICS.registrations, 0, identity=host_identity(CLUSTER, HOST), grace_s=2.0, default_lease_s=30.0,

@@ -7,7 +7,6 @@ lease expired. It writes nothing; what it concludes goes to the core as an event
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 
 import anyio
@@ -18,6 +17,7 @@ from outfitter_proto.records import FINAL_STATES, Allocation, ReasonCode
 from outfitter_service.core import model as m
 from outfitter_service.core.leases import Leases
 from outfitter_service.core.ledger import Ledger
+from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.identity import Identity, SuspendWatch
 from outfitter_service.runtime.owners import OwnerWatch
 
@@ -39,11 +39,10 @@ class Attendance:
         grace_s: float,
         default_lease_s: float,
         emit: Callable[[m.Event], None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = SYSTEM,
     ) -> None:
-        """`clock` gives monotonic seconds."""
         self._bus = bus
-        self._clock = clock
+        self._now = clock.monotonic
         self._topic = topic
         self._partition = partition
         self._identity = identity
@@ -51,7 +50,7 @@ class Attendance:
         self._emit = emit
         self.leases = Leases(grace_s)
         self._owners: OwnerWatch | None = None
-        self._suspend = SuspendWatch()
+        self._suspend = SuspendWatch(clock)
         self._suspected = anyio.Event()
         self._sampled_at = float("-inf")
         self._sampled_end = 0
@@ -72,7 +71,7 @@ class Attendance:
                 earlier_boot_id=earlier_boot_id,
                 died=lambda key, detail: self._emit(m.OwnerDied(allocation=key, detail=detail)),
             )
-        now = self._clock()
+        now = self._now()
         live = [record for record in ledger.allocations.values() if record.state not in FINAL_STATES]
         for key in self._owners.keys() - {record.key for record in live}:
             self._owners.forget(key)
@@ -85,7 +84,7 @@ class Attendance:
 
     def follow(self, records: Iterable[Allocation]) -> None:
         """Attend to what was just committed."""
-        now = self._clock()
+        now = self._now()
         for record in records:
             if record.state in FINAL_STATES:
                 self.forget(record.key)
@@ -98,17 +97,17 @@ class Attendance:
             self._owners.forget(key)
 
     def renew(self, keys: Iterable[str]) -> None:
-        now = self._clock()
+        now = self._now()
         for key in keys:
             self.leases.renew(key, now)
 
     def renew_all(self) -> None:
         """Nobody could be heard for a while: one whole lease for everybody from now."""
-        self.leases.renew_all(self._clock())
+        self.leases.renew_all(self._now())
 
     def cut(self, keys: Iterable[str], ledger: Ledger) -> None:
         """A worker's older incarnations: nothing renews them any more, so a lease must end them if no owner does."""
-        now = self._clock()
+        now = self._now()
         for key in keys:
             record = ledger.allocations.get(key)
             watched = self._owners is not None and key in self._owners
@@ -127,7 +126,7 @@ class Attendance:
 
     def expired(self, position: int) -> list[m.LeaseExpired]:
         """The leases that have run out, judged with everything before `position` decided."""
-        now = self._clock()
+        now = self._now()
         if self._suspend.slept():
             log.warning("the machine was suspended: every lease starts anew")
             self.leases.renew_all(now)
@@ -146,12 +145,12 @@ class Attendance:
         while True:
             await self._suspected.wait()
             self._suspected = anyio.Event()
-            asked_at = self._clock()
+            asked_at = self._now()
             try:
                 _, end = await self._bus.offsets(self._topic, self._partition)
             except BusError as error:
                 log.warning("cannot tell silence from an outage, leases are kept", error=str(error))
-                self.leases.renew_all(self._clock())
+                self.leases.renew_all(self._now())
                 await anyio.sleep(SAMPLE_RETRY_S)
                 continue
             self._sampled_at, self._sampled_end = asked_at, end

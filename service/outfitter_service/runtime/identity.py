@@ -23,6 +23,7 @@ from outfitter_proto import __version__
 from outfitter_proto.names import host_writer
 from outfitter_proto.processes import boot_id, pid_namespace
 from outfitter_proto.records import ManagerIdentity
+from outfitter_service.runtime.clock import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,14 +118,11 @@ def _lock_name(host: str) -> str:
 class SuspendWatch:
     """Notices that the machine was asleep: CLOCK_BOOTTIME goes on then, CLOCK_MONOTONIC does not (time(7))."""
 
-    def __init__(self) -> None:
-        self._ahead = self._measure()
-
-    @staticmethod
-    def _measure() -> float:
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ahead = clock.suspended()
 
     def slept(self) -> bool:
         """Whether the machine has been suspended since the last call."""
-        before, self._ahead = self._ahead, self._measure()
+        before, self._ahead = self._ahead, self._clock.suspended()
         return self._ahead - before > SUSPEND_THRESHOLD_S

@@ -10,9 +10,7 @@ processor takes the partition anew. It knows no rules of allocation (core/) and 
 from __future__ import annotations
 
 import random
-import time
 from collections import deque
-from datetime import UTC, datetime
 from itertools import chain, islice
 
 import anyio
@@ -43,6 +41,7 @@ from outfitter_service.core.ledger import Ledger, PutHost
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.attendance import Attendance
 from outfitter_service.runtime.batch import Batch
+from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.drivers import DriverCalls
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.intake import Intake
@@ -108,6 +107,7 @@ class Processor:
         rules: Rules,
         limits: Limits,
         metrics: Metrics,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._bus = bus
         self._topics = topics
@@ -118,14 +118,15 @@ class Processor:
         self._rules = rules
         self._limits = limits
         self._metrics = metrics
+        self._clock = clock
         self._host_key = identity.host.encode()
-        self._since = datetime.now(UTC)
+        self._since = self._clock.utc()
         self._log = log.bind(host=identity.host)
         self._telling = Telling(metrics, identity.host)
         self._wake = anyio.Event()
         self._internal: deque[m.Event] = deque()
         self._reports: dict[str, m.DriverReport] = {}
-        self._retries = Retries()
+        self._retries = Retries(clock)
         self._portion = Portion(records=limits.batch_records, chunk=rules.chunk)
         self._position = 0
         self._committed_position = 0
@@ -145,6 +146,7 @@ class Processor:
             grace_s=limits.lease_grace_s,
             default_lease_s=rules.lease_s or SUPERSEDED_LEASE_S,
             emit=self.emit,
+            clock=clock,
         )
         self.intake = Intake(bus, topics.registrations, partition, wake=self.wake, healed=self.attendance.renew_all)
 
@@ -177,7 +179,7 @@ class Processor:
         try:
             await self._look_before_fencing()
             while not self._stopping:
-                served_since = time.monotonic()
+                served_since = self._clock.monotonic()
                 trouble = await self._serve()
                 self._set_ready(False)
                 if trouble is None:
@@ -186,7 +188,7 @@ class Processor:
                     # the file was removed or replaced: what comes next would be another ledger
                     raise trouble
                 recycled = isinstance(trouble, RecycledError)
-                if recycled or time.monotonic() - served_since > LONGEST_DELAY_S:
+                if recycled or self._clock.monotonic() - served_since > LONGEST_DELAY_S:
                     delay = FIRST_DELAY_S
                 if recycled:
                     self._log.info("taking the partition anew", reason=str(trouble))
@@ -342,7 +344,7 @@ class Processor:
         self._notes.append(self._note("input-lost", explanation))
 
     def _note(self, event: str, explanation: str) -> Note:
-        return Note(at=datetime.now(UTC), writer=self._identity.writer, event=event, explanation=explanation)
+        return Note(at=self._clock.utc(), writer=self._identity.writer, event=event, explanation=explanation)
 
     # --- the cycle ---
 
@@ -388,7 +390,7 @@ class Processor:
     def _decide(self, writer: Writer, *, opening: bool) -> Work:
         """Decide what has piled up, up to the batch's bounds, without awaiting anything."""
         batch = Batch(
-            self.ledger, structs.replace(self._rules, chunk=self._portion.chunk), datetime.now(UTC), base=self._base
+            self.ledger, structs.replace(self._rules, chunk=self._portion.chunk), self._clock.utc(), base=self._base
         )
         work = Work(batch=batch, position=self._position, closing=self._stopping)
         full = writer.max_batch_bytes * FILL
@@ -396,8 +398,8 @@ class Processor:
             self._open(batch)
         batch.history += self._notes
         work.notes = len(self._notes)
-        if time.monotonic() - self._ticked_at >= TICK_S:
-            self._ticked_at = time.monotonic()
+        if self._clock.monotonic() - self._ticked_at >= TICK_S:
+            self._ticked_at = self._clock.monotonic()
             if self.intake.hearing:
                 self._internal.extend(self.attendance.expired(self._position))
             self._internal.extend(self._retries.due())
@@ -444,7 +446,7 @@ class Processor:
     def _checkpoint_is_due(self, position: int) -> bool:
         if position - self._committed_position >= self._limits.checkpoint_records:
             return True
-        return time.monotonic() - self._committed_at >= self._limits.checkpoint_interval_s
+        return self._clock.monotonic() - self._committed_at >= self._limits.checkpoint_interval_s
 
     async def _commit(self, writer: Writer, work: Work) -> BusError | None:
         batch = work.batch
@@ -470,17 +472,17 @@ class Processor:
             machine_id=self._identity.machine_id,
             boot_id=self._ended_boot_id if deaths_left else self._identity.boot_id,
         )
-        begun = time.monotonic()
+        begun = self._clock.monotonic()
         try:
             await writer.commit(batch.transaction(self._topics, checkpoint))
         except BusError as error:
             self._telling.failed(error)
             return error
         self._metrics.commits.labels("ok").inc()
-        self._metrics.commit_seconds.observe(time.monotonic() - begun)
+        self._metrics.commit_seconds.observe(self._clock.monotonic() - begun)
         self.ledger.commits += 1
         self._seen_commit = self.ledger.commits
-        self._committed_at = time.monotonic()
+        self._committed_at = self._clock.monotonic()
         self._committed_position = work.position
         if not deaths_left:
             self._ended_boot_id = None

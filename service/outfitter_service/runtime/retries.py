@@ -6,11 +6,11 @@ once in `AGAIN_S`, so that one that never succeeds costs a line of the log each 
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 
 from outfitter_service.core import model as m
+from outfitter_service.runtime.clock import Clock
 
 AGAIN_S = 30.0
 
@@ -18,7 +18,8 @@ AGAIN_S = 30.0
 class Retries:
     """The events kept for later, each once."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._due_at: dict[m.Event, float] = {}
 
     def __iter__(self) -> Iterator[m.Event]:
@@ -27,11 +28,11 @@ class Retries:
     def keep(self, event: m.Event) -> None:
         """Keep an event if it is one that nothing says again."""
         if isinstance(event, m.OwnerDied | m.Prepared | m.Unprepared | m.DriverRetry):
-            self._due_at[event] = time.monotonic() + AGAIN_S
+            self._due_at[event] = self._clock.monotonic() + AGAIN_S
 
     def due(self) -> list[m.Event]:
         """Hand out those whose time has come: who fails once more is to be kept once more."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         found = [event for event, at in self._due_at.items() if at <= now]
         for event in found:
             del self._due_at[event]
