@@ -1,86 +1,182 @@
-"""The four topics as they must be: what `outfitter topics create` makes and `check` compares.
+"""The four topics as they must be: what `outfitter topics create` makes, and what each difference from it means.
 
-Each setting has the reason it is there; `check` prints that reason beside the difference.
+Facts about the settings: Kafka's documentation, "Topic Configs" (TopicConfig.java holds the same texts), and
+"Replication" and "Log Compaction" in its design chapter. How many brokers there are, and copies of a partition, is
+asked of their metadata. Nothing here changes a topic that exists.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
 
 from outfitter_proto import names
 from outfitter_proto.bus.port import Bus, TopicInfo, TopicSpec, UnknownTopicError
 
-DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+COPIES = 3
+"""Copies of each partition, where there are so many brokers: one may be away, and another one's disk be lost then."""
+SHORTEST_TOMBSTONE_MS = 60_000
+"""A ledger is read from its beginning to its end within this time, or deletions may go before they are seen."""
 
 
 class Setting(NamedTuple):
-    """A topic setting by Kafka's name, the value we make it with, and why it matters."""
+    """A topic setting by Kafka's name, the value we make it with, and why it matters.
+
+    `bound` says which other values are as good; -1 is Kafka's "no limit". `fatal` tells for a value that is not
+    good enough whether a manager must not work with it.
+    """
 
     name: str
     value: str
     why: str
+    bound: Literal["exactly", "at least", "at most"] = "exactly"
+    fatal: Callable[[str, TopicInfo], bool] = lambda _have, _info: False
+
+    def accepts(self, have: str) -> bool:
+        if self.bound == "exactly":
+            return _normal(have) == _normal(self.value)
+        found, bound = _number(have), _number(self.value)
+        return found >= bound if self.bound == "at least" else found <= bound
+
+    @property
+    def wanted(self) -> str:
+        """What would be valid, in words."""
+        return self.value if self.bound == "exactly" else f"{self.bound} {self.value}"
 
 
 class Difference(NamedTuple):
-    """A topic that is not as it must be. `fatal`: a manager must not start on it."""
+    """A topic that is not as it must be. `fatal`: a manager must not start on it. `remedy`: a command, or in words."""
 
     topic: str
     setting: str
     found: str
     wanted: str
     why: str
+    remedy: str
     fatal: bool
 
 
 _KEEP_CODEC = Setting(
     "compression.type",
     "producer",
-    "re-compressing on the broker turns a small compressed bomb into the broker's own memory",
+    "re-compressing on the broker turns a small compressed bomb into the broker's own memory, and any codec but gzip "
+    "keeps out readers that have no more than a standard library",
+)
+_CLEAN_ELECTION = Setting(
+    "unclean.leader.election.enable",
+    "false",
+    "a copy that has fallen behind may become the leader, and what had been acknowledged is cut off without a word",
+)
+_WHOLE_BATCHES = Setting(
+    "max.message.bytes",
+    "1048588",
+    "a commit's records go in batches of up to a mebibyte: with less, large allocations can be neither kept nor told",
+    "at least",
 )
 REGISTRATIONS = (
-    Setting("cleanup.policy", "delete", "registrations are events: compaction would drop all but a host's last"),
+    Setting(
+        "cleanup.policy",
+        "delete",
+        "registrations are events: compaction would drop all but a host's last",
+        fatal=lambda have, _: "compact" in have,
+    ),
     Setting(
         "retention.ms",
         str(7 * DAY_MS),
         "a manager that was away longer than this loses the registrations in between",
+        "at least",
     ),
-    Setting("max.message.bytes", "65536", "no registration is larger; a larger limit only helps floods"),
-    Setting("message.timestamp.type", "LogAppendTime", "a sender's clock must not decide what retention deletes"),
+    Setting("retention.bytes", "-1", "one worker's flood would delete what others have not been answered yet"),
+    Setting(
+        "max.message.bytes",
+        "65536",
+        "no registration is larger: a larger limit only helps floods, a smaller one refuses requests that are valid",
+    ),
+    Setting(
+        "message.timestamp.type",
+        "LogAppendTime",
+        "a sender's clock must not decide what retention deletes, nor how long an answer took",
+    ),
     _KEEP_CODEC,
+    _CLEAN_ELECTION,
 )
 ALLOCATIONS = (
     Setting(
         "cleanup.policy",
         "compact",
         "this topic is the ledger: with deletion every grant would evaporate in time",
+        fatal=lambda *_: True,
     ),
-    Setting("min.cleanable.dirty.ratio", "0.1", "a manager that starts reads the whole ledger: keep it compact"),
-    Setting("segment.ms", str(3_600_000), "the newest segment is never compacted"),
+    Setting(
+        "delete.retention.ms",
+        str(DAY_MS),
+        "a reader that needs longer from the ledger's beginning to its end misses deletions, and takes allocations "
+        "that are over for live ones",
+        "at least",
+        fatal=lambda have, _: _number(have) < SHORTEST_TOMBSTONE_MS,
+    ),
+    Setting(
+        "min.cleanable.dirty.ratio", "0.1", "a manager that starts reads the whole ledger: keep it compact", "at most"
+    ),
+    Setting(
+        "segment.ms", str(HOUR_MS), "the newest segment is never compacted, and a start reads all of it", "at most"
+    ),
+    Setting(
+        "segment.bytes",
+        str(128 * 1024 * 1024),
+        "the newest segment is never compacted, and a start reads all of it",
+        "at most",
+    ),
+    _WHOLE_BATCHES,
     _KEEP_CODEC,
+    _CLEAN_ELECTION._replace(
+        why="a copy that has fallen behind may become the leader: grants that workers were told of are cut off, and "
+        "their devices granted again",
+        fatal=lambda _, info: info.replication > 1,
+    ),
 )
 HISTORY = (
-    Setting("cleanup.policy", "delete", "history is a log of transitions: compaction would make holes in it"),
-    Setting("retention.ms", str(30 * DAY_MS), "how far back `outfitter history` can look"),
+    Setting(
+        "cleanup.policy", "delete", "history is a log of transitions: compaction would make holes in it, and needs keys"
+    ),
+    Setting("retention.ms", str(30 * DAY_MS), "how far back `outfitter history` can look", "at least"),
+    _WHOLE_BATCHES,
     _KEEP_CODEC,
+    _CLEAN_ELECTION,
 )
 DEAD_LETTERS = (
     Setting("cleanup.policy", "compact,delete", "the same bad message reported twice collapses, and goes in time"),
-    Setting("retention.ms", str(30 * DAY_MS), "how long a bad message can be looked at"),
+    Setting("retention.ms", str(30 * DAY_MS), "how long a bad message can be looked at", "at least"),
+    _WHOLE_BATCHES,
     _KEEP_CODEC,
+    _CLEAN_ELECTION,
 )
 
 
 def wanted(cluster: str) -> dict[str, tuple[Setting, ...]]:
-    """The settings of each of `cluster`'s topics, by topic name."""
+    """The settings of each of `cluster`'s topics, by topic name; `acknowledging` comes on top."""
     topics = names.topics(cluster)
     return dict(zip(topics, (REGISTRATIONS, ALLOCATIONS, HISTORY, DEAD_LETTERS), strict=True))
 
 
+def acknowledging(copies: int) -> int:
+    """min.insync.replicas for so many copies: two of three or more, so that one broker may be away and what was
+    acknowledged survives the loss of another one. Of two or one copies, one: no outage would be survived else."""
+    return 2 if copies >= COPIES else 1
+
+
 async def create(bus: Bus, cluster: str, *, partitions: int, replication: int | None = None) -> list[str]:
-    """Make the topics that do not exist; return the names of those made."""
+    """Make the topics that do not exist; return the names of those made.
+
+    `replication`: copies of each partition; None: as many as there are brokers, at most `COPIES`.
+    """
+    copies = min(COPIES, await bus.brokers()) if replication is None else replication
+    common = {"min.insync.replicas": str(acknowledging(copies))}
     return await bus.create_topics(
         [
-            TopicSpec(name, partitions, {s.name: s.value for s in settings}, replication)
+            TopicSpec(name, partitions, common | {s.name: s.value for s in settings}, copies)
             for name, settings in wanted(cluster).items()
         ]
     )
@@ -90,40 +186,93 @@ async def check(bus: Bus, cluster: str) -> list[Difference]:
     """Compare the topics with what they must be. An empty list: all is well."""
     differences: list[Difference] = []
     found: dict[str, TopicInfo] = {}
+    brokers = await bus.brokers()
     for name, settings in wanted(cluster).items():
         try:
             found[name] = info = await bus.topic(name)
         except UnknownTopicError:
-            differences.append(
-                Difference(name, "(topic)", "missing", "present", "make it with `outfitter topics create`", True)
-            )
+            why = "there is nothing to read from or to write to"
+            remedy = "outfitter topics create"
+            differences.append(Difference(name, "(topic)", "missing", "present", why, remedy, True))
             continue
+        differences += _of_copies(info, brokers)
         if not info.config:
-            why = "whether this topic keeps what it must keep cannot be told: grant DescribeConfigs on it"
-            differences.append(Difference(name, "(settings)", "not shown to this principal", "shown", why, False))
+            why = "whether this topic keeps what it must keep cannot be told"
+            remedy = f"grant this principal DescribeConfigs on topic {name}"
+            hidden = "not shown to this principal"
+            differences.append(Difference(name, "(settings)", hidden, "shown", why, remedy, False))
             continue
         differences += [
-            Difference(name, s.name, have, s.value, s.why, _fatal(name, cluster, s, have))
+            Difference(name, s.name, have, s.wanted, s.why, _altering(bus, name, s.name, s.value), s.fatal(have, info))
             for s in settings
-            if (have := info.config.get(s.name, s.value)) != s.value
+            if not s.accepts(have := info.config.get(s.name, s.value))
         ]
-    counts = {info.partitions for info in found.values()}
-    if len(counts) > 1:
-        shown = ", ".join(f"{name}: {info.partitions}" for name, info in found.items())
-        differences.append(
-            Difference(
-                "(all)", "partitions", shown, "one count for all four",
-                "a host's registrations, grants and history live in the partition of one number", True,
-            )
-        )  # fmt: skip
+        differences += _of_acknowledging(bus, info)
+    differences += _of_partitions(found)
     return differences
 
 
-def _fatal(topic: str, cluster: str, setting: Setting, have: str) -> bool:
-    """A ledger that is not purely compacted evaporates; registrations that are compacted vanish unread."""
-    if setting.name != "cleanup.policy":
-        return False
-    topics = names.topics(cluster)
-    if topic == topics.allocations:
-        return have != "compact"
-    return topic == topics.registrations and "compact" in have
+def _of_copies(info: TopicInfo, brokers: int) -> list[Difference]:
+    copies = min(COPIES, brokers)
+    if info.replication >= copies:
+        return []
+    return [
+        Difference(
+            info.name, "replication factor", str(info.replication), f"at least {copies}",
+            f"with {info.replication} of {brokers} brokers holding it, an outage stops it and a lost disk loses it",
+            f"kafka-reassign-partitions --execute, with a plan that names {copies} brokers for each partition", False,
+        )
+    ]  # fmt: skip
+
+
+def _of_acknowledging(bus: Bus, info: TopicInfo) -> list[Difference]:
+    """min.insync.replicas against the copies there are (`acks=all` is what every writer of ours asks for)."""
+    setting = "min.insync.replicas"
+    least = acknowledging(info.replication)
+    most = max(least, info.replication - 1)
+    have = int(info.config.get(setting, least))
+    if least <= have <= most:
+        return []
+    if have > info.replication:
+        why = f"more acknowledgements than its {info.replication} copies can give: nothing can ever be written to it"
+    elif have > most:
+        why = "all copies must acknowledge: the outage of any one broker stops every write"
+    else:
+        why = "what one copy has acknowledged is lost with that broker's disk: a committed grant could be granted again"
+    bounds = str(least) if least == most else f"{least} to {most}"
+    remedy = _altering(bus, info.name, setting, str(least))
+    return [Difference(info.name, setting, str(have), bounds, why, remedy, have > info.replication)]
+
+
+def _of_partitions(found: Mapping[str, TopicInfo]) -> list[Difference]:
+    if len({info.partitions for info in found.values()}) < 2:
+        return []
+    shown = ", ".join(f"{name}: {info.partitions}" for name, info in found.items())
+    most = max(info.partitions for info in found.values())
+    return [
+        Difference(
+            "(all)", "partitions", shown, "one count for all four",
+            "a host's registrations, grants and history live in the partition of one number, which its name and the "
+            "count give: with different counts they are looked for where they are not",
+            "delete those that were never used and run `outfitter topics create`, or begin with another --cluster; "
+            f"raising the others to {most} (kafka-topics --alter --partitions) moves hosts away from their ledgers",
+            True,
+        )
+    ]  # fmt: skip
+
+
+def _altering(bus: Bus, topic: str, setting: str, value: str) -> str:
+    if bus.local:
+        return "the topics of this file stay as they were made: begin with another file"
+    brokers = bus.url.removeprefix("kafka://").rstrip("/")
+    given = f"'{setting}=[{value}]'" if "," in value else f"{setting}={value}"
+    return f"kafka-configs --bootstrap-server {brokers} --alter --topic {topic} --add-config {given}"
+
+
+def _normal(value: str) -> list[str]:
+    """A list means the same in any order."""
+    return sorted(part.strip() for part in value.split(","))
+
+
+def _number(value: str) -> float:
+    return float("inf") if value == "-1" else float(value)

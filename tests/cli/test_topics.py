@@ -64,7 +64,27 @@ async def test_a_ledger_that_would_evaporate_is_told_with_the_reason(bus: str) -
     assert "every grant would evaporate" in done.stderr
     done = topics(bus, "check")
     assert done.returncode == 1
-    assert "every grant would evaporate" in done.stdout
+    headline, why, remedy = done.stdout.splitlines()
+    assert headline == f"{names.topics().allocations}: cleanup.policy is delete, must be compact"
+    assert "every grant would evaporate" in why
+    assert "begin with another file" in remedy
+
+
+async def test_a_warning_says_what_should_be_and_comes_after_what_must_be(bus: str) -> None:
+    wanted = names.topics()
+    async with connect(bus) as opened:
+        await opened.create_topics(
+            [
+                TopicSpec(wanted.registrations, 1, {"cleanup.policy": "delete", "retention.ms": "1000"}),
+                TopicSpec(wanted.allocations, 1, {"cleanup.policy": "compact", "delete.retention.ms": "10"}),
+            ]
+        )
+    topics(bus, "create")
+    done = topics(bus, "check")
+    assert [line for line in done.stdout.splitlines() if not line.startswith(" ")] == [
+        f"{wanted.allocations}: delete.retention.ms is 10, must be at least 86400000",
+        f"{wanted.registrations}: retention.ms is 1000, should be at least 604800000",
+    ]
 
 
 @pytest.mark.kafka

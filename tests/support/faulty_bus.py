@@ -45,6 +45,9 @@ class FaultyBus(Bus):
         async with self._around("topic"):
             return await self._inner.topic(name)
 
+    async def brokers(self) -> int:
+        return await self._inner.brokers()
+
     async def create_topics(self, specs: Sequence[TopicSpec]) -> list[str]:
         async with self._around("create_topics"):
             return await self._inner.create_topics(specs)

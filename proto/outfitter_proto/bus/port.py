@@ -191,6 +191,10 @@ class Bus(ABC):
     async def topic(self, name: str) -> TopicInfo:
         """Describe a topic. Raises `UnknownTopicError`."""
 
+    async def brokers(self) -> int:
+        """How many brokers there are now to hold copies of a partition; a bus without brokers counts as one."""
+        return 1
+
     @abstractmethod
     async def create_topics(self, specs: Sequence[TopicSpec]) -> list[str]:
         """Make the topics that do not exist and return their names; those that exist stay as they are."""

@@ -38,7 +38,10 @@ def topics() -> None:
     "It cannot be changed later without moving hosts from one partition to another.",
 )
 @click.option(
-    "--replication", type=click.IntRange(1, 100), metavar="N", help="Copies of each partition; the broker's default."
+    "--replication",
+    type=click.IntRange(1, 100),
+    metavar="N",
+    help="Copies of each partition: as many as there are brokers by default, at most 3. Of 3 or more, 2 acknowledge.",
 )
 @options.json_output
 @click.pass_context
@@ -78,7 +81,7 @@ def create(
         if not made:
             warn("all four topics were there already")
         for item in differences:
-            warn(f"{item.topic}: {item.setting} is {item.found}, should be {item.wanted}: {item.why}")
+            warn(f"{_headline(item)}: {item.why}. To mend it: {item.remedy}")
     return 1 if any(item.fatal for item in differences) else 0
 
 
@@ -89,7 +92,10 @@ def create(
 @options.json_output
 @click.pass_context
 def check(ctx: click.Context, /, config: str | None, as_json: bool, **_options: object) -> int:
-    """Say how the topics differ from what they must be, and why it matters: exit code 1 if they do."""
+    """Say how the topics differ from what they must be, why it matters, and how to mend it: exit code 1 if they do.
+
+    What "must be" otherwise keeps a manager from starting; the rest is logged when it starts.
+    """
     import anyio
 
     from outfitter_proto import topics as wanted
@@ -106,24 +112,19 @@ def check(ctx: click.Context, /, config: str | None, as_json: bool, **_options: 
     if as_json:
         output.print_json({"ok": not differences, "differences": [_plain(item) for item in differences]})
     elif differences:
-        output.print_table(
-            ["topic", "setting", "found", "wanted", "why it matters"],
-            ((item.topic, item.setting, item.found, item.wanted, item.why) for item in differences),
-        )
+        for item in sorted(differences, key=lambda item: not item.fatal):
+            click.echo(f"{_headline(item)}\n    why: {item.why}\n    to mend it: {item.remedy}")
     else:
         click.echo("ok")
     return 1 if differences else 0
 
 
+def _headline(item: Difference) -> str:
+    return f"{item.topic}: {item.setting} is {item.found}, {'must' if item.fatal else 'should'} be {item.wanted}"
+
+
 def _plain(item: Difference) -> dict[str, object]:
-    return {
-        "topic": item.topic,
-        "setting": item.setting,
-        "found": item.found,
-        "wanted": item.wanted,
-        "why": item.why,
-        "fatal": item.fatal,
-    }
+    return item._asdict()
 
 
 async def _partitions(bus: Bus, where: Connection, asked: int | None) -> int:

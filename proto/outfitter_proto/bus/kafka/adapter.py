@@ -85,6 +85,10 @@ class KafkaBus(Bus):
         config = {setting: value for setting, value, *_ in entries or () if value is not None}
         return TopicInfo(name, found.id, len(found.leaders), found.replication, config)
 
+    async def brokers(self) -> int:
+        """The brokers that the metadata list: those that are alive."""
+        return len((await self._cluster.send(None, MetadataRequest([]))).brokers)
+
     async def create_topics(self, specs: Sequence[TopicSpec]) -> list[str]:
         """Make the topics that do not exist, and wait until each has leaders."""
         missing = [spec for spec in specs if not await self._exists(spec.name)]
