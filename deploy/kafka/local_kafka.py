@@ -28,7 +28,7 @@ CACHE = HERE.parents[1] / ".cache" / "kafka"
 POM = HERE / "pom.xml"
 CLUSTER_ID = "b3V0Zml0dGVyLWxvY2FsLQ"  # any 16 bytes in base64: a data directory belongs to one cluster
 
-BROKER_JVM = ("-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+BROKER_JVM = ("-Xms128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 TOOL_JVM = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 QUIET = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",)
 BROKER_LOG = (
@@ -44,13 +44,16 @@ TOOLS = {
 }
 
 
-def jars() -> Path:
+def jars(version: str | None = None) -> Path:
     """The folder with Kafka's jars, resolved by Maven the first time and again whenever pom.xml has changed.
+
+    `version` None: the one that pom.xml names.
 
     Raises:
         SystemExit: Maven is missing or failed; the message holds the end of what it said.
     """
-    folder = CACHE / f"lib-{hashlib.sha256(POM.read_bytes()).hexdigest()[:12]}"
+    suffix = f"-{version}" if version else ""
+    folder = CACHE / f"lib-{hashlib.sha256(POM.read_bytes()).hexdigest()[:12]}{suffix}"
     if folder.is_dir():
         return folder
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -65,6 +68,7 @@ def jars() -> Path:
                 [
                     _program("mvn", "Maven"), "--quiet", "--batch-mode", "--file", str(POM),
                     "dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={unfinished}",
+                    *([f"-Dkafka.version={version}"] if version else []),
                 ],
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
             )  # fmt: skip
@@ -111,9 +115,11 @@ def settings(port: int, controller_port: int, data: Path, overrides: Mapping[str
     }
 
 
-def run_broker(port: int, data: Path, overrides: Mapping[str, str]) -> NoReturn:
+def run_broker(
+    port: int, data: Path, overrides: Mapping[str, str], *, version: str | None = None, heap: str = "512m"
+) -> NoReturn:
     """Format `data` if it is new and become the broker, in the foreground, until a signal ends it."""
-    classpath = str(jars() / "*")
+    classpath = str(jars(version) / "*")
     data.mkdir(parents=True, exist_ok=True)
     properties = data.parent / f"{data.name}.properties"
     configuration = settings(port, free_port(), data, overrides)
@@ -130,7 +136,7 @@ def run_broker(port: int, data: Path, overrides: Mapping[str, str]) -> NoReturn:
         if formatted.returncode != 0:
             raise SystemExit(f"could not format {data}:\n{formatted.stdout[-4000:]}")
     print(f"Kafka on 127.0.0.1:{port}, data in {data}; Ctrl-C ends it", flush=True)
-    _become([java, *BROKER_JVM, *QUIET, *BROKER_LOG, "-cp", classpath, "kafka.Kafka", str(properties)])
+    _become([java, f"-Xmx{heap}", *BROKER_JVM, *QUIET, *BROKER_LOG, "-cp", classpath, "kafka.Kafka", str(properties)])
 
 
 def run_tool(name: str, arguments: Sequence[str]) -> NoReturn:
@@ -171,19 +177,22 @@ def main(arguments: Sequence[str]) -> None:
         run_tool(arguments[0], arguments[1:])
     parser = argparse.ArgumentParser(description="A local Kafka broker and its tools, from Maven's jars.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("jars", help="resolve the jars and print the folder they are in")
+    resolve = commands.add_parser("jars", help="resolve the jars and print the folder they are in")
     broker = commands.add_parser("broker", help="run a broker in the foreground until Ctrl-C")
     broker.add_argument("--port", type=int, default=9092, help="the port to listen on, on 127.0.0.1 (%(default)s)")
     broker.add_argument("--data", type=Path, default=CACHE / "data", help="where the data is kept (%(default)s)")
+    broker.add_argument("--heap", default="512m", help="the most memory Java's heap takes (%(default)s)")
+    for command in resolve, broker:
+        command.add_argument("--kafka", metavar="VERSION", help="of Kafka, such as 3.9.1 (the one that pom.xml names)")
     broker.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a broker setting; repeatable")
     for name, main_class in TOOLS.items():
         commands.add_parser(name, help=f"run {main_class} with the arguments that follow")
     chosen = parser.parse_args(arguments)
     if chosen.command == "jars":
-        print(jars())
+        print(jars(chosen.kafka))
         return
     overrides = dict(pair.partition("=")[::2] for pair in chosen.set)
-    run_broker(chosen.port, chosen.data.resolve(), overrides)
+    run_broker(chosen.port, chosen.data.resolve(), overrides, version=chosen.kafka, heap=chosen.heap)
 
 
 if __name__ == "__main__":

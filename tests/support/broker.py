@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,14 +54,25 @@ class KafkaBroker:
 class Broker(KafkaBroker):
     """A broker that this process started and may ill-treat. It keeps its port and its data over restarts.
 
-    `settings` are broker settings by Kafka's names, in addition to those of deploy/kafka.
+    `settings` are broker settings by Kafka's names, in addition to those of deploy/kafka. `options` go to its
+    launcher (`--kafka 3.9.1`, `--heap 256m`), and the launcher is an argument of `within`, if there is such.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: dict[str, str] | None = None,
+        *,
+        port: int | None = None,
+        options: Sequence[str] = (),
+        within: Sequence[str] = (),
+    ) -> None:
         self.folder = folder
-        self.port = _free_port()
+        self.port = port or free_port()
         self.log = folder / "broker.log"
         self._settings = settings or {}
+        self._options = tuple(options)
+        self._within = tuple(within)
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: subprocess.Popen[bytes] | None = None
         super().__init__(f"127.0.0.1:{self.port}")
@@ -72,16 +83,25 @@ class Broker(KafkaBroker):
             raise BrokerError("the broker is not running")
         return self._process.pid
 
+    @property
+    def running(self) -> bool:
+        """Whether it was started, and has not ended by itself."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Start it and block until it answers. In async tests use `restarted`, which does not block the loop."""
-        self._launch()
+        self.launch()
+        self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        """Block until it answers after `launch`."""
         deadline = time.monotonic() + READY_WITHIN
         while not self._ready(deadline):
             time.sleep(0.05)
 
     async def restarted(self) -> None:
         """Start it again and wait until it answers."""
-        self._launch()
+        self.launch()
         deadline = time.monotonic() + READY_WITHIN
         while not self._ready(deadline):  # noqa: ASYNC110  (a process of another kind sets no event of ours)
             await anyio.sleep(0.05)
@@ -99,24 +119,21 @@ class Broker(KafkaBroker):
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
+        """Let it go on. Repeatable, while it runs."""
         os.kill(self.pid, signal.SIGCONT)
 
     def log_tail(self) -> str:
         return self.log.read_text(errors="replace")[-4000:] if self.log.exists() else "(it wrote no log)"
 
-    def _launch(self) -> None:
+    def launch(self) -> None:
+        """Start it without waiting until it answers."""
         if self._process is not None:
             raise BrokerError("the broker is running already")
         self.folder.mkdir(parents=True, exist_ok=True)
         command = [
-            sys.executable,
-            str(LAUNCHER),
-            "broker",
-            "--port",
-            str(self.port),
-            "--data",
-            str(self.folder / "data"),
-        ]
+            *self._within, sys.executable, str(LAUNCHER), "broker", "--port", str(self.port),
+            "--data", str(self.folder / "data"), *self._options,
+        ]  # fmt: skip
         for name, value in self._settings.items():
             command += ["--set", f"{name}={value}"]
         with self.log.open("ab") as log:
@@ -240,7 +257,7 @@ def _wait_for_users(address: Path, within: float = 100.0) -> None:
                 return
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A free TCP port outside the range of outgoing connections, so that it is still free after a restart."""
     while True:
         port = 20_000 + secrets.randbelow(10_000)
