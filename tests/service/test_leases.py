@@ -7,12 +7,13 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec import structs
 
 from outfitter_proto.bus import BusUnavailableError
-from outfitter_proto.records import Allocation, ResolvedRequest, Source
-from outfitter_service.core import model as m
+from outfitter_proto.processes import boot_id, pid_namespace
+from outfitter_proto.records import Allocation, Owner, ResolvedRequest, Source
 from outfitter_service.core.ledger import Ledger, PutAllocation
-from outfitter_service.runtime.attendance import Attendance
+from outfitter_service.runtime.attendance import LAST_WORDS_S, Attendance
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import host_identity
 from outfitter_service.runtime.processor import Limits
@@ -50,10 +51,9 @@ class Doorman:
 
     def __init__(self, bus: FaultyBus) -> None:
         self.clock = StoppedClock()
-        self.events: list[m.Event] = []
         self.attendance = Attendance(
             bus, TOPICS.registrations, 0, identity=host_identity(CLUSTER, HOST), grace_s=2.0, default_lease_s=30.0,
-            emit=self.events.append, clock=self.clock,
+            wake=lambda: None, clock=self.clock,
         )  # fmt: skip
 
     async def sample(self) -> None:
@@ -102,6 +102,28 @@ async def test_a_lease_ends_after_lease_and_grace_once_everything_sent_before_wa
     assert doorman.expired(2) == []  # one message is not decided yet: it may be a heartbeat
     assert doorman.expired(3) == ["h/w/1"]
     assert doorman.expired(3) == []
+
+
+async def test_a_death_waits_for_what_was_said_before_it_but_not_for_ever(bus: FaultyBus, doorman: Doorman) -> None:
+    """Where registrations pile up or the bus is away, the device is worth more than the right word for the end."""
+    gone = Owner(pid=2**22 + 1, start_ticks=1, pid_ns=pid_namespace() or 0, boot_id=boot_id() or "")
+    await bus.publish(TOPICS.registrations, 0, checker_entry())
+    await bus.publish(TOPICS.registrations, 0, checker_entry())
+    request = ResolvedRequest(amounts={"gpu": 1}, owner=gone)
+    doorman.attendance.restart(ledger_of(structs.replace(record("w"), request=request)), None)
+    assert doorman.attendance.deaths(2) == []  # the end has not been sampled since it was seen
+    await doorman.sample()
+    assert doorman.attendance.deaths(1) == []
+    doorman.clock.now += LAST_WORDS_S
+    assert [event.allocation for event in doorman.attendance.deaths(1)] == ["h/w/1"]
+    assert doorman.attendance.deaths(1) == []
+    # the input begins anew, at an offset that is lower than the one that was sampled
+    doorman.attendance.restart(ledger_of(structs.replace(record("w"), request=request)), None)
+    await doorman.sample()
+    doorman.attendance.renew_all()
+    assert doorman.attendance.deaths(2) == []
+    await doorman.sample()
+    assert len(doorman.attendance.deaths(2)) == 1
 
 
 def checker_entry() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from outfitter_proto.bus import BusUnavailableError, Entry
 from outfitter_proto.processes import boot_id, pid_namespace, process_owner
 from outfitter_proto.records import Owner
 from outfitter_service.runtime import owners
@@ -21,7 +23,7 @@ from outfitter_service.runtime.owners import OwnerWatch
 from outfitter_service.runtime.processor import Limits
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus, no_faults
-from support.house import another, register, static
+from support.house import HOST, TOPICS, House, another, deregister, register, static
 
 
 @pytest.fixture
@@ -142,9 +144,11 @@ async def test_owners_of_another_boot_are_not_taken_for_dead_where_the_machine_m
         assert (await house.state("last", "ended"))["reason_code"] == "owner-died"
 
 
+@pytest.mark.parametrize(("last_commit", "least", "most"), [(1, 0, 0), (2, 1, 7)])
 async def test_a_crash_while_the_deaths_of_the_boot_before_are_written_down_loses_none(
-    bus: FaultyBus, serve: Serve
+    bus: FaultyBus, serve: Serve, last_commit: int, least: int, most: int
 ) -> None:
+    """Neither before the first of them, when who manages the host has been written, nor in the middle."""
     owner = body(owner_of(os.getpid()))
     workers = [f"w{index}" for index in range(8)]
     async with serve(static(8), identity=another(machine_id="m")) as house:
@@ -159,7 +163,7 @@ async def test_a_crash_while_the_deaths_of_the_boot_before_are_written_down_lose
         async def crash(point: str) -> None:
             nonlocal commits
             commits += point == "commit:before"
-            if commits == 2:
+            if commits > last_commit:
                 crashed.set()
                 await anyio.sleep_forever()
 
@@ -168,7 +172,7 @@ async def test_a_crash_while_the_deaths_of_the_boot_before_are_written_down_lose
             await crashed.wait()
         bus.script = no_faults
         ended = [worker for worker in workers if (await house.records())[f"h/{worker}/1"]["state"] == "ended"]
-        assert 0 < len(ended) < 8
+        assert least <= len(ended) <= most
     async with serve(static(8), identity=another(machine_id="m", boot_id="b")) as house:
         for worker in workers:
             assert (await house.state(worker, "ended"))["reason_code"] == "owner-died"
@@ -178,6 +182,72 @@ async def test_a_crash_while_the_deaths_of_the_boot_before_are_written_down_lose
         await house.state("w", "allocated", "2")
     async with serve(static(8), identity=another(machine_id="m", boot_id="c")) as house:
         assert (await house.state("w", "ended", "2"))["reason_code"] == "owner-died"
+
+
+# --- last words: the kernel is faster than the bus -----------------------------------------------------------
+
+
+async def seen_dead(house: House) -> None:
+    with anyio.fail_after(20):
+        while house.processor.attendance.watched:  # noqa: ASYNC110 - it tells nobody
+            await anyio.sleep(0.002)
+
+
+@pytest.mark.parametrize("words", ["deregister", "nothing"])
+async def test_what_a_worker_said_before_it_died_counts_although_its_death_is_seen_sooner(
+    bus: FaultyBus, serve: Serve, process: subprocess.Popen[bytes], words: str
+) -> None:
+    async with serve(static(1)) as house:
+        await house.say(register("w", gpu=1, owner=body(owner_of(process.pid)), lease_s=None))
+        await house.state("w", "allocated")
+        slow = anyio.Event()
+
+        async def hold(point: str) -> None:
+            if point == "fetch:after":
+                await slow.wait()
+
+        bus.script = hold
+        if words == "deregister":
+            await house.say(deregister("w"))
+        process.kill()
+        await seen_dead(house)
+        slow.set()
+        ended = await house.state("w", "ended")
+    assert ended["reason_code"] == ("deregistered" if words == "deregister" else "owner-died")
+
+
+async def test_a_death_is_judged_once_the_bus_can_be_asked_again(
+    bus: FaultyBus, serve: Serve, process: subprocess.Popen[bytes]
+) -> None:
+    async with serve(static(1)) as house:
+        await house.say(register("w", gpu=1, owner=body(owner_of(process.pid)), lease_s=None))
+        await house.state("w", "allocated")
+        asked = 0
+
+        async def refuse_twice(point: str) -> None:
+            nonlocal asked
+            asked += point == "offsets:before"
+            if point == "offsets:before" and asked < 3:
+                raise BusUnavailableError("away")
+
+        bus.script = refuse_twice
+        process.kill()
+        assert (await house.state("w", "ended"))["reason_code"] == "owner-died"
+        assert asked == 3
+
+
+async def test_last_words_of_the_time_without_a_manager_count_too(
+    serve: Serve, process: subprocess.Popen[bytes]
+) -> None:
+    async with serve(static(1)) as house:
+        await house.say(register("w", gpu=1, owner=body(owner_of(process.pid)), lease_s=None))
+        await house.state("w", "allocated")
+        bus = house.bus
+    await bus.publish(TOPICS.registrations, 0, Entry(HOST.encode(), json.dumps(deregister("w")).encode()))
+    process.kill()
+    process.wait()
+    async with serve(static(1), identity=another()) as house:
+        assert (await house.state("w", "ended"))["reason_code"] == "deregistered"
 
 
 # --- who can be watched at all -----------------------------------------------------------------------------

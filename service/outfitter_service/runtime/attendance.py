@@ -1,16 +1,18 @@
-"""Who is still there: leases and watched owners of all live allocations, and the judgement of silence.
+"""Who is still there: leases and watched owners of all live allocations, and the judgement of silence and of deaths.
 
 Silence counts only for a manager that hears: a lease that has run out is suspected first, then an end offset of
 the input is sampled, and only when everything before it has been decided without a sign of life has the
-lease expired. It writes nothing; what it concludes goes to the core as an event.
+lease expired. A death is judged alike, because the kernel tells it sooner than the bus tells what the worker's last
+words were. It writes nothing; what it concludes goes to the core as an event.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import anyio
 import structlog
+from msgspec import Struct
 
 from outfitter_proto.bus import Bus, BusError
 from outfitter_proto.records import FINAL_STATES, Allocation, ReasonCode
@@ -24,6 +26,17 @@ from outfitter_service.runtime.owners import OwnerWatch
 log = structlog.get_logger("outfitter.attendance")
 
 SAMPLE_RETRY_S = 1.0
+LAST_WORDS_S = 5.0
+"""How long a death waits at most for what was said before it, where the bus is away or the input piles up: the device
+is worth more than the right word for the end."""
+
+
+class _Death(Struct):
+    """An owner's death that has not been judged. `end`: the input's end offset, sampled since it was seen."""
+
+    detail: str
+    seen_at: float
+    end: int | None = None
 
 
 class Attendance:
@@ -38,18 +51,20 @@ class Attendance:
         identity: Identity,
         grace_s: float,
         default_lease_s: float,
-        emit: Callable[[m.Event], None],
+        wake: Callable[[], None],
         clock: Clock = SYSTEM,
     ) -> None:
+        """`wake` is called when there may be a death to judge."""
         self._bus = bus
         self._now = clock.monotonic
         self._topic = topic
         self._partition = partition
         self._identity = identity
         self._default_lease_s = default_lease_s
-        self._emit = emit
+        self._wake = wake
         self.leases = Leases(grace_s)
         self._owners: OwnerWatch | None = None
+        self._deaths: dict[str, _Death] = {}
         self._suspend = SuspendWatch(clock)
         self._suspected = anyio.Event()
         self._sampled_at = float("-inf")
@@ -59,28 +74,36 @@ class Attendance:
     def watched(self) -> int:
         return len(self._owners) if self._owners is not None else 0
 
-    def restart(self, ledger: Ledger, earlier_boot_id: str | None) -> None:
+    @property
+    def unjudged(self) -> int:
+        """How many deaths have been seen and not been handed out."""
+        return len(self._deaths)
+
+    def restart(self, ledger: Ledger, earlier_boot_id: str | None, *, told: Collection[str] = ()) -> None:
         """Begin with a replayed ledger: whoever is live has one whole lease anew, and owners are looked at again.
 
-        `earlier_boot_id`: a boot of this machine that is over, so that its owners are dead.
+        `earlier_boot_id`: a boot of this machine that is over, so that its owners are dead. `told`: the allocations
+        whose owners' deaths were handed out and are still to be decided.
         """
         if self._owners is None:
             self._owners = OwnerWatch(
                 boot_id=self._identity.boot_id,
                 pid_ns=self._identity.pid_ns,
                 earlier_boot_id=earlier_boot_id,
-                died=lambda key, detail: self._emit(m.OwnerDied(allocation=key, detail=detail)),
+                died=self._died,
             )
         now = self._now()
         live = [record for record in ledger.allocations.values() if record.state not in FINAL_STATES]
-        for key in self._owners.keys() - {record.key for record in live}:
-            self._owners.forget(key)
+        for key in (self._owners.keys() | self._deaths.keys()) - {record.key for record in live}:
+            self.forget(key)
         for record in live:
             self._attend(record, now)
             newest = ledger.book(record.host).current.get(record.worker)
             if newest != record.key or record.reason_code == ReasonCode.SUPERSEDED:
                 self.cut([record.key], ledger)
-        self.leases.renew_all(now)
+        for key in told:
+            self._deaths.pop(key, None)
+        self.renew_all()
 
     def follow(self, records: Iterable[Allocation]) -> None:
         """Attend to what was just committed."""
@@ -93,6 +116,7 @@ class Attendance:
 
     def forget(self, key: str) -> None:
         self.leases.drop(key)
+        self._deaths.pop(key, None)
         if self._owners is not None:
             self._owners.forget(key)
 
@@ -102,8 +126,12 @@ class Attendance:
             self.leases.renew(key, now)
 
     def renew_all(self) -> None:
-        """Nobody could be heard for a while: one whole lease for everybody from now."""
+        """Nobody could be heard for a while: one whole lease for everybody from now, and last words are listened for
+        anew."""
         self.leases.renew_all(self._now())
+        for death in self._deaths.values():
+            death.end = None
+            self._suspected.set()
 
     def cut(self, keys: Iterable[str], ledger: Ledger) -> None:
         """A worker's older incarnations: nothing renews them any more, so a lease must end them if no owner does."""
@@ -140,22 +168,52 @@ class Attendance:
             self.leases.drop(key)
         return [m.LeaseExpired(allocation=key) for key in judged]
 
+    # --- deaths ---
+
+    def _died(self, key: str, detail: str) -> None:
+        if key not in self._deaths:
+            self._deaths[key] = _Death(detail, self._now())
+            self._suspected.set()
+
+    def deaths(self, position: int) -> list[m.OwnerDied]:
+        """Hand out the deaths that can be judged with everything before `position` decided."""
+        if not self._deaths:
+            return []
+        late = self._now() - LAST_WORDS_S
+        judged = [
+            m.OwnerDied(allocation=key, detail=death.detail)
+            for key, death in self._deaths.items()
+            if death.seen_at <= late or (death.end is not None and position >= death.end)
+        ]
+        for event in judged:
+            del self._deaths[event.allocation]
+        return judged
+
     async def listen(self) -> None:
-        """Sample the input's end whenever a lease is suspected to have run out; runs until cancelled."""
+        """Sample the input's end whenever a lease is suspected to have run out or an owner has died; runs until
+        cancelled."""
         while True:
             await self._suspected.wait()
             self._suspected = anyio.Event()
             asked_at = self._now()
+            dead = [death for death in self._deaths.values() if death.end is None]
             try:
                 _, end = await self._bus.offsets(self._topic, self._partition)
             except BusError as error:
                 log.warning("cannot tell silence from an outage, leases are kept", error=str(error))
                 self.leases.renew_all(self._now())
                 await anyio.sleep(SAMPLE_RETRY_S)
+                if self._deaths:
+                    self._suspected.set()
                 continue
             self._sampled_at, self._sampled_end = asked_at, end
+            for death in dead:
+                death.end = end
+            if dead:
+                self._wake()
 
     def close(self) -> None:
         if self._owners is not None:
             self._owners.close()
             self._owners = None
+        self._deaths.clear()

@@ -145,7 +145,7 @@ class Processor:
             identity=identity,
             grace_s=limits.lease_grace_s,
             default_lease_s=rules.lease_s or SUPERSEDED_LEASE_S,
-            emit=self.emit,
+            wake=self.wake,
             clock=clock,
         )
         self.intake = Intake(bus, topics.registrations, partition, wake=self.wake, healed=self.attendance.renew_all)
@@ -280,9 +280,10 @@ class Processor:
         self._metrics.restore_seconds.set(restored.seconds)
         self._metrics.restored_records.set(restored.records)
         self._ended_boot_id = self._ended_boot(found) or self._ended_boot_id
-        self.attendance.restart(self.ledger, self._ended_boot_id)
         # levels are observed anew: the last inventories, and the command that each unfinished record implies
         self._internal = edges(self._internal, self._retries)
+        deaths = {e.allocation for e in chain(self._internal, self._retries) if isinstance(e, m.OwnerDied)}
+        self.attendance.restart(self.ledger, self._ended_boot_id, told=deaths)
         self._internal.extendleft(self._reports.values())
         self._internal.append(m.Reschedule(host=self._identity.host))
         answered = {
@@ -381,6 +382,7 @@ class Processor:
 
     async def _wait(self) -> None:
         """Wait for something to decide, at most until deadlines are to be looked at again."""
+        self._internal.extend(self.attendance.deaths(self._position))
         if self.intake.messages or self._internal or self._stopping:
             return
         with anyio.move_on_after(TICK_S):
@@ -451,8 +453,9 @@ class Processor:
     async def _commit(self, writer: Writer, work: Work) -> BusError | None:
         batch = work.batch
         # Whoever goes on after a crash must see the same deaths: the boot that ended stays named until they are in.
-        deaths_left = self._ended_boot_id is not None and any(
-            isinstance(event, m.OwnerDied) for event in islice(self._internal, work.internal, None)
+        deaths_left = self._ended_boot_id is not None and (
+            self.attendance.unjudged > 0
+            or any(isinstance(event, m.OwnerDied) for event in islice(self._internal, work.internal, None))
         )
         checkpoint = Checkpoint(
             writer=self._identity.writer,
