@@ -68,6 +68,11 @@ def host_writer(host: str) -> str:
     return f"host/{host}"
 
 
+def partition_writer(partition: int) -> str:
+    """The writer identity of whoever owns a partition in cluster scope: `partition/<n>`."""
+    return f"partition/{partition}"
+
+
 def transactional_id(cluster: str, writer: str) -> str:
     """The bus-side identity that fences: `<cluster>-host-<host>` or `<cluster>-partition-<n>`."""
     return f"{cluster}-{writer.replace('/', '-', 1)}"

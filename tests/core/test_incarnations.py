@@ -115,6 +115,7 @@ def test_a_newer_incarnation_that_fails_supersedes_all_the_same() -> None:
 def test_the_same_registration_twice_gets_its_unchanged_record_published_again() -> None:
     desk = desk_with("a", "b")
     first = desk.register("w", 1)
+    desk.ledger.seal()
     desk.ledger.settle()
     assert desk.register("w", 1) == first
     assert desk.ledger.touched() == [("h/w/1", first)]
@@ -258,6 +259,7 @@ def test_records_that_are_over_are_forgotten_after_the_retention() -> None:
     desk.register("failed", 2)
     desk.register("live", 1)
     desk.pass_time(99)
+    desk.ledger.seal()
     desk.ledger.settle()
     assert "h/ended/1" in desk.ledger.allocations
     desk.pass_time(3)

@@ -173,6 +173,7 @@ def test_waiters_keep_their_reason_while_the_driver_is_asked_for_another() -> No
     desk.answer()
     desk.register("one", 1)
     desk.answer()
+    desk.ledger.seal()
     desk.ledger.settle()
     desk.register("two", 1)
     assert [key for key, _ in desk.ledger.touched()] == ["h/two/1"]

@@ -247,7 +247,7 @@ async def test_the_same_input_gives_the_same_records_whatever_the_batches(
                     before = house.processor.intake.position
                     await house.say(body)
                     if name == "one-by-one":
-                        await house.until(lambda _, before=before: house.processor._position > before)
+                        await house.until(lambda _, before=before: house.processor.position > before)
                 await play(house)
                 kept = ("state", "token", "resources", "reason", "reason_code", "source", "request")
                 records = await house.records()

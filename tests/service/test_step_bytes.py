@@ -19,7 +19,9 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 def test_each_step_of_one_batch_tells_the_record_as_it_was_then() -> None:
     """Two steps of one worker in one commit: history has both records, the ledger the last one."""
     names = topics()
-    batch = Batch(Ledger(), Rules(writer="host/h", specs={"gpu": m.ResourceSpec(name="gpu", amount=1)}), NOW)
+    batch = Batch(
+        Ledger(), Rules(writer="host/h", specs={"gpu": m.ResourceSpec(name="gpu", amount=1)}), NOW, meet=print
+    )
     batch.decide(m.DriverReport(host="h", resource="gpu", devices=(m.KnownDevice(id="g0", properties={}),)))
     asked = Register(host="h", worker="w", incarnation="1", resources={"gpu": ResourceRequest(amount=1)})
     for offset, body in enumerate((asked, Deregister(host="h", worker="w", incarnation="1"))):

@@ -80,7 +80,7 @@ async def test_what_is_observed_anew_does_not_pile_up_while_commits_fail(
             house.processor.emit(m.OwnerDied(allocation=f"h/{worker}/1", detail="seen"))
         with anyio.fail_after(20):
             await enough.wait()
-        queued = list(house.processor._internal)
+        queued = list(house.processor.agenda.queue)
         assert len([event for event in queued if isinstance(event, m.OwnerDied)]) == 3
         assert len([event for event in queued if isinstance(event, m.DriverReport)]) == 1
         assert len([event for event in queued if isinstance(event, m.Reschedule)]) == 1

@@ -178,8 +178,8 @@ class World:
         assert len(set(fresh)) == len(fresh)
         assert self.ledger.token >= max([self.token, *fresh])
         self.token = self.ledger.token
+        self.ledger.seal()
         self.ledger.settle()
-        self.ledger.commits += 1
         assert {one.key: one for one in self.ledger.committed()} == self.ledger.allocations
         decided, self.decided = self.decided, []
         for _, decision in decided:

@@ -178,6 +178,7 @@ async def serving(
     loaded = loading.load(settings.resources)
     metrics = Metrics(loaded)
     identity = identity or host_identity(CLUSTER, HOST)
+    pool = DriverPool(loaded, metrics=metrics)
     processor = Processor(
         bus,
         topics=TOPICS,
@@ -186,9 +187,8 @@ async def serving(
         rules=Rules(writer=identity.writer, specs={name: each.spec for name, each in loaded.items()}, **rules),
         limits=limits or Limits(lease_grace_s=0.1),
         metrics=metrics,
+        drivers=pool,
     )
-    pool = DriverPool(loaded, host=HOST, emit=processor.emit, metrics=metrics)
-    processor.drivers = pool
     house = House(bus, processor, metrics)
 
     async def live() -> None:
@@ -201,7 +201,7 @@ async def serving(
 
     async with anyio.create_task_group() as tasks:
         started = anyio.Event()
-        tasks.start_soon(lambda: pool.run(started=started))
+        tasks.start_soon(lambda: pool.run(processor.emit, started=started, host=HOST))
         await started.wait()
         tasks.start_soon(live)
         try:

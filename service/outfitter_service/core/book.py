@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from itertools import islice
 
 from msgspec import UNSET, Struct
 
@@ -181,6 +182,12 @@ class HostBook:
     def unused(self, name: str) -> bool:
         """Nobody has the device, alone or together with others. `name` is canonical."""
         return name not in self.locks and name not in self.sharers
+
+    def has_due(self, *, now: datetime, over_before: datetime) -> bool:
+        """Whether somebody has waited too long by `now`, or is over since before `over_before`."""
+        if self.deadlines and self.deadlines[0][0] <= now:
+            return True
+        return any(second < over_before.timestamp() for second in islice(self.finals, 1))
 
     # --- inventories ---
 

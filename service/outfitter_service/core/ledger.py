@@ -1,8 +1,9 @@
 """The ledger in memory: all records of one writer, and the changes since its last commit.
 
 The ledger is a function of its records and of the drivers' last reports; `apply` is the only thing that
-changes it. What was applied since the last commit can be taken back (`rollback`): records are decided on the
-state as it will be, and that state becomes the truth only when the commit returns. It decides nothing.
+changes it. Records are decided on the state as it will be: what was applied is sealed into a commit, and becomes
+the truth when that has returned (`settle`); while it is under way the next one is decided on top of it. Until then
+all of it can be taken back (`rollback`). It decides nothing.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class Ledger:
         self.token = 0
         self.commits = 0
         self._undo: list[Change] = []
+        self._sealed: list[Change] = []
+        self._sealing = False
 
     def book(self, host: str) -> HostBook:
         """The book of `host`, made empty if it is new."""
@@ -102,27 +105,43 @@ class Ledger:
         self._apply(change)
 
     def touched(self) -> list[tuple[str, Allocation | Host | None]]:
-        """The keys changed since the last commit, with what is under them now (None: a tombstone)."""
+        """The keys changed since the last seal, with what is under them now (None: a tombstone)."""
         keys = dict.fromkeys(key for change in self._undo if (key := _key(change)))
         return [(key, self._under(key)) for key in keys]
 
     @property
     def dirty(self) -> bool:
-        return bool(self._undo)
+        return bool(self._undo or self._sealed)
+
+    def seal(self) -> None:
+        """What was applied goes into a commit, the next of this writer; what is applied from now on, into the one after
+        it. One commit at a time."""
+        self._sealed, self._undo = self._undo, []
+        self._sealing = True
+        self.commits += 1
 
     def settle(self) -> None:
-        """What was applied is committed."""
+        """What was sealed is committed."""
+        self._sealed = []
+        self._sealing = False
+
+    def keep(self) -> None:
+        """What was applied since needs no commit: it is in no record."""
         self._undo.clear()
 
     def rollback(self) -> None:
-        """Take back everything that was applied since the last commit."""
-        while self._undo:
-            self._apply(self._undo.pop())
+        """Take back everything that was applied since the last commit, the sealed one under way included."""
+        for changes in (self._undo, self._sealed):
+            while changes:
+                self._apply(changes.pop())
+        if self._sealing:
+            self._sealing = False
+            self.commits -= 1
 
     def committed(self) -> Iterator[Allocation]:
         """The allocations as last committed, whatever is being decided (for metrics and status)."""
         before: dict[str, Allocation | None] = {}
-        for change in self._undo:
+        for change in (*self._sealed, *self._undo):
             if isinstance(change, PutAllocation):
                 before.setdefault(change.record.key, change.record)
             elif isinstance(change, DropAllocation):

@@ -6,7 +6,7 @@ Synchronous throughout: nobody awaits while half a batch is decided. Committing 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 import structlog
@@ -14,7 +14,17 @@ import structlog
 from outfitter_proto.bus import Entry, Message
 from outfitter_proto.codec import WireError, decode_registration, encode
 from outfitter_proto.names import Topics
-from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, HistoryRecord, Host, Note, Source, Transition
+from outfitter_proto.records import (
+    Allocation,
+    Checkpoint,
+    DeadLetter,
+    Heartbeat,
+    HistoryRecord,
+    Host,
+    Note,
+    Source,
+    Transition,
+)
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, renumber
 from outfitter_service.core.ledger import Change, Ledger, PutAllocation, PutHost
@@ -26,8 +36,11 @@ log = structlog.get_logger("outfitter.processor")
 class Batch:
     """The decisions of one commit, applied to the ledger as they are made (`Ledger.rollback` takes them back)."""
 
-    def __init__(self, ledger: Ledger, rules: Rules, now: datetime, *, base: int = 0) -> None:
-        """`base` is added to offsets to make numbers that only grow: see `records.InputPosition`."""
+    def __init__(
+        self, ledger: Ledger, rules: Rules, now: datetime, *, meet: Callable[[str], None], base: int = 0
+    ) -> None:
+        """`base` is added to offsets to make numbers that only grow: see `records.InputPosition`. `meet` is told of a
+        host that the ledger does not know, before its first registration is decided."""
         self.ledger = ledger
         self.now = now
         self.history: list[HistoryRecord] = []
@@ -43,8 +56,10 @@ class Batch:
         self.values: dict[str, tuple[Allocation | Host | None, bytes | None]] = {}
         self.bytes = 0
         self.events = 0
+        self.hosts: set[str] = set()
         self._rules = rules
         self._base = base
+        self._meet = meet
         self._steps: list[Entry] = []
 
     @property
@@ -84,6 +99,8 @@ class Batch:
         except WireError as error:
             self.refuse(message, error.problem, error.field)
             return
+        if registration.host not in self.ledger.hosts and type(registration) is not Heartbeat:
+            self._meet(registration.host)
         source = Source(partition=message.partition, offset=message.offset + self._base)
         decision = self.decide(m.Incoming(registration, source))
         if decision.refused is not None:
@@ -106,17 +123,21 @@ class Batch:
         """Apply changes to the ledger and keep the last value of each key for the ledger's batch."""
         for change in changes:
             key = self.ledger.change(change)
-            if type(change) is PutAllocation or type(change) is PutHost:
+            if type(change) is PutAllocation:
+                self.hosts.add(change.record.host)
+                self._keep(key, change.record)
+            elif type(change) is PutHost:
                 self._keep(key, change.record)
             elif key:
                 self._keep(key, None)
 
-    def renumber(self, host: str, full: float) -> None:
-        """Bring the queue positions that are shown up to date, as far as it fits: the next commit does the rest."""
+    def renumber(self, host: str, full: float) -> bool:
+        """Bring the queue positions that are shown up to date, as far as it fits; False if something is left."""
         for change in renumber(self.ledger, self._rules, host):
             if self.bytes >= full:
-                break
+                return False
             self.apply([change])
+        return True
 
     def _keep(self, key: str, record: Allocation | Host | None) -> None:
         value = None if record is None else encode(record)

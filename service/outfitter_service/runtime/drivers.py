@@ -1,11 +1,11 @@
-"""All drivers of one manager: a supervisor a resource, run side by side, and what the processor asks of them.
+"""All drivers of one processor: a supervisor a resource and host, run side by side, and what is asked of them.
 
 One driver's failure is its own (supervisor.py); here the core's commands about a whole allocation become calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 import anyio
@@ -17,10 +17,7 @@ from outfitter_proto.records import Allocation
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.supervisor import Emit, Loaded, Supervisor
-
-CLOSE_WITHIN_S = 2.0
-"""How long each driver may take to close; all close at the same time."""
-
+from outfitter_service.runtime.verdicts import foreign_code
 
 log = structlog.get_logger("outfitter.drivers")
 
@@ -28,49 +25,47 @@ log = structlog.get_logger("outfitter.drivers")
 class DriverCalls(Protocol):
     """What the processor asks of the drivers."""
 
+    def serve(self, host: str) -> None: ...
+
     def perform(self, command: m.Command, record: Allocation | None) -> None: ...
 
 
 class DriverPool:
-    """All supervisors of one manager on one host. `async with pool:` runs them."""
+    """All supervisors of one processor: one for each resource of each of its hosts."""
 
-    def __init__(
-        self,
-        loaded: Mapping[str, Loaded],
-        *,
-        host: str,
-        emit: Emit,
-        metrics: Metrics,
-        close_within_s: float = CLOSE_WITHIN_S,
-    ) -> None:
-        self.loaded = loaded
-        self._close_within_s = close_within_s
-        self._supervisors = {
-            name: Supervisor(resource, host=host, emit=emit, metrics=metrics)
-            for name, resource in loaded.items()
-            if resource.driver is not None
-        }
-        self._emit = emit
+    def __init__(self, loaded: Mapping[str, Loaded], *, metrics: Metrics) -> None:
+        self._loaded = {name: resource for name, resource in loaded.items() if resource.driver is not None}
+        self._metrics = metrics
+        self._hosts: dict[str, dict[str, Supervisor]] = {}
+        self._emit: Emit | None = None
         self._tasks: TaskGroup | None = None
         self._busy: dict[str, anyio.Lock] = {}
         self._under_way: set[m.Command] = set()
 
-    async def run(self, *, started: anyio.Event) -> None:
-        """Run until cancelled; then close every driver, bounded."""
+    async def run(self, emit: Emit, *, started: anyio.Event, host: str | None = None) -> None:
+        """Run until cancelled, `host` served from the beginning. What the drivers say goes to `emit`."""
+        self._emit = emit
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
-                for supervisor in self._supervisors.values():
-                    if isinstance(supervisor.driver, api.Inventory):
-                        tasks.start_soon(supervisor.keep_inventory, supervisor.driver)
+                if host is not None:
+                    self.serve(host)
                 started.set()
                 await anyio.sleep_forever()
         finally:
             self._tasks = None
-            with anyio.CancelScope(shield=True):
-                async with anyio.create_task_group() as closing:
-                    for supervisor in self._supervisors.values():
-                        closing.start_soon(supervisor.close, self._close_within_s)
+
+    def serve(self, host: str) -> None:
+        """Look at the devices of `host` from now on; repeatable."""
+        if self._tasks is None or self._emit is None or host in self._hosts:
+            return
+        supervisors = self._hosts[host] = {
+            name: Supervisor(resource, host=host, emit=self._emit, metrics=self._metrics)
+            for name, resource in self._loaded.items()
+        }
+        for supervisor in supervisors.values():
+            if isinstance(supervisor.driver, api.Inventory):
+                self._tasks.start_soon(supervisor.keep_inventory, supervisor.driver)
 
     def perform(self, command: m.Command, record: Allocation | None) -> None:
         """Begin to carry out a committed command; its end comes back as an event. One that is under way already
@@ -79,7 +74,7 @@ class DriverPool:
             return
         match command:
             case m.Discover():
-                self._tasks.start_soon(self._supervisors[command.resource].discover, command, record)
+                self._tasks.start_soon(self._hosts[command.host][command.resource].discover, command, record)
             case m.Prepare() if record is not None:
                 self._under_way.add(command)
                 self._tasks.start_soon(self._prepare, command, record)
@@ -88,8 +83,9 @@ class DriverPool:
                 self._tasks.start_soon(self._unprepare, command, record)
 
     def _concerned(self, record: Allocation) -> Iterator[tuple[Supervisor, api.Grant]]:
+        supervisors = self._hosts.get(record.host, {})
         for resource, infos in record.resources.items():
-            supervisor = self._supervisors.get(resource)
+            supervisor = supervisors.get(resource)
             if supervisor is not None:
                 yield supervisor, supervisor.grant(record, infos)
 
@@ -99,7 +95,7 @@ class DriverPool:
 
     def _absent(self, record: Allocation) -> list[str]:
         """The record's resources whose driver has a say in it, and is not here (any more)."""
-        return [resource for resource in record.prepared or () if resource not in self._supervisors]
+        return [resource for resource in record.prepared or () if resource not in self._loaded]
 
     async def _prepare(self, command: m.Prepare, record: Allocation) -> None:
         absent = self._absent(record)
@@ -108,7 +104,7 @@ class DriverPool:
             for supervisor, grant in self._concerned(record):
                 error = error or await supervisor.prepare(grant)
         self._under_way.discard(command)
-        self._emit(m.Prepared(allocation=command.allocation, token=command.token, error=error))
+        self._say(m.Prepared(allocation=command.allocation, token=command.token, error=error))
 
     async def _unprepare(self, command: m.Unprepare, record: Allocation) -> None:
         absent = self._absent(record)
@@ -130,4 +126,28 @@ class DriverPool:
         self._busy.pop(command.allocation, None)
         confirmed = bool(checked) and all(checked)
         self._under_way.discard(command)
-        self._emit(m.Unprepared(allocation=command.allocation, token=command.token, confirmed=confirmed))
+        self._say(m.Unprepared(allocation=command.allocation, token=command.token, confirmed=confirmed))
+
+    def _say(self, event: m.Event) -> None:
+        if self._emit is not None:
+            self._emit(event)
+
+
+async def close(loaded: Iterable[Loaded], within_s: float) -> None:
+    """Close every driver, all at the same time, each within `within_s`."""
+    with anyio.CancelScope(shield=True):
+        async with anyio.create_task_group() as closing:
+            for resource in loaded:
+                if resource.driver is not None:
+                    closing.start_soon(_close, resource.spec.name, resource.driver, within_s)
+
+
+async def _close(name: str, driver: api.ExternalResourceDriver, within_s: float) -> None:
+    with anyio.move_on_after(within_s) as scope:
+        try:
+            with foreign_code():
+                await driver.aclose()
+        except Exception as error:  # noqa: BLE001 - a driver's own code; its failure must not stop the shutdown
+            log.warning("driver did not close well", resource=name, error=str(error))
+    if scope.cancelled_caught:
+        log.warning("driver did not close in time", resource=name, after_s=within_s)

@@ -17,10 +17,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from outfitter_proto import __version__
-from outfitter_proto.names import host_writer
+from outfitter_proto.names import host_writer, partition_writer
 from outfitter_proto.processes import boot_id, pid_namespace
 from outfitter_proto.records import ManagerIdentity
 from outfitter_service.runtime.clock import Clock
@@ -37,11 +37,12 @@ class ManagerExistsError(RuntimeError):
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """One running manager. `machine_id` is None where the machine has none (machine-id(5))."""
+    """One running manager, as one writer. `host` is None where that writer serves many (cluster scope). `machine_id` is
+    None where the machine has none (machine-id(5)); `boot_id` and `pid_ns` where it watches no processes."""
 
     cluster: str
     scope: str
-    host: str
+    host: str | None
     writer: str
     instance: str
     machine_id: str | None
@@ -60,6 +61,10 @@ class Identity(Struct, frozen=True, kw_only=True):
         )
 
 
+def _instance() -> str:
+    return f"{time.time_ns() // 1_000_000:x}-{secrets.token_hex(4)}"
+
+
 def host_identity(cluster: str, host: str) -> Identity:
     """The identity of a host-scope manager started now."""
     return Identity(
@@ -67,11 +72,31 @@ def host_identity(cluster: str, host: str) -> Identity:
         scope="host",
         host=host,
         writer=host_writer(host),
-        instance=f"{time.time_ns() // 1_000_000:x}-{secrets.token_hex(4)}",
+        instance=_instance(),
         machine_id=machine_id(),
         boot_id=boot_id(),
         pid_ns=pid_namespace(),
     )
+
+
+def replica_identity(cluster: str) -> Identity:
+    """The identity of a cluster-scope manager started now, before it has a partition (see `of_partition`). It watches
+    no processes: those of its hosts run elsewhere."""
+    return Identity(
+        cluster=cluster,
+        scope="cluster",
+        host=None,
+        writer="",
+        instance=_instance(),
+        machine_id=machine_id(),
+        boot_id=None,
+        pid_ns=None,
+    )
+
+
+def of_partition(identity: Identity, partition: int) -> Identity:
+    """The identity with which a cluster-scope manager writes to one of its partitions."""
+    return structs.replace(identity, writer=partition_writer(partition))
 
 
 def machine_id() -> str | None:

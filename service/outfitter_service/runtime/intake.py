@@ -6,7 +6,7 @@ Keeps reading through outages of the bus. It decodes nothing and decides nothing
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import anyio
 import structlog
@@ -99,12 +99,18 @@ class Intake:
     def _full(self) -> bool:
         return len(self.messages) >= READ_AHEAD or self.bytes >= READ_AHEAD_BYTES
 
-    def drop(self, count: int) -> None:
-        """The first `count` messages are decided and committed."""
-        for _ in range(count):
-            self.bytes -= len(self.messages.popleft().value or b"")
+    def take(self) -> Message:
+        """Hand out the next message. It is read again only after `reset`, or comes back by `give_back`."""
+        message = self.messages.popleft()
+        self.bytes -= len(message.value or b"")
         if not self._full:
             self._drained.set()
+        return message
+
+    def give_back(self, messages: Sequence[Message]) -> None:
+        """What was taken comes first again: its commit failed."""
+        self.messages.extendleft(reversed(messages))
+        self.bytes += sum(len(message.value or b"") for message in messages)
 
     def behind(self) -> int:
         return len(self.messages)

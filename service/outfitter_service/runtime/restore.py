@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from outfitter_proto.bus import Bus, OffsetOutOfRangeError
 from outfitter_proto.codec import UnknownTypeError, WireError, decode_ledger
-from outfitter_proto.names import checkpoint_key
 from outfitter_proto.records import Allocation, AllocationState, Checkpoint, Device, Host
 from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost, SetToken
+from outfitter_service.runtime.remit import Remit
 
 _KNOWN_STATES = frozenset(AllocationState)
 
@@ -30,23 +30,25 @@ class LedgerRefusedError(RuntimeError):
 
 
 class Restored(Struct, frozen=True, kw_only=True):
-    """A replayed ledger: the state, the newest checkpoint of this writer (None: it is new here), and figures."""
+    """A replayed ledger: the state, the newest checkpoint of this writer (None: it is new here), and figures. `rivals`
+    are the writers of the other scope that wrote about this one's hosts."""
 
     ledger: Ledger
     checkpoint: Checkpoint | None
+    rivals: list[str]
     records: int
     seconds: float
 
 
-async def restore(bus: Bus, topic: str, partition: int, *, host: str, writer: str) -> Restored:
-    """Replay `host`'s part of the ledger.
+async def restore(bus: Bus, topic: str, partition: int, remit: Remit) -> Restored:
+    """Replay what of the ledger is `remit`'s.
 
     Raises:
         LedgerRefusedError: a damaged record, or one of a later version; says which and what to do.
         BusError: the bus could not be read.
     """
     begun = time.monotonic()
-    last, count = await _last_values(bus, topic, partition, host=host, writer=writer)
+    last, rivals, count = await _last_values(bus, topic, partition, remit)
     ledger = Ledger()
     checkpoint: Checkpoint | None = None
     allocations: list[Allocation] = []
@@ -55,19 +57,19 @@ async def restore(bus: Bus, topic: str, partition: int, *, host: str, writer: st
             record = decode_ledger(value, key=key)
         except UnknownTypeError as error:
             raise LedgerRefusedError(
-                f"{error}. A later version of Outfitter wrote it: run that version, or a newer one, for this host"
+                f"{error}. A later version of Outfitter wrote it: run that version, or a newer one, here"
             ) from error
         except WireError as error:
             raise LedgerRefusedError(
-                f"{error}. The ledger of host {host!r} in {topic}/{partition} is damaged there; to go on without "
-                "this record, stop the manager, write a tombstone under its key, and start again"
+                f"{error}. The ledger in {topic}/{partition} is damaged there; to go on without this record, stop the "
+                "manager, write a tombstone under its key, and start again"
             ) from error
         match record:
             case Allocation():
                 if record.state not in _KNOWN_STATES:
                     raise LedgerRefusedError(
                         f"allocation {record.key} is in state {record.state!r}, which this version does not know: "
-                        "run the version of Outfitter that wrote it, or a newer one, for this host"
+                        "run the version of Outfitter that wrote it, or a newer one, here"
                     )
                 allocations.append(record)
             case Host():
@@ -78,7 +80,7 @@ async def restore(bus: Bus, topic: str, partition: int, *, host: str, writer: st
                 if record.format > LEDGER_FORMAT:
                     raise LedgerRefusedError(
                         f"{record.key} is of format {record.format} and this version knows {LEDGER_FORMAT}: "
-                        "run the version of Outfitter that wrote it, or a newer one, for this host"
+                        "run the version of Outfitter that wrote it, or a newer one, here"
                     )
                 checkpoint = record
     allocations.sort(key=lambda record: (record.since, record.source.offset))
@@ -87,19 +89,16 @@ async def restore(bus: Bus, topic: str, partition: int, *, host: str, writer: st
     if checkpoint is not None:
         ledger.restore(SetToken(checkpoint.token))
         ledger.commits = checkpoint.commit
-    ledger.settle()
-    return Restored(ledger=ledger, checkpoint=checkpoint, records=count, seconds=time.monotonic() - begun)
+    return Restored(
+        ledger=ledger, checkpoint=checkpoint, rivals=rivals, records=count, seconds=time.monotonic() - begun
+    )
 
 
-async def _last_values(
-    bus: Bus, topic: str, partition: int, *, host: str, writer: str
-) -> tuple[dict[bytes, bytes], int]:
-    """The last value of each key that is this host's or this writer's, and how many records were read."""
-    own = (f"{host}/".encode(), f"@host/{host}".encode(), f"@device/{host}/".encode(), checkpoint_key(writer).encode())
-    exact = {own[1], own[3]}
-    prefixes = (own[0], own[2])
+async def _last_values(bus: Bus, topic: str, partition: int, remit: Remit) -> tuple[dict[bytes, bytes], list[str], int]:
+    """The last value of each key that is the remit's, its rivals, and how many records were read."""
     end = await bus.stable_end(topic, partition)
     last: dict[bytes, bytes] = {}
+    rivals: dict[str, None] = {}
     count = 0
     async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
         while reader.position < end:
@@ -112,10 +111,16 @@ async def _last_values(
             count += len(messages)
             for message in messages:
                 key = message.key
-                if key is None or not (key.startswith(prefixes) or key in exact):
+                if key is None:
                     continue
-                if message.value is None:
+                if not remit.owns(key):
+                    rival = remit.rival(key)
+                    if rival is not None and message.value is not None:
+                        rivals[rival] = None
+                    elif rival is not None:
+                        rivals.pop(rival, None)
+                elif message.value is None:
                     last.pop(key, None)
                 else:
                     last[key] = message.value
-    return last, count
+    return last, list(rivals), count

@@ -20,11 +20,11 @@ class Violation(NamedTuple):
 
 
 class Holders:
-    """The holder of each exclusive device of one host, by what was committed."""
+    """The holder of each exclusive device, by host and what was committed."""
 
     def __init__(self) -> None:
-        self._holder: dict[str, str] = {}
-        self._devices: dict[str, list[str]] = {}
+        self._holder: dict[tuple[str, str], str] = {}
+        self._devices: dict[str, list[tuple[str, str]]] = {}
 
     def replay(self, records: Iterable[Allocation]) -> list[Violation]:
         """Begin anew with all records of a ledger."""
@@ -44,7 +44,7 @@ class Holders:
         found: list[Violation] = []
         for key, record in taking:
             devices = self._devices[key] = [
-                info["id"]
+                (record.host, info["id"])
                 for resource, infos in record.resources.items()
                 if resource not in record.shared
                 for info in infos
@@ -52,5 +52,5 @@ class Holders:
             for device in devices:
                 other = self._holder.setdefault(device, key)
                 if other != key:
-                    found.append(Violation(device, key, other))
+                    found.append(Violation(device[1], key, other))
         return found

@@ -19,7 +19,7 @@ from outfitter_service.config import Settings
 from outfitter_service.core.decide import Rules
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime import loading
-from outfitter_service.runtime.drivers import DriverPool
+from outfitter_service.runtime.drivers import DriverPool, close
 from outfitter_service.runtime.identity import alone_on_machine, host_identity
 from outfitter_service.runtime.processor import Limits, Processor
 from outfitter_service.runtime.telling import standing
@@ -129,6 +129,7 @@ class Service:
     async def _serve(self, bus: Bus, registrations: TopicInfo) -> None:
         settings = self.settings
         names = topics(settings.cluster)
+        pool = DriverPool(self.loaded, metrics=self.metrics)
         processor = Processor(
             bus,
             topics=names,
@@ -147,15 +148,8 @@ class Service:
                 take_over=self._take_over,
             ),
             metrics=self.metrics,
+            drivers=pool,
         )
-        pool = DriverPool(
-            self.loaded,
-            host=settings.host,
-            emit=processor.emit,
-            metrics=self.metrics,
-            close_within_s=settings.shutdown_timeout * DRIVERS_SHARE,
-        )
-        processor.drivers = pool
         self.metrics.show(
             lambda: standing(
                 processor.ledger,
@@ -165,18 +159,21 @@ class Service:
         )
         self._processor = processor
         self.phase = "serving"
-        async with anyio.create_task_group() as tasks:
-            started = anyio.Event()
-            tasks.start_soon(lambda: pool.run(started=started))
-            await started.wait()
-            if bus.local:
-                tasks.start_soon(_maintain, bus)
-            tasks.start_soon(self._bound_the_end, tasks.cancel_scope)
-            if self._stopping.is_set():
-                processor.stop()
-            await processor.run()
-            self.phase = "closing drivers"
-            tasks.cancel_scope.cancel()
+        try:
+            async with anyio.create_task_group() as tasks:
+                started = anyio.Event()
+                tasks.start_soon(lambda: pool.run(processor.emit, started=started, host=settings.host))
+                await started.wait()
+                if bus.local:
+                    tasks.start_soon(_maintain, bus)
+                tasks.start_soon(self._bound_the_end, tasks.cancel_scope)
+                if self._stopping.is_set():
+                    processor.stop()
+                await processor.run()
+                self.phase = "closing drivers"
+                tasks.cancel_scope.cancel()
+        finally:
+            await close(self.loaded.values(), settings.shutdown_timeout * DRIVERS_SHARE)
 
     async def _bound_the_end(self, scope: anyio.CancelScope) -> None:
         """A last commit that hangs (the bus is away) is given up at its deadline: nothing decided is lost by that."""

@@ -104,16 +104,6 @@ class Supervisor:
                     raise
                 raise TimeoutError(f"no answer within {self._timeout_s:g} s") from error
 
-    async def close(self, within_s: float) -> None:
-        with anyio.move_on_after(within_s) as scope:
-            try:
-                with foreign_code():
-                    await self.driver.aclose()
-            except Exception as error:  # noqa: BLE001 - a driver's own code; its failure must not stop the shutdown
-                self._log.warning("driver did not close well", error=str(error))
-        if scope.cancelled_caught:
-            self._log.warning("driver did not close in time", after_s=within_s)
-
     # --- inventory ---
 
     async def keep_inventory(self, driver: api.Inventory) -> None:

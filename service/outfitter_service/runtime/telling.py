@@ -27,11 +27,12 @@ LOGGED = 20
 class Telling:
     """Metrics and log lines of one processor."""
 
-    def __init__(self, metrics: Metrics, host: str) -> None:
+    def __init__(self, metrics: Metrics, **place: str | int) -> None:
+        """`place` is what every line says: the host, or the partition."""
         self._metrics = metrics
         self._registered_ms: dict[str, int] = {}
         self._holders = Holders()
-        self._log = log.bind(host=host)
+        self.log = log.bind(**place)
 
     def committed(self, batch: Batch, ledger: Ledger, *, waiting: int) -> None:
         """Count and log a commit. `waiting` are messages fetched and not decided."""
@@ -44,7 +45,7 @@ class Telling:
         metrics.ledger_records.set(len(ledger.allocations))
         for letter in batch.letters[:LOGGED]:
             about = batch.about.get(letter.key, {})
-            self._log.warning("dead letter", reason=letter.reason, field=letter.field, source=letter.key, **about)
+            self.log.warning("dead letter", reason=letter.reason, field=letter.field, source=letter.key, **about)
         now_ms = time.time() * 1000
         transitions = [step for step in batch.history if type(step) is Transition]
         grants: dict[str, int] = {}
@@ -53,15 +54,16 @@ class Telling:
         for resource, count in grants.items():
             metrics.grants.labels(resource).inc(count)
         for step in transitions[:LOGGED]:
-            self._log.info(
+            self.log.info(
                 step.to,
+                host=step.host,
                 worker=step.worker,
                 incarnation=step.incarnation,
                 event_kind=step.event,
                 explanation=step.explanation,
             )
         if len(transitions) > LOGGED:
-            self._log.info("and more transitions in one commit", more=len(transitions) - LOGGED)
+            self.log.info("and more transitions in one commit", more=len(transitions) - LOGGED)
         kept = {key: at for key, (at, _) in batch.values.items() if at is None or type(at) is Allocation}
         self._complain(self._holders.take(kept))
 
@@ -99,10 +101,11 @@ class Telling:
     def _complain(self, violations: list[Violation]) -> None:
         for violation in violations:
             self._metrics.violations.inc()
-            _, worker, incarnation = violation.key.split("/")
-            self._log.critical(
+            host, worker, incarnation = violation.key.split("/")
+            self.log.critical(
                 "a device is in two live allocations",
                 device=violation.device,
+                host=host,
                 worker=worker,
                 incarnation=incarnation,
                 other=violation.other,

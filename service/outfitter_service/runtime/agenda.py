@@ -1,0 +1,68 @@
+"""What happened inside a manager and is to be decided: reports, deaths, timers, ends of commands.
+
+An event stays here, or with the commit that includes it, until that commit has returned. When the partition is taken
+anew, levels are observed again (inventories, the queue) and edges that nobody says twice are kept (deaths, commands'
+ends). It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import chain
+
+from outfitter_proto.records import Note
+from outfitter_service.core import model as m
+from outfitter_service.runtime.clock import Clock
+from outfitter_service.runtime.retries import Retries, edges
+
+
+class Agenda:
+    """`queue` is in order. `retries` are tried again later, `notes` are for the history with the next commit.
+    `ended_boot_id` is the boot in which the last manager worked, as long as deaths by its end may be undecided."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.queue: deque[m.Event] = deque()
+        self.retries = Retries(clock)
+        self.notes: list[Note] = []
+        self.ended_boot_id: str | None = None
+        self._reports: dict[tuple[str, str], m.DriverReport] = {}
+
+    def add(self, event: m.Event) -> None:
+        if isinstance(event, m.DriverReport):
+            self._reports[event.host, event.resource] = event
+        self.queue.append(event)
+
+    def give_back(self, events: Iterable[m.Event], *, but: Iterable[m.Event]) -> None:
+        """The commits that included `events` failed: they come first again, without what those commits led to."""
+        self.queue.extendleft(reversed([*events]))
+        gone = {id(event) for event in but}
+        if gone:
+            self.queue = deque(event for event in self.queue if id(event) not in gone)
+
+    def restart(self, hosts: Iterable[str]) -> None:
+        """The partition was taken anew: levels are observed anew, for each of its hosts."""
+        self.queue = edges(self.queue, self.retries)
+        self.queue.extendleft(self._reports.values())
+        self.queue.extend(m.Reschedule(host=host) for host in hosts)
+
+    def answered(self) -> set[tuple[type[m.Event], str, int]]:
+        """The commands whose ends are here: kind, allocation and token."""
+        return {
+            (type(event), event.allocation, event.token)
+            for event in chain(self.queue, self.retries)
+            if isinstance(event, m.Prepared | m.Unprepared)
+        }
+
+    def deaths(self) -> set[str]:
+        """The allocations whose owners' deaths are here."""
+        return {event.allocation for event in chain(self.queue, self.retries) if isinstance(event, m.OwnerDied)}
+
+    def replace(self, report: m.DriverReport) -> None:
+        """A report could not be committed: this one stands for it, and comes first."""
+        self._reports[report.host, report.resource] = report
+        self.queue.appendleft(report)
+
+    def forget(self, host: str) -> None:
+        """A host is not served any more."""
+        self._reports = {key: report for key, report in self._reports.items() if key[0] != host}

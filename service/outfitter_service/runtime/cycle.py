@@ -1,0 +1,428 @@
+"""The one cycle in which everything happens, for as long as one writer holds the partition:
+
+    event → decide → records and commands → commit the records → act on the commands → events …
+
+While one commit is under way the next one is decided, on the ledger as it will be; nothing is acted on or told
+before the commit that says so has returned. A commit that fails takes its decisions back, and those that were
+built on them. It knows no rules of allocation (core/), no driver, and not how a partition is taken (processor.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+import anyio
+import anyio.lowlevel
+import structlog
+from anyio.abc import TaskGroup
+from msgspec import UNSET, Struct, structs
+
+from outfitter_proto.bus import BusError, Message, OffsetOutOfRangeError, TooLargeError, Writer
+from outfitter_proto.records import Allocation, Checkpoint, Host, InputPosition, Note
+from outfitter_service.core import model as m
+from outfitter_service.core.hosts import host_record
+from outfitter_service.core.ledger import Ledger, PutHost
+from outfitter_service.runtime.batch import Batch
+from outfitter_service.runtime.station import Place, Station
+
+log = structlog.get_logger("outfitter.processor")
+
+TICK_S = 0.25
+"""How often deadlines are looked at."""
+SLICE = 64
+"""Events decided at a stretch: a commit under way must not wait for long until its answer is seen."""
+FILL = 0.7
+"""How full of the largest possible ledger batch a commit is made: the next event's output must still fit."""
+
+
+class RecycledError(BusError):
+    """The writer is tainted: a late request of it could still act, so it is replaced."""
+
+
+class Work(Struct, kw_only=True):
+    """One commit in the making, or under way: what was decided for it, and of what. `position` is the input's next
+    offset after it. `opening` and `closing`: the first and the last one of a tenure."""
+
+    batch: Batch
+    position: int
+    internal: list[m.Event] = []
+    messages: list[Message] = []
+    offspring: list[m.Event] = []
+    notes: int = 0
+    opening: bool = False
+    closing: bool = False
+    deaths_left: bool = False
+    done: bool = False
+    trouble: BusError | None = None
+
+
+class Cycle:
+    """Decides and commits with one writer, beginning with `ledger` at `place`."""
+
+    def __init__(
+        self, station: Station, writer: Writer, ledger: Ledger, place: Place, *, since: datetime, stop: anyio.Event
+    ) -> None:
+        """`since` is when this manager started; `stop` asks for one last commit."""
+        self._station = station
+        self._writer = writer
+        self._stop = stop
+        self._since = since
+        self._wake = anyio.Event()
+        self._full = writer.max_batch_bytes * FILL
+        self._log = station.telling.log
+        self._decided = place.position  # what comes after all that was decided
+        self._checkpointed = place.position
+        self._committed_at = 0.0
+        self._ticked_at = 0.0
+        self._unnamed: deque[str] = deque(self._hosts_to_name(ledger))
+        self._unnumbered: set[str] = set()
+        self._parting: deque[str] | None = None
+        self._sent: Work | None = None
+        self.ledger = ledger
+        self.place = place
+        self.opened = False
+        self._open = self._new_work(opening=True)
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    # --- the turn of the wheel ---
+
+    async def run(self, ready: Callable[[bool], None]) -> BusError | None:
+        """Work until something fails (returned; nothing of it is left in the ledger) or the last commit of an orderly
+        shutdown is made (None). `ready` is told whether registrations are being answered."""
+        async with anyio.create_task_group() as commits:
+            trouble = await self._turn(commits, ready)
+        return trouble  # noqa: RET504 - for the type checker a task group may swallow what is raised in it
+
+    async def _turn(self, commits: TaskGroup, ready: Callable[[bool], None]) -> BusError | None:
+        while True:
+            if self._sent is not None and self._sent.done:
+                sent, self._sent = self._sent, None
+                trouble = self._conclude(sent)
+                if trouble is not None or (sent.closing and sent.trouble is None):
+                    return trouble
+            self._decide()
+            if self._sent is None:
+                trouble = await self._go_on(commits)
+                if trouble is not None:
+                    return trouble
+                if self.opened:
+                    ready(self._station.intake.hearing)
+            await self._wait()
+
+    def _conclude(self, sent: Work) -> BusError | None:
+        """A commit has ended: act on it, or take it back. What ends the tenure is returned."""
+        if sent.trouble is None:
+            self._settle(sent)
+            if self._writer.tainted and not sent.closing:
+                self._take_back(self._open)
+                return RecycledError("a request to the bus was retried: the writer is replaced")
+            return None
+        self._take_back(self._open, sent)
+        if isinstance(sent.trouble, TooLargeError) and self._narrow(sent, sent.trouble):
+            if self._writer.tainted:
+                # all of it comes again, behind what is observed anew: the pieces stay small until then
+                self._station.portion.stay_small(until=sent.position)
+                return RecycledError("the bus refused a commit for its size: the writer is replaced")
+            return None
+        return sent.trouble
+
+    async def _go_on(self, commits: TaskGroup) -> BusError | None:
+        """Nothing is under way: send off what was decided, if it has to be written; what ends the tenure is
+        returned."""
+        intake = self._station.intake
+        if self._is_due(self._open):
+            sent = self._sent = self._seal()
+            commits.start_soon(self._commit, sent, self._checkpoint(sent))
+            self._open = self._new_work()
+            return None
+        if self._open.internal or self._open.messages or self._open.position != self.place.position:
+            self._settle(self._open)
+            self._open = self._new_work()
+        if intake.trouble is not None:
+            return intake.trouble
+        if intake.lost is not None and not intake.messages:
+            return await self._begin_again(intake.lost)
+        return None
+
+    async def _wait(self) -> None:
+        """Wait for something to decide or to settle, at most until deadlines are to be looked at again."""
+        # by what is settled, as with leases: a death whose worker deregistered before it is none
+        self._station.agenda.queue.extend(self._station.attendance.deaths(self.place.position))
+        if self._has_room(self._open) and (self._station.intake.messages or self._station.agenda.queue):
+            await anyio.lowlevel.checkpoint()
+            return
+        if self._sent is None and self._stopping:
+            return
+        with anyio.move_on_after(TICK_S):
+            await self._wake.wait()
+        self._wake = anyio.Event()
+
+    @property
+    def _stopping(self) -> bool:
+        return self._stop.is_set()
+
+    def _new_work(self, *, opening: bool = False) -> Work:
+        station = self._station
+        batch = Batch(
+            self.ledger,
+            structs.replace(station.rules, chunk=station.portion.chunk),
+            self._station.clock.utc(),
+            base=self.place.base,
+            meet=self._meet,
+        )
+        return Work(batch=batch, position=self._decided, opening=opening)
+
+    # --- deciding ---
+
+    def _decide(self) -> None:
+        """Decide some of what has piled up, without awaiting anything."""
+        work, station = self._open, self._station
+        batch, agenda, intake = work.batch, station.agenda, station.intake
+        batch.now = self._station.clock.utc()
+        self._name_hosts(work)
+        self._look_at_deadlines()
+        until = batch.events + SLICE
+        while agenda.queue and batch.events < until and self._has_room(work):
+            event = agenda.queue.popleft()
+            work.internal.append(event)
+            batch.decide(event)
+        while intake.messages and batch.events < until and self._has_room(work):
+            message = intake.take()
+            work.messages.append(message)
+            work.position = message.offset + 1
+            if station.remit.serves(message):
+                if message.offset == station.portion.indigestible:
+                    batch.refuse(message, "the answer to it would be larger than the allocations topic takes")
+                else:
+                    batch.message(message)
+            elif (reason := station.remit.refusal(message)) is not None:
+                batch.refuse(message, reason)
+        if not intake.messages:
+            work.position = max(work.position, intake.position)
+        self._decided = work.position
+
+    def _has_room(self, work: Work) -> bool:
+        return work.batch.events < self._station.portion.records and work.batch.bytes < self._full
+
+    def _look_at_deadlines(self) -> None:
+        if self._station.clock.monotonic() - self._ticked_at < TICK_S:
+            return
+        self._ticked_at = self._station.clock.monotonic()
+        station = self._station
+        queue = station.agenda.queue
+        if station.intake.hearing:
+            # by what is settled: the renewals of what is under way are not counted yet
+            queue.extend(station.attendance.expired(self.place.position))
+        queue.extend(station.agenda.retries.due())
+        overdue = self._station.clock.utc() - timedelta(seconds=station.rules.retention_s)
+        queue.extend(
+            m.Tick(host=host)
+            for host, book in self.ledger.hosts.items()
+            if book.has_due(now=self._open.batch.now, over_before=overdue)
+        )
+
+    # --- whose hosts these are ---
+
+    def _hosts_to_name(self, ledger: Ledger) -> list[str]:
+        """The hosts whose records do not say that they are served now."""
+        own = self._station.identity.host
+        if own is not None:
+            return [own]
+        return [name for name, book in ledger.hosts.items() if book.record is None or book.record.manager.stopped_at]
+
+    def _meet(self, host: str) -> None:
+        """A host that was never heard of: it is served from now on."""
+        self._name(self._open.batch, host)
+
+    def _name_hosts(self, work: Work) -> None:
+        while self._unnamed and work.batch.bytes < self._full:
+            self._name(work.batch, self._unnamed.popleft())
+
+    def _name(self, batch: Batch, host: str) -> None:
+        """Say in the ledger who manages a host, and what its resources are."""
+        book = self.ledger.book(host)
+        manager = self._station.identity.manager(self._since)
+        before = book.record or Host(host=host, manager=manager, since=batch.now)
+        named = structs.replace(before, manager=manager)
+        batch.apply([PutHost(host_record(named, self._station.rules.specs, book.inventories, batch.now) or named)])
+
+    def _part(self, work: Work) -> None:
+        """The last commits of an orderly shutdown say since when nobody manages the hosts."""
+        if self._parting is None:
+            self._parting = deque(self.ledger.hosts)
+        while self._parting and work.batch.bytes < self._full:
+            record = self.ledger.book(self._parting.popleft()).record
+            if record is not None:
+                manager = self._station.identity.manager(self._since, work.batch.now)
+                work.batch.apply([PutHost(structs.replace(record, manager=manager))])
+        work.closing = not self._parting
+
+    # --- committing ---
+
+    def _is_due(self, work: Work) -> bool:
+        """Whether there is anything to write (heartbeats move leases in memory only)."""
+        if work.opening or self._stopping or not work.batch.empty or self._station.agenda.notes:
+            return True
+        if work.position - self._checkpointed >= self._station.limits.checkpoint_records:
+            return True
+        return self._station.clock.monotonic() - self._committed_at >= self._station.limits.checkpoint_interval_s
+
+    def _seal(self) -> Work:
+        """Nothing more goes into this commit. What follows from it is decided for the next one."""
+        work, agenda, batch = self._open, self._station.agenda, self._open.batch
+        batch.history += agenda.notes
+        work.notes = len(agenda.notes)
+        self._unnumbered |= batch.hosts
+        if self._station.portion.whole:
+            self._unnumbered = {host for host in self._unnumbered if not batch.renumber(host, self._full)}
+        if self._stopping:
+            self._part(work)
+        # Whoever goes on after a crash must see the same deaths: the boot that ended stays named until they are in.
+        attendance = self._station.attendance
+        work.deaths_left = agenda.ended_boot_id is not None and bool(attendance.unjudged or agenda.deaths())
+        work.offspring = list(batch.follow_ups)
+        agenda.queue.extend(work.offspring)
+        self.ledger.seal()
+        return work
+
+    def _checkpoint(self, work: Work) -> Checkpoint:
+        identity, place = self._station.identity, self.place
+        return Checkpoint(
+            writer=identity.writer,
+            instance=identity.instance,
+            cluster=identity.cluster,
+            scope=identity.scope,
+            commit=self.ledger.commits,
+            token=self.ledger.token,
+            input=InputPosition(
+                topic_id=place.topic_id,
+                partition=self._station.partition,
+                from_=place.position,
+                to=work.position,
+                base=place.base or UNSET,
+            ),
+            at=work.batch.now,
+            machine_id=identity.machine_id,
+            boot_id=self._station.agenda.ended_boot_id if work.deaths_left else identity.boot_id,
+        )
+
+    async def _commit(self, work: Work, checkpoint: Checkpoint) -> None:
+        begun = self._station.clock.monotonic()
+        try:
+            await self._writer.commit(work.batch.transaction(self._station.topics, checkpoint))
+        except BusError as error:
+            work.trouble = error
+        else:
+            self._station.metrics.commits.labels("ok").inc()
+            self._station.metrics.commit_seconds.observe(self._station.clock.monotonic() - begun)
+            self._committed_at = self._station.clock.monotonic()
+            self._checkpointed = work.position
+        work.done = True
+        self._wake.set()
+
+    # --- afterwards ---
+
+    def _settle(self, work: Work) -> None:
+        """The decisions are the truth now: forget what led to them, and act."""
+        station, batch = self._station, work.batch
+        self.place.position = work.position
+        station.portion.grow(work.position, idle=not station.agenda.queue)
+        self.ledger.settle()
+        if work.done:
+            self.opened = True
+            del station.agenda.notes[: work.notes]
+            if not work.deaths_left:
+                station.agenda.ended_boot_id = None
+        else:
+            # nothing was written: what follows is decided for the next commit
+            self.ledger.keep()
+            station.agenda.queue.extend(batch.follow_ups)
+        station.attendance.renew(batch.renewed)
+        station.attendance.follow(record for record, _ in batch.values.values() if isinstance(record, Allocation))
+        station.attendance.cut(batch.cut, self.ledger)
+        for event in batch.undecided:
+            self._set_aside(event)
+        for served, _ in batch.values.values():
+            if type(served) is Host:
+                station.drivers.serve(served.host)
+        for command in batch.commands:
+            record, _ = batch.values.get(command.allocation, (None, None))
+            known = record if isinstance(record, Allocation) else self.ledger.allocations.get(command.allocation)
+            station.drivers.perform(command, known)
+        station.telling.committed(batch, self.ledger, waiting=station.intake.behind())
+
+    def _take_back(self, *works: Work) -> None:
+        """These commits, the latest first, come to nothing: what led to them is to be decided again."""
+        self.ledger.rollback()
+        station = self._station
+        for work in works:
+            station.agenda.give_back(work.internal, but=work.offspring)
+            station.intake.give_back(work.messages)
+            if work.trouble is not None:
+                station.telling.failed(work.trouble)
+        self._unnamed = deque(self._hosts_to_name(self.ledger))
+        self._parting = None
+        self._decided = self.place.position
+        self._open = self._new_work(opening=not self.opened)
+
+    def _narrow(self, work: Work, trouble: TooLargeError) -> bool:
+        """A commit was too large: try with fewer events, then with smaller pieces of one event's effects. What is too
+        large even so is given up, for itself alone; False: there is nothing to give up."""
+        station = self._station
+        events = work.batch.events
+        self._log.warning("a commit is too large, splitting it", error=str(trouble), events=events)
+        narrowed = station.portion.shrink(events)
+        if not narrowed and work.internal:
+            self._give_up(station.agenda.queue.popleft(), trouble)
+            narrowed = True
+        elif not narrowed and work.messages:
+            narrowed = station.portion.refuse(work.messages[-1].offset)
+        self._open = self._new_work(opening=not self.opened)
+        return narrowed
+
+    def _give_up(self, event: m.Event, trouble: TooLargeError) -> None:
+        """One event's smallest effect is more than the allocations topic takes."""
+        self._log.error("an event's effects are too large to commit", event_kind=type(event).__name__)
+        if isinstance(event, m.DriverReport) and event.failure is None:
+            failure = m.DriverFailure(reason=f"its inventory is too large to publish: {trouble}", permanent=True)
+            self._station.agenda.replace(structs.replace(event, devices=(), failure=failure))
+        else:
+            self._set_aside(event)
+
+    def _set_aside(self, event: m.Event) -> None:
+        """An event came to nothing: its record must not be stuck by that."""
+        if isinstance(event, m.LeaseExpired):
+            self._station.attendance.cut([event.allocation], self.ledger)  # one lease more, and it is judged again
+        else:
+            self._station.agenda.retries.keep(event)
+
+    # --- an input that begins anew ---
+
+    async def _begin_again(self, lost: OffsetOutOfRangeError) -> BusError | None:
+        """Go on where the input begins now. Where it began anew, what comes counts as later than all there was."""
+        place, station = self.place, self._station
+        try:
+            place.topic_id = (await station.bus.topic(station.topics.registrations)).id
+        except BusError as error:
+            return error
+        if lost.start < place.position:
+            place.base += place.position
+        station.intake.reset(lost.start)
+        self._decided = place.position = lost.start
+        self.input_lost(station, str(lost))
+        self._open = self._new_work()
+        return None
+
+    @staticmethod
+    def input_lost(station: Station, explanation: str) -> None:
+        """Registrations are gone unread: go on at the earliest there are, with a whole lease for everybody."""
+        station.telling.log.error("registrations were lost, going on at the earliest there are", reason=explanation)
+        station.metrics.input_lost.inc()
+        station.portion.forget()
+        station.attendance.renew_all()
+        note = Note(at=station.clock.utc(), writer=station.identity.writer, event="input-lost", explanation=explanation)
+        station.agenda.notes.append(note)

@@ -1,0 +1,123 @@
+"""Which hosts a processor serves, and so which of its partition's messages and records are its own.
+
+A host's manager serves that host and passes over all others of the partition in silence; who owns a whole partition
+serves every host that the partition function puts there, and answers for what is nobody's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from outfitter_proto.bus import Message
+from outfitter_proto.names import InvalidNameError, check_name, checkpoint_key
+from outfitter_proto.partitioning import partition_of
+
+REMEMBERED_KEYS = 10_000
+"""How many keys' verdicts are remembered at most."""
+
+NO_KEY = (
+    "it has no key: key registrations with the host's name (console producer: parse.key=true), "
+    "partitioned as Java does (librdkafka: partitioner=murmur2_random)"
+)
+
+
+class Remit(ABC):
+    """The hosts of one processor."""
+
+    scope: str
+    """`host` or `cluster`, as in checkpoints."""
+    host: str | None
+    """The one host that it serves, or None: many."""
+
+    @abstractmethod
+    def serves(self, message: Message) -> bool:
+        """Whether the message is about a host of this processor."""
+
+    @abstractmethod
+    def refusal(self, message: Message) -> str | None:
+        """Why a message that it does not serve goes to the dead letters here, or None: it is somebody else's."""
+
+    @abstractmethod
+    def owns(self, key: bytes) -> bool:
+        """Whether the ledger's record under `key` is this processor's."""
+
+    @abstractmethod
+    def rival(self, key: bytes) -> str | None:
+        """The writer whose checkpoint `key` is, if that one serves hosts of this processor in the other scope."""
+
+
+class HostRemit(Remit):
+    """One host (host scope)."""
+
+    scope = "host"
+
+    def __init__(self, host: str, writer: str) -> None:
+        self.host: str | None = host
+        self._key = host.encode()
+        self._exact = {f"@host/{host}".encode(), checkpoint_key(writer).encode()}
+        self._prefixes = (f"{host}/".encode(), f"@device/{host}/".encode())
+
+    def serves(self, message: Message) -> bool:
+        return message.key == self._key
+
+    def refusal(self, message: Message) -> str | None:
+        return NO_KEY if message.key is None else None
+
+    def owns(self, key: bytes) -> bool:
+        return key.startswith(self._prefixes) or key in self._exact
+
+    def rival(self, key: bytes) -> str | None:
+        return _writer(key, b"partition/")
+
+
+class PartitionRemit(Remit):
+    """Every host of one partition out of `partitions` (cluster scope)."""
+
+    scope = "cluster"
+    host = None
+
+    def __init__(self, partition: int, partitions: int, writer: str) -> None:
+        self._partition = partition
+        self._partitions = partitions
+        self._checkpoint = checkpoint_key(writer).encode()
+        self._refusals: dict[bytes, str | None] = {}
+
+    def serves(self, message: Message) -> bool:
+        return message.key is not None and self._judge(message.key) is None
+
+    def refusal(self, message: Message) -> str | None:
+        return NO_KEY if message.key is None else self._judge(message.key)
+
+    def owns(self, key: bytes) -> bool:
+        return not key.startswith(b"@checkpoint/") or key == self._checkpoint
+
+    def rival(self, key: bytes) -> str | None:
+        return _writer(key, b"host/")
+
+    def _judge(self, key: bytes) -> str | None:
+        """Why a message with `key` is not served, or None."""
+        try:
+            return self._refusals[key]
+        except KeyError:
+            if len(self._refusals) >= REMEMBERED_KEYS:
+                self._refusals.clear()
+            found = self._refusals[key] = self._why_not(key)
+            return found
+
+    def _why_not(self, key: bytes) -> str | None:
+        try:
+            host = check_name(key.decode(), "host")
+        except (UnicodeDecodeError, InvalidNameError) as error:
+            return f"its key names no host: {error}"
+        right = partition_of(host, self._partitions)
+        if right == self._partition:
+            return None
+        return (
+            f"host {host!r} belongs to partition {right} of {self._partitions}, not to {self._partition}: partition "
+            "registrations by their key as Java does (librdkafka: partitioner=murmur2_random)"
+        )
+
+
+def _writer(key: bytes, kind: bytes) -> str | None:
+    prefix = b"@checkpoint/" + kind
+    return key.removeprefix(b"@checkpoint/").decode("utf-8", "replace") if key.startswith(prefix) else None

@@ -1,0 +1,61 @@
+"""What a processor works with for as long as it lives, whoever writes to its partition meanwhile.
+
+The processor takes the partition and gives each of its cycles this to work with. It does nothing itself.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from outfitter_proto.bus import Bus
+from outfitter_proto.names import Topics
+from outfitter_service.core.decide import Rules
+from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.agenda import Agenda
+from outfitter_service.runtime.attendance import Attendance
+from outfitter_service.runtime.clock import Clock
+from outfitter_service.runtime.drivers import DriverCalls
+from outfitter_service.runtime.identity import Identity
+from outfitter_service.runtime.intake import Intake
+from outfitter_service.runtime.portion import Portion
+from outfitter_service.runtime.remit import Remit
+from outfitter_service.runtime.telling import Telling
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """How much and how long: records, seconds. `take_over`: accept a ledger that another machine wrote."""
+
+    batch_records: int = 1000
+    lease_grace_s: float = 2.0
+    checkpoint_interval_s: float = 3600.0
+    checkpoint_records: int = 5000
+    take_over: bool = False
+
+
+class Place(Struct, kw_only=True):
+    """Where in the input a processor is. `position` is the next offset to decide; `base` is added to offsets to make
+    numbers that only grow, see `records.InputPosition`."""
+
+    topic_id: str
+    position: int
+    base: int = 0
+
+
+class Station(Struct, kw_only=True):
+    """One processor's tools and settings."""
+
+    bus: Bus
+    topics: Topics
+    partition: int
+    identity: Identity
+    remit: Remit
+    rules: Rules
+    limits: Limits
+    metrics: Metrics
+    clock: Clock
+    drivers: DriverCalls
+    agenda: Agenda
+    attendance: Attendance
+    intake: Intake
+    portion: Portion
+    telling: Telling
