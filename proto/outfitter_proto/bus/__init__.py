@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from outfitter_proto.bus.port import (
     Bus,
+    BusAccessError,
+    BusAuthenticationError,
+    BusAuthorizationError,
     BusConfigurationError,
     BusError,
     BusUnavailableError,
@@ -26,19 +30,20 @@ DEFAULT_BUS = "sqlite:////var/lib/outfitter/bus.db"
 """One system-wide file, never one a user: two users' workers must meet on the same bus."""
 
 
-def connect(url: str | None = None) -> Bus:
+def connect(url: str | None = None, login: Mapping[str, str] | None = None) -> Bus:
     """The bus at `url`, else at `OUTFITTER_BUS`, else `DEFAULT_BUS`. Connects to nothing yet.
 
-    `kafka://host:9092,host2:9092` or `sqlite:///absolute/path/bus.db` (three slashes, then the path).
+    `kafka://host:9092,host2:9092` or `sqlite:///absolute/path/bus.db` (three slashes, then the path). `login` says
+    how to be let in by Kafka's brokers, by the names of `kafka.access.SETTINGS`; the environment says the rest.
 
     Raises:
-        BusConfigurationError: the URL names no bus we know.
+        BusConfigurationError: the URL names no bus we know, or nobody can log in like this.
     """
     url = url or os.environ.get("OUTFITTER_BUS") or DEFAULT_BUS
     if url.startswith("kafka://"):
         from outfitter_proto.bus.kafka import KafkaBus
 
-        return KafkaBus(url)
+        return KafkaBus(url, login=login)
     if url.startswith("sqlite:"):
         from outfitter_proto.bus.embedded import EmbeddedBus
 
@@ -51,6 +56,9 @@ def connect(url: str | None = None) -> Bus:
 __all__ = [
     "DEFAULT_BUS",
     "Bus",
+    "BusAccessError",
+    "BusAuthenticationError",
+    "BusAuthorizationError",
     "BusConfigurationError",
     "BusError",
     "BusUnavailableError",

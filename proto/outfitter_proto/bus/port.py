@@ -48,6 +48,19 @@ class BusConfigurationError(BusError):
     """The bus is there but not as it must be (wrong URL, a network file system, a refused log-in)."""
 
 
+class BusAccessError(BusConfigurationError):
+    """The bus does not let us do it. At a start that is a mistake to be told at once; later, credentials are being
+    exchanged or rights were taken away by mistake, so whoever runs already tries on. Nothing was written."""
+
+
+class BusAuthenticationError(BusAccessError):
+    """The bus and we do not believe each other to be who we say: certificates, passwords, tokens."""
+
+
+class BusAuthorizationError(BusAccessError):
+    """A right is missing; the message names it, and the principal as far as it is known."""
+
+
 class TooLargeError(BusError):
     """A record is larger than the topic takes."""
 
@@ -232,6 +245,12 @@ class Bus(ABC):
         A committed reader whose `position` has reached that offset has seen all that was committed before
         this call. Bounded by the longest transaction another writer may hold open.
         """
+
+    @property
+    def refusals(self) -> int:
+        """How many connections came to nothing because the bus and we did not believe each other; see
+        `BusAuthenticationError`. A bus without log-in has none."""
+        return 0
 
     async def maintain(self) -> None:  # noqa: B027 - a bus with a broker has nothing to do here
         """Retention, compaction and the like, where the bus leaves them to its users; a manager calls it about

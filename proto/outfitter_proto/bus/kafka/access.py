@@ -1,27 +1,34 @@
-"""Where the brokers are and how to log in: the bus URL and the environment, turned into aiokafka's arguments.
+"""Where the brokers are and how to log in: the bus URL, the settings and the environment, as aiokafka's arguments.
 
-Secrets never stand in the URL: it is printed in messages and status pages.
+Secrets never stand in the URL, nor in a configuration: those are printed in messages and status pages. They come from
+files, which are read anew for each connection so that they can be replaced while we run, or from one variable.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 import os
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from aiokafka.abc import AbstractTokenProvider
+
 from outfitter_proto.bus.port import BusConfigurationError
 
 DEFAULT_PORT = 9092
-MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-
-_PREFIX = "OUTFITTER_KAFKA_"
-_SETTINGS = (
-    "SECURITY_PROTOCOL", "SASL_MECHANISM", "SASL_USERNAME", "SASL_PASSWORD", "SASL_PASSWORD_FILE",
-    "CA_FILE", "CERT_FILE", "KEY_FILE",
+SETTINGS = (
+    "security-protocol", "sasl-mechanism", "sasl-username", "sasl-password-file", "sasl-token-file",
+    "ca-file", "cert-file", "key-file", "key-password-file",
 )  # fmt: skip
+"""Each is `kafka.<name>` in a configuration and `OUTFITTER_KAFKA_<NAME>` in the environment."""
+PASSWORD_VARIABLE = "OUTFITTER_KAFKA_SASL_PASSWORD"  # noqa: S105 - a name
+"""The one secret that may stand in the environment itself."""
 
 
 class Node(NamedTuple):
@@ -34,92 +41,187 @@ class Node(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Access(NamedTuple):
-    """The addresses to begin with, and aiokafka's arguments for logging in (empty: plaintext)."""
+class Access:
+    """The addresses to begin with, and how to be let in there. Nothing printed of it holds a secret."""
 
-    url: str
-    nodes: tuple[Node, ...]
-    options: Mapping[str, Any]
+    def __init__(self, url: str, nodes: tuple[Node, ...], given: Mapping[str, str], password: str | None) -> None:
+        self.url = url
+        self.nodes = nodes
+        self.protocol = given.get("security-protocol", "PLAINTEXT")
+        self.mechanism = given.get("sasl-mechanism", "SCRAM-SHA-512") if self.protocol.startswith("SASL") else None
+        self._given = given
+        self._password = password
+
+    @property
+    def encrypted(self) -> bool:
+        return self.protocol.endswith("SSL")
+
+    @property
+    def certificate(self) -> str | None:
+        """The file of the client certificate, if there is one."""
+        return self._given.get("cert-file")
+
+    def __repr__(self) -> str:
+        return f"Access({self.url!r}, {self.protocol}, {self.principal})"
+
+    @property
+    def principal(self) -> str:
+        """Whom the broker takes us for, as its access rules name it, as far as that can be told from here."""
+        if self.mechanism == "OAUTHBEARER":
+            return _subject(self._secret("sasl-token-file"))
+        if self.mechanism is not None:
+            return f"User:{self._given['sasl-username']}"
+        return "the client certificate's principal" if self.certificate else "User:ANONYMOUS"
+
+    def options(self) -> dict[str, Any]:
+        """aiokafka's arguments for a connection that is made now (plaintext: none).
+
+        Raises:
+            BusConfigurationError: a file cannot be used; the message names the setting and the file.
+        """
+        options: dict[str, Any] = {} if self.protocol == "PLAINTEXT" else {"security_protocol": self.protocol}
+        if self.encrypted:
+            options["ssl_context"] = self._tls()
+        if self.mechanism is not None:
+            options["sasl_mechanism"] = self.mechanism
+        if self.mechanism == "OAUTHBEARER":
+            options["sasl_oauth_token_provider"] = _Token(self._secret("sasl-token-file"))
+        elif self.mechanism is not None:
+            options["sasl_plain_username"] = self._given["sasl-username"]
+            options["sasl_plain_password"] = self._password or self._secret("sasl-password-file")
+        return options
+
+    def _tls(self) -> ssl.SSLContext:
+        ca, certificate, key = (self._given.get(name) for name in ("ca-file", "cert-file", "key-file"))
+        try:
+            context = ssl.create_default_context(cafile=ca)
+        except OSError as error:
+            raise _wrong("ca-file", f"{ca}: {_reason(error)}") from error
+        if certificate is None:
+            return context
+        # Without a password of ours OpenSSL would ask the terminal for the one of an encrypted key, and wait.
+        password = self._secret("key-password-file") if "key-password-file" in self._given else ""
+        try:
+            context.load_cert_chain(certificate, key, lambda: password)
+        except OSError as error:
+            of = f"{certificate} and {key}" if key else certificate
+            raise _wrong("cert-file", f"{of}: {_reason(error)}; a PEM certificate and its key are needed") from error
+        return context
+
+    def _secret(self, name: str) -> str:
+        """What a file holds, without the end of its line."""
+        try:
+            text = Path(self._given[name]).read_text().rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise _wrong(name, f"{self._given[name]}: {_reason(error)}") from error
+        if not text or not text.isprintable():
+            raise _wrong(name, f"{self._given[name]}: is {'no single line of text' if text else 'empty'}")
+        return text
 
 
-def access(url: str, environment: Mapping[str, str] = os.environ) -> Access:
-    """Read `kafka://host[:port][,host[:port]…]` and the `OUTFITTER_KAFKA_…` settings of the environment.
+class _Token(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has no types
+    """The token of one connection."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    async def token(self) -> str:
+        return self._token
+
+
+def access(url: str, settings: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None) -> Access:
+    """Read `kafka://host[:port][,host[:port]…]`, `settings` (by the names in `SETTINGS`) and, for what they leave
+    out, the `OUTFITTER_KAFKA_…` variables of the environment.
 
     Raises:
         BusConfigurationError: the URL or a setting is not usable; the message names it and what is valid.
     """
-    return Access(url, _nodes(url), _options(environment))
+    environment = os.environ if environment is None else environment
+    given = {name: environment[variable(name)] for name in SETTINGS if environment.get(variable(name))}
+    given |= settings or {}
+    found = Access(url, _nodes(url), given, environment.get(PASSWORD_VARIABLE) or None)
+    _check(found, given, has_password=bool(environment.get(PASSWORD_VARIABLE)))
+    found.options()
+    return found
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    return f"OUTFITTER_KAFKA_{name.replace('-', '_').upper()}"
+
+
+def called(name: str) -> str:
+    """A setting as messages call it."""
+    return f"kafka.{name} ({variable(name)})"
+
+
+def _wrong(name: str, why: str) -> BusConfigurationError:
+    return BusConfigurationError(f"{called(name)}: {why}")
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _nodes(url: str) -> tuple[Node, ...]:
     rest = url.removeprefix("kafka://")
-    if rest == url or not rest.strip("/"):
-        raise BusConfigurationError(f"{url!r} is no Kafka URL: write kafka://host:9092[,host2:9092]")
+    if "@" in url:
+        raise BusConfigurationError(
+            f"{url.rpartition('@')[2]!r} in the Kafka URL is no host:port; user names and passwords belong into "
+            f"{called('sasl-username')} and {called('sasl-password-file')}"
+        )
+    if rest == url or not rest.strip("/") or "?" in url:
+        shown = url.partition("?")[0]
+        raise BusConfigurationError(f"{shown!r} is no Kafka URL: write kafka://host:9092[,host2:9092] and no more")
     return tuple(_node(url, part) for part in rest.rstrip("/").split(","))
 
 
 def _node(url: str, part: str) -> Node:
-    if "@" in part or "/" in part or "?" in part:
-        raise BusConfigurationError(
-            f"{part.rpartition('@')[2]!r} in the Kafka URL is no host:port; "
-            f"user names and passwords belong into {_PREFIX}SASL_USERNAME and {_PREFIX}SASL_PASSWORD_FILE"
-        )
     host, colon, port = part.rpartition(":")
     if not colon or part.endswith("]"):
         host, port = part, str(DEFAULT_PORT)
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise BusConfigurationError(f"{part!r} in {url!r} is no host:port")
     return Node(host.removeprefix("[").removesuffix("]"), int(port))
 
 
-def _options(environment: Mapping[str, str]) -> dict[str, Any]:
-    given = {name: environment[_PREFIX + name] for name in _SETTINGS if environment.get(_PREFIX + name)}
-    protocol = given.get("SECURITY_PROTOCOL", "PLAINTEXT")
-    if protocol not in PROTOCOLS:
-        raise BusConfigurationError(f"{_PREFIX}SECURITY_PROTOCOL={protocol!r}: valid are {', '.join(PROTOCOLS)}")
-    options: dict[str, Any] = {"security_protocol": protocol}
-    if protocol.endswith("SSL"):
-        options["ssl_context"] = _tls(given)
-    if protocol.startswith("SASL"):
-        options |= _login(given)
-    unused = [name for name in given if name != "SECURITY_PROTOCOL" and not _matters(name, protocol)]
-    if unused:
+def _check(found: Access, given: Mapping[str, str], *, has_password: bool) -> None:
+    """Refuse what cannot work, and what would be without effect: a password for a plaintext listener is a mistake."""
+    if found.protocol not in PROTOCOLS:
+        raise _wrong("security-protocol", f"{found.protocol!r} is none of {', '.join(PROTOCOLS)}")
+    if found.mechanism is not None and found.mechanism not in MECHANISMS:
+        raise _wrong("sasl-mechanism", f"{found.mechanism!r} is none of {', '.join(MECHANISMS)}")
+    for name in given:
+        of_login = name.startswith("sasl")
+        if name != "security-protocol" and not (found.mechanism if of_login else found.encrypted):
+            raise _wrong(name, f"has no effect with {called('security-protocol')} = {found.protocol}")
+    if has_password and found.mechanism is None:
         raise BusConfigurationError(
-            f"{_PREFIX}{unused[0]} has no effect with security protocol {protocol}: set {_PREFIX}SECURITY_PROTOCOL"
+            f"{PASSWORD_VARIABLE} has no effect with {called('security-protocol')} = {found.protocol}"
         )
-    return options if protocol != "PLAINTEXT" else {}
+    for name in ("key-file", "key-password-file"):
+        if name in given and "cert-file" not in given:
+            raise _wrong(name, f"has no effect without {called('cert-file')}")
+    token = found.mechanism == "OAUTHBEARER"
+    if token:
+        needed = ["sasl-token-file"]
+    elif found.mechanism is not None:
+        needed = ["sasl-username"] + ([] if has_password else ["sasl-password-file"])
+    else:
+        needed = []
+    for name in needed:
+        if name not in given:
+            raise _wrong(name, f"is needed to log in with {found.mechanism}")
+    useless = ("sasl-username", "sasl-password-file") if token else ("sasl-token-file",)
+    for name in useless:
+        if name in given:
+            raise _wrong(name, f"has no effect with {called('sasl-mechanism')} = {found.mechanism}")
 
 
-def _matters(name: str, protocol: str) -> bool:
-    return protocol.startswith("SASL") if name.startswith("SASL") else protocol.endswith("SSL")
-
-
-def _tls(given: Mapping[str, str]) -> ssl.SSLContext:
+def _subject(token: str) -> str:
+    """The principal a broker makes of a token by default: the JSON Web Token's `sub`. It is the broker that checks."""
     try:
-        context = ssl.create_default_context(cafile=given.get("CA_FILE"))
-        if "CERT_FILE" in given:
-            context.load_cert_chain(given["CERT_FILE"], given.get("KEY_FILE"))
-    except OSError as error:
-        raise BusConfigurationError(f"cannot use {_PREFIX}CA_FILE, CERT_FILE or KEY_FILE: {error}") from error
-    return context
-
-
-def _login(given: Mapping[str, str]) -> dict[str, Any]:
-    mechanism = given.get("SASL_MECHANISM", "SCRAM-SHA-512")
-    if mechanism not in MECHANISMS:
-        raise BusConfigurationError(f"{_PREFIX}SASL_MECHANISM={mechanism!r}: valid are {', '.join(MECHANISMS)}")
-    password = given.get("SASL_PASSWORD")
-    if password is None and "SASL_PASSWORD_FILE" in given:
-        try:
-            password = Path(given["SASL_PASSWORD_FILE"]).read_text().rstrip("\r\n")
-        except OSError as error:
-            raise BusConfigurationError(f"{_PREFIX}SASL_PASSWORD_FILE: {error}") from error
-    if password is None or "SASL_USERNAME" not in given:
-        raise BusConfigurationError(
-            f"to log in, {_PREFIX}SASL_USERNAME and {_PREFIX}SASL_PASSWORD_FILE (or {_PREFIX}SASL_PASSWORD) must be set"
-        )
-    return {
-        "sasl_mechanism": mechanism,
-        "sasl_plain_username": given["SASL_USERNAME"],
-        "sasl_plain_password": password,
-    }
+        claims = json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
+        return f"User:{claims['sub']}"
+    except (IndexError, binascii.Error, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError):
+        return "the token's principal"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -13,6 +13,7 @@ from aiokafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
 from outfitter_proto.bus.kafka import noise
 from outfitter_proto.bus.kafka.access import access
 from outfitter_proto.bus.kafka.cluster import EARLIEST, LATEST, REQUEST_TIMEOUT, Cluster
+from outfitter_proto.bus.kafka.connection import Connector
 from outfitter_proto.bus.kafka.producer import TransactionalProducer
 from outfitter_proto.bus.kafka.protocol import (
     OK,
@@ -51,15 +52,27 @@ _STABLE_POLL = 0.005, 0.1
 
 
 class KafkaBus(Bus):
-    """See `Bus`. `url` is `kafka://host:9092[,host2:9092…]`; how to log in comes from the environment (`access`)."""
+    """See `Bus`. `url` is `kafka://host:9092[,host2:9092…]`; how to log in comes from `login` and the environment, as
+    `access` says."""
 
-    def __init__(self, url: str, *, transaction_timeout: float = TRANSACTION_TIMEOUT) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        login: Mapping[str, str] | None = None,
+        transaction_timeout: float = TRANSACTION_TIMEOUT,
+    ) -> None:
         self.url = url
-        self._access = access(url)
+        self._connector = Connector(access(url, login))
         self._transaction_timeout = transaction_timeout
-        self._cluster = Cluster(self._access)
+        self._cluster = Cluster(self._connector)
         self._outboxes: dict[tuple[str, int], Outbox] = {}
         self._cleaning: set[asyncio.Task[None]] = set()
+
+    @property
+    def refusals(self) -> int:
+        """See `Bus.refusals`."""
+        return self._connector.refusals
 
     async def start(self) -> None:
         """Connect, and log in where that is asked."""
@@ -127,7 +140,7 @@ class KafkaBus(Bus):
             start = await self._cluster.offset(topic, partition, EARLIEST)
         else:
             await self._check_partition(topic, partition)
-        return KafkaReader(Cluster(self._access), topic, partition, start, committed=committed)
+        return KafkaReader(Cluster(self._connector), topic, partition, start, committed=committed)
 
     async def open_writer(self, identity: str, partition: int) -> Writer:
         """Start a transactional producer: the broker fences the last one and decides its transaction first.
@@ -139,9 +152,8 @@ class KafkaBus(Bus):
         if not __debug__:
             # A producer that is no longer what it was says so by an assertion, and by nothing else.
             raise BusConfigurationError(f"{self.url}: aiokafka checks its state by assertions: run Python without -O")
-        await self.start()  # says why a broker cannot be used; the producer would not
         producer = TransactionalProducer(
-            self._access, identity, request_timeout=REQUEST_TIMEOUT, transaction_timeout=self._transaction_timeout
+            self._connector, identity, request_timeout=REQUEST_TIMEOUT, transaction_timeout=self._transaction_timeout
         )
         release = noise.quieten()
         taken = False
@@ -150,7 +162,10 @@ class KafkaBus(Bus):
                 await producer.start()
             taken = True
         except TimeoutError as error:
-            raise BusUnavailableError(f"{self.url}: could not take {identity!r} within {TAKE_WITHIN:g} s") from error
+            why = f": {self._connector.trouble}" if self._connector.trouble is not None else ""
+            raise BusUnavailableError(
+                f"{self.url}: could not take {identity!r} within {TAKE_WITHIN:g} s{why}"
+            ) from error
         except kafka_errors.BrokerResponseError as error:
             raise refusal(self.url, error.errno, detail=f"{identity!r}: {error}") from error
         except (kafka_errors.KafkaError, AssertionError, OSError) as error:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import anyio
-from aiokafka import errors as kafka_errors
-from aiokafka.conn import create_conn
 from aiokafka.protocol.offset import OffsetRequest
 
-from outfitter_proto.bus.kafka.access import Access, Node
+from outfitter_proto.bus.kafka import diagnosis
+from outfitter_proto.bus.kafka.access import Node
+from outfitter_proto.bus.kafka.connection import Connection, Connector
 from outfitter_proto.bus.kafka.protocol import MOVED, OK, UNKNOWN_TOPIC, MetadataRequest, error_name, refusal
 from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavailableError, UnknownTopicError
 
@@ -28,12 +27,6 @@ ANSWER_WITHIN = 2 * REQUEST_TIMEOUT
 EARLIEST, LATEST = -2, -1
 
 _BACKOFF = 0.02, 0.5
-_LOGIN_ERRORS = (
-    kafka_errors.SaslAuthenticationFailed,
-    kafka_errors.UnsupportedSaslMechanismError,
-    kafka_errors.IllegalSaslStateError,
-    ssl.SSLCertVerificationError,
-)
 
 
 class Topic(NamedTuple):
@@ -48,10 +41,11 @@ class Topic(NamedTuple):
 class Cluster:
     """A client's own connections to the brokers behind one URL."""
 
-    def __init__(self, access: Access) -> None:
-        self.url = access.url
-        self._access = access
-        self._connections: dict[Node, Any] = {}
+    def __init__(self, connector: Connector) -> None:
+        self.url = connector.access.url
+        self._connector = connector
+        self._connections: dict[Node, Connection] = {}
+        self._retired: set[Connection] = set()
         self._connecting: dict[Node, anyio.Lock] = {}
         self._topics: dict[str, Topic] = {}
 
@@ -60,14 +54,15 @@ class Cluster:
 
         Raises:
             BusUnavailableError: no answer, with the address and the reason. The request may have been done.
-            BusConfigurationError: it refused to log us in, or is older than this adapter needs.
+            BusAuthenticationError: one side does not believe the other.
+            BusConfigurationError: it is older than this adapter needs, or a file with a secret cannot be read.
         """
         connection, where = await self._connection(node)
         try:
             return await connection.send(request)
-        except (OSError, kafka_errors.KafkaError, NotImplementedError, TimeoutError) as error:
+        except diagnosis.FAILURES as error:
             self._drop(connection)
-            raise self._failure(where, error) from error
+            raise diagnosis.unavailable(self._connector.access, where, error, timeout=REQUEST_TIMEOUT) from error
 
     async def topic(self, name: str, *, fresh: bool = False) -> Topic:
         """A topic's metadata, remembered until somebody finds them outdated."""
@@ -132,8 +127,9 @@ class Cluster:
 
     async def aclose(self) -> None:
         """Close the connections. Bounded."""
-        closing = [connection.close() for connection in self._connections.values()]
+        closing = [connection.close() for connection in (*self._connections.values(), *self._retired)]
         self._connections.clear()
+        self._retired.clear()
         waiting = [future for future in closing if future is not None]
         if waiting:
             with anyio.CancelScope(shield=True):
@@ -152,55 +148,52 @@ class Cluster:
             )
         return leaders[partition]
 
-    async def _connection(self, node: Node | None) -> tuple[Any, str]:
-        """A living connection and what to call its other end in messages."""
+    async def _connection(self, node: Node | None) -> tuple[Connection, Node]:
+        """A living connection and its other end."""
         if node is not None:
-            return await self._connect(node), str(node)
-        for known, connection in self._connections.items():
-            if connection.connected():
-                return connection, str(known)
+            return await self._connect(node), node
+        for known in list(self._connections):
+            if (connection := self._usable(known)) is not None:
+                return connection, known
         errors: list[BusError] = []
-        for first in self._access.nodes:
+        for first in self._connector.access.nodes:
             try:
-                return await self._connect(first), str(first)
+                return await self._connect(first), first
             except BusError as error:
                 errors.append(error)
         if len(errors) == 1 or isinstance(errors[0], BusConfigurationError):
             raise errors[0]
         raise BusUnavailableError("; ".join(str(error) for error in errors)) from errors[0]
 
-    async def _connect(self, node: Node) -> Any:
+    async def _connect(self, node: Node) -> Connection:
         async with self._connecting.setdefault(node, anyio.Lock()):
-            connection = self._connections.get(node)
-            if connection is not None and connection.connected():
-                return connection
-            try:
-                connection = await create_conn(
-                    node.host, node.port, request_timeout_ms=int(REQUEST_TIMEOUT * 1000), **self._access.options
-                )
-            except (OSError, kafka_errors.KafkaError, TimeoutError) as error:
-                raise self._failure(str(node), error) from error
-            self._connections[node] = connection
+            connection = self._usable(node)
+            if connection is None:
+                connection = await self._connector.connect(node, timeout=REQUEST_TIMEOUT)
+                self._connections[node] = connection
             return connection
 
-    def _drop(self, connection: Any) -> None:
+    def _usable(self, node: Node) -> Connection | None:
+        """The connection there is. One whose log-in is about to end gets no more questions, but its answers."""
+        connection = self._connections.get(node)
+        if connection is None or not connection.connected():
+            return None
+        if not connection.stale:
+            return connection
+        del self._connections[node]
+        if connection.idle:
+            connection.close()
+        else:
+            self._retired.add(connection)
+            asyncio.get_running_loop().call_later(2 * REQUEST_TIMEOUT, self._drop, connection)
+        return None
+
+    def _drop(self, connection: Connection) -> None:
         for node, known in list(self._connections.items()):
             if known is connection:
                 del self._connections[node]
+        self._retired.discard(connection)
         connection.close()
-
-    def _failure(self, where: str, error: Exception) -> BusError:
-        if isinstance(error, NotImplementedError | kafka_errors.IncompatibleBrokerVersion):
-            return BusConfigurationError(f"{self.url}: the broker at {where} is older than Kafka 2.8, which is needed")
-        if isinstance(error, _LOGIN_ERRORS):
-            return BusConfigurationError(f"{self.url}: the broker at {where} and we cannot log in: {error}")
-        if isinstance(error, TimeoutError):
-            reason = f"does not answer within {REQUEST_TIMEOUT:g} s"
-        elif isinstance(error, ConnectionRefusedError):
-            reason = "refuses connections; is it running?"
-        else:
-            reason = f"cannot be used: {str(error) or type(error).__name__}"
-        return BusUnavailableError(f"{self.url}: the broker at {where} {reason}")
 
 
 def _only(response: Any) -> Any:

@@ -3,6 +3,7 @@
 - It marks a request of a transaction that failed inside the client. aiokafka repeats such requests silently; the lost
   copy may arrive late and end a later transaction of the same epoch.
 - It waits 2 ms, not 20, for the end of the last transaction before it begins the next one.
+- Its connections come from our `Connector`, which can say why there is none.
 - It can be got rid of while the brokers are away, which `stop()` cannot.
 """
 
@@ -21,7 +22,7 @@ from aiokafka.producer.sender import AddPartitionsToTxnHandler, Sender
 from aiokafka.producer.transaction_manager import TransactionState
 from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest
 
-from outfitter_proto.bus.kafka.access import Access
+from outfitter_proto.bus.kafka.connection import Connector
 
 log = logging.getLogger(__name__)
 
@@ -71,17 +72,20 @@ class _Sender(Sender):  # type: ignore[misc]  # aiokafka has no types
 class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no types
     """One holder of a transactional id. `start` fences the one before and decides its open transaction."""
 
-    def __init__(self, access: Access, identity: str, *, request_timeout: float, transaction_timeout: float) -> None:
+    def __init__(
+        self, connector: Connector, identity: str, *, request_timeout: float, transaction_timeout: float
+    ) -> None:
         super().__init__(
-            bootstrap_servers=[str(node) for node in access.nodes],
+            bootstrap_servers=[str(node) for node in connector.access.nodes],
             client_id=identity,
             transactional_id=identity,
             transaction_timeout_ms=int(transaction_timeout * 1000),
             request_timeout_ms=int(request_timeout * 1000),
             retry_backoff_ms=RETRY_BACKOFF_MS,
             max_batch_size=BUILDER_BYTES,
-            **access.options,
         )
+        connector.adopt(self.client)
+        self.connector = connector
         self.tainted = False
         self._sender = _Sender(
             self.client,

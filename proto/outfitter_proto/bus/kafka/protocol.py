@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from aiokafka import errors as kafka_errors
+from aiokafka.protocol.admin import SaslAuthenticateRequest_v0, SaslAuthenticateRequest_v1
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Boolean, CompactArray, CompactString, Int16, Int32, Schema, TaggedFields
 
@@ -150,3 +151,28 @@ class MetadataRequest(Request[MetadataRequestV10]):  # type: ignore[misc]
     def build(self, request_struct_class: type[MetadataRequestV10]) -> MetadataRequestV10:
         asked: list[tuple[bytes, str, dict[int, bytes]]] = [(bytes(16), name, {}) for name in self._topics]
         return request_struct_class(asked, False, False, False, {})
+
+
+class _HiddenAuthenticate0(SaslAuthenticateRequest_v0):  # type: ignore[misc]
+    def __repr__(self) -> str:
+        return _HIDDEN
+
+
+class _HiddenAuthenticate1(SaslAuthenticateRequest_v1):  # type: ignore[misc]
+    def __repr__(self) -> str:
+        return _HIDDEN
+
+
+_HIDDEN = "SaslAuthenticateRequest(…)"
+
+
+class SaslAuthenticateRequest(Request[_HiddenAuthenticate0 | _HiddenAuthenticate1]):  # type: ignore[misc]
+    """A step of a log-in. aiokafka's own shows passwords and tokens to debug logs."""
+
+    API_KEY = 36
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+
+    def build(self, request_struct_class: type[RequestStruct]) -> RequestStruct:
+        return request_struct_class(self._payload)

@@ -1,0 +1,218 @@
+"""One connection to a broker that ends in being let in, or in an error which says why not.
+
+aiokafka says "unable to bootstrap" for all that can go wrong, takes a refused OAUTHBEARER token for accepted, and shows
+passwords to whoever logs its debug lines. Here is its connection with a log-in of our own, and a `Connector` that every
+client of ours gets its connections from, aiokafka's own clients included. Nothing in aiokafka itself is changed.
+
+Log-in: KIP-43 and KIP-152 (SASL in Kafka's requests), KIP-368 (sessions that end), RFC 7628 (refused tokens).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from aiokafka import errors as kafka_errors
+from aiokafka.client import ConnectionGroup
+from aiokafka.conn import AIOKafkaConnection
+from aiokafka.protocol.admin import SaslHandShakeRequest
+from aiokafka.protocol.metadata import MetadataRequest as AnyMetadataRequest
+
+from outfitter_proto.bus.kafka import diagnosis
+from outfitter_proto.bus.kafka.access import Access, Node
+from outfitter_proto.bus.kafka.diagnosis import LoginRefusedError
+from outfitter_proto.bus.kafka.protocol import MetadataRequest, SaslAuthenticateRequest
+from outfitter_proto.bus.port import BusAuthenticationError, BusError
+
+log = logging.getLogger(__name__)
+
+SESSION_SHARE = 0.85
+"""How much of its session a connection is used for, as in Kafka's own clients: what is on its way ends within it."""
+
+
+class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no types
+    """aiokafka's connection, with a log-in that hears every refusal."""
+
+    stale_at = math.inf
+    """When the log-in is to be repeated, which takes a new connection; monotonic seconds."""
+
+    @property
+    def stale(self) -> bool:
+        return time.monotonic() > self.stale_at
+
+    @property
+    def idle(self) -> bool:
+        """Whether no answer is being waited for."""
+        return not self._requests
+
+    async def _do_sasl_handshake(self) -> None:
+        """Log in; called by `connect`.
+
+        Raises:
+            LoginRefusedError: the broker does not take this mechanism, name, password or token, and what it says.
+        """
+        mechanism: str = self._sasl_mechanism
+        offered = await self.send(SaslHandShakeRequest(mechanism))
+        if offered.error_code:
+            raise LoginRefusedError.of_mechanism(mechanism, offered.error_code, offered.enabled_mechanisms)
+        ways = {"PLAIN": self.authenticator_plain, "OAUTHBEARER": self.authenticator_oauth}
+        authenticator = ways[mechanism]() if mechanism in ways else self.authenticator_scram()
+        steps, heard, lifetime = 0, None, 0
+        while (step := await _next(authenticator, heard)) is not None:
+            steps += 1
+            answer = await self.send(SaslAuthenticateRequest(step[0]))
+            if answer.error_code:
+                raise LoginRefusedError.of_credentials(mechanism, steps, answer.error_message)
+            heard, lifetime = answer.sasl_auth_bytes, getattr(answer, "session_lifetime_ms", 0)
+        if mechanism == "OAUTHBEARER" and heard:  # a challenge where there should be none is RFC 7628's "no"
+            raise LoginRefusedError.of_credentials(mechanism, steps, bytes(heard).decode(errors="replace"))
+        if lifetime > 0:
+            self.stale_at = time.monotonic() + SESSION_SHARE * lifetime / 1000
+
+
+async def _next(authenticator: Any, heard: bytes | None) -> tuple[bytes, bool] | None:
+    """The next thing to say. SCRAM proves both sides: a broker that does not know the password cannot answer."""
+    try:
+        step: tuple[bytes, bool] | None = await authenticator.step(heard)
+    except (ValueError, KeyError, AssertionError) as error:
+        raise LoginRefusedError(f"its part of the log-in is wrong: {error}") from error
+    return step
+
+
+class Connector:
+    """Makes all of one bus's connections, and counts those that were refused."""
+
+    def __init__(self, access: Access) -> None:
+        if access.mechanism in ("PLAIN", "OAUTHBEARER") and not access.encrypted:
+            log.warning("%s: the password or token is sent in the clear: use SASL_SSL", access.url)
+        self.access = access
+        self.refusals = 0
+        """Connections that came to nothing because one side did not believe the other."""
+        self.trouble: BusError | None = None
+        """Why the last try came to nothing; None after a success."""
+
+    async def connect(
+        self, node: Node, *, timeout: float, client_id: str = "outfitter", on_close: Callable[..., Any] | None = None
+    ) -> Connection:
+        """A connection on which we are let in.
+
+        Raises:
+            BusUnavailableError: nobody there, or no answer.
+            BusAuthenticationError: one side does not believe the other, or they speak past each other.
+            BusConfigurationError: a file with a secret cannot be read, or the broker is too old.
+        """
+        try:
+            connection = await self._connect(node, timeout, client_id, on_close)
+        except BusError as error:
+            self.trouble = error
+            if isinstance(error, BusAuthenticationError):
+                self.refusals += 1
+            raise
+        self.trouble = None
+        return connection
+
+    async def _connect(
+        self, node: Node, timeout: float, client_id: str, on_close: Callable[..., Any] | None
+    ) -> Connection:
+        access = self.access
+        options = access.options()
+        connection = Connection(
+            node.host,
+            node.port,
+            client_id=client_id,
+            request_timeout_ms=int(timeout * 1000),
+            **options,
+        )
+        try:
+            await connection.connect()
+            if access.mechanism is None:
+                # A listener that wants a log-in lets anybody ask for versions, and hangs up at the first real question.
+                await connection.send(MetadataRequest([]))
+        except diagnosis.FAILURES as error:
+            connection.close()
+            raise await diagnosis.verdict(access, node, error, timeout=timeout) from error
+        except BaseException:
+            connection.close()
+            raise
+        connection._on_close_cb = on_close
+        return connection
+
+    def adopt(self, client: Any) -> None:
+        """Have one of aiokafka's clients (`AIOKafkaClient`, not started) take its connections from here.
+
+        Its `bootstrap` then raises what `connect` does, instead of one error for everything.
+        """
+        ours = _Connections(self, client)
+        client.bootstrap = ours.bootstrap
+        client._get_conn = ours.get
+
+
+class _Connections:
+    """The connections of one of aiokafka's clients."""
+
+    def __init__(self, connector: Connector, client: Any) -> None:
+        self._connector = connector
+        self._client = client
+        self._timeout = client._request_timeout_ms / 1000
+        self._connecting: dict[Any, asyncio.Lock] = {}
+
+    async def bootstrap(self) -> None:
+        """Learn of the brokers from the first one that answers."""
+        client, errors = self._client, []
+        for node in self._connector.access.nodes:
+            try:
+                connection = await self._connector.connect(node, timeout=self._timeout, client_id=client._client_id)
+            except BusError as error:
+                errors.append(error)
+                continue
+            try:
+                client.cluster.update_metadata(await connection.send(AnyMetadataRequest([])))
+            except diagnosis.FAILURES as error:
+                errors.append(diagnosis.unavailable(self._connector.access, node, error, timeout=self._timeout))
+                continue
+            finally:
+                connection.close()
+            if client._sync_task is None:
+                client._sync_task = asyncio.create_task(client._md_synchronizer())
+            return
+        raise errors[0]
+
+    async def get(self, node_id: Any, *, group: Any = ConnectionGroup.DEFAULT, **_: Any) -> Connection | None:
+        """aiokafka's `_get_conn`: None after a failure, which it takes for a reason to ask for metadata anew.
+
+        One broker that does not answer keeps nobody from the others, as it would under aiokafka's one lock.
+        """
+        key = (node_id, group)
+        if (known := self._usable(key)) is not None:
+            return known
+        async with self._connecting.setdefault(key, asyncio.Lock()):
+            if (known := self._usable(key)) is not None:
+                return known
+            broker = self._client.cluster.broker_metadata(node_id)
+            try:
+                if broker is None:
+                    raise kafka_errors.StaleMetadata(f"no broker {node_id} in the metadata")
+                made = await self._connector.connect(
+                    Node(broker.host, broker.port),
+                    timeout=self._timeout,
+                    client_id=self._client._client_id,
+                    on_close=self._client._on_connection_closed,
+                )
+            except (BusError, kafka_errors.StaleMetadata) as error:
+                log.warning("no connection to broker %s: %s", node_id, error)
+                self._client.force_metadata_update()
+                return None
+            self._client._conns[key] = made
+            return made
+
+    def _usable(self, key: Any) -> Connection | None:
+        connection: Connection | None = self._client._conns.get(key)
+        if connection is None or (connection.connected() and not (connection.stale and connection.idle)):
+            return connection
+        del self._client._conns[key]
+        connection.close()
+        return None
