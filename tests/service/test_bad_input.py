@@ -16,9 +16,9 @@ from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Entry, TooLargeError, TopicSpec
 from outfitter_proto.codec import WireError, decode_registration
 from service.conftest import Serve
-from support import checker
 from support.faulty_bus import FaultyBus
 from support.house import CLUSTER, HOST, TOPICS, deregister, heartbeat, register, static
+from support.verdict import verdict
 
 
 def body(**fields: Any) -> bytes:
@@ -179,7 +179,7 @@ async def test_what_comes_late_or_in_the_wrong_order_grants_nothing(serve: Serve
         records = await house.records()
         assert records["h/early/1"]["state"] == "ended"
         assert records["h/w/1"]["state"] == "ended"
-        assert checker.check(await checker.read(house.bus), HOST).violations == []
+        assert (await verdict(house.bus.url)).violations == ()
 
 
 async def test_messages_of_another_host_are_passed_over_in_silence(serve: Serve) -> None:

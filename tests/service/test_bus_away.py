@@ -17,11 +17,11 @@ from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import BusConfigurationError, Entry, OffsetOutOfRangeError, connect
 from outfitter_proto.bus.embedded.database import Database
 from service.conftest import Serve
-from support import checker
 from support.broker import Broker
 from support.faulty_bus import FaultyBus
 from support.house import CLUSTER, HOST, TOPICS, House, deregister, heartbeat, register, static
 from support.manager import StartManager
+from support.verdict import verdict
 
 
 async def not_ready(house: House) -> None:
@@ -51,7 +51,7 @@ async def test_a_full_disk_is_said_so_and_work_goes_on_when_there_is_room(
         await house.ready()
         await house.state("b", "allocated")
         await house.state("a", "ended")
-        assert checker.check(await checker.read(workers), HOST).violations == []
+        assert (await verdict(workers.url)).violations == ()
     assert "disk is full" in capsys.readouterr().out
 
 
@@ -93,7 +93,7 @@ async def test_a_file_that_is_read_only_for_a_while_is_said_so(
         assert "h/a/1" not in await house.records()
         await query_only(bus, False)
         await house.state("a", "allocated")
-        assert checker.check(await checker.read(workers), HOST).violations == []
+        assert (await verdict(workers.url)).violations == ()
     assert "read-only" in capsys.readouterr().out
 
 
@@ -197,7 +197,7 @@ async def test_a_broker_that_is_killed_and_comes_back_costs_nothing_that_was_dec
     await own_broker.restarted()
     await anyio.to_thread.run_sync(lambda: manager.wait_for(lambda: manager._get("/readyz")[0] == 200, timeout=60))
     async with connect(own_broker.url) as bus:
-        report = checker.check(await checker.read(bus), manager.host)
+        report = await verdict(bus.url)
         assert report.last[f"{manager.host}/b/1"]["state"] == "allocated"  # a whole lease anew
         await publish(bus, {**deregister("a"), "host": manager.host})
         await anyio.to_thread.run_sync(
@@ -205,8 +205,8 @@ async def test_a_broker_that_is_killed_and_comes_back_costs_nothing_that_was_dec
         )
         manager.signal(signal.SIGTERM)
         assert await anyio.to_thread.run_sync(manager.wait) == 0
-        report = checker.check(await checker.read(bus), manager.host)
-        assert report.violations == []
+        report = await verdict(bus.url)
+        assert report.violations == ()
         assert report.last[f"{manager.host}/c/1"]["state"] == "allocated"
 
 

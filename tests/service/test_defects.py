@@ -9,8 +9,8 @@ import pytest
 from outfitter_service.core import model as m
 from outfitter_service.runtime import batch, retries
 from service.conftest import Serve
-from support import checker
-from support.house import HOST, deregister, register, workshop
+from support.house import deregister, register, workshop
+from support.verdict import verdict
 from support.workshop import BENCHES, Bench
 
 
@@ -41,5 +41,5 @@ async def test_an_event_that_meets_a_defect_once_is_decided_at_the_next_try(
         await house.say(register("next", gpu=1))
         await house.state("next", "allocated")
         assert len(failed) == 2
-        assert checker.check(await checker.read(house.bus), HOST).violations == []
+        assert (await verdict(house.bus.url)).violations == ()
     assert bench.violations == []

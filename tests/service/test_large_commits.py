@@ -11,9 +11,9 @@ from outfitter_proto.bus import Entry, TooLargeError, Writer
 from outfitter_service.core import model as m
 from outfitter_service.runtime import retries
 from service.conftest import Serve
-from support import checker
 from support.faulty_bus import FaultyBus
-from support.house import HOST, deregister, register, static
+from support.house import deregister, register, static
+from support.verdict import verdict
 
 
 @pytest.fixture(params=[False, True], ids=["kept", "spent"], autouse=True)
@@ -80,8 +80,8 @@ async def test_a_flood_whose_answers_do_not_fit_into_one_commit_is_answered_in_s
         await house.until(lambda records: sum(key.startswith("h/") for key in records) == 60)
         assert house.metric("outfitter_commits_total", outcome="too-large") > 0
         assert house.metric("outfitter_dead_letters_total") == 0
-        report = checker.check(await checker.read(bus), HOST)
-        assert report.violations == []
+        report = await verdict(bus.url)
+        assert report.violations == ()
         assert report.counts["records"] >= 60
 
 
@@ -95,7 +95,7 @@ async def test_one_events_effect_on_many_is_split_into_pieces_that_fit(url: str,
         await house.say(deregister("all"))
         await house.until(lambda records: all(records[f"h/w{index}/1"]["state"] == "allocated" for index in range(40)))
         assert house.metric("outfitter_dead_letters_total") == 0
-        assert checker.check(await checker.read(bus), HOST).violations == []
+        assert (await verdict(bus.url)).violations == ()
 
 
 async def test_a_registration_whose_answer_is_too_large_alone_is_a_dead_letter_and_the_next_is_served(
@@ -109,8 +109,8 @@ async def test_a_registration_whose_answer_is_too_large_alone_is_a_dead_letter_a
         [letter] = await house.dead_letters(1)
         assert "larger than" in letter["reason"]
         assert "h/large/1" not in await house.records()
-        report = checker.check(await checker.read(bus), HOST)
-        assert report.violations == []
+        report = await verdict(bus.url)
+        assert report.violations == ()
 
 
 @pytest.mark.parametrize("cause", ["owner-died", "lease-expired"])

@@ -18,9 +18,9 @@ from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import host_identity
 from outfitter_service.runtime.processor import Limits
 from service.conftest import Serve
-from support import checker
 from support.faulty_bus import FaultyBus, no_faults
 from support.house import CLUSTER, HOST, TOPICS, another, deregister, heartbeat, register, static
+from support.verdict import verdict
 from support.wire_samples import AT
 
 SHORT = 0.4
@@ -311,4 +311,4 @@ async def test_a_wait_deadline_is_wall_time_and_goes_on_over_a_restart(serve: Se
     await anyio.sleep(0.3)
     async with serve(static(1), identity=another()) as house:
         assert (await house.state("late", "failed"))["reason_code"] == "waited-too-long"
-    assert checker.check(await checker.read(house.bus), HOST).violations == []
+    assert (await verdict(house.bus.url)).violations == ()

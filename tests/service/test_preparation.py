@@ -10,9 +10,9 @@ import pytest
 from outfitter_drivers.api import Grant, PermanentDriverError, TemporaryDriverError
 from outfitter_proto.bus import CommitUnknownError
 from service.conftest import Serve
-from support import checker
 from support.faulty_bus import FaultyBus, no_faults
-from support.house import HOST, deregister, register, workshop
+from support.house import deregister, register, workshop
+from support.verdict import verdict
 from support.workshop import BENCHES, Bench
 
 TIMEOUT = 'driver-timeout = "200ms"'
@@ -227,7 +227,7 @@ async def test_taking_the_partition_anew_does_not_begin_a_call_twice(
         assert [call.allocation for call in bench.called("unprepare")] == ["h/w/1", "h/next/1"]
         assert bench.stale == 0
         assert bench.violations == []
-        assert checker.check(await checker.read(house.bus), HOST).violations == []
+        assert (await verdict(house.bus.url)).violations == ()
 
 
 async def test_an_answer_that_waits_for_its_commit_is_not_asked_for_again(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from service.conftest import Serve
-from support import checker
-from support.house import HOST, another, deregister, heartbeat, register, static
+from support.house import another, deregister, heartbeat, register, static
 from support.manager import add_device, files_config
+from support.verdict import verdict
 
 TWO = (
     'external-resources = ["gpu", "disk"]\n'
@@ -26,7 +26,7 @@ async def test_other_amounts_after_a_restart_touch_no_live_allocation(serve: Ser
         after = await house.state("next", "allocated")
         assert len(after["resources"]["gpu"]) == 3
         assert (await house.records())["h/w/1"] == before
-    assert checker.check(await checker.read(house.bus), HOST).violations == []
+    assert (await verdict(house.bus.url)).violations == ()
 
 
 async def test_a_resource_that_is_removed_stays_with_its_holder_and_is_denied_to_others(serve: Serve) -> None:

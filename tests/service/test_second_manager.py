@@ -11,10 +11,10 @@ from outfitter_proto.bus import CommitUnknownError
 from outfitter_service.runtime.identity import ManagerExistsError, alone_on_machine
 from outfitter_service.runtime.processor import ForeignManagerError, Limits
 from service.conftest import Serve
-from support import checker
 from support.faulty_bus import FaultyBus
 from support.house import HOST, another, register, static
 from support.manager import ManagerError, StartManager
+from support.verdict import verdict
 
 
 async def test_a_fenced_manager_says_who_took_over_and_does_not_fence_back(serve: Serve) -> None:
@@ -33,9 +33,9 @@ async def test_a_fenced_manager_says_who_took_over_and_does_not_fence_back(serve
             await second.say(register("c", gpu=1))
             await second.state("c", "pending")
             assert second.processor.ready
-    report = checker.check(await checker.read(first.bus), HOST)
-    assert report.violations == []
-    assert report.counts["managers"] == 1
+    report = await verdict(first.bus.url)
+    assert report.violations == ()
+    assert report.counts["managers"] == 2
 
 
 async def test_a_manager_whose_commit_failed_looks_before_it_fences_a_newer_one(

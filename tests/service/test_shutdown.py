@@ -14,11 +14,12 @@ import pytest
 
 from outfitter_drivers.api import Grant
 from outfitter_proto.bus import BusUnavailableError
+from outfitter_verify import embedded
 from service.conftest import Serve
-from support import checker
 from support.faulty_bus import FaultyBus
-from support.house import HOST, another, register, static, workshop
+from support.house import another, register, static, workshop
 from support.manager import OUTFITTER, Manager, ManagerError, StartManager, files_config
+from support.verdict import verdict
 from support.workshop import BENCHES, Bench
 
 DRIVERS = '''"""Drivers that do not let go."""
@@ -72,13 +73,8 @@ def test_a_signal_ends_it_with_0_and_the_ledger_says_since_when(start_manager: S
 
 
 def _ledger(manager: Manager) -> list[bytes]:
-    from outfitter_proto.bus import connect
-
-    async def read() -> list[bytes]:
-        async with connect(manager.bus_url) as bus:
-            return [message.value or b"" for message in (await checker.read(bus)).ledger]
-
-    return anyio.run(read)
+    [partition] = embedded.reading(manager.bus_url, manager.cluster).logs
+    return [record.value or b"" for record in partition.allocations.records]
 
 
 @pytest.mark.parametrize("how", ["thread", "shielded", "closing"])
@@ -117,7 +113,7 @@ async def test_a_stop_during_a_commit_still_says_so_in_the_ledger(bus: FaultyBus
         records = await house.records()
         assert records["h/w/1"]["state"] == "allocated"
         assert records["@host/h"]["manager"]["stopped_at"] is not None
-    assert checker.check(await checker.read(house.bus), HOST).violations == []
+    assert (await verdict(house.bus.url)).violations == ()
 
 
 async def test_a_stop_while_the_bus_is_away_does_not_wait_for_it(bus: FaultyBus, serve: Serve) -> None:

@@ -1,0 +1,29 @@
+"""`python -m outfitter_verify BUS [CLUSTER]`: the checker alone, without Outfitter's command line."""
+
+from __future__ import annotations
+
+import sys
+
+from outfitter_verify.sources import UnreadableError, verify
+
+
+def main(arguments: list[str]) -> int:
+    """Print what was found: exit code 0 without violations, 1 with, 2 where it could not be read."""
+    if not arguments:
+        sys.stderr.write("usage: python -m outfitter_verify BUS [CLUSTER]\n")
+        return 2
+    bus, cluster = arguments[0], arguments[1] if len(arguments) > 1 else "outfitter"
+    try:
+        report = verify(bus, cluster)
+    except UnreadableError as error:
+        sys.stderr.write(f"outfitter_verify: {error}\n")
+        return 2
+    for check in report.checks:
+        partial = f" (in part: {'; '.join(check.partial)})" if check.partial else ""
+        sys.stdout.write(f"{check.name}: {check.violations} violations, {check.looked_at} {check.unit}{partial}\n")
+    sys.stdout.write(f"{report}\n")
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,225 @@
+"""Promise 2: each registration that a writer has read past is answered, and what is no registration is a dead letter.
+
+A commit says up to where its writer has read (`input.to`), so at each commit everything before that position is looked
+at: a registration has its record in the ledger at this very prefix, or a dead letter says why not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from outfitter_verify import wire
+from outfitter_verify.ledger import Ledger
+from outfitter_verify.logs import Partition, Record
+from outfitter_verify.registration import Kind, Said, judge
+from outfitter_verify.report import Findings
+from outfitter_verify.writers import Commit, Writer, Written
+
+
+class Letter(NamedTuple):
+    """A dead letter: where it stands, who wrote it, and whether it has its message's bytes."""
+
+    offset: int
+    writer: str
+    fits: bool
+
+
+class Input(NamedTuple):
+    """A writer's newest input: its topic's id, what is added to its offsets, and whether it never had another one.
+
+    What was read from an earlier input is not there to be compared any more.
+    """
+
+    topic_id: str
+    base: int
+    only: bool
+
+
+class Answers:
+    """The registrations of one partition, and what became of them: `commit` at each commit, `finish` at the end."""
+
+    def __init__(self, logs: Partition, inputs: Mapping[str, Input], *, partitions: int, findings: Findings) -> None:
+        self._log = logs.registrations
+        self._letter_log = logs.dead_letters
+        self._inputs = inputs
+        self._findings = findings
+        self._said: dict[int, Said] = {}
+        self._letters: defaultdict[int, list[Letter]] = defaultdict(list)
+        self._read: dict[str, int] = {}
+        self._doubts: list[tuple[int, int, str]] = []
+        self._nobodys: set[int] = set()
+        hosts: defaultdict[bytes, list[int]] = defaultdict(list)
+        for record in self._log.records:
+            said = self._said[record.offset] = judge(record.key, record.value)
+            findings.counts["messages"] += 1
+            findings.counts["registrations"] += said.kind is Kind.REGISTER
+            if record.key is not None and _home(record.key, partitions) == self._log.partition:
+                hosts[record.key].append(record.offset)
+            else:
+                self._nobodys.add(record.offset)
+        for record in self._letter_log.records:
+            self._letter(record)
+        self._messages = {name: self._messages_of(name, hosts) for name in inputs}
+
+    def _messages_of(self, writer: str, hosts: Mapping[bytes, list[int]]) -> list[int]:
+        """The offsets of the messages that are for `writer`: a host's own, a partition's all, or what is nobody's."""
+        scope, _, name = writer.partition("/")
+        if scope == "partition":
+            return sorted(self._said)
+        if scope == "sweeper":
+            return sorted(self._nobodys)
+        own = hosts.get(name.encode(), [])
+        if any(other.startswith(("partition/", "sweeper/")) for other in self._inputs):
+            return own
+        # as long as nobody sweeps the partition, every manager that reads it reports what has no key at all
+        keyless = [record.offset for record in self._log.records if record.key is None]
+        return sorted([*own, *keyless])
+
+    # --- at a commit -----------------------------------------------------------------------------------
+
+    def commit(self, ledger: Ledger, writer: Writer, commit: Commit, records: list[Written]) -> None:
+        """Look at all messages that this commit puts behind its writer, and at what its records say they answer."""
+        here, newest = commit.checkpoint, self._inputs[writer.name]
+        if (here.topic_id, here.base) != (newest.topic_id, newest.base):
+            return
+        begin = self._read.get(writer.name)
+        if begin is None:
+            begin = here.start if here.commit == 1 or not newest.only else self._log.start
+        self._read[writer.name] = here.to
+        own = self._messages[writer.name]
+        for index in range(bisect_left(own, begin), bisect_left(own, here.to)):
+            self._answered(ledger, writer, commit, own[index])
+        for written in records:
+            if not written.repeat and written.before is None:
+                self._asked(ledger, writer, commit, written, begin)
+
+    def _answered(self, ledger: Ledger, writer: Writer, commit: Commit, offset: int) -> None:
+        said = self._said[offset]
+        refused = any(letter.fits for letter in self._letters.get(offset, ()))
+        place = ledger.log.place(commit.offset)
+        if said.kind is Kind.NONE or offset in self._nobodys:
+            self._findings.look("dead-letters")
+            if not refused and self._letter_log.start > 0:
+                self._findings.part("dead-letters", "dead letters were deleted by retention")
+            elif not refused:
+                why = said.why or "it is for a host of another partition"
+                self._wrong("dead-letters", offset, f"{writer.name} read past it without a dead letter ({why})", place)
+            return
+        held = ledger.now.get(said.allocation) if said.allocation is not None else None
+        if said.kind in (Kind.REGISTER, Kind.UNSURE):
+            self._findings.look("answers")
+            if held is not None or refused:
+                return
+            what = f"{writer.name} read past the registration of {said.allocation}, which has no record"
+            if ledger.commits.in_the_open(writer.name, -1, commit.offset):
+                self._wrong("answers", offset, what, place)
+            else:
+                self._doubts.append((offset, commit.checkpoint.base, said.allocation or ""))
+        elif said.kind is Kind.DEREGISTER and held is not None and not refused:
+            self._findings.look("answers")
+            state, source = held.record.state, held.record.source
+            if source <= offset + commit.checkpoint.base and state in ("pending", "preparing", "allocated"):
+                what = f"{writer.name} read past the deregistration of {said.allocation}, which is {state}"
+                self._wrong("answers", offset, what, place)
+
+    def _asked(self, ledger: Ledger, writer: Writer, commit: Commit, written: Written, begin: int) -> None:
+        """A record that is new answers a registration that this commit has read."""
+        record, here = written.record, commit.checkpoint
+        if record.source == wire.UNSEEN:
+            if record.state not in wire.FINAL:
+                ledger.wrong("answers", written.offset, f"{record.key} is {record.state} and nobody registered it")
+            return
+        offset = record.source - here.base
+        if offset < 0:
+            return  # of an earlier input
+        if not begin <= offset < here.to:
+            what = f"{record.key} answers registration {offset}, and its commit read from {begin} to {here.to}"
+            ledger.suspect("answers", written.offset, what, writer=writer.name, after=-1)
+        elif self._log.start <= offset < self._log.end:
+            said = self._said.get(offset)
+            if said is None or said.kind not in (Kind.REGISTER, Kind.UNSURE) or said.allocation != record.key:
+                what = f"{record.key} answers a registration that is none of its own"
+                ledger.wrong("answers", written.offset, what, self._log.place(offset))
+
+    # --- at the end ------------------------------------------------------------------------------------
+
+    def finish(self, ledger: Ledger, told: Mapping[str, set[int]]) -> None:
+        """Settle what compaction left in doubt (`told`: the registrations that history tells of, by allocation), and
+        look for dead letters that are there twice."""
+        for offset, base, key in self._doubts:
+            if not any(source <= offset + base for source in ledger.sources.get(key, set()) | told.get(key, set())):
+                self._findings.part("answers", "answers were compacted away, or are missing")
+        for offset, letters in self._letters.items():
+            self._once(offset, letters)
+        self._waiting()
+
+    def _waiting(self) -> None:
+        """Count what is not read yet (`unread`), and what has no writer that would read it (`unserved`)."""
+        served: set[int] = set()
+        for writer, own in self._messages.items():
+            served.update(own)
+            ahead = own[bisect_left(own, self._read.get(writer, 0)) :]
+            self._findings.counts["unread"] += sum(self._said[offset].kind is Kind.REGISTER for offset in ahead)
+        self._findings.counts["unserved"] += len(self._said.keys() - served)
+
+    def _once(self, offset: int, letters: list[Letter]) -> None:
+        first: dict[str, Letter] = {}
+        for letter in letters:
+            read = self._inputs.get(letter.writer)
+            if read is None or not read.only:
+                continue
+            place = self._letter_log.place(letter.offset)
+            if not letter.fits and self._log.start <= offset < self._read.get(letter.writer, 0):
+                self._findings.wrong(
+                    "dead-letters", place, "its bytes are not those of its message", self._log.place(offset)
+                )
+            elif letter.writer in first:
+                self._findings.wrong(
+                    "dead-letters", place, f"{letter.writer} reports the message twice",
+                    self._letter_log.place(first[letter.writer].offset), self._log.place(offset),
+                )  # fmt: skip
+            first.setdefault(letter.writer, letter)
+
+    def _letter(self, record: Record) -> None:
+        self._findings.counts["dead letters"] += 1
+        try:
+            body = wire.parse(record.value or b"")
+            source = body["source"]
+            place = f"{source['topic']}/{source['partition']}/{source['offset']}"
+            offset, writer = int(source["offset"]), str(body["writer"])
+            named = (source["topic"], source["partition"]) == (self._log.topic, self._log.partition)
+            told = (int(body["length"]), str(body["sha256"]))
+        except (wire.DamagedError, LookupError, TypeError, ValueError) as error:
+            self._damaged(record, f"it is no dead letter: {error}")
+            return
+        if record.key != place.encode() or not named:
+            self._damaged(
+                record, f"it tells of {place}, under the key {(record.key or b'').decode('utf-8', 'replace')}"
+            )
+            return
+        message = self._log.at(offset)
+        value = (message.value or b"") if message is not None else None
+        fits = value is not None and told == (len(value), hashlib.sha256(value).hexdigest())
+        self._letters[offset].append(Letter(record.offset, writer, fits))
+
+    def _damaged(self, record: Record, what: str) -> None:
+        self._findings.wrong(
+            "dead-letters", self._letter_log.place(record.offset), what, timestamp_ms=record.timestamp_ms
+        )
+
+    def _wrong(self, check: str, offset: int, what: str, *records: object) -> None:
+        found = self._log.at(offset)
+        self._findings.wrong(
+            check, self._log.place(offset), what, *records, timestamp_ms=found.timestamp_ms if found else 0
+        )
+
+
+def _home(key: bytes, partitions: int) -> int | None:
+    try:
+        return wire.partition_of(key.decode(), partitions)
+    except UnicodeDecodeError:
+        return None

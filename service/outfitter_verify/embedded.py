@@ -1,0 +1,68 @@
+"""The embedded bus as a source: its one SQLite file, read with the standard library in one snapshot, and not changed.
+
+The tables are those of the bus's documentation: `topic` (id, name, uuid, partitions), `part` (topic, part, start,
+next) and `record` (topic, part, off, time, key, value).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from outfitter_verify.logs import Log, Partition, Reading, Record
+from outfitter_verify.sources import TOPICS, UnreadableError
+
+APPLICATION_ID = 0x6F757466
+FORMAT = 1
+
+
+def reading(url: str, cluster: str) -> Reading:
+    """Everything of `cluster` in the file that `url` (`sqlite:///path`) names. Raises `UnreadableError`."""
+    path = Path(unquote("/" + url.removeprefix("sqlite:").partition("?")[0].lstrip("/")))
+    if not path.is_file():
+        raise UnreadableError(f"{path}: there is no such file, hence no bus")
+    try:
+        # read-only: the last connection to close would otherwise write the log back into the file
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None)) as database:
+            database.execute("BEGIN")
+            return _all(database, path, cluster)
+    except sqlite3.Error as error:
+        raise UnreadableError(
+            f"{path}: {error}. It must be readable, and its directory writable, for this user"
+        ) from error
+
+
+def _all(database: sqlite3.Connection, path: Path, cluster: str) -> Reading:
+    marks = [database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+    if marks != [APPLICATION_ID, FORMAT]:
+        raise UnreadableError(f"{path} is no embedded bus of format {FORMAT}")
+    found = {name: rest for name, *rest in database.execute("SELECT name, id, uuid, partitions FROM topic")}
+    names = [f"{cluster}.{topic}" for topic in TOPICS]
+    if missing := [name for name in names if name not in found]:
+        raise UnreadableError(f"{path} has no topic {missing[0]}: is {cluster!r} the right cluster?")
+    counts = {found[name][2] for name in names}
+    if len(counts) > 1:
+        raise UnreadableError(f"the topics of {cluster!r} differ in their partition counts: {sorted(counts)}")
+    (partitions,) = counts
+    logs = [
+        Partition(*(_log(database, name, found[name][0], number) for name in names)) for number in range(partitions)
+    ]
+    return Reading(cluster, partitions, found[names[0]][1], markers=False, logs=logs)
+
+
+def _log(database: sqlite3.Connection, name: str, topic: int, partition: int) -> Log:
+    start, end = database.execute(
+        "SELECT start, next FROM part WHERE topic = ? AND part = ?", (topic, partition)
+    ).fetchone()
+    return Log(name, partition, start, end, list(_records(database, topic, partition, start)))
+
+
+def _records(database: sqlite3.Connection, topic: int, partition: int, start: int) -> Iterator[Record]:
+    rows = database.execute(
+        "SELECT off, key, value, time FROM record WHERE topic = ? AND part = ? AND off >= ? ORDER BY off",
+        (topic, partition, start),
+    )
+    return map(Record._make, rows)

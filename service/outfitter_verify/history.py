@@ -1,0 +1,138 @@
+"""The history beside the ledger: every step is told, in order, and each as the ledger has it at that commit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from outfitter_verify import wire
+from outfitter_verify.ledger import Change, Ledger
+from outfitter_verify.logs import Log, Record
+from outfitter_verify.report import Findings
+
+
+class Step(NamedTuple):
+    """A transition: where it stands, from which state to which, and what it says of its record."""
+
+    offset: int
+    before: str | None
+    after: str
+    fingerprint: bytes
+
+
+class History:
+    """One partition of the history, read whole. `sources` are the registrations that it tells answers of, by key."""
+
+    def __init__(self, log: Log, *, partitions: int, findings: Findings) -> None:
+        self.sources: defaultdict[str, set[int]] = defaultdict(set)
+        self._log = log
+        self._partitions = partitions
+        self._findings = findings
+        self._steps: dict[tuple[str, str, int], list[Step]] = {}
+        self._oldest: dict[str, int] = {}
+        self._last: dict[str, tuple[str, int, int]] = {}
+        for record in log.records:
+            try:
+                self._take(record)
+            except (wire.DamagedError, AttributeError, TypeError) as error:
+                self._wrong(record.offset, f"it is no history record: {error}")
+
+    def _take(self, record: Record) -> None:
+        body = wire.parse(record.value or b"")
+        if body.get("type") != "transition":
+            return
+        self._findings.look("history")
+        self._findings.counts["transitions"] += 1
+        told = wire.allocation(body["record"]) if isinstance(body.get("record"), dict) else None
+        named = f"{body.get('host')}/{body.get('worker')}/{body.get('incarnation')}"
+        if told is None or not (record.key == told.key.encode() == named.encode()) or body.get("to") != told.state:
+            self._wrong(record.offset, f"a transition of {named} whose key, record or state are another's")
+            return
+        self._findings.look("partitions")
+        if wire.partition_of(told.host, self._partitions) != self._log.partition:
+            self._findings.wrong(
+                "partitions", self._log.place(record.offset), f"host {told.host} belongs in another partition"
+            )
+        before = body.get("from")
+        self._chain(record.offset, told, before)
+        self.sources[told.key].add(told.source)
+        step = Step(record.offset, before, told.state, wire.fingerprint(told.body))
+        self._steps.setdefault((told.key, told.writer, told.commit), []).append(step)
+        self._oldest[told.writer] = min(told.commit, self._oldest.get(told.writer, told.commit))
+
+    def _chain(self, offset: int, told: wire.Allocation, before: str | None) -> None:
+        """Each step begins where the last one ended, and is one that there is."""
+        last = self._last.get(told.key)
+        self._last[told.key] = (told.state, told.source, offset)
+        if before != told.state and (before, told.state) not in wire.STEPS and told.state in wire.STATES:
+            self._wrong(offset, f"{told.key} goes from {before} to {told.state}")
+        elif last is None:
+            if before is not None and self._log.start == 0:
+                self._wrong(offset, f"{told.key} begins with a step from {before}")
+        elif before != last[0] and not (before is None and last[0] in wire.FINAL and told.source != last[1]):
+            self._wrong(
+                offset, f"{told.key} goes from {before}, and its last step led to {last[0]}", self._log.place(last[2])
+            )
+
+    def _wrong(self, offset: int, what: str, *records: object) -> None:
+        found = self._log.at(offset)
+        self._findings.wrong(
+            "history", self._log.place(offset), what, *records, timestamp_ms=found.timestamp_ms if found else 0
+        )
+
+    # --- against the ledger ----------------------------------------------------------------------------
+
+    def compare(self, ledger: Ledger) -> None:
+        """What the ledger changed is told here, and nothing else."""
+        telling = self._telling(ledger.changes)
+        for name, change in ledger.changes.items():
+            steps = self._steps.get(name)
+            if steps is None:
+                if change.known and change.before != change.state:
+                    self._untold(ledger, name, change, telling)
+                continue
+            self._agree(ledger, name, change, steps)
+        for name, steps in self._steps.items():
+            if name not in ledger.changes:
+                self._invented(ledger, name, steps[-1])
+
+    def _telling(self, changes: Mapping[tuple[str, str, int], Change]) -> set[tuple[str, str]]:
+        """The writers, and which of their instances, that tell anything: the history can be switched off."""
+        return {(name[1], changes[name].instance) for name in self._steps if name in changes}
+
+    def _untold(
+        self, ledger: Ledger, name: tuple[str, str, int], change: Change, telling: set[tuple[str, str]]
+    ) -> None:
+        key, writer, commit = name
+        if (writer, change.instance) not in telling:
+            self._findings.part("history", "a manager tells no history (is it switched off?)")
+        elif self._log.start > 0 and commit <= self._oldest.get(writer, commit):
+            self._findings.part("history", "its beginning was deleted by retention")
+        else:
+            what = f"history does not tell that {key} goes from {change.before} to {change.state}"
+            self._findings.wrong("history", ledger.log.place(change.offset), what)
+
+    def _agree(self, ledger: Ledger, name: tuple[str, str, int], change: Change, steps: list[Step]) -> None:
+        first, last = steps[0], steps[-1]
+        place = ledger.log.place(change.offset)
+        if last.after != change.state or last.fingerprint != change.fingerprint:
+            self._wrong(
+                last.offset, f"the record of {name[0]} ({last.after}) is not the ledger's ({change.state})", place
+            )
+        elif change.known and first.before != change.before and not _new_life(first, change):
+            self._wrong(first.offset, f"{name[0]} goes from {first.before}; the ledger has it {change.before}", place)
+
+    def _invented(self, ledger: Ledger, name: tuple[str, str, int], step: Step) -> None:
+        key, writer, commit = name
+        known = ledger.commits.writers.get(writer)
+        if known is None or known.last is None or commit > known.last.commit:
+            return  # newer than the ledger was when it was read
+        if not ledger.commits.shows(known, commit):
+            self._findings.part("history", "the ledger's records of its commits were compacted away")
+        else:
+            self._wrong(step.offset, f"{writer}'s commit {commit} wrote no record of {key}")
+
+
+def _new_life(first: Step, change: Change) -> bool:
+    return first.before is None and change.before in (*wire.FINAL, None)

@@ -1,0 +1,204 @@
+"""Kafka as a source, through confluent-kafka: all registrations, and what is committed of the three other topics.
+
+It joins no group, commits nothing and needs Read on the four topics only.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from outfitter_verify.logs import Log, Partition, Reading, Record
+from outfitter_verify.sources import TOPICS, UnreadableError
+
+try:
+    from confluent_kafka import (
+        Consumer,
+        KafkaError,
+        KafkaException,
+        Message,
+        TopicCollection,
+        TopicPartition,
+    )
+    from confluent_kafka.admin import AdminClient
+except ModuleNotFoundError:
+    raise UnreadableError(
+        "verifying what is on Kafka needs confluent-kafka, another client than the one under test: "
+        "pip install 'outfitter[verify]'"
+    ) from None
+
+PREFIX = "OUTFITTER_KAFKA_"
+_NAMES = {
+    "SECURITY_PROTOCOL": "security.protocol",
+    "SASL_MECHANISM": "sasl.mechanism",
+    "SASL_USERNAME": "sasl.username",
+    "SASL_PASSWORD": "sasl.password",
+    "CA_FILE": "ssl.ca.location",
+    "CERT_FILE": "ssl.certificate.location",
+    "KEY_FILE": "ssl.key.location",
+}
+_FATAL = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED)
+_GROUP = (KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._STATE)
+
+
+def settings(bus: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """librdkafka's settings for `kafka://host:port[,…]` and the `OUTFITTER_KAFKA_…` variables of `environment`."""
+    found = {"bootstrap.servers": bus.removeprefix("kafka://").rstrip("/")}
+    for name, setting in _NAMES.items():
+        if environment.get(PREFIX + name):
+            found[setting] = environment[PREFIX + name]
+    secret = environment.get(PREFIX + "SASL_PASSWORD_FILE")
+    if secret and "sasl.password" not in found:
+        try:
+            found["sasl.password"] = Path(secret).read_text().rstrip("\r\n")
+        except OSError as error:
+            raise UnreadableError(f"{PREFIX}SASL_PASSWORD_FILE: {error}") from error
+    if found.get("security.protocol", "").startswith("SASL"):
+        found.setdefault("sasl.mechanism", "SCRAM-SHA-512")
+    return found
+
+
+class Source:
+    """The four topics of a cluster on Kafka. `patience_s` bounds each wait."""
+
+    def __init__(self, settings: Mapping[str, str], cluster: str, *, patience_s: float) -> None:
+        self._cluster = cluster
+        self._patience_s = patience_s
+        self._trouble: KafkaError | None = None
+        common: dict[str, Any] = {
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "check.crcs": True,
+            "allow.auto.create.topics": False,
+            "fetch.wait.max.ms": 50,
+            "log_level": 0,
+            **settings,
+            "group.id": f"outfitter-verify-{secrets.token_hex(6)}",
+            "error_cb": self._hear,
+        }
+        self._settings = dict(settings)
+        self._everything = Consumer({**common, "isolation.level": "read_uncommitted"})
+        self._committed = Consumer({**common, "isolation.level": "read_committed"})
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._everything.close()
+        self._committed.close()
+
+    def _hear(self, error: KafkaError) -> None:
+        if self._trouble is None or error.code() in _FATAL:
+            self._trouble = error
+
+    def reading(self) -> Reading:
+        """The topics as they are, read partition by partition while the reading is gone through."""
+        names = [f"{self._cluster}.{topic}" for topic in TOPICS]
+        counts = {name: self._partitions(name) for name in names}
+        if len(set(counts.values())) > 1:
+            raise UnreadableError(f"the topics' partition counts differ: {counts}")
+        partitions = counts[names[0]]
+        logs = (self._partition(names, number) for number in range(partitions))
+        return Reading(self._cluster, partitions, self._topic_id(names[0]), markers=True, logs=logs)
+
+    # --- metadata --------------------------------------------------------------------------------------
+
+    def _partitions(self, topic: str) -> int:
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            self._everything.poll(0)  # hears what `_hear` is told
+            try:
+                found = self._everything.list_topics(topic, timeout=2.0).topics[topic]
+            except KafkaException as error:
+                fatal = self._trouble is not None and self._trouble.code() in _FATAL
+                if fatal or time.monotonic() > deadline:
+                    why = self._trouble or error.args[0]
+                    raise UnreadableError(f"Kafka does not answer: {why.str()}") from error
+                continue
+            if found.error is None:
+                return len(found.partitions)
+            if found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise UnreadableError(f"there is no topic {topic}: is {self._cluster!r} the right cluster?")
+            if not found.error.retriable() or time.monotonic() > deadline:
+                raise UnreadableError(f"{topic}: {found.error.str()}")
+
+    def _topic_id(self, topic: str) -> str | None:
+        """The topic's id as Kafka's tools print it; None from a broker that tells none."""
+        admin = AdminClient({**self._settings, "log_level": 0})
+        try:
+            futures = admin.describe_topics(TopicCollection([topic]), request_timeout=self._patience_s)
+            found = str(futures[topic].result(self._patience_s).topic_id)
+        except KafkaException:
+            return None
+        return found.replace("+", "-").replace("/", "_").rstrip("=")
+
+    # --- records ---------------------------------------------------------------------------------------
+
+    def _partition(self, names: list[str], number: int) -> Partition:
+        """The ledger first: what it refers to is then there in the other topics."""
+        registrations, allocations, history, dead_letters = names
+        ledger = self._log(self._committed, allocations, number)
+        return Partition(
+            registrations=self._log(self._everything, registrations, number),
+            allocations=ledger,
+            history=self._log(self._committed, history, number),
+            dead_letters=self._log(self._committed, dead_letters, number),
+        )
+
+    def _log(self, consumer: Consumer, topic: str, number: int) -> Log:
+        """All up to the present end. Where a transaction is open there, it is waited for."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            start, end = self._bounds(topic, number)
+            try:
+                records = list(self._records(consumer, topic, number, start, end, deadline))
+            except LookupError:
+                continue  # the log's start has moved on
+            return Log(topic, number, start, end, records)
+
+    def _bounds(self, topic: str, number: int) -> tuple[int, int]:
+        try:
+            start, end = self._everything.get_watermark_offsets(
+                TopicPartition(topic, number), timeout=self._patience_s, cached=False
+            )
+        except KafkaException as error:
+            raise UnreadableError(f"{topic}/{number}: {error.args[0].str()}") from error
+        return start, end
+
+    def _records(
+        self, consumer: Consumer, topic: str, number: int, start: int, end: int, deadline: float
+    ) -> Iterator[Record]:
+        position = start
+        consumer.assign([TopicPartition(topic, number, start)])
+        while position < end:
+            messages = consumer.consume(5000, timeout=0.5)
+            for message in messages:
+                error = message.error()
+                if error is None:
+                    position = _offset(message) + 1
+                    if position <= end:
+                        yield Record(position - 1, message.key(), message.value(), message.timestamp()[1])
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    position = _offset(message)
+                elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                    raise LookupError(topic)
+                elif error.code() not in _GROUP and not error.retriable():
+                    raise UnreadableError(f"{topic}/{number}: {error.str()}")
+            if position < end and time.monotonic() > deadline:
+                heard = f" ({self._trouble.str()})" if self._trouble is not None else ""
+                raise UnreadableError(
+                    f"{topic}/{number} cannot be read from {position} to {end} within {self._patience_s:g} s: is a "
+                    f"transaction open there, or are brokers away?{heard}"
+                )
+        consumer.unassign()
+
+
+def _offset(message: Message) -> int:
+    offset = message.offset()
+    if offset is None:
+        raise UnreadableError(f"a message of {message.topic()} without an offset")
+    return offset

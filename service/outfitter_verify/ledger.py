@@ -1,0 +1,269 @@
+"""The walk through one partition of the ledger, record by record: every check that looks at its prefixes.
+
+What compaction may have hidden is a suspicion first, and judged at the end, when it is known what is hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from outfitter_verify import wire
+from outfitter_verify.devices import Holdings, grants
+from outfitter_verify.logs import Log, Record
+from outfitter_verify.report import Findings
+from outfitter_verify.writers import Commit, Commits, Custody, Writer, Written
+
+
+class Suspicion(NamedTuple):
+    """A violation, unless something of `writer` between two offsets is hidden; or `key` has a later record, which
+    tells that a record of it may have been removed."""
+
+    check: str
+    offset: int
+    what: str
+    records: tuple[str, ...]
+    writer: str
+    after: int
+    key: str | None
+
+
+class Change(NamedTuple):
+    """What a commit made of one allocation, for the history to tell: its state, and the one before.
+
+    `known` is False where the state before cannot be seen.
+    """
+
+    offset: int
+    state: str
+    before: str | None
+    known: bool
+    fingerprint: bytes
+    instance: str
+
+
+Settled = Callable[[Writer, Commit, list[Written]], None]
+
+
+class Ledger:
+    """One partition of the ledger, at the prefix that the walk has reached.
+
+    `now` has the records under their keys, `changes` what each commit changed (by key, writer, commit), `newest` where
+    each key was last seen, `sources` the numbers of the registrations that each key was answered for.
+    """
+
+    def __init__(self, log: Log, commits: Commits, *, partitions: int, findings: Findings, settled: Settled) -> None:
+        self.log = log
+        self.commits = commits
+        self.now: dict[str, Written] = {}
+        self.gone: dict[str, int] = {}
+        self.changes: dict[tuple[str, str, int], Change] = {}
+        self.newest: dict[str, int] = {}
+        self.sources: dict[str, set[int]] = {}
+        self._partitions = partitions
+        self._findings = findings
+        self._settled = settled
+        self._holdings = Holdings()
+        self._custody = Custody(log, partitions, findings)
+        self._suspicions: list[Suspicion] = []
+        self._tokens: dict[tuple[str, int], tuple[str, int]] = {}
+        self._damaged: set[str] = set()
+
+    def walk(self) -> None:
+        """Go through it all."""
+        for record in self.log.records:
+            self._take(record)
+        self.commits.finish()
+        self._judge()
+        counts = self._findings.counts
+        for key, written in self.now.items():
+            counts[written.record.state] += 1
+            self._findings.last[key] = written.record.body
+
+    def wrong(self, check: str, offset: int, what: str, *records: object) -> None:
+        found = self.log.at(offset)
+        self._findings.wrong(
+            check, self.log.place(offset), what, *records, timestamp_ms=found.timestamp_ms if found else 0
+        )
+
+    def suspect(self, check: str, offset: int, what: str, *records: str, writer: str, after: int,
+                key: str | None = None) -> None:  # fmt: skip
+        self._suspicions.append(Suspicion(check, offset, what, records, writer, after, key))
+
+    def _judge(self) -> None:
+        for found in self._suspicions:
+            seen = self.commits.in_the_open(found.writer, found.after, found.offset)
+            if seen or (found.key is not None and self.newest.get(found.key, -1) <= found.offset):
+                self.wrong(found.check, found.offset, found.what, *found.records)
+            else:
+                self._findings.part(found.check, "what would decide it was compacted away")
+
+    # --- record by record ---
+
+    def _take(self, record: Record) -> None:
+        try:
+            key = (record.key or b"").decode()
+        except UnicodeDecodeError:
+            key = ""
+        if not key:
+            self.wrong("writers", record.offset, "its key is none of the ledger's")
+            return
+        if record.value is None:
+            self._tombstone(record.offset, key)
+            return
+        try:
+            self._body(record.offset, key, wire.parse(record.value))
+        except wire.DamagedError as error:
+            self._damaged.add(key)
+            self.wrong("writers", record.offset, f"{key}: {error}")
+
+    def _body(self, offset: int, key: str, body: Any) -> None:
+        kind = body.get("type") if isinstance(body, dict) else None
+        if kind == "allocation":
+            record = wire.allocation(body)
+            self._key(offset, key, record.key)
+            self._home(offset, record.host)
+            self._allocation(offset, record)
+        elif kind == "checkpoint":
+            checkpoint = wire.checkpoint(body)
+            self._key(offset, key, checkpoint.key)
+            writer, commit = self.commits.commit(offset, checkpoint)
+            records = self.commits.settle(writer, commit)
+            self._custody.commit(records, commit)
+            for written in records:
+                self._keep(written, checkpoint.instance)
+            self._settled(writer, commit, records)
+        elif kind in ("host", "device"):
+            host = body.get("host")
+            if not wire.is_name(host):
+                raise wire.DamagedError(f"its field 'host' is {host!r}")
+            self._findings.look("writers")
+            own = f"@host/{host}" if kind == "host" else f"@device/{host}/{body.get('id')}"
+            self._key(offset, unquote(key) if kind == "device" else key, own)
+            self._home(offset, host)
+        elif isinstance(kind, str):
+            self._findings.part("writers", f"records of type {kind!r} are not known to this version")
+        else:
+            raise wire.DamagedError("it is no object with a type")
+
+    def _key(self, offset: int, key: str, own: str) -> None:
+        if key != own:
+            self.wrong("writers", offset, f"its body belongs under {own}, it is under {key}")
+
+    def _home(self, offset: int, host: str) -> None:
+        self._findings.look("partitions")
+        home = wire.partition_of(host, self._partitions)
+        if home != self.log.partition:
+            self.wrong("partitions", offset, f"host {host} belongs in partition {home}")
+
+    def _tombstone(self, offset: int, key: str) -> None:
+        self._findings.counts["tombstones"] += 1
+        before = self.now.pop(key, None)
+        self.newest[key] = offset
+        self._holdings.drop(key)
+        if before is None:
+            return
+        self.gone[key] = before.record.source
+        if before.record.state not in wire.FINAL and key not in self._damaged:
+            self.suspect(
+                "steps", offset, f"{key} is deleted while it is {before.record.state}",
+                str(self.log.place(before.offset)), writer=before.record.writer, after=before.offset,
+            )  # fmt: skip
+
+    def _allocation(self, offset: int, record: wire.Allocation) -> None:
+        self._findings.counts["records"] += 1
+        before = self.now.get(record.key)
+        repeat = before is not None and before.record.body == record.body
+        written = Written(offset, record, before._replace(before=None) if before else None, repeat)
+        self.now[record.key] = written
+        self.newest[record.key] = offset
+        self.sources.setdefault(record.key, set()).add(record.source)
+        self._custody.record(offset, record)
+        if record.source_partition != self.log.partition:
+            self.wrong("partitions", offset, f"it answers registration partition {record.source_partition}")
+        self._exclusivity(written)
+        self.commits.writer(record.writer).opened.append(written)
+        self._findings.look("steps")
+        if repeat:
+            return
+        if record.state not in wire.STATES:
+            self._findings.part("steps", f"state {record.state!r} is not known to this version")
+            return
+        self._step(written)
+        self._token(written)
+
+    def _exclusivity(self, written: Written) -> None:
+        taken = grants(written)
+        self._findings.look("exclusivity", taken)
+        self._findings.counts["grants"] += taken > 0
+        key = written.record.key
+        for device, other in self._holdings.put(written.record):
+            holder = self.now[other]
+            self.suspect(
+                "exclusivity", written.offset,
+                f"{key} has {device} of host {written.record.host}, which {other} holds",
+                str(self.log.place(holder.offset)),
+                writer=holder.record.writer, after=holder.offset, key=other,
+            )  # fmt: skip
+
+    def _step(self, written: Written) -> None:
+        record, before = written.record, written.before
+        key, state = record.key, record.state
+        if before is None:
+            old = self.gone.get(key)
+            if old is not None and record.source != wire.UNSEEN and record.source <= old:
+                what = f"{key} comes back for the registration that it was deleted after"
+                self.suspect("steps", written.offset, what, writer=record.writer, after=-1)
+            return
+        was = before.record
+        place = str(self.log.place(before.offset))
+        if record.source != was.source:
+            self.suspect(
+                "steps", written.offset, f"{key} answered registration {was.source} before, and now {record.source}",
+                place, writer=was.writer, after=before.offset,
+            )  # fmt: skip
+        elif was.state in wire.FINAL:
+            if state != was.state or wire.fingerprint(record.body) != wire.fingerprint(was.body):
+                self.wrong("steps", written.offset, f"{key} was over ({was.state}), and is {state} now", place)
+        elif state != was.state and was.state in wire.STATES and (was.state, state) not in wire.LEAPS:
+            self.wrong("steps", written.offset, f"{key} goes from {was.state} to {state}", place)
+        elif was.state == "releasing" and state in wire.FINAL and was.outcome not in (None, state):
+            self.wrong("steps", written.offset, f"{key} was to become {was.outcome}, and is {state} now", place)
+
+    def _token(self, written: Written) -> None:
+        record, before = written.record, written.before
+        token, had = record.token, before.record.token if before is not None else None
+        if record.holds and token is None:
+            self.wrong("tokens", written.offset, f"{record.key} is {record.state} without a token")
+        if before is not None and had is not None and record.source == before.record.source:
+            if token != had:
+                place = self.log.place(before.offset)
+                self.wrong("tokens", written.offset, f"{record.key} had token {had}, and has {token} now", place)
+            return
+        if token is None:
+            return
+        self._findings.look("tokens")
+        after = before.offset if before is not None else -1
+        last = self.commits.writer(record.writer).last
+        if last is not None and token <= last.token:
+            self.suspect(
+                "tokens", written.offset, f"{record.key} gets token {token}, and {last.token} was given before",
+                writer=record.writer, after=after,
+            )  # fmt: skip
+        other, where = self._tokens.setdefault((record.writer, token), (record.key, written.offset))
+        if where != written.offset:
+            self.suspect(
+                "tokens", written.offset, f"{record.key} gets token {token}, which {other} got",
+                str(self.log.place(where)), writer=record.writer, after=after,
+            )  # fmt: skip
+
+    def _keep(self, written: Written, instance: str) -> None:
+        if written.repeat:
+            return
+        record, before = written.record, written.before
+        known = before is not None or self.commits.in_the_open(record.writer, -1, written.offset)
+        state = before.record.state if before is not None else None
+        self.changes[record.key, record.writer, record.commit] = Change(
+            written.offset, record.state, state, known, wire.fingerprint(record.body), instance
+        )

@@ -1,0 +1,108 @@
+"""What a message of the registrations topic is: for certain a registration, for certain none, or left to the manager.
+
+The checker does not repeat every rule for every field. Where a body is odd in a field (an amount of 2.5), it accepts an
+answer as well as a dead letter, and insists on one of the two.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from outfitter_verify import wire
+
+MAX_BYTES = 64 * 1024
+
+
+class Kind(enum.Enum):
+    REGISTER = "register"
+    HEARTBEAT = "heartbeat"
+    DEREGISTER = "deregister"
+    NONE = "none"
+    UNSURE = "unsure"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message: its kind, and the allocation it is about, where it names one."""
+
+    kind: Kind
+    allocation: str | None = None
+    why: str = ""
+
+
+def judge(key: bytes | None, value: bytes | None) -> Said:
+    """What `value` under `key` says."""
+    if value is None or len(value) > MAX_BYTES:
+        return Said(Kind.NONE, why="no body" if value is None else "too long")
+    try:
+        body = wire.parse(value)
+    except wire.DamagedError as error:
+        return Said(Kind.NONE, why=str(error))
+    if not isinstance(body, dict) or body.get("type") not in ("register", "heartbeat", "deregister"):
+        return Said(Kind.NONE, why="no type that there is")
+    kind = Kind(body["type"])
+    host, worker, incarnation = body.get("host"), body.get("worker"), body.get("incarnation")
+    if not (wire.is_name(host) and wire.is_name(worker)):
+        return Said(Kind.NONE, why="host or worker is no name")
+    if not wire.is_name(incarnation) and not (kind is Kind.DEREGISTER and incarnation is None):
+        return Said(Kind.NONE, why="incarnation is no name")
+    if key != str(host).encode():
+        return Said(Kind.NONE, why="its key is not its host")
+    allocation = f"{host}/{worker}/{incarnation}" if incarnation is not None else None
+    if kind is Kind.REGISTER:
+        return Said(Kind.REGISTER if _plain(body) else Kind.UNSURE, allocation)
+    return Said(kind, allocation)
+
+
+def _plain(body: Mapping[str, Any]) -> bool:
+    """Every field is beyond doubt."""
+    priority, labels = body.get("priority", 0), body.get("labels", {})
+    owner = body.get("owner")
+    return (
+        _requests(body.get("resources"))
+        and _operators(body.get("operators"))
+        and (body.get("lease_s") is None or _seconds(body["lease_s"], least=1e-6))
+        and (body.get("wait_s") is None or _seconds(body["wait_s"], least=0))
+        and _whole(priority, -1_000_000, 1_000_000)
+        and isinstance(labels, dict)
+        and all(isinstance(value, str) for value in labels.values())
+        and (owner is None or _owner(owner))
+    )  # fmt: skip
+
+
+def _operators(value: object) -> bool:
+    return value is None or (
+        isinstance(value, dict) and all(map(wire.is_name, value)) and all(map(_some, value.values()))
+    )
+
+
+def _requests(value: object) -> bool:
+    return value is None or _some(value)
+
+
+def _some(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        wire.is_name(name) and isinstance(asked, dict) and _whole(asked.get("amount"), 1, 2**63 - 1)
+        for name, asked in value.items()
+    )
+
+
+def _owner(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and _whole(value.get("pid"), 1, 2**31)
+        and _whole(value.get("start_ticks"), 0, 2**62)
+        and _whole(value.get("pid_ns"), 0, 2**62)
+        and isinstance(value.get("boot_id"), str)
+    )
+
+
+def _whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _seconds(value: object, *, least: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= 366 * 86_400

@@ -1,0 +1,199 @@
+"""The wire contract as the checker knows it: written from its documentation alone (proto/README.md), JSON and no more.
+
+Deliberately a second writing of what the manager's own code says: the one cannot share a mistake with the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+HOLDING = frozenset({"preparing", "allocated", "releasing"})
+FINAL = frozenset({"ended", "failed"})
+STATES = HOLDING | FINAL | {"pending"}
+
+STEPS = frozenset({
+    (None, "pending"), (None, "preparing"), (None, "allocated"), (None, "failed"), (None, "ended"),
+    ("pending", "preparing"), ("pending", "allocated"), ("pending", "failed"), ("pending", "ended"),
+    ("preparing", "allocated"), ("preparing", "releasing"),
+    ("allocated", "releasing"), ("allocated", "ended"),
+    ("releasing", "ended"), ("releasing", "failed"),
+})  # fmt: skip
+"""Single steps, as history tells them."""
+
+LEAPS = STEPS | {
+    (None, "releasing"), ("pending", "releasing"), ("preparing", "ended"), ("preparing", "failed"),
+}  # fmt: skip
+"""What the ledger may show from one commit to the next: it has only the last of a commit's steps."""
+
+UNSEEN = -1
+"""`source.offset` of an allocation whose deregistration came before its registration."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_MASK = 0xFFFFFFFF
+
+
+class DamagedError(ValueError):
+    """Bytes that are not what the contract says; the message says why."""
+
+
+def is_name(value: object) -> bool:
+    """Whether `value` may name a host, worker, incarnation, operator or resource."""
+    return isinstance(value, str) and _NAME.fullmatch(value) is not None
+
+
+def partition_of(host: str, partitions: int) -> int:
+    """Java's default for a key: `toPositive(murmur2(UTF-8 bytes)) % partitions`; murmur2 as its author published it,
+    with Kafka's seed."""
+    data = host.encode()
+    h = 0x9747B28C ^ len(data)
+    for word in range(len(data) // 4):
+        k = int.from_bytes(data[4 * word : 4 * word + 4], "little") * 0x5BD1E995 & _MASK
+        h = (h * 0x5BD1E995 & _MASK) ^ ((k ^ (k >> 24)) * 0x5BD1E995 & _MASK)
+    rest = data[len(data) // 4 * 4 :]
+    if rest:
+        h = (h ^ int.from_bytes(rest, "little")) * 0x5BD1E995 & _MASK
+    h = (h ^ (h >> 13)) * 0x5BD1E995 & _MASK
+    return ((h ^ (h >> 15)) & 0x7FFFFFFF) % partitions
+
+
+def parse(value: bytes) -> Any:
+    """JSON in UTF-8; raises `DamagedError`."""
+    try:
+        return json.loads(value.decode(), parse_constant=_no_constant)
+    except RecursionError:
+        raise DamagedError("it is nested too deeply") from None
+    except ValueError as error:
+        raise DamagedError(f"it is no JSON: {error}") from None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """An allocation record. `alone` and `together` are all names of the devices it has to itself, and of those it
+    shares."""
+
+    key: str
+    host: str
+    state: str
+    token: int | None
+    writer: str
+    commit: int
+    source_partition: int
+    source: int
+    outcome: str | None
+    alone: frozenset[str]
+    together: frozenset[str]
+    body: Mapping[str, Any]
+
+    @property
+    def holds(self) -> bool:
+        """An unknown state is not final, so its devices are not free."""
+        return self.state in HOLDING or self.state not in STATES
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A commit's checkpoint. `base` is what is added to offsets to make `source.offset`."""
+
+    key: str
+    writer: str
+    instance: str
+    cluster: str
+    scope: str
+    commit: int
+    token: int
+    topic_id: str
+    partition: int
+    start: int
+    to: int
+    base: int
+
+
+def allocation(body: Mapping[str, Any]) -> Allocation:
+    """Raises `DamagedError` naming the field."""
+    names: tuple[set[str], set[str]] = (set(), set())
+    shared = _get(body, "shared", list, [])
+    aliases = _get(body, "aliases", dict, {})
+    for resource, infos in _get(body, "resources", dict, {}).items():
+        for info in infos if isinstance(infos, list) else _fail(f"resources.{resource} is no list"):
+            device = _get(info if isinstance(info, dict) else {}, "id", str)
+            names[resource in shared].update((device, *aliases.get(device, ())))
+    host, worker, incarnation = (_get(body, name, str) for name in ("host", "worker", "incarnation"))
+    source = _get(body, "source", dict)
+    return Allocation(
+        key=f"{host}/{worker}/{incarnation}",
+        host=host,
+        state=_get(body, "state", str),
+        token=_get(body, "token", int, None),
+        writer=_get(body, "writer", str),
+        commit=_get(body, "commit", int),
+        source_partition=_get(source, "partition", int),
+        source=_get(source, "offset", int),
+        outcome=_get(body, "outcome", str, None),
+        alone=frozenset(names[False]),
+        together=frozenset(names[True]),
+        body=body,
+    )
+
+
+def checkpoint(body: Mapping[str, Any]) -> Checkpoint:
+    """Raises `DamagedError` naming the field."""
+    read = _get(body, "input", dict)
+    writer = _get(body, "writer", str)
+    return Checkpoint(
+        key=f"@checkpoint/{writer}",
+        writer=writer,
+        instance=_get(body, "instance", str),
+        cluster=_get(body, "cluster", str),
+        scope=_get(body, "scope", str),
+        commit=_get(body, "commit", int),
+        token=_get(body, "token", int),
+        topic_id=_get(read, "topic_id", str),
+        partition=_get(read, "partition", int),
+        start=_get(read, "from", int),
+        to=_get(read, "to", int),
+        base=_get(read, "base", int, 0),
+    )
+
+
+_NEEDED = object()
+
+
+def _get(body: Mapping[str, Any], name: str, kind: type, default: Any = _NEEDED) -> Any:
+    value = body.get(name)
+    if value is None and default is not _NEEDED:
+        return default
+    if not isinstance(value, kind) or isinstance(value, bool):
+        _fail(f"its field {name!r} is {value!r}")
+    return value
+
+
+def _fail(what: str) -> NoReturn:
+    raise DamagedError(what)
+
+
+def fingerprint(body: Mapping[str, Any]) -> bytes:
+    """What two tellings of one record must agree in: all but what may be brought up to date without a step (a
+    waiter's reason and place in the queue, a holder's device properties)."""
+    state = body.get("state")
+    same = dict(body)
+    if state not in FINAL:
+        for name in ("queue_position", "reason", "reason_code"):
+            same.pop(name, None)
+    if state == "pending":
+        for name in ("request", "unavailable"):
+            same.pop(name, None)
+    elif state in HOLDING:
+        same["resources"] = {
+            name: [info.get("id") for info in infos] for name, infos in (body.get("resources") or {}).items()
+        }
+    told = json.dumps({name: value for name, value in same.items() if value is not None}, sort_keys=True)
+    return hashlib.blake2b(told.encode(), digest_size=12).digest()

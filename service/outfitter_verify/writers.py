@@ -1,0 +1,263 @@
+"""A writer's commits, as its checkpoints tell them: numbers, positions, instances. And which of them are hidden.
+
+A log cleaner removes what a later record of the same key has overtaken, checkpoints first of all. So a gap in the
+numbers is either a violation or a sign that something was removed there, and the offsets tell which: what was removed
+leaves holes behind, and each commit takes at least its checkpoint's offset.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from outfitter_verify.logs import Log
+from outfitter_verify.report import Findings
+from outfitter_verify.wire import Allocation, Checkpoint, partition_of
+
+
+class Written(NamedTuple):
+    """An allocation record in the ledger, and what was under its key before it (as far as that can be seen)."""
+
+    offset: int
+    record: Allocation
+    before: Written | None = None
+    repeat: bool = False
+
+
+class Commit(NamedTuple):
+    """One commit: its checkpoint, where that stands, and the one before it that can be seen."""
+
+    offset: int
+    checkpoint: Checkpoint
+    before: Checkpoint | None
+
+
+@dataclass(slots=True)
+class Writer:
+    """One writer's commits so far. `opened` are its records that no checkpoint has followed yet."""
+
+    name: str
+    commits: list[Commit] = field(default_factory=list)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    opened: list[Written] = field(default_factory=list)
+    instances: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def last(self) -> Checkpoint | None:
+        return self.commits[-1].checkpoint if self.commits else None
+
+    @property
+    def host(self) -> str | None:
+        """The host whose manager this is, None for a writer of another scope."""
+        kind, _, name = self.name.partition("/")
+        return name if kind == "host" else None
+
+    def in_the_open(self, after: int, before: int) -> bool:
+        """No commit of this writer is hidden between two offsets of the ledger (`after` -1: from its beginning)."""
+        if not self.commits:
+            return False
+        first = self.commits[0]
+        if after < first.offset and first.checkpoint.commit != 1:
+            return False
+        return not any(low < before and high > after for low, high in self.gaps)
+
+
+class Commits:
+    """All writers of one partition of the ledger."""
+
+    def __init__(
+        self,
+        ledger: Log,
+        input_log: Log,
+        *,
+        cluster: str,
+        partitions: int,
+        topic_id: str | None,
+        markers: bool,
+        findings: Findings,
+    ) -> None:
+        self._ledger = ledger
+        self._input = input_log
+        self._cluster = cluster
+        self._partitions = partitions
+        self._topic_id = topic_id
+        self._markers = markers
+        self._findings = findings
+        self.writers: dict[str, Writer] = {}
+
+    def writer(self, name: str) -> Writer:
+        return self.writers.setdefault(name, Writer(name))
+
+    def in_the_open(self, writer: str, after: int, before: int) -> bool:
+        """Whether all that `writer` wrote between two offsets can be seen."""
+        if not self._markers and self._ledger.holes(max(after, self._ledger.start - 1), before):
+            return False  # where commits leave no holes of their own, a hole is a record that was removed
+        found = self.writers.get(writer)
+        return found is not None and found.in_the_open(after, before)
+
+    def shows(self, writer: Writer, number: int) -> bool:
+        """Whether all records of a commit can be seen. A commit's records are one batch, with the checkpoint last:
+        where that is still there, a log cleaner has left the others; unless it removes them one by one."""
+        index = bisect_left(writer.commits, number, key=lambda commit: commit.checkpoint.commit)
+        if index == len(writer.commits) or writer.commits[index].checkpoint.commit != number:
+            return False
+        low = writer.commits[index - 1].offset if index else self._ledger.start - 1
+        return self._markers or self._ledger.holes(low, writer.commits[index].offset) == 0
+
+    def commit(self, offset: int, checkpoint: Checkpoint) -> tuple[Writer, Commit]:
+        """Take a checkpoint in, and check it against the one before."""
+        writer = self.writer(checkpoint.writer)
+        commit = Commit(offset, checkpoint, writer.last)
+        self._identity(offset, checkpoint)
+        self._number(writer, commit)
+        self._position(commit)
+        self._instance(writer, commit)
+        writer.commits.append(commit)
+        self._findings.counts["commits"] += 1
+        return writer, commit
+
+    def _wrong(self, check: str, offset: int, what: str, *records: object) -> None:
+        self._findings.wrong(check, self._ledger.place(offset), what, *records)
+
+    def _identity(self, offset: int, checkpoint: Checkpoint) -> None:
+        self._findings.look("partitions")
+        kind, _, name = checkpoint.writer.partition("/")
+        home = partition_of(name, self._partitions) if kind == "host" else int(name) if name.isdecimal() else None
+        if home not in (None, self._ledger.partition):
+            self._wrong("partitions", offset, f"writer {checkpoint.writer} belongs in partition {home}")
+        if checkpoint.partition != self._ledger.partition:
+            self._wrong("partitions", offset, f"it tells of input partition {checkpoint.partition}")
+        if checkpoint.cluster != self._cluster:
+            self._wrong(
+                "writers", offset, f"it is of cluster {checkpoint.cluster!r}, in the topics of {self._cluster!r}"
+            )
+
+    def _number(self, writer: Writer, commit: Commit) -> None:
+        self._findings.look("commits")
+        number = commit.checkpoint.commit
+        before = commit.before.commit if commit.before is not None else 0
+        shown = self._before(writer)
+        if number <= before:
+            self._wrong("commits", commit.offset, f"{writer.name} commits number {number} after {before}", *shown)
+        elif number > before + 1:
+            low = writer.commits[-1].offset if writer.commits else -1
+            missing = number - before - 1
+            # each commit that is not there had a checkpoint, and on a bus with markers one of those besides; the
+            # commit before has its own marker in between
+            needed = missing * (2 if self._markers else 1) + (1 if self._markers and writer.commits else 0)
+            if self._ledger.holes(low, commit.offset) < needed:
+                self._wrong("commits", commit.offset, f"{writer.name} commits number {number} after {before}", *shown)
+            else:
+                self._findings.part("commits", "commits were compacted away, or are missing")
+            writer.gaps.append((low, commit.offset))
+        token = commit.before.token if commit.before is not None else 0
+        self._findings.look("tokens")
+        if commit.checkpoint.token < token:
+            self._wrong("tokens", commit.offset, f"token {commit.checkpoint.token} after {token}", *shown)
+
+    def _position(self, commit: Commit) -> None:
+        self._findings.look("positions")
+        here, before = commit.checkpoint, commit.before
+        if here.start > here.to:
+            self._wrong("positions", commit.offset, f"it read from {here.start} to {here.to}")
+        if before is not None and here.base + here.start < before.base + before.to:
+            self._wrong("positions", commit.offset, f"it read from {here.start} although {before.to} was next")
+        if before is not None and here.topic_id != before.topic_id and here.base < before.base + before.to:
+            self._wrong("positions", commit.offset, "the input is another one than before, and counts from below it")
+        if here.topic_id == self._topic_id and here.to > self._input.end:
+            self._wrong("positions", commit.offset, f"it read to {here.to}, the input ends at {self._input.end}")
+        if (
+            before is not None
+            and here.instance != before.instance
+            and (here.topic_id, here.base) == (before.topic_id, before.base)
+            and here.start > before.to >= self._input.start
+        ):
+            # unless the input was deleted meanwhile, whoever takes over goes on where the one before stopped
+            self._wrong("positions", commit.offset, f"a new manager begins at {here.start}, and {before.to} was next")
+
+    def _instance(self, writer: Writer, commit: Commit) -> None:
+        here, before = commit.checkpoint, commit.before
+        if before is not None and here.instance == before.instance:
+            return
+        self._findings.look("instances")
+        self._findings.counts["managers"] += 1
+        earlier = writer.instances.get(here.instance)
+        # a replica of cluster scope may be given a partition back: its numbers and positions must fit all the same
+        if earlier is not None and here.scope == "host":
+            self._wrong(
+                "instances", commit.offset,
+                f"manager {here.instance} of {writer.name} commits although {before.instance if before else ''} "
+                "had taken over",
+                self._ledger.place(earlier), *self._before(writer),
+            )  # fmt: skip
+        writer.instances[here.instance] = commit.offset
+
+    def _before(self, writer: Writer) -> tuple[str, ...]:
+        return (str(self._ledger.place(writer.commits[-1].offset)),) if writer.commits else ()
+
+    # --- what a commit says of its records ---
+
+    def settle(self, writer: Writer, commit: Commit) -> list[Written]:
+        """The records that a commit wrote, checked against its checkpoint."""
+        here = commit.checkpoint
+        before = commit.before.commit if commit.before is not None else 0
+        records, writer.opened = writer.opened, []
+        for written in records:
+            number = written.record.commit
+            place = self._ledger.place(commit.offset)
+            if not written.repeat and not before < number <= here.commit:
+                seen = self.in_the_open(writer.name, written.before.offset if written.before else -1, written.offset)
+                if number > here.commit or seen:
+                    self._wrong(
+                        "commits", written.offset, f"it says commit {number}, and {here.commit} wrote it", place
+                    )
+            if (written.record.token or 0) > here.token:
+                self._wrong(
+                    "tokens", written.offset, f"token {written.record.token}, and {here.token} is the last", place
+                )
+        return records
+
+    def finish(self) -> None:
+        """The end of the ledger: nothing may be left without its checkpoint."""
+        for writer in self.writers.values():
+            for written in writer.opened:
+                if not written.repeat:
+                    self._wrong("commits", written.offset, f"no checkpoint of {writer.name} follows: half a commit")
+
+
+@dataclass(slots=True)
+class Custody:
+    """Who writes each host's records: one writer at a time."""
+
+    ledger: Log
+    partitions: int
+    findings: Findings
+    _current: dict[str, tuple[str, str, int]] = field(default_factory=dict)
+    _earlier: dict[tuple[str, str, str], int] = field(default_factory=dict)
+
+    def record(self, offset: int, record: Allocation) -> None:
+        """A record of a host, and the writer that it names."""
+        self.findings.look("writers")
+        allowed = {f"host/{record.host}", f"partition/{self.ledger.partition}"}
+        if record.writer not in allowed:
+            self.findings.wrong(
+                "writers", self.ledger.place(offset), f"{record.writer} is no writer for host {record.host}"
+            )
+
+    def commit(self, records: list[Written], commit: Commit) -> None:
+        """`commit` wrote `records`: nobody else may write for their hosts and this one go on."""
+        here = commit.checkpoint
+        for host in {written.record.host: None for written in records if not written.repeat}:
+            current = self._current.get(host)
+            me = (here.writer, here.instance)
+            if current is not None and current[:2] != me:
+                self._earlier[host, *current[:2]] = current[2]
+                earlier = self._earlier.get((host, *me))
+                if earlier is not None and current[0] != here.writer:
+                    self.findings.wrong(
+                        "writers", self.ledger.place(commit.offset),
+                        f"{here.writer} writes for host {host} although {current[0]} had taken over",
+                        self.ledger.place(earlier), self.ledger.place(current[2]),
+                    )  # fmt: skip
+            self._current[host] = (*me, commit.offset)
