@@ -129,8 +129,7 @@ class Metrics:
     """The metrics of one manager, in a registry of their own."""
 
     def __init__(self, resources: Iterable[str] = ()) -> None:
-        names = list(resources)
-        self._names = names
+        self.resources = tuple(resources)
         self.registry = r = CollectorRegistry()
         Info("outfitter", "The running manager.", registry=r).info({"version": __version__})
         self.ready = Gauge("outfitter_ready", "1 while registrations are being answered.", registry=r)
@@ -179,7 +178,7 @@ class Metrics:
             self.failures.labels(reason)
         for outcome in ("ok", "fenced", "unknown", "unavailable", "too-large"):
             self.commits.labels(outcome)
-        for name in names:
+        for name in self.resources:
             self.grants.labels(name)
             for call in DRIVER_CALLS:
                 self.driver_runs.labels(name, call)
@@ -188,7 +187,7 @@ class Metrics:
 
     def show(self, standing: Callable[[], Standing | None]) -> None:
         """Register where the gauges of state come from; called once."""
-        self.registry.register(_StandingCollector(self._names, standing))
+        self.registry.register(_StandingCollector(self.resources, standing))
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes (`CONTENT_TYPE`)."""

@@ -7,7 +7,7 @@ those came. Read a book freely; only `Ledger` changes it. It decides nothing.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import islice
 
@@ -164,6 +164,11 @@ class HostBook:
     def canonical(self, name: str) -> str:
         """One name for all under which a device is known in any of the host's inventories."""
         return self._same.get(name, name)
+
+    @property
+    def synonyms(self) -> Mapping[str, str]:
+        """What `canonical` looks up: another object whenever it has changed."""
+        return self._same
 
     def names(self, record: Allocation, ids: list[str]) -> list[str]:
         """The canonical names of a record's devices; several for one that no inventory connects (yet)."""

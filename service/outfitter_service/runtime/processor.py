@@ -17,7 +17,7 @@ from outfitter_proto.records import AllocationState, Checkpoint
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
 from outfitter_service.core.ledger import Ledger
-from outfitter_service.metrics import Metrics
+from outfitter_service.metrics import Metrics, Standing
 from outfitter_service.runtime.agenda import Agenda
 from outfitter_service.runtime.attendance import Attendance
 from outfitter_service.runtime.clock import SYSTEM, Clock
@@ -112,6 +112,13 @@ class Processor:
     def position(self) -> int:
         """The input's next offset after all that is committed."""
         return self._cycle.place.position if self._cycle is not None else 0
+
+    def standing(self) -> Standing:
+        """What the gauges of state show now."""
+        attendance = self.attendance
+        books = self.ledger.hosts.values()
+        census = self._station.telling.census
+        return census.standing(books, watched_owners=attendance.watched, leases=len(attendance.leases))
 
     def wake(self) -> None:
         if self._cycle is not None:

@@ -22,7 +22,6 @@ from outfitter_service.runtime import loading
 from outfitter_service.runtime.drivers import DriverPool, close
 from outfitter_service.runtime.identity import alone_on_machine, host_identity
 from outfitter_service.runtime.processor import Limits, Processor
-from outfitter_service.runtime.telling import standing
 
 log = structlog.get_logger("outfitter.service")
 
@@ -150,13 +149,7 @@ class Service:
             metrics=self.metrics,
             drivers=pool,
         )
-        self.metrics.show(
-            lambda: standing(
-                processor.ledger,
-                watched_owners=processor.attendance.watched,
-                leases=len(processor.attendance.leases),
-            )
-        )
+        self.metrics.show(processor.standing)
         self._processor = processor
         self.phase = "serving"
         try:

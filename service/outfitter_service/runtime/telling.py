@@ -6,16 +6,16 @@ It looks at what was committed and changes nothing.
 from __future__ import annotations
 
 import time
-from collections import Counter
 
 import structlog
 
 from outfitter_proto.bus import BusError, CommitUnknownError, FencedError, TooLargeError
-from outfitter_proto.records import FINAL_STATES, Allocation, AllocationState, Health, ReasonCode, Transition
+from outfitter_proto.records import FINAL_STATES, Allocation, ReasonCode, Transition
 from outfitter_service.core.ledger import Ledger
 from outfitter_service.core.states import ALLOCATED, FAILED
-from outfitter_service.metrics import Metrics, Standing
+from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.batch import Batch
+from outfitter_service.runtime.census import Census
 from outfitter_service.runtime.selfcheck import Holders, Violation
 
 log = structlog.get_logger("outfitter.processor")
@@ -32,6 +32,7 @@ class Telling:
         self._metrics = metrics
         self._registered_ms: dict[str, int] = {}
         self._holders = Holders()
+        self.census = Census(metrics.resources)
         self.log = log.bind(**place)
 
     def committed(self, batch: Batch, ledger: Ledger, *, waiting: int) -> None:
@@ -65,6 +66,7 @@ class Telling:
         if len(transitions) > LOGGED:
             self.log.info("and more transitions in one commit", more=len(transitions) - LOGGED)
         kept = {key: at for key, (at, _) in batch.values.items() if at is None or type(at) is Allocation}
+        self.census.take(kept)
         self._complain(self._holders.take(kept))
 
     def _count(self, step: Transition, now_ms: float, grants: dict[str, int]) -> None:
@@ -96,6 +98,7 @@ class Telling:
 
     def replayed(self, ledger: Ledger) -> None:
         """The processor begins with this ledger."""
+        self.census.replay(ledger.allocations.values())
         self._complain(self._holders.replay(ledger.allocations.values()))
 
     def _complain(self, violations: list[Violation]) -> None:
@@ -110,29 +113,6 @@ class Telling:
                 incarnation=incarnation,
                 other=violation.other,
             )
-
-
-def standing(ledger: Ledger, *, watched_owners: int, leases: int) -> Standing:
-    """What the gauges show: counted from committed records and the drivers' last reports."""
-    allocations: Counter[tuple[str, str]] = Counter()
-    pending: Counter[str] = Counter()
-    for record in ledger.committed():
-        for resource in record.request.amounts:
-            allocations[resource, record.state] += 1
-        if record.state == AllocationState.PENDING and record.reason_code is not None:
-            pending[record.reason_code] += 1
-    devices: Counter[tuple[str, str]] = Counter()
-    for book in ledger.hosts.values():
-        for resource, inventory in book.inventories.items():
-            for device in inventory.devices:
-                if book.canonical(device.id) in book.locks:
-                    state = "held"
-                else:
-                    state = "free" if device.health == Health.HEALTHY else str(device.health)
-                devices[resource, state] += 1
-    return Standing(
-        devices=devices, allocations=allocations, pending=pending, watched_owners=watched_owners, leases=leases
-    )
 
 
 def _outcome(error: BusError) -> str:

@@ -1,0 +1,110 @@
+"""What the gauges of state show, counted commit by commit: a scrape must not walk a ledger, nor see what is undecided.
+
+It keeps what was committed by means of its own and looks at a ledger only for what drivers said last. It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from msgspec import UNSET
+
+from outfitter_proto.records import HOLDING_STATES, Allocation, Health
+from outfitter_service.core.book import HostBook, Inventory, exclusive_ids
+from outfitter_service.core.states import PENDING
+from outfitter_service.metrics import Standing
+
+OTHER = "(other)"
+"""The resource of records that ask for one nobody has heard of: names that workers make up must not become labels."""
+
+_Key = TypeVar("_Key")
+_Ids = dict[str, frozenset[str]]
+
+
+class Census:
+    """The committed records of one processor, counted by what the gauges show."""
+
+    def __init__(self, resources: Iterable[str]) -> None:
+        """`resources` are those the manager is configured with."""
+        self._resources = frozenset(resources)
+        self._records: dict[str, Allocation] = {}
+        self._allocations: Counter[tuple[str, str]] = Counter()
+        self._pending: Counter[str] = Counter()
+        self._held: dict[str, Counter[str]] = {}
+        self._known: dict[tuple[str, str], tuple[Inventory, object, _Ids]] = {}
+
+    def replay(self, records: Iterable[Allocation]) -> None:
+        """Begin anew with all records of a ledger."""
+        for kept in (self._records, self._allocations, self._pending, self._held, self._known):
+            kept.clear()
+        self.take({record.key: record for record in records})
+
+    def take(self, changed: Mapping[str, Allocation | None]) -> None:
+        """Take in one commit's allocations by key (None: deleted)."""
+        for key, record in changed.items():
+            old = self._records.pop(key, None)
+            if old is not None:
+                self._count(old, -1)
+            if record is not None:
+                self._records[key] = record
+                self._count(record, 1)
+
+    def _count(self, record: Allocation, count: int) -> None:
+        state = record.state
+        holding = state in HOLDING_STATES
+        for resource in record.request.amounts:
+            shown = resource if holding or resource in self._resources else OTHER
+            _add(self._allocations, (shown, state), count)
+        if holding:
+            held = self._held.setdefault(record.host, Counter())
+            ids = exclusive_ids(record)
+            for name in ids if record.aliases is UNSET else _names(record.aliases, ids):
+                _add(held, name, count)
+            if not held:
+                del self._held[record.host]
+        elif state == PENDING and record.reason_code is not None:
+            _add(self._pending, record.reason_code, count)
+
+    def standing(self, books: Iterable[HostBook], *, watched_owners: int, leases: int) -> Standing:
+        """What the gauges show now; `books` are the ledger's, for their inventories and names."""
+        devices: Counter[tuple[str, str]] = Counter()
+        for book in books:
+            held = {book.canonical(name) for name in self._held.get(book.host, ())}
+            for resource, inventory in book.inventories.items():
+                for health, ids in self._ids(book, resource, inventory).items():
+                    taken = len(ids & held)
+                    devices[resource, "held"] += taken
+                    devices[resource, "free" if health == Health.HEALTHY else health] += len(ids) - taken
+        return Standing(
+            devices=devices,
+            allocations=self._allocations,
+            pending=self._pending,
+            watched_owners=watched_owners,
+            leases=leases,
+        )
+
+    def _ids(self, book: HostBook, resource: str, inventory: Inventory) -> _Ids:
+        """A resource's devices by health, under their canonical names; worked out once for each report."""
+        known = self._known.get((book.host, resource))
+        if known is None or known[0] is not inventory or known[1] is not book.synonyms:
+            grouped: dict[str, set[str]] = {}
+            for device in inventory.devices:
+                grouped.setdefault(str(device.health), set()).add(book.canonical(device.id))
+            known = inventory, book.synonyms, {health: frozenset(ids) for health, ids in grouped.items()}
+            self._known[book.host, resource] = known
+        return known[2]
+
+
+def _names(aliases: Mapping[str, Iterable[str]], ids: list[str]) -> Iterable[str]:
+    for device_id in ids:
+        yield device_id
+        yield from aliases.get(device_id, ())
+
+
+def _add(counts: Counter[_Key], key: _Key, count: int) -> None:
+    """As `Counter`, but what counts zero is not in there."""
+    counts[key] += count
+    if not counts[key]:
+        del counts[key]
