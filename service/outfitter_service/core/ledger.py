@@ -8,7 +8,7 @@ all of it can be taken back (`rollback`). It decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -137,21 +137,6 @@ class Ledger:
         if self._sealing:
             self._sealing = False
             self.commits -= 1
-
-    def committed(self) -> Iterator[Allocation]:
-        """The allocations as last committed, whatever is being decided (for metrics and status)."""
-        before: dict[str, Allocation | None] = {}
-        for change in (*self._sealed, *self._undo):
-            if isinstance(change, PutAllocation):
-                before.setdefault(change.record.key, change.record)
-            elif isinstance(change, DropAllocation):
-                before.setdefault(change.key, None)
-        for key, record in self.allocations.items():
-            if key not in before:
-                yield record
-        for old in before.values():
-            if old is not None:
-                yield old
 
     def _under(self, key: str) -> Allocation | Host | None:
         if key.startswith("@host/"):

@@ -1,0 +1,135 @@
+"""The gauges of state: counted commit by commit, of what is committed and nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import anyio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outfitter_proto.records import Allocation, AllocationState, Health, ReasonCode, ResolvedRequest, Source
+from outfitter_service.core.book import HostBook, Inventory
+from outfitter_service.core.model import KnownDevice
+from outfitter_service.runtime.census import OTHER, Census
+from service.conftest import Serve
+from support.faulty_bus import FaultyBus
+from support.house import deregister, register, static
+from support.wire_samples import AT
+
+HOLDING = {"preparing", "allocated", "releasing"}
+
+
+def record(
+    worker: str, state: str, *devices: str, resource: str = "gpu", aliases: list[str] | None = None
+) -> Allocation:
+    more = {"aliases": {devices[0]: aliases}} if aliases else {}
+    return Allocation(
+        host="h", worker=worker, incarnation="1", state=state, since=AT, writer="host/h", commit=1, token=1,
+        request=ResolvedRequest(amounts={resource: max(1, len(devices))}), source=Source(partition=0, offset=0),
+        reason_code=ReasonCode.BUSY if state == "pending" else None,
+        resources={resource: [{"id": device} for device in devices]} if devices else {}, **more,
+    )  # fmt: skip
+
+
+def book(*devices: KnownDevice) -> HostBook:
+    found = HostBook("h")
+    found.set_inventory("gpu", Inventory.of(devices))
+    return found
+
+
+def device(name: str, health: Health = Health.HEALTHY, *aliases: str) -> KnownDevice:
+    return KnownDevice(id=name, health=health, aliases=aliases, properties={})
+
+
+records = st.builds(
+    lambda state, resource, at: record("w", state, *([f"D{at}"] if state in HOLDING else []), resource=resource),
+    st.sampled_from([str(state) for state in AllocationState]),
+    st.sampled_from(["gpu", "fpga"]),
+    st.integers(0, 3),
+)
+commits = st.lists(st.dictionaries(st.sampled_from("abcd"), st.none() | records, max_size=3), max_size=8)
+
+
+@given(commits)
+def test_counts_are_those_of_the_records_there_are_whatever_came_before(
+    history: list[dict[str, Allocation | None]],
+) -> None:
+    census = Census(["gpu", "fpga"])
+    now: dict[str, Allocation] = {}
+    for changed in history:
+        census.take(changed)
+        now |= {key: one for key, one in changed.items() if one is not None}
+        now = {key: one for key, one in now.items() if changed.get(key, one) is not None}
+    told = census.standing([book(*[device(f"D{n}") for n in range(4)])], watched_owners=0, leases=0)
+    assert told.allocations == Counter((name, one.state) for one in now.values() for name in one.request.amounts)
+    assert told.pending == Counter(one.reason_code for one in now.values() if one.state == "pending")
+    held = {info["id"] for one in now.values() for infos in one.resources.values() for info in infos}
+    assert (told.devices["gpu", "held"], told.devices["gpu", "free"]) == (len(held), 4 - len(held))
+
+
+def test_a_device_is_held_under_any_of_its_names_and_counts_by_its_health_else() -> None:
+    census = Census(["gpu"])
+    census.take({"a": record("a", "allocated", "old", aliases=["0000:01:00.0"]), "b": record("b", "allocated", "G2")})
+    known = [
+        device("G0", Health.HEALTHY, "0000:01:00.0"), device("G1"), device("G2", Health.UNHEALTHY),
+        device("G3", Health.UNHEALTHY), device("G4", Health.UNKNOWN),
+    ]  # fmt: skip
+    told = census.standing([book(*known)], watched_owners=0, leases=0)
+    assert told.devices == {
+        ("gpu", "held"): 2, ("gpu", "free"): 1, ("gpu", "unhealthy"): 1, ("gpu", "unknown"): 1,
+    }  # fmt: skip
+
+
+def test_a_report_that_changes_names_or_health_is_seen() -> None:
+    census = Census(["gpu"])
+    census.take({"a": record("a", "allocated", "other")})
+    found = book(device("Z0"))
+
+    def shown() -> dict[str, int]:
+        devices = census.standing([found], watched_owners=0, leases=0).devices
+        return {state: count for (resource, state), count in devices.items() if resource == "gpu" and count}
+
+    assert shown() == {"free": 1}
+    found.set_inventory("gpu", Inventory.of((device("Z0", Health.UNKNOWN),)))
+    assert shown() == {"unknown": 1}
+    # another resource's driver knows that it is the device that somebody has
+    found.set_inventory("nic", Inventory.of((device("N0", Health.HEALTHY, "Z0", "other"),)))
+    assert shown() == {"held": 1}
+    found.set_inventory("nic", Inventory.of((device("N0"),)))
+    assert shown() == {"unknown": 1}
+
+
+def test_resources_that_workers_make_up_share_one_label() -> None:
+    census = Census(["gpu"])
+    census.take({name: record(name, "failed", resource=f"made-up-{name}") for name in "abc"})
+    told = census.standing([], watched_owners=0, leases=0)
+    assert told.allocations == {(OTHER, "failed"): 3}
+    census.replay([record("a", "allocated", "D0", resource="no-longer-configured")])
+    assert census.standing([], watched_owners=0, leases=0).allocations == {("no-longer-configured", "allocated"): 1}
+
+
+async def test_the_gauges_show_a_grant_only_when_it_is_committed(bus: FaultyBus, serve: Serve) -> None:
+    async with serve(static(2)) as house:
+        house.metrics.show(house.processor.standing)
+        await house.say(register("first", gpu=1))
+        await house.state("first", "allocated")
+        deciding, go = anyio.Event(), anyio.Event()
+
+        async def hold(point: str) -> None:
+            if point == "commit:before":
+                deciding.set()
+                await go.wait()
+
+        def shown() -> list[float]:
+            devices = [house.metric("outfitter_devices", resource="gpu", state=state) for state in ("held", "free")]
+            return [*devices, house.metric("outfitter_allocations", resource="gpu", state="allocated")]
+
+        bus.script = hold
+        await house.say(register("second", gpu=1), deregister("first"), register("third", gpu=1))
+        await deciding.wait()
+        await anyio.wait_all_tasks_blocked()  # what follows is decided meanwhile
+        assert shown() == [1, 1, 1]
+        go.set()
+        await house.state("third", "allocated")
+        assert shown() == [2, 0, 2]
