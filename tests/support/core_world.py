@@ -77,14 +77,12 @@ def fingerprint(book: HostBook) -> dict[str, Any]:
         "free": {name: list(shelf.free) for name, shelf in book.shelves.items() if shelf.devices},
         "places": {name: dict(shelf.places) for name, shelf in book.shelves.items() if shelf.devices},
         "live": dict(book.live),
-        "held": dict(book.held),
         "locks": dict(book.locks),
         "sharers": dict(book.sharers),
         "queue": list(book.queue),
         "shapes": {shape: list(alike) for shape, alike in book.shapes.items()},
         "deadlines": list(book.deadlines),
-        "current": dict(book.current),
-        "incarnations": {worker: dict(offsets) for worker, offsets in book.incarnations.items()},
+        "incarnations": dict(book.incarnations),
         "finals": {second: set(keys) for second, keys in book.finals.items()},
     }
 

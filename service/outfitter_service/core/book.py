@@ -117,28 +117,29 @@ class Shelf:
                 self.free.append(-position)
         self.free.reverse()
 
-    def take(self, name: str) -> None:
-        for position in self.places.get(name, ()):
-            at = bisect_left(self.free, -position)
-            if at < len(self.free) and self.free[at] == -position:
-                del self.free[at]
+    def take(self, positions: list[int]) -> None:
+        free = self.free
+        for position in positions:
+            at = bisect_left(free, -position)
+            if at < len(free) and free[at] == -position:
+                del free[at]
 
-    def put_back(self, name: str) -> None:
-        for position in self.places.get(name, ()):
-            at = bisect_left(self.free, -position)
-            if self.devices[position].health == Health.HEALTHY and self.free[at : at + 1] != [-position]:
-                self.free.insert(at, -position)
+    def put_back(self, positions: list[int]) -> None:
+        free = self.free
+        for position in positions:
+            at = bisect_left(free, -position)
+            if self.devices[position].health == Health.HEALTHY and free[at : at + 1] != [-position]:
+                free.insert(at, -position)
 
 
 class HostBook:
     """One host's records and indexes.
 
-    `live` are the records that hold devices, `held` the keys of those that have a device to themselves, by its
-    id as granted. `locks` and `sharers` count by canonical name how many live records have a device to
-    themselves and together with others. `queue` has every pending record in order, `shapes` the same by what
-    they want, `deadlines` when those give up who do not wait for ever. `current` is each worker's newest
-    incarnation; `incarnations` all that are remembered, with the offsets of their first registrations.
-    `finals` are the records that are over, by the second in which they ended.
+    `live` are the records that hold devices. `locks` and `sharers` count by canonical name how many live records
+    have a device to themselves and together with others. `queue` has every pending record in order, `shapes` the
+    same by what they want, `deadlines` when those give up who do not wait for ever. `incarnations` are all that are
+    remembered of each worker, the newest last: the offsets of their first registrations, and their keys. `finals` are
+    the records that are over, by the second in which they ended.
     """
 
     def __init__(self, host: str) -> None:
@@ -147,14 +148,12 @@ class HostBook:
         self.inventories: dict[str, Inventory] = {}
         self.shelves: dict[str, Shelf] = {}
         self.live: dict[str, Allocation] = {}
-        self.held: dict[str, str] = {}
         self.locks = Tally()
         self.sharers = Tally()
         self.queue: list[QueueEntry] = []
         self.shapes: dict[Shape, list[QueueEntry]] = {}
         self.deadlines: list[tuple[datetime, str]] = []
-        self.current: dict[str, str] = {}
-        self.incarnations: dict[str, dict[str, int]] = {}
+        self.incarnations: dict[str, tuple[tuple[int, str], ...]] = {}
         self.finals: dict[int, set[str]] = {}
         self._same: dict[str, str] = {}
 
@@ -231,30 +230,23 @@ class HostBook:
 
     # --- records ---
 
+    def newest(self, worker: str) -> str | None:
+        """The key of a worker's newest incarnation, of those that are remembered."""
+        incarnations = self.incarnations.get(worker)
+        return incarnations[-1][1] if incarnations else None
+
     def index(self, key: str, record: Allocation) -> None:
         """Take in a record that is new or was taken out before."""
-        worker = record.worker
-        offset = record.source.offset
-        incarnations = self.incarnations.get(worker)
-        if incarnations is None:
-            self.incarnations[worker] = {key: offset}
-            self.current[worker] = key
-        else:
-            incarnations[key] = offset
-            newest = self.current[worker]
-            if newest != key and (incarnations[newest], newest) < (offset, key):
-                self.current[worker] = key
+        incarnation = (record.source.offset, key)
+        known = self.incarnations.get(record.worker)
+        if known is None:
+            self.incarnations[record.worker] = (incarnation,)
+        elif incarnation not in known:
+            self.incarnations[record.worker] = tuple(sorted((*known, incarnation)))
         state = record.state
         if state in HOLDING_STATES:
             self.live[key] = record
-            ids = exclusive_ids(record)
-            for device_id in ids:
-                self.held[device_id] = key
-            for name in self.names(record, ids):
-                self._count(self.locks, name, 1)
-            if record.shared:
-                for name in self.names(record, shared_ids(record)):
-                    self._count(self.sharers, name, 1)
+            self._hold(record, 1)
         elif state == PENDING:
             entry = queue_entry(record)
             insort(self.queue, entry)
@@ -269,15 +261,7 @@ class HostBook:
         state = record.state
         if state in HOLDING_STATES:
             del self.live[key]
-            ids = exclusive_ids(record)
-            for device_id in ids:
-                if self.held.get(device_id) == key:
-                    del self.held[device_id]
-            for name in self.names(record, ids):
-                self._count(self.locks, name, -1)
-            if record.shared:
-                for name in self.names(record, shared_ids(record)):
-                    self._count(self.sharers, name, -1)
+            self._hold(record, -1)
         elif state == PENDING:
             entry = queue_entry(record)
             del self.queue[bisect_left(self.queue, entry)]
@@ -296,24 +280,31 @@ class HostBook:
                 del self.finals[second]
 
     def forget(self, key: str, worker: str) -> None:
-        """The record is gone altogether: its worker's newest incarnation is the newest that is left."""
-        incarnations = self.incarnations[worker]
-        del incarnations[key]
-        if not incarnations:
+        """The record is gone altogether."""
+        left = tuple([incarnation for incarnation in self.incarnations[worker] if incarnation[1] != key])
+        if left:
+            self.incarnations[worker] = left
+        else:
             del self.incarnations[worker]
-            del self.current[worker]
-        elif self.current[worker] == key:
-            self.current[worker] = max(incarnations, key=lambda other: (incarnations[other], other))
+
+    def _hold(self, record: Allocation, count: int) -> None:
+        """A record's devices are held from here on (1), or no longer (-1)."""
+        for name in self.names(record, exclusive_ids(record)):
+            self._count(self.locks, name, count)
+        if record.shared:
+            for name in self.names(record, shared_ids(record)):
+                self._count(self.sharers, name, count)
 
     def _count(self, tally: Tally, name: str, count: int) -> None:
         tally.add(name, count)
-        free = self.unused(name)
+        unused = self.unused(name)
         for shelf in self.shelves.values():
-            if name in shelf.places:
-                if free:
-                    shelf.put_back(name)
+            positions = shelf.places.get(name)
+            if positions is not None:
+                if unused:
+                    shelf.put_back(positions)
                 else:
-                    shelf.take(name)
+                    shelf.take(positions)
 
 
 def _one_name_each(groups: Iterable[tuple[str, ...]]) -> dict[str, str]:

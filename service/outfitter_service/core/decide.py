@@ -130,10 +130,8 @@ def _register(draft: Draft, message: Register, source: Source) -> None:
     if known is not None:
         _register_again(draft, key, known, message)
         return
-    incarnations = draft.book(message.host).incarnations.get(message.worker)
-    if incarnations:
-        for older in sorted(incarnations):
-            _supersede(draft, older, message.incarnation)
+    for _, older in draft.book(message.host).incarnations.get(message.worker, ()):
+        _supersede(draft, older, message.incarnation)
     resolved = resolve(draft.rules, message)
     wait_s = message.wait_s if message.wait_s is not None else draft.rules.wait_s
     record = Allocation(
@@ -176,7 +174,7 @@ def _register_again(draft: Draft, key: str, known: Allocation, message: Register
 
 def _is_current(draft: Draft, key: str, record: Allocation) -> bool:
     """No newer incarnation has ever been seen, be it remembered or not."""
-    newest = draft.book(record.host).current.get(record.worker)
+    newest = draft.book(record.host).newest(record.worker)
     return newest == key and record.reason_code != ReasonCode.SUPERSEDED
 
 
@@ -221,7 +219,7 @@ def _deregister(draft: Draft, message: Deregister, source: Source) -> None:
     decision = draft.decision
     key: str | None
     if message.incarnation is None:
-        key = draft.book(message.host).current.get(message.worker)
+        key = draft.book(message.host).newest(message.worker)
     else:
         key = f"{message.host}/{message.worker}/{message.incarnation}"
     record = draft.record(key) if key is not None else None

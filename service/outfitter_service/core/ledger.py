@@ -60,7 +60,7 @@ Change = PutAllocation | DropAllocation | PutHost | DropHost | SetInventory | Se
 
 
 class Ledger:
-    """All records of one writer, with the changes since the last commit."""
+    """All records of one writer, with the changes since the last commit; `token` is the last fencing token of them."""
 
     def __init__(self) -> None:
         self.hosts: dict[str, HostBook] = {}
@@ -89,16 +89,16 @@ class Ledger:
     def change(self, change: Change) -> str:
         """Apply one change, as `apply` does; the key of the record that it puts or drops, or nothing."""
         # `type is`: a class pattern costs a microsecond where the answer is no
-        if type(change) is PutAllocation:
-            key = change.record.key
-            self._undo.append(self._put(key, change.record))
-            return key
-        if type(change) is SetToken:
+        if type(change) is not PutAllocation:
+            self._undo.append(self._apply(change))
+            return _key(change)
+        record = change.record
+        if record.token is not None and record.token > self.token:
             self._undo.append(SetToken(self.token))
-            self.token = change.token
-            return ""
-        self._undo.append(self._apply(change))
-        return _key(change)
+            self.token = record.token
+        key = record.key
+        self._undo.append(self._put(key, record))
+        return key
 
     def restore(self, change: Change) -> None:
         """Apply a change that is already committed."""

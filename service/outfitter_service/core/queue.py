@@ -18,7 +18,6 @@ from outfitter_service.core import discovery, explain, policy
 from outfitter_service.core import model as m
 from outfitter_service.core.book import QueueEntry, Shape, queue_entry
 from outfitter_service.core.draft import Draft
-from outfitter_service.core.ledger import SetToken
 from outfitter_service.core.states import PENDING, Step
 from outfitter_service.core.view import View
 
@@ -156,7 +155,6 @@ def _without(record: Allocation, obstacle: policy.Obstacle) -> Allocation:
 def _grant(draft: Draft, record: Allocation, devices: policy.Devices, *, new: bool) -> Allocation:
     specs = draft.rules.specs
     draft.token += 1
-    draft.decision.changes.append(SetToken(draft.token))
     env, cdi = policy.environment(devices)
     shared = []
     prepared = []

@@ -98,7 +98,7 @@ class Attendance:
             self.forget(key)
         for record in live:
             self._attend(record, now)
-            newest = ledger.book(record.host).current.get(record.worker)
+            newest = ledger.book(record.host).newest(record.worker)
             if newest != record.key or record.reason_code == ReasonCode.SUPERSEDED:
                 self.cut([record.key], ledger)
         for key in told:

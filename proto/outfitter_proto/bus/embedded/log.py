@@ -197,8 +197,9 @@ def check_entries(topic: Topic, entries: Sequence[Entry]) -> None:
         TooLargeError, BusError: and which record it is.
     """
     limit = topic.number("max.message.bytes", DEFAULT_MAX_MESSAGE_BYTES)
-    for number, (key, value) in enumerate(entries):
-        size = len(key or b"") + len(value or b"")
+    for number, entry in enumerate(entries):
+        key = entry.key
+        size = len(key or b"") + len(entry.value or b"")
         if size > limit:
             raise TooLargeError(
                 f"record {number} (key {key!r:.80}) has {size} bytes, and topic {topic.name!r} takes "
@@ -217,7 +218,7 @@ def append(connection: sqlite3.Connection, topic: Topic, partition: int, entries
     )
     connection.executemany(
         "INSERT INTO record (topic, part, off, time, key, value) VALUES (?, ?, ?, ?, ?, ?)",
-        [(topic.id, partition, first + n, now_ms, key, value) for n, (key, value) in enumerate(entries)],
+        [(topic.id, partition, first + n, now_ms, entry.key, entry.value) for n, entry in enumerate(entries)],
     )
     return first
 
@@ -245,7 +246,7 @@ def fetch(connection: sqlite3.Connection, topic: Topic, partition: int, position
     messages: list[Message] = []
     size = 0
     while len(messages) < max_records and size < MAX_FETCH_BYTES:
-        chunk = list(map(Message._make, cursor.fetchmany(_CHUNK)))
+        chunk = [Message(*row) for row in cursor.fetchmany(_CHUNK)]
         if not chunk:
             cursor.close()
             return Slice(messages, end)

@@ -72,7 +72,7 @@ class EmbeddedWriter(Writer):
 
     @staticmethod
     def _check_last(topic: log.Topic, entries: Sequence[Entry]) -> None:
-        size = sum(len(key or b"") + len(value or b"") for key, value in entries)
+        size = sum(len(entry.key or b"") + len(entry.value or b"") for entry in entries)
         if size > MAX_BATCH_BYTES:
             raise TooLargeError(
                 f"the last batch, for {topic.name!r}, has {size} bytes, and {MAX_BATCH_BYTES} is the most: split it"

@@ -118,7 +118,8 @@ class KafkaWriter(Writer):
     def _fill(self, topic: str, entries: Sequence[Entry]) -> list[Any]:
         builders = [self._producer.create_batch()]
         append = builders[0].append
-        for key, value in entries:
+        for entry in entries:
+            key, value = entry.key, entry.value
             if append(timestamp=None, key=key, value=value) is None:
                 builders.append(self._producer.create_batch())
                 append = builders[-1].append
