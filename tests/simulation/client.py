@@ -1,0 +1,311 @@
+"""The bus port on the model broker: what the Kafka adapter and the client library under it do, step by step.
+
+Requests are repeated within the client as aiokafka repeats them, silently, and with the adapter's watchdogs around
+them. Methods that planted bugs replace are small and say what they are for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import anyio
+
+from outfitter_proto.bus import (
+    Bus,
+    BusUnavailableError,
+    CommitUnknownError,
+    Entry,
+    FencedError,
+    Message,
+    OffsetOutOfRangeError,
+    Reader,
+    TooLargeError,
+    TopicInfo,
+    TopicSpec,
+    UnknownTopicError,
+    Writer,
+)
+from simulation import broker as kafka
+from simulation.broker import Broker, OutOfRange, Producer, Refused
+from simulation.log import Log
+from simulation.network import REQUEST_TIMEOUT_S, Link, Lost
+
+WATCHDOG_S = REQUEST_TIMEOUT_S + 1.0
+TAKE_WITHIN_S = 3 * REQUEST_TIMEOUT_S
+BACKOFF_S = 0.02
+NEXT_TRANSACTION_S = 0.002
+STABLE_POLL_S = 0.01
+STABLE_WITHIN_S = 120.0
+MAX_BATCH_BYTES = 768 * 1024
+
+
+class ModelBus(Bus):
+    """One process's bus."""
+
+    url = "model://broker"
+
+    def __init__(self, broker: Broker, link: Link, *, transaction_timeout_s: float = 5.0) -> None:
+        self._broker = broker
+        self.link = link
+        self._transaction_timeout_s = transaction_timeout_s
+
+    async def start(self) -> None:
+        """There is nothing to connect."""
+
+    async def aclose(self) -> None:
+        """There is nothing to close."""
+
+    async def topic(self, name: str) -> TopicInfo:
+        found: TopicInfo = await self._ask("Metadata", lambda: self._broker.topic(name))
+        return found
+
+    async def create_topics(self, specs: Sequence[TopicSpec]) -> list[str]:
+        """All topics are there."""
+        return []
+
+    async def publish(self, topic: str, partition: int, entry: Entry) -> int:
+        log = self.log(topic, partition)
+        offset: int = await self._ask("Produce", lambda: self._broker.publish(log, entry))
+        return offset
+
+    async def offsets(self, topic: str, partition: int) -> tuple[int, int]:
+        log = self.log(topic, partition)
+        found: tuple[int, int] = await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=False))
+        return found
+
+    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
+        log = self.log(topic, partition)
+        if start is None:
+            start, _ = await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=False))
+        return ModelReader(self, log, start, committed=committed)
+
+    async def open_writer(self, identity: str, partition: int) -> Writer:
+        writer = ModelWriter(self, identity, partition)
+        await writer.take()
+        return writer
+
+    async def stable_end(self, topic: str, partition: int) -> int:
+        log = self.log(topic, partition)
+        _, end = await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=False))
+        with anyio.move_on_after(STABLE_WITHIN_S):
+            while (await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=True)))[1] < end:
+                await anyio.sleep(STABLE_POLL_S)
+            found: int = end
+            return found
+        raise BusUnavailableError(f"a transaction in {topic}/{partition} has been open for {STABLE_WITHIN_S:g} s")
+
+    # --- for readers and writers ---
+
+    def log(self, topic: str, partition: int) -> Log:
+        found = self._broker.logs.get((topic, partition))
+        if found is None:
+            raise UnknownTopicError(f"there is no {topic}/{partition}")
+        return found
+
+    async def _ask(self, what: str, answer: Callable[[], Any]) -> Any:
+        """A request that one repetition may save, and that changes nothing when it is done twice (or whose sender
+        bears that: a published record)."""
+        for _ in range(2):
+            try:
+                return await self.link.ask(what, answer)
+            except (Lost, Refused):
+                await anyio.sleep(BACKOFF_S)
+        raise BusUnavailableError(f"{what}: no answer")
+
+
+class ModelReader(Reader):
+    """A cursor. A fetch goes on while nobody waits for it, as the adapter's does: silence comes to be noticed."""
+
+    def __init__(self, bus: ModelBus, log: Log, start: int, *, committed: bool) -> None:
+        self._bus = bus
+        self._log = log
+        self._committed = committed
+        self._asking: asyncio.Task[tuple[list[Message], int]] | None = None
+        self.position = start
+
+    async def fetch(self, *, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:
+        log = self._log
+        deadline = anyio.current_time() + timeout
+        while True:
+            if self._asking is None:
+                self._asking = asyncio.get_running_loop().create_task(self._ask(self.position, max_records))
+            await asyncio.wait([self._asking], timeout=max(0.0, deadline - anyio.current_time()))
+            if not self._asking.done():
+                return []
+            asked, self._asking = self._asking, None
+            try:
+                messages, after = asked.result()
+            except (Lost, Refused) as error:
+                raise BusUnavailableError(f"{log.topic}/{log.partition}: no answer to a fetch") from error
+            except OutOfRange as error:
+                raise OffsetOutOfRangeError(
+                    f"{log.topic}/{log.partition} has the offsets {error.start} to {error.end}, not {self.position}",
+                    start=error.start,
+                    end=error.end,
+                ) from error
+            moved = after > self.position
+            self.position = after
+            if messages or moved:
+                return messages
+
+    async def _ask(self, position: int, most: int) -> tuple[list[Message], int]:
+        broker, log = self._bus._broker, self._log
+        found: tuple[list[Message], int] = await self._bus.link.ask(
+            "Fetch", lambda: broker.fetch(log, position, most, committed=self._committed)
+        )
+        return found
+
+    async def seek(self, offset: int) -> None:
+        await self.aclose()
+        self.position = offset
+
+    async def aclose(self) -> None:
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            asking.add_done_callback(_look)
+            asking.cancel()
+
+
+def _look(task: asyncio.Task[Any]) -> None:
+    """Nobody asks any more what became of it."""
+    if not task.cancelled():
+        task.exception()
+
+
+class ModelWriter(Writer):
+    """A transactional producer with the adapter around it."""
+
+    def __init__(self, bus: ModelBus, identity: str, partition: int) -> None:
+        self.partition = partition
+        self.identity = identity
+        self._bus = bus
+        self._broker = bus._broker
+        self._producer: Producer | None = None
+        self._sequences: dict[Log, int] = {}
+        self._tainted = False
+        self._spent = False
+        self._closed = False
+        self._begun = False
+        self._ending = False
+
+    @property
+    def tainted(self) -> bool:
+        return self._spent or self._tainted
+
+    @property
+    def max_batch_bytes(self) -> int:
+        return MAX_BATCH_BYTES
+
+    async def take(self) -> None:
+        """InitProducerId, until it is answered or time is up."""
+        timeout = self._bus._transaction_timeout_s
+        try:
+            with anyio.fail_after(TAKE_WITHIN_S):
+                self._producer = await self._repeated(
+                    "InitProducerId", lambda: self._broker.init_producer(self.identity, timeout), fatal=True
+                )
+        except TimeoutError as error:
+            raise BusUnavailableError(f"could not take {self.identity!r}") from error
+        except Refused as error:
+            raise BusUnavailableError(f"could not take {self.identity!r}: {error}") from error
+
+    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        if self._spent or self._closed:
+            raise BusUnavailableError(f"writer {self.identity!r} is spent")
+        groups = [(self._bus.log(topic, self.partition), entries) for topic, entries in batches if entries]
+        if not groups:
+            return
+        size = sum(len(key or b"") + len(value or b"") for key, value in groups[-1][1])
+        if size > MAX_BATCH_BYTES:
+            raise TooLargeError(f"{size} bytes are more than {MAX_BATCH_BYTES}")
+        finished = False
+        try:
+            await self._send(groups)
+            await self._end()
+            finished = True
+        finally:
+            self._spent = not finished
+
+    async def _send(self, groups: Sequence[tuple[Log, Sequence[Entry]]]) -> None:
+        """Everything but the commit; each batch acknowledged before the next one is sent."""
+        producer = self._held
+        try:
+            with anyio.fail_after(WATCHDOG_S * len(groups)):
+                logs = [log for log, _ in groups]
+                self._begun = True
+                await self._repeated(
+                    "AddPartitionsToTxn", lambda: self._broker.add_partitions(producer, logs), taints=True
+                )
+                for log, entries in groups:
+                    await self._produce(producer, log, entries)
+        except TimeoutError as error:
+            raise BusUnavailableError(f"writer {self.identity!r}: not acknowledged in time") from error
+        except Refused as error:
+            if error.code in kafka.FENCED:
+                raise FencedError(f"writer {self.identity!r} was taken over") from error
+            raise BusUnavailableError(f"writer {self.identity!r}: {error}") from error
+
+    async def _produce(self, producer: Producer, log: Log, entries: Sequence[Entry]) -> None:
+        sequence = self._sequences.get(log, 0)
+        await self._repeated("Produce", lambda: self._broker.produce(producer, log, sequence, entries), fatal=True)
+        self._sequences[log] = sequence + len(entries)
+
+    async def _end(self) -> None:
+        """Ask for the commit, and say what became of it."""
+        self._ending = True
+        try:
+            with anyio.CancelScope(shield=True), anyio.fail_after(WATCHDOG_S):
+                await self._end_transaction(commit=True)
+        except TimeoutError as error:
+            raise CommitUnknownError(f"writer {self.identity!r}: no answer to the request to commit") from error
+        except Refused as error:
+            if error.code in kafka.FENCED and not self._tainted:
+                raise FencedError(f"writer {self.identity!r} was taken over") from error
+            raise CommitUnknownError(f"writer {self.identity!r}: {error}") from error
+        self._ending = self._begun = False
+
+    async def _end_transaction(self, *, commit: bool) -> None:
+        producer = self._held
+        await self._repeated("EndTxn", lambda: self._broker.end(producer, commit=commit), fatal=True, taints=True)
+
+    async def _repeated(
+        self, what: str, answer: Callable[[], Any], *, fatal: bool = False, taints: bool = False
+    ) -> Any:
+        """Ask until there is an answer. `fatal`: an error of the broker's that it may recover from ends the producer.
+        `taints`: a copy that arrives late could still act."""
+        while True:
+            try:
+                return await self._bus.link.ask(what, answer)
+            except Lost:
+                self._tainted |= taints
+                await anyio.sleep(BACKOFF_S)
+            except Refused as error:
+                if error.code == kafka.CONCURRENT_TRANSACTIONS:
+                    await anyio.sleep(NEXT_TRANSACTION_S)
+                elif fatal or error.code != kafka.REQUEST_TIMED_OUT:
+                    raise
+                else:
+                    await anyio.sleep(BACKOFF_S)
+
+    @property
+    def _held(self) -> Producer:
+        if self._producer is None:
+            raise BusUnavailableError(f"writer {self.identity!r} was not taken")
+        return self._producer
+
+    async def aclose(self) -> None:
+        """Let go. What a producer in trouble was about goes on in the background for a while, as aiokafka's does."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._begun and self._producer is not None:
+            self._leftover = asyncio.get_running_loop().create_task(self._finish(commit=self._ending))
+
+    async def _finish(self, *, commit: bool) -> None:
+        with anyio.move_on_after(2 * REQUEST_TIMEOUT_S):
+            try:
+                await self._end_transaction(commit=commit)
+            except (Refused, BusUnavailableError):
+                return  # nobody waits for it any more

@@ -1,0 +1,111 @@
+"""The devices of a simulated host: what drivers do to them stays when managers die.
+
+It obeys the rule that drivers must keep (a token below the highest seen for a device changes nothing) at the moment
+at which something takes effect, and writes down where a manager made a device ready for two workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Collection, Sequence
+
+from outfitter_drivers.api import (
+    Device,
+    ExternalResourceDriver,
+    ExternalResourceInfo,
+    Grant,
+    InUseCheck,
+    Inventory,
+    Preparation,
+    TemporaryDriverError,
+    Worker,
+)
+from outfitter_service.core.model import ResourceSpec
+from outfitter_service.runtime.supervisor import Loaded
+
+RESOURCE = "gpu"
+LOOK_S = 3.0
+"""How often a driver looks at the devices."""
+
+
+class Bench:
+    """One host's devices. `slow_s`: how long a driver's call takes at most; `failing`: how often it fails."""
+
+    def __init__(self, host: str, count: int, *, prepares: bool, dice: random.Random) -> None:
+        self.host = host
+        self.ids = [f"{host}-{RESOURCE}-{index}" for index in range(count)]
+        self.missing: set[str] = set()
+        self.prepares = prepares
+        self.slow_s = 0.0
+        self.failing = 0.0
+        self.ready_for: dict[str, str] = {}
+        self.violations: list[str] = []
+        self.stale = 0
+        self._highest: dict[str, int] = {}
+        self._dice = dice
+
+    def driver(self) -> Loaded:
+        """The resource with a driver of a manager's own."""
+        driver = PreparingDriver(self) if self.prepares else ListingDriver(self)
+        spec = ResourceSpec(name=RESOURCE, amount=1, prepares=self.prepares, confirms=self.prepares)
+        return Loaded(spec=spec, driver=driver)
+
+    async def take_time(self) -> None:
+        """What hardware does: it takes its time, and now and then it fails."""
+        await asyncio.sleep(self._dice.random() ** 3 * self.slow_s)
+        if self._dice.random() < self.failing:
+            raise TemporaryDriverError("the hardware did not want to")
+
+    def fresh(self, grant: Grant) -> bool:
+        """Whether a call may take effect now."""
+        if any(grant.token < self._highest.get(device, 0) for device in grant.device_ids):
+            self.stale += 1
+            return False
+        self._highest.update(dict.fromkeys(grant.device_ids, grant.token))
+        return True
+
+
+class ListingDriver(ExternalResourceDriver, Inventory):
+    """Names the devices that are there."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+
+    async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
+        return []
+
+    async def inventory(self, host: str) -> AsyncIterator[Sequence[Device]]:
+        told: list[str] | None = None
+        while True:
+            found = [name for name in self.bench.ids if name not in self.bench.missing]
+            if found != told:
+                told = found
+                yield [Device(id=name, properties={"index": name.rpartition("-")[2]}) for name in found]
+            await asyncio.sleep(LOOK_S)
+
+
+class PreparingDriver(ListingDriver, Preparation, InUseCheck):
+    """Makes devices ready and takes them back."""
+
+    async def prepare(self, grant: Grant) -> None:
+        bench = self.bench
+        await bench.take_time()
+        if bench.fresh(grant):
+            for device in grant.device_ids:
+                other = bench.ready_for.setdefault(device, grant.allocation)
+                if other != grant.allocation:
+                    bench.violations.append(f"{device} was made ready for {grant.allocation} while it was {other}'s")
+
+    async def unprepare(self, grant: Grant) -> None:
+        bench = self.bench
+        await bench.take_time()
+        if bench.fresh(grant):
+            for device in grant.device_ids:
+                other = bench.ready_for.pop(device, grant.allocation)
+                if other != grant.allocation:
+                    bench.violations.append(f"{device} was taken back from {grant.allocation}, but it was {other}'s")
+
+    async def in_use(self, grant: Grant) -> str | None:
+        await self.bench.take_time()
+        return None

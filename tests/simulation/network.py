@@ -1,0 +1,145 @@
+"""What is between a process and the broker: time, and what goes wrong on the way.
+
+A request whose answer does not come in time was lost, or its answer was, or it is still on its way and arrives late:
+the sender cannot tell. A copy that arrives late has always been given up by its sender before, as with TCP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from outfitter_proto.bus import BusUnavailableError
+from simulation.broker import REQUEST_TIMED_OUT, Refused
+from simulation.loop import Loop, Process
+
+REQUEST_TIMEOUT_S = 3.0
+RESET_S = 0.2
+"""A connection that breaks says so sooner than the time-out does."""
+LATEST_S = 12.0
+
+
+class Lost(Exception):
+    """No answer came: nobody knows what became of the request."""
+
+
+class Weather(NamedTuple):
+    """How bad the network is: seconds one way (typically), and the share of requests to which each thing happens."""
+
+    latency_s: float = 0.002
+    request_lost: float = 0.0
+    answer_lost: float = 0.0
+    late: float = 0.0
+    refused: float = 0.0
+    """The broker answers with an error of its own although it may have done what was asked."""
+
+
+CALM = Weather()
+
+Watch = Callable[[Process, str, str], None]
+"""Told of every request: (process, what, stage), stage being `sent`, `done` or `answered`."""
+
+
+class Network:
+    """All connections. `weather` may change at any time; `down`: nothing reaches the broker."""
+
+    def __init__(self, loop: Loop, seed: int) -> None:
+        self.loop = loop
+        self.weather = CALM
+        self.down = False
+        self.dice = random.Random(f"{seed}/network")
+        self.watch: Watch = lambda *_: None
+        self.trace: Callable[[str, str], None] | None = None
+        self.lost = 0
+        self.late = 0
+
+
+class Link:
+    """One process's way to the broker. `cut`: nothing gets through, in neither direction."""
+
+    def __init__(self, network: Network, process: Process) -> None:
+        self.network = network
+        self.process = process
+        self.cut = False
+        self.closed = False
+
+    async def ask(self, what: str, answer: Callable[[], Any]) -> Any:
+        """Have `answer` called on the broker's side, and return what it returned.
+
+        Raises:
+            Lost: no answer; it may have been done, or be done yet.
+            Refused, OutOfRange: what the broker said.
+            BusUnavailableError: the simulation is over.
+        """
+        network, loop, process = self.network, self.network.loop, self.process
+        dice, weather = network.dice.random, network.weather
+        if self.closed:
+            raise BusUnavailableError("the simulation is over")
+        mine: asyncio.Future[Any] = loop.create_future()
+        world = loop.within(loop.world)
+        fate = dice()
+        there = weather.latency_s * (0.2 + dice() ** 3 * 5)
+        lost = late = hushed = False
+        if fate < weather.request_lost:
+            lost = True
+        elif fate < weather.request_lost + weather.answer_lost:
+            hushed = True
+        elif fate < weather.request_lost + weather.answer_lost + weather.late:
+            late, there = True, RESET_S + dice() * LATEST_S
+
+        def arrive() -> None:
+            if network.down or (self.cut and not late):
+                return
+            try:
+                result = answer()
+            except Exception as error:  # noqa: BLE001 - the broker's answer, whatever it is
+                result = error
+            if late or hushed:
+                network.trace and network.trace(process.name, f"{what} arrived late" if late else f"{what} done, answer lost")
+            network.watch(process, what, "done")
+            if late or hushed:
+                return
+            if isinstance(result, asyncio.Future):
+                result.add_done_callback(lambda done: send_back(done.result()), context=world)
+            else:
+                send_back(result)
+
+        def send_back(result: Any) -> None:
+            if not self.cut and not network.down:
+                back = weather.latency_s * (0.2 + dice() ** 3 * 5)
+                loop.call_later(back, receive, result, context=world)
+
+        def receive(result: Any) -> None:
+            if not mine.done() and not self.cut:
+                mine.set_result(result)
+
+        network.watch(process, what, "sent")
+        if not lost:
+            loop.call_later(there, arrive, context=world)
+        else:
+            network.trace and network.trace(process.name, f"{what} lost")
+        patience = REQUEST_TIMEOUT_S
+        if (lost or late or hushed) and dice() < 0.5:
+            patience = dice() * RESET_S  # the connection broke, and that was seen
+        patience_over = loop.call_later(patience, _give_up, mine)
+        try:
+            result = await mine
+        finally:
+            patience_over.cancel()
+        network.watch(process, what, "answered")
+        if isinstance(result, Lost):
+            network.lost += 1
+            network.late += late
+            raise result
+        if dice() < weather.refused and not isinstance(result, Exception):
+            raise Refused(REQUEST_TIMED_OUT)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+def _give_up(mine: asyncio.Future[Any]) -> None:
+    if not mine.done():
+        mine.set_result(Lost())

@@ -1,0 +1,91 @@
+"""Run a seed, and say what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import structlog
+from msgspec import Struct
+
+from simulation import promises
+from simulation.loop import START_S, Loop, current, running
+from simulation.world import World, Wrap
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """What came of a seed. `violations` should be empty. `digest` is the same for each run of it."""
+
+    seed: int
+    steps: int
+    seconds: float
+    faults: int
+    digest: str
+    counts: dict[str, int]
+    violations: list[str]
+    log: list[str] = []
+
+
+def run(seed: int, *, wrap: Wrap | None = None, traced: bool = False) -> Outcome:
+    """Run one seed. `wrap` puts something around each manager's bus; `traced` has all written down."""
+    with _told(traced) as lines, running(seed) as loop:
+        world = World(loop, seed, wrap=wrap, log=lines if traced else None)
+        loop.run_until_complete(loop.spawn(loop.world, world.main))
+        steps, digest, seconds = loop.steps, loop.digest, loop.time() - START_S
+        violations, counts = promises.check(world)
+        loop.run_until_complete(loop.spawn(loop.world, lambda: _end(world)))
+        return Outcome(
+            seed=seed, steps=steps, seconds=seconds, faults=world.faults, digest=f"{digest:012x}",
+            counts=counts, violations=violations, log=lines,
+        )  # fmt: skip
+
+
+async def _end(world: World) -> None:
+    """End every task there is: nobody looks any more, and Python has nothing to complain about."""
+    world.bury()
+    me = asyncio.current_task()
+    for _ in range(100):
+        left = [task for process in world.processes for task in process.tasks if not task.done() and task is not me]
+        if not left:
+            return
+        for task in left:
+            if task in world.loop.world.tasks:
+                task.cancel()
+        await asyncio.sleep(1.0)
+    raise RuntimeError(f"these tasks do not end: {left}")
+
+
+@contextmanager
+def _told(traced: bool) -> Iterator[list[str]]:
+    """What the runtime logs: nothing, or into a list."""
+    lines: list[str] = []
+
+    def keep(_: Any, level: str, event: MutableMapping[str, Any]) -> str:
+        loop = _running()
+        at = loop.time() - START_S if loop is not None else 0.0
+        who = current().name if loop is not None else "-"
+        what = event.pop("event")
+        about = " ".join(f"{name}={value}" for name, value in event.items() if name not in ("exc_info", "host"))
+        lines.append(f"{at:9.3f} {who:10} {level}: {what} {about}")
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(
+        processors=[keep],
+        wrapper_class=structlog.make_filtering_bound_logger(0 if traced else 50),
+        cache_logger_on_first_use=False,
+    )
+    try:
+        yield lines
+    finally:
+        structlog.configure(**before)
+
+
+def _running() -> Loop | None:
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+    return loop if isinstance(loop, Loop) else None
