@@ -65,6 +65,36 @@ async def test_a_manager_whose_commit_failed_looks_before_it_fences_a_newer_one(
             assert second.metric("outfitter_commits_total", outcome="fenced") == 0
 
 
+async def test_a_manager_that_was_replaced_between_its_look_and_its_fencing_gives_the_host_back(
+    bus: FaultyBus, serve: Serve, url: str
+) -> None:
+    async with serve(static(2), identity=another(instance="first")) as first:
+        hanging = anyio.Event()
+        go = anyio.Event()
+
+        async def hang(point: str) -> None:
+            if point == "commit:before" and not hanging.is_set():
+                raise CommitUnknownError("no answer")
+            if point == "open_writer:before":
+                hanging.set()
+                await go.wait()
+
+        bus.script = hang
+        await first.say(register("a", gpu=1))
+        await hanging.wait()
+        async with FaultyBus(url) as other, serve(static(2), on=other, identity=another(instance="second")) as second:
+            await second.state("a", "allocated")
+            go.set()
+            with anyio.fail_after(20):
+                await first.ended.wait()
+            assert isinstance(first.failure, ForeignManagerError)
+            await second.say(register("b", gpu=1))
+            await second.state("b", "allocated")
+    report = checker.check(await checker.read(bus), HOST)
+    assert report.violations == []
+    assert report.counts["managers"] == 1
+
+
 async def test_another_machine_is_refused_and_does_not_disturb_the_one_that_serves(serve: Serve) -> None:
     async with serve(static(2), identity=another(instance="first", machine_id="this-machine")) as first:
         await first.say(register("a", gpu=1))

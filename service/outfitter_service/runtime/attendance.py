@@ -53,8 +53,9 @@ class Attendance:
         default_lease_s: float,
         wake: Callable[[], None],
         clock: Clock = SYSTEM,
+        owner_watch: Callable[..., OwnerWatch] = OwnerWatch,
     ) -> None:
-        """`wake` is called when there may be a death to judge."""
+        """`wake` is called when there may be a death to judge; `owner_watch` makes what watches owner processes."""
         self._bus = bus
         self._now = clock.monotonic
         self._topic = topic
@@ -62,6 +63,7 @@ class Attendance:
         self._identity = identity
         self._default_lease_s = default_lease_s
         self._wake = wake
+        self._owner_watch = owner_watch
         self.leases = Leases(grace_s)
         self._owners: OwnerWatch | None = None
         self._deaths: dict[str, _Death] = {}
@@ -86,7 +88,7 @@ class Attendance:
         whose owners' deaths were handed out and are still to be decided.
         """
         if self._owners is None:
-            self._owners = OwnerWatch(
+            self._owners = self._owner_watch(
                 boot_id=self._identity.boot_id,
                 pid_ns=self._identity.pid_ns,
                 earlier_boot_id=earlier_boot_id,

@@ -25,6 +25,7 @@ from outfitter_service.runtime.cycle import Cycle, RecycledError
 from outfitter_service.runtime.drivers import DriverCalls
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.intake import Intake
+from outfitter_service.runtime.owners import OwnerWatch
 from outfitter_service.runtime.portion import Portion
 from outfitter_service.runtime.remit import HostRemit, Remit
 from outfitter_service.runtime.restore import Restored, restore
@@ -60,6 +61,7 @@ class Processor:
         remit: Remit | None = None,
         still_mine: Callable[[], Awaitable[bool]] | None = None,
         clock: Clock = SYSTEM,
+        owner_watch: Callable[..., OwnerWatch] = OwnerWatch,
     ) -> None:
         """`remit` left out: that of the identity's host. `still_mine` is asked before the partition is taken anew; left
         out, the ledger is: whoever wrote to it since then works here now."""
@@ -85,6 +87,7 @@ class Processor:
             default_lease_s=rules.lease_s or SUPERSEDED_LEASE_S,
             wake=self.wake,
             clock=clock,
+            owner_watch=owner_watch,
         )
         self.intake = Intake(bus, topics.registrations, partition, wake=self.wake, healed=self.attendance.renew_all)
         self._station = Station(
@@ -202,6 +205,8 @@ class Processor:
             try:
                 restored = await self._restore()
                 self._refuse_foreign(restored)
+                if self._still_mine is None:
+                    self._refuse_successor(restored)
                 place = await self._adopt(restored)
             except BusError as error:
                 return error
@@ -223,15 +228,19 @@ class Processor:
         return await restore(station.bus, station.topics.allocations, station.partition, station.remit)
 
     async def _refuse_if_replaced(self) -> None:
-        """Somebody who wrote since this one did works here now."""
-        if self._seen_commit is None:
+        """Look before fencing back; what cannot be read now is looked at again once the partition is taken."""
+        if self._seen_commit is not None:
+            try:
+                self._refuse_successor(await self._restore())
+            except BusError:
+                return
+
+    def _refuse_successor(self, restored: Restored) -> None:
+        """Somebody who wrote since this one did works here now, and goes on when it finds itself fenced by mistake."""
+        identity, found = self._station.identity, restored.checkpoint
+        if self._seen_commit is None or found is None or found.instance == identity.instance:
             return
-        identity = self._station.identity
-        try:
-            found = (await self._restore()).checkpoint
-        except BusError:
-            return
-        if found is not None and found.instance != identity.instance and found.commit > self._seen_commit:
+        if found.commit > self._seen_commit:
             raise ForeignManagerError(
                 f"another manager (instance {found.instance}, machine {found.machine_id or 'unknown'}) has taken over "
                 f"host {identity.host!r} at {found.at:%Y-%m-%dT%H:%M:%SZ}; this one gives up"
