@@ -32,7 +32,7 @@ EMPTY, ONGOING, PREPARE, COMPLETE = "empty", "ongoing", "prepare", "complete"
 LONG_POLL_S = 0.5
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The broker's answer is an error code."""
 
     def __init__(self, code: int) -> None:
@@ -40,7 +40,7 @@ class Refused(Exception):
         self.code = code
 
 
-class OutOfRange(Exception):
+class OutOfRangeError(Exception):
     """The offset that a fetch asked for is not there."""
 
     def __init__(self, start: int, end: int) -> None:
@@ -129,7 +129,7 @@ class Broker:
     ) -> tuple[list[Message], int] | asyncio.Future[tuple[list[Message], int]]:
         """Records from `position`; when there are none, they are waited for a while."""
         if not log.start <= position <= log.end:
-            raise OutOfRange(log.start, log.end)
+            raise OutOfRangeError(log.start, log.end)
         messages, after = log.read(position, most, committed=committed)
         if messages or after > position:
             return messages, after
@@ -159,7 +159,7 @@ class Broker:
         if transaction.state == ONGOING:
             self._abort(transaction)
         if transaction.state == PREPARE:
-            raise Refused(CONCURRENT_TRANSACTIONS)
+            raise RefusedError(CONCURRENT_TRANSACTIONS)
         transaction.epoch += 1
         transaction.state = EMPTY
         transaction.timeout = timeout
@@ -169,7 +169,7 @@ class Broker:
         """AddPartitionsToTxn: begin a transaction, or widen it."""
         transaction = self._check(producer)
         if transaction.state == PREPARE:
-            raise Refused(CONCURRENT_TRANSACTIONS)
+            raise RefusedError(CONCURRENT_TRANSACTIONS)
         if transaction.state != ONGOING:
             transaction.state = ONGOING
             transaction.begun = self._loop.time()
@@ -182,19 +182,19 @@ class Broker:
         if seen is None or producer.epoch > seen.epoch:
             seen = log.seen[producer.id] = Seen(producer.epoch)
         if producer.epoch < seen.epoch:
-            raise Refused(INVALID_PRODUCER_EPOCH)
+            raise RefusedError(INVALID_PRODUCER_EPOCH)
         for first, offset in seen.batches:
             if first == sequence:
                 return offset
         if sequence != seen.next:
-            raise Refused(OUT_OF_ORDER_SEQUENCE)
+            raise RefusedError(OUT_OF_ORDER_SEQUENCE)
         part = log.open.get(producer.id)
         if part is None:
             transaction = self.transactions[producer.identity]
             if transaction.epoch != producer.epoch:
-                raise Refused(INVALID_PRODUCER_EPOCH)
+                raise RefusedError(INVALID_PRODUCER_EPOCH)
             if transaction.state != ONGOING or log not in transaction.logs:
-                raise Refused(INVALID_TXN_STATE)
+                raise RefusedError(INVALID_TXN_STATE)
             part = log.open[producer.id] = Part(producer.id, log.end)
         offset = log.append(entries, self._loop.time(), part)
         seen.next += len(entries)
@@ -207,16 +207,16 @@ class Broker:
         if transaction.state == ONGOING:
             self._prepare(transaction, commit=commit)
         elif transaction.state == PREPARE and transaction.commit == commit:
-            raise Refused(CONCURRENT_TRANSACTIONS)
+            raise RefusedError(CONCURRENT_TRANSACTIONS)
         elif transaction.state != COMPLETE or transaction.commit != commit:
-            raise Refused(INVALID_TXN_STATE)
+            raise RefusedError(INVALID_TXN_STATE)
 
     def _check(self, producer: Producer) -> Transaction:
         transaction = self.transactions[producer.identity]
         if transaction.id != producer.id:
-            raise Refused(INVALID_PRODUCER_ID)
+            raise RefusedError(INVALID_PRODUCER_ID)
         if transaction.epoch != producer.epoch:
-            raise Refused(INVALID_PRODUCER_EPOCH)
+            raise RefusedError(INVALID_PRODUCER_EPOCH)
         return transaction
 
     def _abort(self, transaction: Transaction) -> None:

@@ -28,9 +28,9 @@ from outfitter_proto.bus import (
     Writer,
 )
 from simulation import broker as kafka
-from simulation.broker import Broker, OutOfRange, Producer, Refused
+from simulation.broker import Broker, OutOfRangeError, Producer, RefusedError
 from simulation.log import Log
-from simulation.network import REQUEST_TIMEOUT_S, Link, Lost
+from simulation.network import REQUEST_TIMEOUT_S, Link, LostError
 
 WATCHDOG_S = REQUEST_TIMEOUT_S + 1.0
 TAKE_WITHIN_S = 3 * REQUEST_TIMEOUT_S
@@ -90,7 +90,7 @@ class ModelBus(Bus):
         log = self.log(topic, partition)
         _, end = await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=False))
         with anyio.move_on_after(STABLE_WITHIN_S):
-            while (await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=True)))[1] < end:
+            while (await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=True)))[1] < end:  # noqa: ASYNC110 - a broker tells nobody
                 await anyio.sleep(STABLE_POLL_S)
             found: int = end
             return found
@@ -110,7 +110,7 @@ class ModelBus(Bus):
         for _ in range(2):
             try:
                 return await self.link.ask(what, answer)
-            except (Lost, Refused):
+            except (LostError, RefusedError):
                 await anyio.sleep(BACKOFF_S)
         raise BusUnavailableError(f"{what}: no answer")
 
@@ -137,9 +137,9 @@ class ModelReader(Reader):
             asked, self._asking = self._asking, None
             try:
                 messages, after = asked.result()
-            except (Lost, Refused) as error:
+            except (LostError, RefusedError) as error:
                 raise BusUnavailableError(f"{log.topic}/{log.partition}: no answer to a fetch") from error
-            except OutOfRange as error:
+            except OutOfRangeError as error:
                 raise OffsetOutOfRangeError(
                     f"{log.topic}/{log.partition} has the offsets {error.start} to {error.end}, not {self.position}",
                     start=error.start,
@@ -208,7 +208,7 @@ class ModelWriter(Writer):
                 )
         except TimeoutError as error:
             raise BusUnavailableError(f"could not take {self.identity!r}") from error
-        except Refused as error:
+        except RefusedError as error:
             raise BusUnavailableError(f"could not take {self.identity!r}: {error}") from error
 
     async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
@@ -242,7 +242,7 @@ class ModelWriter(Writer):
                     await self._produce(producer, log, entries)
         except TimeoutError as error:
             raise BusUnavailableError(f"writer {self.identity!r}: not acknowledged in time") from error
-        except Refused as error:
+        except RefusedError as error:
             if error.code in kafka.FENCED:
                 raise FencedError(f"writer {self.identity!r} was taken over") from error
             raise BusUnavailableError(f"writer {self.identity!r}: {error}") from error
@@ -260,7 +260,7 @@ class ModelWriter(Writer):
                 await self._end_transaction(commit=True)
         except TimeoutError as error:
             raise CommitUnknownError(f"writer {self.identity!r}: no answer to the request to commit") from error
-        except Refused as error:
+        except RefusedError as error:
             if error.code in kafka.FENCED and not self._tainted:
                 raise FencedError(f"writer {self.identity!r} was taken over") from error
             raise CommitUnknownError(f"writer {self.identity!r}: {error}") from error
@@ -278,10 +278,10 @@ class ModelWriter(Writer):
         while True:
             try:
                 return await self._bus.link.ask(what, answer)
-            except Lost:
+            except LostError:
                 self._tainted |= taints
                 await anyio.sleep(BACKOFF_S)
-            except Refused as error:
+            except RefusedError as error:
                 if error.code == kafka.CONCURRENT_TRANSACTIONS:
                     await anyio.sleep(NEXT_TRANSACTION_S)
                 elif fatal or error.code != kafka.REQUEST_TIMED_OUT:
@@ -307,5 +307,5 @@ class ModelWriter(Writer):
         with anyio.move_on_after(2 * REQUEST_TIMEOUT_S):
             try:
                 await self._end_transaction(commit=commit)
-            except (Refused, BusUnavailableError):
+            except (RefusedError, BusUnavailableError):
                 return  # nobody waits for it any more

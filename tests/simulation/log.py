@@ -16,7 +16,7 @@ from outfitter_proto.bus import Entry, Message
 NOT_THE_LATEST = 8
 """Offsets at the end that compaction leaves alone, as it leaves a topic's active segment."""
 REMEMBERED = 5
-"""Batches of each producer that are known again when they come twice (Kafka: ProducerStateEntry.NUM_BATCHES_TO_RETAIN)."""
+"""Batches of each producer that are known again when they come twice (ProducerStateEntry.NUM_BATCHES_TO_RETAIN)."""
 
 
 class Part:
@@ -133,7 +133,11 @@ class Log:
             record
             for record in self.records
             if record.offset >= limit
-            or (not record.marker and (record.part is None or record.part.committed) and last[record.key] == record.offset)
+            or (
+                not record.marker
+                and (record.part is None or record.part.committed)
+                and last[record.key] == record.offset
+            )
         ]
 
     def expire(self, offset: int) -> None:

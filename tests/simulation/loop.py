@@ -119,9 +119,7 @@ class Loop(asyncio.BaseEventLoop):
 
     # --- what asyncio asks of a loop ---
 
-    def call_soon(
-        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._put(handle)
         return handle

@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from outfitter_proto.bus import Bus
 from outfitter_proto.names import Topics, host_writer
-from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.clock import Clock
@@ -23,6 +22,7 @@ from outfitter_service.runtime.processor import ForeignManagerError, Limits, Pro
 from simulation.hardware import RESOURCE, Bench
 from simulation.loop import Loop, Process
 from simulation.network import Link
+from simulation.owners import BOOT, Owners
 
 CLUSTER = "outfitter"
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -53,6 +53,7 @@ class Site(Struct, kw_only=True):
     host: str
     partition: int
     bench: Bench
+    owners: Owners
     limits: Limits
     lease_s: float
     retention_s: float
@@ -78,10 +79,11 @@ class Manager:
             writer=writer,
             instance=instance,
             machine_id=f"machine-of-{site.host}",
-            boot_id="boot",
-            pid_ns=None,
+            boot_id=BOOT,
+            pid_ns=1,
         )
         loaded = {RESOURCE: site.bench.driver()}
+        self._pool = DriverPool(loaded, metrics=site.metrics)
         self.processor = Processor(
             bus,
             topics=topics,
@@ -96,10 +98,10 @@ class Manager:
             ),
             limits=site.limits,
             metrics=site.metrics,
+            drivers=self._pool,
             clock=MachineClock(loop, site.skew_s),
+            owner_watch=lambda **options: site.owners.watch(self.process, options["died"]),
         )
-        self._pool = DriverPool(loaded, host=site.host, emit=self.processor.emit, metrics=site.metrics)
-        self.processor.drivers = self._pool
 
     @property
     def up(self) -> bool:
@@ -110,17 +112,14 @@ class Manager:
     def gave_up(self) -> bool:
         return isinstance(self.ended, ForeignManagerError)
 
-    def tell_death(self, key: str) -> None:
-        """What the kernel says of an owner process."""
-        self.processor.emit(m.OwnerDied(allocation=key, detail="process 1 ended"))
-
     async def main(self) -> None:
         """Serve until told to stop, or until it cannot go on."""
         failure: Exception | None = None
+        site_host = self.site.host
         try:
             async with anyio.create_task_group() as tasks:
                 started = anyio.Event()
-                tasks.start_soon(lambda: self._pool.run(started=started))
+                tasks.start_soon(lambda: self._pool.run(self.processor.emit, started=started, host=site_host))
                 await started.wait()
                 try:
                     await self.processor.run()

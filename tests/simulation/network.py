@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from outfitter_proto.bus import BusUnavailableError
-from simulation.broker import REQUEST_TIMED_OUT, Refused
+from simulation.broker import REQUEST_TIMED_OUT, RefusedError
 from simulation.loop import Loop, Process
 
 REQUEST_TIMEOUT_S = 3.0
@@ -21,7 +21,7 @@ RESET_S = 0.2
 LATEST_S = 12.0
 
 
-class Lost(Exception):
+class LostError(Exception):
     """No answer came: nobody knows what became of the request."""
 
 
@@ -69,8 +69,8 @@ class Link:
         """Have `answer` called on the broker's side, and return what it returned.
 
         Raises:
-            Lost: no answer; it may have been done, or be done yet.
-            Refused, OutOfRange: what the broker said.
+            LostError: no answer; it may have been done, or be done yet.
+            RefusedError, OutOfRangeError: what the broker said.
             BusUnavailableError: the simulation is over.
         """
         network, loop, process = self.network, self.network.loop, self.process
@@ -97,7 +97,9 @@ class Link:
             except Exception as error:  # noqa: BLE001 - the broker's answer, whatever it is
                 result = error
             if late or hushed:
-                network.trace and network.trace(process.name, f"{what} arrived late" if late else f"{what} done, answer lost")
+                network.trace and network.trace(
+                    process.name, f"{what} arrived late" if late else f"{what} done, answer lost"
+                )
             network.watch(process, what, "done")
             if late or hushed:
                 return
@@ -129,12 +131,12 @@ class Link:
         finally:
             patience_over.cancel()
         network.watch(process, what, "answered")
-        if isinstance(result, Lost):
+        if isinstance(result, LostError):
             network.lost += 1
             network.late += late
             raise result
         if dice() < weather.refused and not isinstance(result, Exception):
-            raise Refused(REQUEST_TIMED_OUT)
+            raise RefusedError(REQUEST_TIMED_OUT)
         if isinstance(result, Exception):
             raise result
         return result
@@ -142,4 +144,4 @@ class Link:
 
 def _give_up(mine: asyncio.Future[Any]) -> None:
     if not mine.done():
-        mine.set_result(Lost())
+        mine.set_result(LostError())

@@ -1,4 +1,4 @@
-"""What must be so after a run, whatever happened in it: the promises of the design, checked on all that was committed."""
+"""What must be so after a run, whatever happened in it: the design's promises, checked on all that was committed."""
 
 from __future__ import annotations
 
@@ -131,9 +131,12 @@ def _lives_as_written(world: World, ledger: Log, host: str) -> list[str]:
             continue
         ledger_now = manager.processor.ledger
         if ledger_now.allocations != written:
-            differ = {key for key in written.keys() ^ ledger_now.allocations.keys()}
-            differ |= {key for key in written.keys() & ledger_now.allocations.keys()
-                       if written[key] != ledger_now.allocations[key]}
+            differ = set(written.keys() ^ ledger_now.allocations.keys())
+            differ |= {
+                key
+                for key in written.keys() & ledger_now.allocations.keys()
+                if written[key] != ledger_now.allocations[key]
+            }
             wrong.append(f"PROMISE 4: {manager.process.name} believes otherwise than the ledger: {sorted(differ)[:5]}")
         if checkpoint is not None and (ledger_now.token, ledger_now.commits) != (checkpoint.token, checkpoint.commit):
             wrong.append(

@@ -20,6 +20,7 @@ from outfitter_proto.names import Topics
 from simulation.client import ModelBus
 from simulation.hardware import RESOURCE
 from simulation.loop import Loop, Process
+from simulation.owners import Owners
 
 FINAL = ("ended", "failed")
 GIVES_UP_S = 25.0
@@ -40,10 +41,12 @@ class Holding:
 
 
 class Plan(NamedTuple):
-    """What one incarnation is up to. `lease_s` None: only its death ends it. `crashes`: it ends without a word."""
+    """What one incarnation is up to. `owned`: its process is watched, and only its death ends it. `crashes`: it ends
+    without a word."""
 
     amount: int
-    lease_s: float | None
+    owned: bool
+    lease_s: float
     wait_s: float | None
     priority: int
     patience_s: float
@@ -54,10 +57,11 @@ class Plan(NamedTuple):
 def plan(dice: random.Random, devices: int, *, last: bool) -> Plan:
     """An incarnation's plan; the `last` one wants what it can get, and waits for it."""
     if last:
-        return Plan(1, 12.0, None, 0, math.inf, 1.0, crashes=False)
+        return Plan(1, False, 12.0, None, 0, math.inf, 1.0, crashes=False)
     return Plan(
         amount=dice.choice((1, 1, 1, 2, devices)),
-        lease_s=None if dice.random() < 0.15 else dice.choice((4.0, 6.0, 10.0, 15.0)),
+        owned=dice.random() < 0.3,
+        lease_s=dice.choice((4.0, 6.0, 10.0, 15.0)),
         wait_s=dice.choice((None, None, 5.0)),
         priority=dice.choice((0, 0, 0, 1)),
         patience_s=dice.uniform(5.0, 40.0),
@@ -79,6 +83,7 @@ class Worker:
         name: str,
         partition: int,
         devices: int,
+        owners: Owners,
         dice: random.Random,
         told: Callable[[str, str], None],
     ) -> None:
@@ -95,6 +100,7 @@ class Worker:
         self._name = name
         self._partition = partition
         self._devices = devices
+        self._owners = owners
         self._dice = dice
         self._told = told
         self._sent_at = 0.0
@@ -116,17 +122,22 @@ class Worker:
         self.waiting_for = None
         body = {
             "type": "register", "host": self._host, "worker": self._name, "incarnation": incarnation,
-            "resources": {RESOURCE: {"amount": plan.amount}}, "lease_s": plan.lease_s, "wait_s": plan.wait_s,
-            "priority": plan.priority,
+            "resources": {RESOURCE: {"amount": plan.amount}}, "wait_s": plan.wait_s, "priority": plan.priority,
+            "lease_s": None if plan.owned else plan.lease_s,
         }  # fmt: skip
+        pid = self._owners.begin() if plan.owned else None
+        if pid is not None:
+            body["owner"] = self._owners.describe(pid)
+        said_all = False
         reader = await self._register(body)
-        if reader is None:
-            return
-        self.waiting_for = key
-        async with reader:
-            said_all = await self._live(key, body, plan, reader)
+        if reader is not None:
+            self.waiting_for = key
+            async with reader:
+                said_all = await self._live(key, body, plan, reader)
         if not said_all:
             self._told("died", key)
+        if pid is not None:
+            self._owners.end(pid)
         self.waiting_for = None
 
     async def _register(self, body: dict[str, Any]) -> Reader | None:
@@ -143,14 +154,13 @@ class Worker:
                     await anyio.sleep(0.5)
                 else:
                     return reader
-        self._told("died", f"{body['host']}/{body['worker']}/{body['incarnation']}")
         return None
 
     async def _live(self, key: str, body: dict[str, Any], plan: Plan, reader: Reader) -> bool:
         """From the registration to the end. Whether the manager knows of the end."""
         now = self._loop.time
         who = {name: body[name] for name in ("host", "worker", "incarnation")}
-        lease = plan.lease_s if plan.lease_s is not None else math.inf
+        lease = math.inf if plan.owned else plan.lease_s
         leaves_at = now() + plan.patience_s
         next_beat = now() + lease / 3
         holding: Holding | None = None

@@ -24,6 +24,7 @@ from simulation.hardware import RESOURCE, Bench
 from simulation.loop import Loop, Process
 from simulation.managers import CLUSTER, Manager, Site
 from simulation.network import CALM, Link, Network, Weather
+from simulation.owners import Owners
 from simulation.workers import Worker
 
 TOPICS: Topics = topics(CLUSTER)
@@ -92,7 +93,6 @@ class World:
             self.network.trace = self.note
         self.managers: list[Manager] = []
         self.workers: list[Worker] = []
-        self.dead: dict[str, list[str]] = {}
         self.stalled: list[str] = []
         self.faults = 0
         self.over = False
@@ -117,6 +117,7 @@ class World:
         return Site(
             host=host,
             partition=number % self.setting.partitions,
+            owners=Owners(self.loop, host),
             bench=Bench(host, dice.choice((1, 2, 3)), prepares=dice.random() < 0.4, dice=dice),
             limits=Limits(
                 batch_records=dice.choice((2, 5, 1000)),
@@ -125,7 +126,7 @@ class World:
                 checkpoint_interval_s=dice.choice((5.0, 3600.0)),
             ),
             lease_s=10.0,
-            retention_s=dice.choice((5.0, 3600.0)),
+            retention_s=dice.choice((60.0, 3600.0)),
             chunk=dice.choice((1, 3, 256)),
             metrics=Metrics([RESOURCE]),
             skew_s=dice.uniform(-3.0, 3.0),
@@ -157,9 +158,6 @@ class World:
         self.managers.append(manager)
         self.loop.spawn(process, manager.main)
         self.note(process.name, "started")
-        for key in self.dead.get(site.host, ()):
-            # a watch of owners sees at once that they are gone
-            self.loop.call_later(self.dice.random() * 0.5, manager.tell_death, key, context=self.loop.within(process))
         return manager
 
     def _start_worker(self, site: Site, name: str) -> None:
@@ -167,19 +165,11 @@ class World:
 
         def told(what: str, key: str) -> None:
             self.note(key, what)
-            if what == "died":
-                self.dead.setdefault(site.host, []).append(key)
-                for manager in self.managers:
-                    if manager.site is site and manager.up:
-                        self.loop.call_later(
-                            process_dice.random() * 0.2, manager.tell_death, key,
-                            context=self.loop.within(manager.process),
-                        )  # fmt: skip
 
         link = Link(self.network, Process(""))
         worker = Worker(
             self.loop, ModelBus(self.broker, link), TOPICS, host=site.host, name=name, partition=site.partition,
-            devices=len(site.bench.ids), dice=process_dice, told=told,
+            devices=len(site.bench.ids), owners=site.owners, dice=process_dice, told=told,
         )  # fmt: skip
         link.process = worker.process
         self.workers.append(worker)
@@ -338,7 +328,7 @@ class World:
         for site in self.sites:
             self._ensure(site)
         await anyio.sleep(5.0)
-        while any(transaction.state in (ONGOING, PREPARE) for transaction in self.broker.transactions.values()):
+        while any(transaction.state in (ONGOING, PREPARE) for transaction in self.broker.transactions.values()):  # noqa: ASYNC110
             await anyio.sleep(0.1)
         await anyio.sleep(0.05)
 
