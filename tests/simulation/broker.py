@@ -96,6 +96,12 @@ class Broker:
         }
         self.transactions: dict[str, Transaction] = {}
         self.timed_out = 0
+        self.begun = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a transaction is open, or decided and not marked everywhere."""
+        return any(transaction.state in (ONGOING, PREPARE) for transaction in self.transactions.values())
 
     async def run(self) -> None:
         """What a broker does by itself."""
@@ -173,6 +179,7 @@ class Broker:
         if transaction.state != ONGOING:
             transaction.state = ONGOING
             transaction.begun = self._loop.time()
+            self.begun += 1
             transaction.logs = {}
         transaction.logs.update(dict.fromkeys(logs))
 

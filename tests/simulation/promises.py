@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Any
 
-from outfitter_proto.bus import Message
 from outfitter_proto.codec import decode_ledger
 from outfitter_proto.records import Allocation, Checkpoint
-from simulation.log import Log
+from outfitter_verify import Log, Partition, Reading, Record, Report
+from outfitter_verify import check as verify
+from simulation import log as model
+from simulation.managers import CLUSTER
 from simulation.world import TOPICS, World
-from support import checker
 
 FINAL = ("ended", "failed")
 
@@ -20,16 +20,15 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
     """What is not as promised, and how much there was to look at."""
     wrong: list[str] = []
     counts: Counter[str] = Counter()
+    report = verify(_reading(world))
+    wrong += [str(violation) for violation in report.violations]
+    counts.update(report.counts)
     for site in world.sites:
-        report = checker.check(_wire(world, site.partition), site.host)
-        wrong += report.violations
-        counts += report.counts
         wrong += [f"{site.host}: {each}" for each in site.bench.violations]
         counts["stale calls"] += site.bench.stale
         ledger = world.broker.logs[TOPICS.allocations, site.partition]
-        wrong += _succession(ledger, site.host)
         wrong += _lent_too_early(world, ledger, site.host)
-        wrong += _at_rest(world, site.host, report.last)
+        wrong += _at_rest(world, site.host, report)
         wrong += _lives_as_written(world, ledger, site.host)
     wrong += [f"PROMISE 2: {key} was not served although nothing stood in its way" for key in world.stalled]
     wrong += [
@@ -47,32 +46,35 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
     return wrong, dict(counts)
 
 
-def _wire(world: World, partition: int) -> checker.Wire:
-    def messages(topic: str) -> list[Message]:
-        log = world.broker.logs[topic, partition]
-        return [
-            Message(topic, partition, record.offset, record.key, record.value, record.timestamp_ms)
-            for record, _ in log.committed()
+def _reading(world: World) -> Reading:
+    """All that was ever committed, as if nothing had been compacted."""
+
+    def log(topic: str, partition: int) -> Log:
+        found = world.broker.logs[topic, partition]
+        records = [
+            Record(record.offset, record.key, record.value, record.timestamp_ms) for record, _ in found.committed()
         ]
+        return Log(topic, partition, 0, found.end, records)
 
-    return checker.Wire(*(messages(topic) for topic in TOPICS))
+    partitions = world.setting.partitions
+    return Reading(
+        cluster=CLUSTER,
+        partitions=partitions,
+        topic_id=world.broker.topic(TOPICS.registrations).id,
+        markers=True,
+        logs=[
+            Partition(
+                registrations=log(TOPICS.registrations, number),
+                allocations=log(TOPICS.allocations, number),
+                history=log(TOPICS.history, number),
+                dead_letters=log(TOPICS.dead_letters, number),
+            )
+            for number in range(partitions)
+        ],
+    )
 
 
-def _succession(ledger: Log, host: str) -> list[str]:
-    """Nothing is committed by an instance after its successor's first commit."""
-    wrong: list[str] = []
-    seen: list[str] = []
-    for record, _ in ledger.committed():
-        if record.key == f"@checkpoint/host/{host}".encode() and record.value is not None:
-            instance = json.loads(record.value)["instance"]
-            if instance in seen[:-1]:
-                wrong.append(f"PROMISE 3: offset {record.offset}: {instance} commits although {seen[-1]} has since")
-            if instance not in seen:
-                seen.append(instance)
-    return wrong
-
-
-def _lent_too_early(world: World, ledger: Log, host: str) -> list[str]:
+def _lent_too_early(world: World, ledger: model.Log, host: str) -> list[str]:
     """No device is lent while a worker still believes, and may, that it is its own."""
     grants: dict[str, list[tuple[float, str, int]]] = {}
     for record, at in ledger.committed():
@@ -95,12 +97,12 @@ def _lent_too_early(world: World, ledger: Log, host: str) -> list[str]:
     return sorted(set(wrong))[:5]
 
 
-def _at_rest(world: World, host: str, last: dict[str, dict[str, Any]]) -> list[str]:
+def _at_rest(world: World, host: str, report: Report) -> list[str]:
     """Everybody is gone: everything is over, and somebody manages the host."""
     wrong = [
         f"PROMISE 2: {key} is {record['state']} although its worker is long gone"
-        for key, record in last.items()
-        if record["state"] not in FINAL and key not in world.stalled
+        for key, record in report.last.items()
+        if key.startswith(f"{host}/") and record["state"] not in FINAL and key not in world.stalled
     ]
     serving = [manager for manager in world.managers if manager.site.host == host and manager.up]
     if not any(manager.processor.ready for manager in serving):
@@ -108,7 +110,7 @@ def _at_rest(world: World, host: str, last: dict[str, dict[str, Any]]) -> list[s
     return wrong
 
 
-def _lives_as_written(world: World, ledger: Log, host: str) -> list[str]:
+def _lives_as_written(world: World, ledger: model.Log, host: str) -> list[str]:
     """What the serving manager has in mind is what the ledger says."""
     written: dict[str, Allocation] = {}
     checkpoint: Checkpoint | None = None

@@ -16,9 +16,10 @@ from msgspec import Struct
 
 from outfitter_proto.bus import Bus
 from outfitter_proto.names import Topics, topics
+from outfitter_proto.partitioning import partition_of
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.processor import Limits
-from simulation.broker import ONGOING, PREPARE, Broker, Habits
+from simulation.broker import Broker, Habits
 from simulation.client import ModelBus
 from simulation.hardware import RESOURCE, Bench
 from simulation.loop import Loop, Process
@@ -116,7 +117,7 @@ class World:
         host = f"h{number}"
         return Site(
             host=host,
-            partition=number % self.setting.partitions,
+            partition=partition_of(host, self.setting.partitions),
             owners=Owners(self.loop, host),
             bench=Bench(host, dice.choice((1, 2, 3)), prepares=dice.random() < 0.4, dice=dice),
             limits=Limits(
@@ -328,9 +329,14 @@ class World:
         for site in self.sites:
             self._ensure(site)
         await anyio.sleep(5.0)
-        while any(transaction.state in (ONGOING, PREPARE) for transaction in self.broker.transactions.values()):  # noqa: ASYNC110
+        await self._pause_between_commits()
+
+    async def _pause_between_commits(self) -> None:
+        """Wait for a moment at which what is committed and what managers know of it are the same."""
+        begun = -1
+        while begun != self.broker.begun or self.broker.busy:
+            begun = self.broker.begun
             await anyio.sleep(0.1)
-        await anyio.sleep(0.05)
 
     def bury(self) -> None:
         """End every process, for Python's sake."""
