@@ -107,6 +107,8 @@ def settings(port: int, controller_port: int, data: Path, overrides: Mapping[str
         # A mistyped topic name must be an error, not a new topic with the wrong settings.
         "auto.create.topics.enable": "false",
         "group.initial.rebalance.delay.ms": "0",
+        # A test that waits for a member's end of session shall not wait for Kafka's 6 s.
+        "group.min.session.timeout.ms": "1000",
         # One developer's broker may look for timed-out transactions and dirty logs often.
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
         "log.cleaner.backoff.ms": "1000",

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Callable
 
+import aiokafka.client
 import aiokafka.conn
 import aiokafka.consumer.fetcher
+import aiokafka.consumer.group_coordinator
+import aiokafka.consumer.subscription_state
+import aiokafka.coordinator.assignors.sticky.sticky_assignor
 import aiokafka.producer.message_accumulator
 import aiokafka.producer.sender
 import aiokafka.producer.transaction_manager
+import anyio
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
 from outfitter_proto.bus import Entry, TopicSpec, connect
 from outfitter_proto.bus.kafka import producer as producer_module
+from outfitter_proto.bus.kafka.coordination import Coordination
 from outfitter_proto.bus.kafka.noise import EVERY, LOGGERS, OncePerInterval
 from support.broker import KafkaBroker
 
 MODULES = (
+    aiokafka.client,
     aiokafka.conn,
     aiokafka.consumer.fetcher,
+    aiokafka.consumer.group_coordinator,
+    aiokafka.consumer.subscription_state,
+    aiokafka.coordinator.assignors.sticky.sticky_assignor,
     aiokafka.producer.message_accumulator,
     aiokafka.producer.sender,
     aiokafka.producer.transaction_manager,
@@ -55,6 +68,41 @@ async def test_the_private_attributes_that_writing_and_repairing_need_are_there(
     finally:
         await producer.stop()
         await consumer.stop()
+
+
+async def test_the_private_names_that_membership_needs_are_there_and_called_as_they_were(
+    kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each method that ours stands in for must be met in the life of one member, else ours has no effect."""
+    met: set[str] = set()
+    for name in (
+        "_coordination_routine", "_on_join_complete", "_send_req", "start_commit_offsets_refresh_task",
+        "reset_generation",
+    ):  # fmt: skip
+        ours = vars(Coordination)[name]
+        assert inspect.iscoroutinefunction(ours) == inspect.iscoroutinefunction(getattr(GroupCoordinator, name))
+
+        def recording(*args: object, name: str = name, ours: Callable[..., object] = ours) -> object:
+            met.add(name)
+            return ours(*args)
+
+        monkeypatch.setattr(Coordination, name, recording)
+    source = inspect.getsource(aiokafka.consumer.group_coordinator)
+    assert "await self._push_error_to_user(exc)" in source
+    for attribute in (
+        "_group_instance_id", "_session_timeout_ms", "_closing", "_rejoin_needed_fut", "_performed_join_prepare",
+        "_coordination_task", "_heartbeat_task", "_subscription", "_client", "coordinator_id", "generation",
+        "member_id",
+    ):  # fmt: skip
+        assert f"self.{attribute} = " in source
+    assert StickyPartitionAssignor.member_assignment is None
+    topic = KafkaBroker.new_cluster()
+    async with connect(kafka_broker.url) as bus:
+        await bus.create_topics([TopicSpec(topic, 1, {})])
+        async with await bus.join(topic, topic, replica="a", session_timeout=10, heartbeat_interval=1) as member:
+            with anyio.fail_after(30):
+                assert await member.changed() == {0}
+    assert len(met) == 5
 
 
 async def test_the_wait_between_transactions_is_still_aiokafkas_own_and_still_met(
@@ -99,6 +147,9 @@ async def test_using_the_bus_changes_nothing_global_in_aiokafka(kafka_broker: Ka
         assert [logging.getLogger(name).filters for name in LOGGERS] == [[]] * len(LOGGERS)
         async with await bus.open_writer(topic, 0) as writer:
             await writer.commit([(topic, [Entry(b"k", b"v")])])
+            async with await bus.join(topic, topic, replica="a", session_timeout=10, heartbeat_interval=1) as member:
+                with anyio.fail_after(30):
+                    assert await member.changed() == {0}
             assert all(logging.getLogger(name).filters for name in LOGGERS)
     assert {module.__name__: dict(vars(module)) for module in MODULES} == before
     assert {cls: dict(vars(cls)) for cls in classes} == classes

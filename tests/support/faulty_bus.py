@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from outfitter_proto.bus import Bus, Entry, Message, Reader, TopicInfo, TopicSpec, Writer, connect
+from outfitter_proto.bus import Bus, Entry, Membership, Message, Reader, TopicInfo, TopicSpec, Writer, connect
 
 Script = Callable[[str], Awaitable[None]]
 
@@ -83,6 +83,14 @@ class FaultyBus(Bus):
             await inner.aclose()
             raise
         return _FaultyWriter(self, inner)
+
+    async def join(
+        self, group: str, topic: str, *, replica: str | None, session_timeout: float, heartbeat_interval: float
+    ) -> Membership:
+        async with self._around("join"):
+            return await self._inner.join(
+                group, topic, replica=replica, session_timeout=session_timeout, heartbeat_interval=heartbeat_interval
+            )
 
     async def maintain(self) -> None:
         async with self._around("maintain"):

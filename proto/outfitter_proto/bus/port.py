@@ -67,6 +67,10 @@ class TooLargeError(BusError):
     """A record is larger than the topic takes."""
 
 
+class MemberReplacedError(BusError):
+    """Another process has joined the group under this member's replica name: it is the member now."""
+
+
 class Entry(Struct, frozen=True, gc=False):
     """A record to write. Many are made: a struct is made in a sixth of a named tuple's time."""
 
@@ -182,6 +186,55 @@ class Writer(ABC):
         await self.aclose()
 
 
+class Membership(ABC):
+    """One member of a group that shares a topic's partitions out among its members. It says who owns which partition,
+    and reads no data: nothing that its holder does can hold up the others.
+
+    Ownership is not exclusion: an owner that is frozen or cut off learns late that its partitions have moved. Whatever
+    must not happen twice goes through a `Writer`, which fences. The words are those of Kafka's consumer groups.
+    """
+
+    @property
+    @abstractmethod
+    def partitions(self) -> frozenset[int]:
+        """Those assigned now, as far as this member has heard. Empty before the first assignment, while it is
+        expelled, and after the end. While the bus is away it stays as it was: nobody else is given them either."""
+
+    @abstractmethod
+    async def changed(self) -> frozenset[int]:
+        """Wait until `partitions` differs from what was returned last (at first: from the empty set); return it.
+
+        That this member was expelled (silent for longer than its session) is always told, by an empty set, even
+        when the same partitions came back at once: somebody else may have had them in between. For one caller.
+
+        Raises:
+            MemberReplacedError: another process has this member's replica name. It is over: close this one.
+            BusConfigurationError: the group cannot be joined so, for instance for want of a right.
+        """
+
+    @abstractmethod
+    async def confirmed(self, partition: int) -> bool:
+        """Ask whether `partition` is this member's: True only if the group's coordinator has answered a question that
+        was sent after this call. False means no, or nobody knows; bounded, raises nothing."""
+
+    @abstractmethod
+    async def leave(self) -> None:
+        """Leave the group for good, also as a replica: its partitions move at once. Bounded and repeatable. While
+        the bus is away the session's end does it."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Let go. A replica (a member with a name) does not leave: who joins under its name within the session has
+        its partitions, and nobody else sees a change. Others leave. Bounded, repeatable, never raises for a bus that
+        is away."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+
 class Bus(ABC):
     """A connection to one bus. Constructing connects to nothing; `async with bus:` does, and closes."""
 
@@ -238,6 +291,25 @@ class Bus(ABC):
         """Take a writer identity (Kafka: a transactional id), fencing whoever had it.
 
         When this returns, every transaction of an earlier holder is decided: committed or aborted for good.
+        """
+
+    @abstractmethod
+    async def join(
+        self, group: str, topic: str, *, replica: str | None, session_timeout: float, heartbeat_interval: float
+    ) -> Membership:
+        """Become a member of `group`, which shares out the partitions of `topic`, evenly and moving few of them.
+
+        Returns at once; `Membership.changed` tells the first assignment. All members of a group name the same topic.
+
+        Args:
+            replica: a name that stays over restarts (KIP-345's static member): who joins under it within the session
+                goes on as the member that had it. None: a new member each time.
+            session_timeout: seconds of silence after which a member is expelled and its partitions are given to others.
+            heartbeat_interval: seconds between signs of life; a third of the session at most. A change is heard of
+                within this time.
+
+        Raises:
+            UnknownTopicError, BusUnavailableError.
         """
 
     @abstractmethod

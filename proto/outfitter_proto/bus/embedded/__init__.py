@@ -4,6 +4,7 @@ It is for one machine and for tests, not a database others may write to and not 
 whoever may write the file is trusted, and there are no rights per topic. Its rooms, from the outside in:
 
 - `adapter`: `EmbeddedBus`, the port's face; `reader` and `writer`: the port's cursor and fenced writer
+- `membership`, `roster`: groups that share a topic's partitions out among processes, and their tables
 - `log`: the tables and every statement on them, as plain functions over a connection
 - `housekeeping`: retention and compaction, which a manager calls now and then
 - `database`: one connection in one thread, transactions, the verdicts on SQLite's errors

@@ -12,9 +12,10 @@ from functools import partial
 from typing import NamedTuple
 from weakref import WeakSet
 
-from outfitter_proto.bus.embedded import log
+from outfitter_proto.bus.embedded import log, roster
 from outfitter_proto.bus.embedded.database import Database
 from outfitter_proto.bus.embedded.housekeeping import Housekeeping
+from outfitter_proto.bus.embedded.membership import EmbeddedMembership
 from outfitter_proto.bus.embedded.place import parse
 from outfitter_proto.bus.embedded.reader import EmbeddedReader
 from outfitter_proto.bus.embedded.wake import Belfry
@@ -24,6 +25,7 @@ from outfitter_proto.bus.port import (
     BusUnavailableError,
     CommitUnknownError,
     Entry,
+    Membership,
     Reader,
     TopicInfo,
     TopicSpec,
@@ -54,6 +56,7 @@ class EmbeddedBus(Bus):
         self._closing = AsyncExitStack()
         self._topics: dict[str, log.Topic] = {}
         self._readers: WeakSet[EmbeddedReader] = WeakSet()
+        self._memberships: WeakSet[EmbeddedMembership] = WeakSet()
 
     async def start(self) -> None:
         if self._held is not None:
@@ -65,7 +68,7 @@ class EmbeddedBus(Bus):
                 closing.push_async_callback(database.close)
             belfry = Belfry(self._place)
             closing.callback(belfry.close)
-            closing.push_async_callback(self._close_readers)
+            closing.push_async_callback(self._close_users)
             self._closing = closing.pop_all()
         self._held = _Open(writing, reading, belfry)
         _log.info("embedded bus %s, SQLite %s", self._place.path, sqlite3.sqlite_version)
@@ -119,6 +122,18 @@ class EmbeddedBus(Bus):
             held.writing, held.belfry, self._find, identity=identity, epoch=epoch, partition=partition
         )
 
+    async def join(
+        self, group: str, topic: str, *, replica: str | None, session_timeout: float, heartbeat_interval: float
+    ) -> Membership:
+        held = self._open
+        member = roster.new_member(await self._find(topic), group, replica=replica, session_timeout=session_timeout)
+        membership = EmbeddedMembership(
+            held.reading, held.writing, held.belfry, member, replica=replica, heartbeat_interval=heartbeat_interval
+        )
+        await membership.start()
+        self._memberships.add(membership)
+        return membership
+
     async def stable_end(self, topic: str, partition: int) -> int:
         """Every record in the file is committed, so there is nothing to wait for."""
         _, end = await self.offsets(topic, partition)
@@ -144,6 +159,8 @@ class EmbeddedBus(Bus):
         topic.check_partition(partition)
         return topic
 
-    async def _close_readers(self) -> None:
+    async def _close_users(self) -> None:
+        for membership in list(self._memberships):
+            await membership.aclose()
         for reader in list(self._readers):
             await reader.aclose()

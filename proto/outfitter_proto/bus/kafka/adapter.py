@@ -14,6 +14,7 @@ from outfitter_proto.bus.kafka import noise
 from outfitter_proto.bus.kafka.access import access
 from outfitter_proto.bus.kafka.cluster import EARLIEST, LATEST, REQUEST_TIMEOUT, Cluster
 from outfitter_proto.bus.kafka.connection import Connector
+from outfitter_proto.bus.kafka.membership import KafkaMembership
 from outfitter_proto.bus.kafka.producer import TransactionalProducer
 from outfitter_proto.bus.kafka.protocol import (
     OK,
@@ -30,6 +31,7 @@ from outfitter_proto.bus.port import (
     BusConfigurationError,
     BusUnavailableError,
     Entry,
+    Membership,
     Reader,
     TopicInfo,
     TopicSpec,
@@ -182,6 +184,21 @@ class KafkaBus(Bus):
             release=release,
             clean_up=lambda: self._clean_up(producer, release),
         )
+
+    async def join(
+        self, group: str, topic: str, *, replica: str | None, session_timeout: float, heartbeat_interval: float
+    ) -> Membership:
+        """Become a member of a consumer group; the broker's settings bound the session (6 s to 30 min by default)."""
+        await self._cluster.topic(topic, fresh=True)  # says why a broker or a topic cannot be used
+        membership = KafkaMembership(self._connector, group)
+        try:
+            await membership.start(
+                topic, replica=replica, session_timeout=session_timeout, heartbeat_interval=heartbeat_interval
+            )
+        except BaseException:
+            await membership.aclose()
+            raise
+        return membership
 
     async def stable_end(self, topic: str, partition: int) -> int:
         """Wait until the last stable offset has reached the high watermark of now."""

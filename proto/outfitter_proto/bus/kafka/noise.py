@@ -1,6 +1,6 @@
-"""While brokers are away, aiokafka's producer logs each attempt, up to a hundred lines a second.
+"""While brokers are away, aiokafka's producer and group coordinator log each attempt, up to a hundred lines a second.
 
-Only processes that hold a writer have such a producer, so only they get this filter, and only while they hold it.
+Only processes that hold a writer or a membership have such, so only they get this filter, and only while they hold it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 EVERY = 5.0
 """Seconds in which one and the same kind of line is logged once."""
-LOGGERS = ("aiokafka", "aiokafka.conn", "aiokafka.producer.sender")
+LOGGERS = ("aiokafka", "aiokafka.conn", "aiokafka.producer.sender", "aiokafka.consumer.group_coordinator")
 
 _holders = 0
 

@@ -26,6 +26,7 @@ _TOO_LARGE = frozenset({10, 18})
 _RIGHTS = {
     29: "the right on topic {topic!r} is not granted to this principal (managers: Read and Write; workers: Write on "
     "registrations; operators: Read on allocations)",
+    30: "Read on the consumer group is not granted to this principal",
     31: "a right on the cluster is not granted to this principal (creating topics needs Create)",
     53: "Write on the transactional id is not granted to this principal",
 }

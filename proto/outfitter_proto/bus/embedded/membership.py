@@ -1,0 +1,152 @@
+"""A member of a group on an embedded bus: a sign of life now and then, and a look whenever somebody says that
+partitions have moved."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+import anyio
+
+from outfitter_proto.bus.embedded import roster
+from outfitter_proto.bus.embedded.database import Database
+from outfitter_proto.bus.embedded.wake import Belfry, Ear
+from outfitter_proto.bus.ownership import Ownership
+from outfitter_proto.bus.port import BusError, BusUnavailableError, MemberReplacedError, Membership
+
+ROSTER = -1
+"""In place of a partition's number: pokes about a topic's groups."""
+
+_log = logging.getLogger(__name__)
+
+
+class EmbeddedMembership(Membership):
+    """See `Membership`."""
+
+    def __init__(
+        self,
+        reading: Database,
+        writing: Database,
+        belfry: Belfry,
+        member: roster.Member,
+        *,
+        replica: str | None,
+        heartbeat_interval: float,
+    ) -> None:
+        self._reading = reading
+        self._writing = writing
+        self._belfry = belfry
+        self._member = member
+        self._replica = replica
+        self._interval = heartbeat_interval
+        self._ownership = Ownership()
+        self._turn = anyio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._ear: Ear | None = None
+        self._joined = False
+        self._troubled = False
+        self._closed = False
+
+    async def start(self) -> None:
+        """Join, and begin to give signs of life."""
+        self._ear = self._belfry.listen(self._member.topic.id, ROSTER)
+        try:
+            await self._beat()
+        except BaseException:
+            self._ear.close()
+            raise
+        self._task = asyncio.create_task(self._live(self._ear), name=f"member of {self._member.group}")
+        self._task.add_done_callback(self._look_at)
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        return self._ownership.partitions
+
+    async def changed(self) -> frozenset[int]:
+        return await self._ownership.changed()
+
+    async def confirmed(self, partition: int) -> bool:
+        if self._closed or self._ownership.error is not None:
+            return False
+        try:
+            await self._beat()
+        except BusError:
+            return False
+        return partition in self.partitions
+
+    async def leave(self) -> None:
+        await self._end(leave=True)
+
+    async def aclose(self) -> None:
+        await self._end(leave=self._replica is None)
+
+    async def _end(self, *, leave: bool) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with anyio.CancelScope(shield=True):
+            if self._task is not None:
+                self._task.cancel()
+                await asyncio.wait([self._task], timeout=1)
+            if self._ear is not None:
+                self._ear.close()
+            try:
+                if leave:
+                    await self._writing.commit(partial(roster.leave, member=self._member), after=self._ring)
+            except BusError as error:
+                _log.warning("group %s: could not leave, the session's end will do it: %s", self._member.group, error)
+        self._ownership.assign(frozenset())
+
+    async def _live(self, ear: Ear) -> None:
+        due = anyio.current_time() + self._interval
+        while self._ownership.error is None:
+            with anyio.move_on_after(max(0.0, due - anyio.current_time())):
+                await ear.wait()
+            ear.drain()
+            late = anyio.current_time() >= due
+            if late:
+                due = anyio.current_time() + self._interval
+            try:
+                await (self._beat() if late else self._look())
+            except BusError as error:
+                if not self._troubled:
+                    _log.warning("group %s: no sign of life can be given, trying on: %s", self._member.group, error)
+                self._troubled = True
+            else:
+                self._troubled = False
+                if not self._joined:
+                    due = anyio.current_time()
+
+    async def _beat(self) -> None:
+        async with self._turn:
+            job = roster.beat if self._joined else roster.join
+            self._take(await self._writing.commit(partial(job, member=self._member), after=self._ring))
+
+    async def _look(self) -> None:
+        async with self._turn:
+            self._take(await self._reading.read(partial(roster.look, member=self._member)))
+
+    def _take(self, standing: roster.Standing) -> None:
+        if standing.holder == self._member.process:
+            self._joined = True
+            self._ownership.assign(standing.partitions)
+        elif standing.holder is None:
+            self._joined = False
+            self._ownership.expel()
+        else:
+            self._ownership.fail(
+                MemberReplacedError(
+                    f"another process has joined group {self._member.group!r} as replica {self._replica!r}, and is "
+                    "that replica now: give each running replica a name of its own"
+                )
+            )
+
+    def _ring(self, standing: roster.Standing) -> None:
+        if standing.moved:
+            self._belfry.ring([(self._member.topic.id, ROSTER)])
+
+    def _look_at(self, task: asyncio.Task[None]) -> None:
+        """Nobody awaits it: should it ever end by an error, its holder must not wait for news for ever."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._ownership.fail(BusUnavailableError(f"the membership of {self._member.group!r} has ended: {error!r}"))

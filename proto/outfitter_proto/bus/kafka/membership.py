@@ -1,0 +1,121 @@
+"""A member of a consumer group on Kafka: connections of its own, and the group's protocol on them (`coordination`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+
+import anyio
+from aiokafka import errors as kafka_errors
+from aiokafka.client import AIOKafkaClient
+from aiokafka.consumer.subscription_state import SubscriptionState
+
+from outfitter_proto.bus.kafka import noise
+from outfitter_proto.bus.kafka.connection import Connector
+from outfitter_proto.bus.kafka.coordination import RETRY_BACKOFF_MS, Coordination
+from outfitter_proto.bus.ownership import Ownership
+from outfitter_proto.bus.port import BusUnavailableError, Membership
+
+log = logging.getLogger(__name__)
+
+REQUEST_TIMEOUT = 4.0
+"""Seconds for one question to the coordinator. Above Kafka's group.initial.rebalance.delay.ms of 3 s, for which the
+first question of a new group waits; a member that asks again is the same member."""
+
+
+class KafkaMembership(Membership):
+    """See `Membership`."""
+
+    def __init__(self, connector: Connector, group: str) -> None:
+        self._url = connector.access.url
+        self._group = group
+        self._ownership = Ownership()
+        self._coordination: Coordination | None = None
+        self._closed = False
+        self._release = noise.quieten()
+        self._client = AIOKafkaClient(
+            bootstrap_servers=[str(node) for node in connector.access.nodes],
+            client_id=group,
+            request_timeout_ms=int(REQUEST_TIMEOUT * 1000),
+            retry_backoff_ms=RETRY_BACKOFF_MS,
+        )
+        connector.adopt(self._client)
+
+    async def start(
+        self, topic: str, *, replica: str | None, session_timeout: float, heartbeat_interval: float
+    ) -> None:
+        """Connect and begin to join.
+
+        Raises:
+            BusError: no broker answers, or none lets us in.
+        """
+        try:
+            with anyio.fail_after(2 * REQUEST_TIMEOUT):
+                await self._client.bootstrap()
+                await self._client.set_topics([topic])
+        except (kafka_errors.KafkaError, OSError, TimeoutError) as error:
+            raise BusUnavailableError(f"{self._url}: cannot join group {self._group!r}: {error!r}") from error
+        subscription = SubscriptionState()
+        subscription.subscribe({topic})
+        self._coordination = Coordination(
+            self._client,
+            subscription,
+            self._ownership,
+            url=self._url,
+            group=self._group,
+            replica=replica,
+            session_timeout=session_timeout,
+            heartbeat_interval=heartbeat_interval,
+        )
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        """See `Membership.partitions`."""
+        return self._ownership.partitions
+
+    async def changed(self) -> frozenset[int]:
+        """See `Membership.changed`."""
+        return await self._ownership.changed()
+
+    async def confirmed(self, partition: int) -> bool:
+        """See `Membership.confirmed`."""
+        if self._coordination is None or partition not in self.partitions:
+            return False
+        with anyio.move_on_after(REQUEST_TIMEOUT + 1):
+            return await self._coordination.confirmed() and partition in self.partitions
+        return False
+
+    async def leave(self) -> None:
+        """See `Membership.leave`."""
+        if self._coordination is not None and not self._closed:
+            self._coordination.begin_to_leave()
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """See `Membership.aclose`."""
+        if self._closed:
+            return
+        self._closed = True
+        self._ownership.assign(frozenset())
+        try:
+            if self._coordination is not None and not await self._ended(
+                self._coordination.close(), REQUEST_TIMEOUT + 1
+            ):
+                await asyncio.wait(self._coordination.kill(), timeout=1)
+            await self._ended(self._client.close(), 1)
+        finally:
+            self._release()
+
+    async def _ended(self, closing: Awaitable[None], within: float) -> bool:
+        """Whether `closing` ended in time. A task of its own: it may raise CancelledError though nobody cancelled."""
+        task = asyncio.ensure_future(closing)
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([task], timeout=within)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task], timeout=1)
+                return False
+        if not task.cancelled() and task.exception() is not None:
+            log.debug("group %s: cannot close in an orderly way: %r", self._group, task.exception())
+        return True
