@@ -27,6 +27,7 @@ from outfitter.managers import Survey
 from outfitter_proto import codec, names
 from outfitter_proto.bus.port import (
     Bus,
+    BusAccessError,
     BusError,
     BusUnavailableError,
     Entry,
@@ -179,12 +180,15 @@ class WorkerSession:
 
     async def follow(self) -> None:
         """Put each new record of this incarnation on the board, until it is final."""
-        attempt = 0
+        attempt, heard = 0, False
         while not self._over:
             try:
                 await self._fetch()
-                attempt = 0
-            except BusUnavailableError as error:
+                attempt, heard = 0, True
+            except (BusUnavailableError, BusAccessError) as error:
+                if isinstance(error, BusAccessError) and not heard:  # never was allowed to: nothing will come
+                    self.board.close(error)
+                    return
                 log.warning("%s: cannot follow the allocation for now: %s", self._key.decode(), error)
                 await anyio.sleep(RETRY_DELAYS[min(attempt, len(RETRY_DELAYS) - 1)])
                 attempt += 1

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
@@ -125,6 +125,19 @@ class Waits(Collector):
         )
 
 
+class _Refusals(Collector):
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            "outfitter_authentication_failures",
+            "Connections that came to nothing because the bus and the manager did not believe each other.",
+        )
+        family.add_metric([], self._count())
+        yield family
+
+
 class Metrics:
     """The metrics of one manager, in a registry of their own."""
 
@@ -188,6 +201,10 @@ class Metrics:
     def show(self, standing: Callable[[], Standing | None]) -> None:
         """Register where the gauges of state come from; called once."""
         self.registry.register(_StandingCollector(self.resources, standing))
+
+    def count_refusals(self, count: Callable[[], int]) -> None:
+        """Register where refused connections are counted; called once."""
+        self.registry.register(_Refusals(count))
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes (`CONTENT_TYPE`)."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
+import contextlib
 import struct
+import sys
+import tracemalloc
 
+import cramjam
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from outfitter_proto.bus.kafka import batches
+from outfitter_proto.bus.kafka import batches, codecs
 
 CONTROL = 0x20
 TRANSACTIONAL = 0x10
@@ -55,9 +60,33 @@ def test_records_keep_their_offsets_keys_values_and_times() -> None:
     ]
 
 
-def test_gzip_is_read() -> None:
-    [batch] = batches.split(batch_of(b"x" * 1000, b"y", codec=1))
-    assert [m.value for m in batches.messages(batch, "t", 0)] == [b"x" * 1000, b"y"]
+@pytest.mark.parametrize("codec", [1, 2, 3, 4])
+@given(values=st.lists(st.none() | st.binary(max_size=300), min_size=1, max_size=20), times=st.integers(1, 500))
+@settings(deadline=None, max_examples=20)
+def test_what_any_codec_packed_is_read_as_it_was(codec: int, values: list[bytes | None], times: int) -> None:
+    written = [None if value is None else value * times for value in values]
+    [batch] = batches.split(batch_of(*written, codec=codec))
+    assert batch.attributes & 7 == codec
+    assert [m.value for m in batches.messages(batch, "t", 0)] == written
+
+
+@pytest.mark.parametrize("codec", [1, 2, 3, 4])
+@given(data=st.binary(max_size=2000))
+def test_what_no_codec_packed_is_an_unreadable_batch_and_nothing_worse(codec: int, data: bytes) -> None:
+    for bytes_ in (data, b"\x82SNAPPY\x00" + data):
+        with contextlib.suppress(codecs.UnpackingError):
+            codecs.unpack(codec, bytes_)
+
+
+def test_java_s_snappy_stream_is_read() -> None:
+    blocks = [b"a" * 5000, b"", b"b"]
+    packed = [bytes(cramjam.snappy.compress_raw(block)) for block in blocks]
+    stream = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1) + b"".join(struct.pack(">i", len(p)) + p for p in packed)
+    assert codecs.unpack(codecs.SNAPPY, stream) == b"".join(blocks)
+    for cut in range(16, len(stream)):
+        if cut not in (16, 20 + len(packed[0]), 24 + len(packed[0]) + len(packed[1])):
+            with pytest.raises(codecs.UnpackingError, match="snappy"):
+                codecs.unpack(codecs.SNAPPY, stream[:cut])
 
 
 def test_a_wrong_checksum_is_corruption_and_not_a_bad_message() -> None:
@@ -69,19 +98,36 @@ def test_a_wrong_checksum_is_corruption_and_not_a_bad_message() -> None:
 
 
 @pytest.mark.parametrize(("codec", "name"), [(2, "snappy"), (3, "lz4"), (4, "zstd")])
-def test_other_codecs_are_refused_by_name_whether_or_not_a_library_for_them_is_there(codec: int, name: str) -> None:
-    batch = next(batches.split(batch_of(b"x")))._replace(attributes=codec)
+def test_without_a_library_for_it_a_codec_is_refused_by_name(
+    codec: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [batch] = batches.split(batch_of(b"x", codec=codec))
+    monkeypatch.setitem(sys.modules, "cramjam", None)
     with pytest.raises(batches.UnreadableBatchError, match=name):
         batches.messages(batch, "t", 0)
 
 
-def test_a_batch_that_unpacks_to_more_than_the_limit_is_refused_without_unpacking_it() -> None:
-    bomb = gzip.compress(bytes(batches.MAX_DECOMPRESSED + 1))
-    head = with_attributes(batch_of(b"x"), 1)[:61]
-    batch = batches.Batch(head + bomb, 0, 1, 1, 7, 0, True)
-    with pytest.raises(batches.UnreadableBatchError, match="more than"):
-        batches._check_unpacks(batch)
-    batches._check_unpacks(batch._replace(data=head + gzip.compress(bytes(batches.MAX_DECOMPRESSED - 1))))
+@pytest.mark.parametrize("codec", [1, 2, 3, 4])
+def test_a_batch_that_unpacks_to_more_than_the_limit_is_refused_in_bounded_memory(codec: int) -> None:
+    just = batches.messages(next(batches.split(batch_of(bytes(codecs.MAX_UNPACKED - 20), codec=codec))), "t", 0)
+    assert len(just[0].value or b"") == codecs.MAX_UNPACKED - 20
+    [bomb] = batches.split(batch_of(bytes(50_000_000), codec=codec))
+    tracemalloc.start()
+    try:
+        with pytest.raises(batches.UnreadableBatchError, match="more than"):
+            batches.messages(bomb, "t", 0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * codecs.MAX_UNPACKED
+
+
+def test_a_batch_of_more_records_than_anybody_sends_is_refused_whole() -> None:
+    most = batch_of(*([b""] * batches.MAX_RECORDS), codec=4)
+    assert len(batches.messages(next(batches.split(most)), "t", 0)) == batches.MAX_RECORDS
+    more = batch_of(*([b""] * (batches.MAX_RECORDS + 1)), codec=4)
+    with pytest.raises(batches.UnreadableBatchError, match="20001 records"):
+        batches.messages(next(batches.split(more)), "t", 0)
 
 
 def test_an_unreadable_batch_is_one_message_without_a_key_at_its_last_offset() -> None:

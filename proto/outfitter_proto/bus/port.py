@@ -108,6 +108,17 @@ class TopicSpec(NamedTuple):
     replication: int | None = None
 
 
+class Right(NamedTuple):
+    """Something that a bus may allow or not, by Kafka's names: `Right("Read", "topic", "outfitter.allocations")`.
+
+    `kind` is topic, transactional-id, group or cluster.
+    """
+
+    operation: str
+    kind: str
+    name: str
+
+
 class Reader(ABC):
     """A cursor over one partition. Not safe for concurrent use; `aclose` when done (also a context manager)."""
 
@@ -319,6 +330,15 @@ class Bus(ABC):
         A committed reader whose `position` has reached that offset has seen all that was committed before
         this call. Bounded by the longest transaction another writer may hold open.
         """
+
+    async def missing_rights(self, wanted: Sequence[Right]) -> list[str]:  # noqa: ARG002
+        """Which of these we do not have, a sentence each, with the remedy. Asking changes nothing and fences nobody; a
+        bus without rights of its own misses none. What cannot be asked for counts as there.
+
+        Raises:
+            BusError: nobody answers.
+        """
+        return []
 
     @property
     def refusals(self) -> int:

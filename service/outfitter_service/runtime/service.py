@@ -11,8 +11,9 @@ import anyio
 import structlog
 
 from outfitter_proto import bus as buses
+from outfitter_proto import rights
 from outfitter_proto import topics as wanted_topics
-from outfitter_proto.bus import Bus, BusError, BusUnavailableError, TopicInfo
+from outfitter_proto.bus import Bus, BusAuthorizationError, BusError, BusUnavailableError, TopicInfo
 from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.config import Settings
@@ -76,6 +77,7 @@ class Service:
         settings = self.settings
         with alone_on_machine(settings.host):
             bus = buses.connect(settings.bus)
+            self.metrics.count_refusals(lambda: bus.refusals)
             log.info(
                 "starting", host=settings.host, cluster=settings.cluster, bus=settings.bus, resources=list(self.loaded)
             )
@@ -97,6 +99,7 @@ class Service:
             self.phase = "reaching the bus"
             try:
                 await bus.start()
+                await self._check_rights(bus)
                 await self._check_topics(bus)
                 return await bus.topic(topics(self.settings.cluster).registrations)
             except BusUnavailableError as error:
@@ -106,6 +109,13 @@ class Service:
                 with anyio.move_on_after(delay):
                     await self._stopping.wait()
         return None
+
+    async def _check_rights(self, bus: Bus) -> None:
+        """Say all that is missing at once, before anything is tried."""
+        wanted = rights.of_manager(self.settings.cluster, [self._identity.writer])
+        missing = await bus.missing_rights(wanted)
+        if missing:
+            raise BusAuthorizationError(f"{bus.url}: {'; '.join(missing)}")
 
     async def _check_topics(self, bus: Bus) -> None:
         """Make the topics where nobody else does; refuse those on which a ledger would evaporate."""

@@ -27,6 +27,7 @@ SETTINGS = (
     "ca-file", "cert-file", "key-file", "key-password-file",
 )  # fmt: skip
 """Each is `kafka.<name>` in a configuration and `OUTFITTER_KAFKA_<NAME>` in the environment."""
+UNKNOWN_OF_TOKEN = "the token's principal"  # noqa: S105 - no token
 PASSWORD_VARIABLE = "OUTFITTER_KAFKA_SASL_PASSWORD"  # noqa: S105 - a name
 """The one secret that may stand in the environment itself."""
 
@@ -68,7 +69,10 @@ class Access:
     def principal(self) -> str:
         """Whom the broker takes us for, as its access rules name it, as far as that can be told from here."""
         if self.mechanism == "OAUTHBEARER":
-            return _subject(self._secret("sasl-token-file"))
+            try:
+                return _subject(self._secret("sasl-token-file"))
+            except BusConfigurationError:  # it is being replaced; whoever connects says so
+                return UNKNOWN_OF_TOKEN
         if self.mechanism is not None:
             return f"User:{self._given['sasl-username']}"
         return "the client certificate's principal" if self.certificate else "User:ANONYMOUS"
@@ -224,4 +228,4 @@ def _subject(token: str) -> str:
         claims = json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
         return f"User:{claims['sub']}"
     except (IndexError, binascii.Error, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError):
-        return "the token's principal"
+        return UNKNOWN_OF_TOKEN

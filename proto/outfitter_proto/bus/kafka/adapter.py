@@ -10,7 +10,7 @@ import anyio
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
 
-from outfitter_proto.bus.kafka import noise
+from outfitter_proto.bus.kafka import authorization, noise
 from outfitter_proto.bus.kafka.access import access
 from outfitter_proto.bus.kafka.cluster import EARLIEST, LATEST, REQUEST_TIMEOUT, Cluster
 from outfitter_proto.bus.kafka.connection import Connector
@@ -33,6 +33,7 @@ from outfitter_proto.bus.port import (
     Entry,
     Membership,
     Reader,
+    Right,
     TopicInfo,
     TopicSpec,
     UnknownTopicError,
@@ -65,11 +66,16 @@ class KafkaBus(Bus):
         transaction_timeout: float = TRANSACTION_TIMEOUT,
     ) -> None:
         self.url = url
-        self._connector = Connector(access(url, login))
+        self._access = access(url, login)
+        self._connector = Connector(self._access)
         self._transaction_timeout = transaction_timeout
         self._cluster = Cluster(self._connector)
         self._outboxes: dict[tuple[str, int], Outbox] = {}
         self._cleaning: set[asyncio.Task[None]] = set()
+
+    async def missing_rights(self, wanted: Sequence[Right]) -> list[str]:
+        """See `Bus.missing_rights`."""
+        return authorization.sentences(self._access, await authorization.missing(self._cluster, wanted))
 
     @property
     def refusals(self) -> int:
@@ -96,7 +102,7 @@ class KafkaBus(Bus):
         response = await self._cluster.send(None, DescribeConfigsRequest([(_TOPIC, name, None)]))
         [(code, detail, _, _, entries)] = response.resources
         if code not in (OK, TOPIC_AUTHORIZATION_FAILED):
-            raise refusal(self.url, code, topic=name, detail=detail)
+            raise refusal(self._access, code, topic=name, operation="DescribeConfigs", detail=detail)
         config = {setting: value for setting, value, *_ in entries or () if value is not None}
         return TopicInfo(name, found.id, len(found.leaders), found.replication, config)
 
@@ -117,7 +123,7 @@ class KafkaBus(Bus):
         made: list[str] = []
         for name, code, *detail in response.topic_errors:
             if code not in (OK, TOPIC_EXISTS):
-                raise refusal(self.url, code, topic=name, detail=detail[0] if detail else None)
+                raise refusal(self._access, code, topic=name, operation="Create", detail=detail[0] if detail else None)
             if code == OK:
                 made.append(name)
         for name in made:
@@ -169,14 +175,13 @@ class KafkaBus(Bus):
                 f"{self.url}: could not take {identity!r} within {TAKE_WITHIN:g} s{why}"
             ) from error
         except kafka_errors.BrokerResponseError as error:
-            raise refusal(self.url, error.errno, detail=f"{identity!r}: {error}") from error
+            raise refusal(self._access, error.errno, operation="Write", name=identity, detail=str(error)) from error
         except (kafka_errors.KafkaError, AssertionError, OSError) as error:
             raise BusUnavailableError(f"{self.url}: could not take {identity!r}: {error}") from error
         finally:
             if not taken:
                 self._clean_up(producer, release)
         return KafkaWriter(
-            self.url,
             identity,
             partition,
             producer,

@@ -7,25 +7,25 @@ What a batch header tells is read here; records are decoded by aiokafka's C code
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from aiokafka import errors as kafka_errors
 from aiokafka.record.default_records import DefaultRecordBatch
 
+from outfitter_proto.bus.kafka import codecs
 from outfitter_proto.bus.port import Message
 
-MAX_DECOMPRESSED = 16 * 1024 * 1024
-"""Bytes. A topic's limit counts compressed bytes; 64 kB of them can hold 200 MB."""
+MAX_RECORDS = 20_000
+"""In one batch: empty records pack so well that a few kilobytes could hold half a million, each a dead letter."""
 
 # base offset, length, leader epoch, magic, crc, attributes, last offset delta, first and last timestamp, producer
 _HEADER = struct.Struct(">qiibIhiqqq")
-_LENGTH_END = 12
-_RECORDS_START = 61
+_COUNT = struct.Struct(">i")
+_LENGTH_AT, _LENGTH_END = 8, 12
+_ATTRIBUTES_AT = 21
+_COUNT_AT, _RECORDS_START = 57, 61
 _CODEC, _TRANSACTIONAL, _CONTROL = 0x07, 0x10, 0x20
-_NONE, _GZIP = 0, 1
-_CODECS = {0: "none", 1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
 
 
 class CorruptBatchError(Exception):
@@ -109,10 +109,12 @@ def messages(batch: Batch, topic: str, partition: int) -> list[Message]:
     """
     if not batch.modern:
         raise UnreadableBatchError(batch.base, "is of a format from before Kafka 0.11")
-    records = DefaultRecordBatch(batch.data)
-    if not records.validate_crc():
+    if not DefaultRecordBatch(batch.data).validate_crc():
         raise CorruptBatchError(f"the record batch at offset {batch.base} of {topic}/{partition} has a wrong checksum")
-    _check_unpacks(batch)
+    (count,) = _COUNT.unpack_from(batch.data, _COUNT_AT)
+    if count > MAX_RECORDS:
+        raise UnreadableBatchError(batch.base, f"holds {count} records; at most {MAX_RECORDS} are read")
+    records = DefaultRecordBatch(_unpacked(batch))
     try:
         return [
             Message(topic, partition, record.offset, record.key, record.value, record.timestamp) for record in records
@@ -126,18 +128,16 @@ def raw_message(batch: Batch, topic: str, partition: int) -> Message:
     return Message(topic, partition, batch.next - 1, None, batch.data[_RECORDS_START:], batch.last_timestamp_ms)
 
 
-def _check_unpacks(batch: Batch) -> None:
+def _unpacked(batch: Batch) -> bytes:
+    """The batch as it would be without compression; its checksum is void then."""
     codec = batch.attributes & _CODEC
-    if codec == _NONE:
-        return
-    if codec != _GZIP:
-        raise UnreadableBatchError(
-            batch.base, f"is compressed with {_CODECS.get(codec, codec)}; write uncompressed or gzip"
-        )
-    unpacking = zlib.decompressobj(wbits=31)
+    if codec == codecs.NONE:
+        return batch.data
     try:
-        unpacking.decompress(batch.data[_RECORDS_START:], MAX_DECOMPRESSED)
-    except zlib.error as error:
-        raise UnreadableBatchError(batch.base, f"is not gzip: {error}") from error
-    if unpacking.unconsumed_tail or not unpacking.eof:
-        raise UnreadableBatchError(batch.base, f"is cut off, or unpacks to more than {MAX_DECOMPRESSED} bytes")
+        records = codecs.unpack(codec, batch.data[_RECORDS_START:])
+    except codecs.UnpackingError as error:
+        raise UnreadableBatchError(batch.base, str(error)) from error
+    head = bytearray(batch.data[:_RECORDS_START])
+    struct.pack_into(">i", head, _LENGTH_AT, _RECORDS_START - _LENGTH_END + len(records))
+    struct.pack_into(">h", head, _ATTRIBUTES_AT, batch.attributes & ~_CODEC)
+    return bytes(head) + records

@@ -42,6 +42,7 @@ class Cluster:
     """A client's own connections to the brokers behind one URL."""
 
     def __init__(self, connector: Connector) -> None:
+        self.access = connector.access
         self.url = connector.access.url
         self._connector = connector
         self._connections: dict[Node, Connection] = {}
@@ -62,7 +63,7 @@ class Cluster:
             return await connection.send(request)
         except diagnosis.FAILURES as error:
             self._drop(connection)
-            raise diagnosis.unavailable(self._connector.access, where, error, timeout=REQUEST_TIMEOUT) from error
+            raise diagnosis.unavailable(self.access, where, error, timeout=REQUEST_TIMEOUT) from error
 
     async def topic(self, name: str, *, fresh: bool = False) -> Topic:
         """A topic's metadata, remembered until somebody finds them outdated."""
@@ -74,7 +75,7 @@ class Cluster:
             if code == UNKNOWN_TOPIC:
                 break
             if code not in (OK, 5):  # 5: some partition has no leader now
-                raise refusal(self.url, code, topic=name)
+                raise refusal(self.access, code, topic=name)
             leaders = {number: brokers.get(leader) for _, number, leader, *_ in partitions}
             replication = min((len(replicas) for *_, replicas, _, _, _ in partitions), default=0)
             text = base64.urlsafe_b64encode(topic_id).decode().rstrip("=")  # as Kafka's own tools print it
@@ -122,7 +123,7 @@ class Cluster:
         response = await self.ask_leader(topic, partition, request, lambda answer: _only(answer)[1])
         _, code, _, offset = _only(response)
         if code != OK:
-            raise refusal(self.url, code, topic=topic)
+            raise refusal(self.access, code, topic=topic)
         return int(offset)
 
     async def aclose(self) -> None:
@@ -156,7 +157,7 @@ class Cluster:
             if (connection := self._usable(known)) is not None:
                 return connection, known
         errors: list[BusError] = []
-        for first in self._connector.access.nodes:
+        for first in self.access.nodes:
             try:
                 return await self._connect(first), first
             except BusError as error:

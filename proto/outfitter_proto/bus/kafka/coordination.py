@@ -24,6 +24,7 @@ from aiokafka.consumer.subscription_state import SubscriptionState
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.protocol.group import HeartbeatRequest
 
+from outfitter_proto.bus.kafka.access import Access
 from outfitter_proto.bus.kafka.protocol import OK, refusal
 from outfitter_proto.bus.ownership import Ownership
 from outfitter_proto.bus.port import BusConfigurationError, MemberReplacedError
@@ -64,13 +65,13 @@ class Coordination(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
         subscription: SubscriptionState,
         ownership: Ownership,
         *,
-        url: str,
+        access: Access,
         group: str,
         replica: str | None,
         session_timeout: float,
         heartbeat_interval: float,
     ) -> None:
-        self._url = url
+        self._access = access
         self._ownership = ownership
         self._assignor = new_assignor()
         self._asked_as = ""
@@ -141,7 +142,7 @@ class Coordination(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
         if getattr(response, "error_code", OK) == _FENCED_INSTANCE_ID:
             self._ownership.fail(
                 MemberReplacedError(
-                    f"{self._url}: another process has joined group {self.group_id!r} as replica "
+                    f"{self._access.url}: another process has joined group {self.group_id!r} as replica "
                     f"{self._group_instance_id!r}, and is that replica now: give each running replica a name of its own"
                 )
             )
@@ -150,11 +151,11 @@ class Coordination(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
     async def _push_error_to_user(self, exc: Exception) -> None:
         """Trouble that does not go away by itself. Only what was refused before anything was ever assigned is final."""
         if isinstance(exc, kafka_errors.GroupAuthorizationFailedError) and not self._joined_once:
-            self._ownership.fail(refusal(self._url, exc.errno, detail=f"group {self.group_id!r}"))
+            self._ownership.fail(refusal(self._access, exc.errno, operation="Read", name=self.group_id))
         elif isinstance(exc, _IMPOSSIBLE):
             self._ownership.fail(
                 BusConfigurationError(
-                    f"{self._url}: group {self.group_id!r} refuses this member (session "
+                    f"{self._access.url}: group {self.group_id!r} refuses this member (session "
                     f"{self._session_timeout_ms / 1000:g} s): {exc!r}; the broker's group.min.session.timeout.ms and "
                     "group.max.session.timeout.ms bound the session, and all members must use the same assignor"
                 )

@@ -28,7 +28,7 @@ class KafkaMembership(Membership):
     """See `Membership`."""
 
     def __init__(self, connector: Connector, group: str) -> None:
-        self._url = connector.access.url
+        self._access = connector.access
         self._group = group
         self._ownership = Ownership()
         self._coordination: Coordination | None = None
@@ -55,14 +55,14 @@ class KafkaMembership(Membership):
                 await self._client.bootstrap()
                 await self._client.set_topics([topic])
         except (kafka_errors.KafkaError, OSError, TimeoutError) as error:
-            raise BusUnavailableError(f"{self._url}: cannot join group {self._group!r}: {error!r}") from error
+            raise BusUnavailableError(f"{self._access.url}: cannot join group {self._group!r}: {error!r}") from error
         subscription = SubscriptionState()
         subscription.subscribe({topic})
         self._coordination = Coordination(
             self._client,
             subscription,
             self._ownership,
-            url=self._url,
+            access=self._access,
             group=self._group,
             replica=replica,
             session_timeout=session_timeout,

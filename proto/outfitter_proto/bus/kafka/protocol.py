@@ -12,7 +12,15 @@ from aiokafka.protocol.admin import SaslAuthenticateRequest_v0, SaslAuthenticate
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Boolean, CompactArray, CompactString, Int16, Int32, Schema, TaggedFields
 
-from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavailableError, TooLargeError
+from outfitter_proto.bus.kafka.access import Access
+from outfitter_proto.bus.port import (
+    BusAuthorizationError,
+    BusConfigurationError,
+    BusError,
+    BusUnavailableError,
+    Right,
+    TooLargeError,
+)
 
 OK = 0
 OFFSET_OUT_OF_RANGE = 1
@@ -23,13 +31,8 @@ TOPIC_AUTHORIZATION_FAILED = 29
 # The leader is elsewhere, or not ready yet: ask for it anew. Nothing was written.
 MOVED = frozenset({3, 5, 6, 9, 13, 14, 15, 16, 19, 41, 56, 72, 74, 75, 78})
 _TOO_LARGE = frozenset({10, 18})
-_RIGHTS = {
-    29: "the right on topic {topic!r} is not granted to this principal (managers: Read and Write; workers: Write on "
-    "registrations; operators: Read on allocations)",
-    30: "Read on the consumer group is not granted to this principal",
-    31: "a right on the cluster is not granted to this principal (creating topics needs Create)",
-    53: "Write on the transactional id is not granted to this principal",
-}
+_CLUSTER_AUTHORIZATION_FAILED = 31
+_DENIED_KINDS = {29: "topic", 30: "group", _CLUSTER_AUTHORIZATION_FAILED: "cluster", 53: "transactional-id"}
 _CONFIGURATION = {
     17: "the name of topic {topic!r} is not valid",
     37: "the number of partitions of topic {topic!r} is not valid",
@@ -46,16 +49,43 @@ def error_name(code: int) -> str:
     return f"error {code}, {kafka_errors.for_code(code).__name__}"
 
 
-def refusal(url: str, code: int, *, topic: str | None = None, detail: str | None = None) -> BusError:
-    """What an answer with an error code is to the port."""
+def refusal(
+    access: Access,
+    code: int,
+    *,
+    topic: str | None = None,
+    operation: str = "Describe",
+    name: str | None = None,
+    detail: str | None = None,
+) -> BusError:
+    """What an answer with an error code is to the port.
+
+    `operation` is what was tried, on `topic` or, where the code speaks of something else, on `name`.
+    """
+    url = access.url
     suffix = f" ({detail or error_name(code)})"
-    if code in _RIGHTS:
-        return BusConfigurationError(f"{url}: {_RIGHTS[code].format(topic=topic)}{suffix}")
+    if code in _DENIED_KINDS:
+        kind = _DENIED_KINDS[code]
+        what = topic if kind == "topic" else name
+        return BusAuthorizationError(f"{url}: {denial(access, Right(operation, kind, what or ''))}{suffix}")
     if code in _CONFIGURATION:
         return BusConfigurationError(f"{url}: {_CONFIGURATION[code].format(topic=topic)}{suffix}")
     if code in _TOO_LARGE:
         return TooLargeError(f"{url}: larger than max.message.bytes of topic {topic!r} allows{suffix}")
     return BusUnavailableError(f"{url}: the broker refused a request{f' on topic {topic!r}' if topic else ''}{suffix}")
+
+
+def denial(access: Access, right: Right) -> str:
+    """That a right is missing, and the command that grants it."""
+    operation, kind, name = right
+    known = access.principal.startswith("User:")
+    what = f"{operation} on the cluster" if kind == "cluster" else f"{operation} on {kind} {name!r}"
+    option = "--cluster" if kind == "cluster" else f"--{kind} {name}"
+    principal = f"'{access.principal}'" if known else "PRINCIPAL"
+    return (
+        f"{what} is not granted to {access.principal}: kafka-acls --add --allow-principal {principal} "
+        f"--operation {operation} {option}"
+    )
 
 
 class Uuid:
@@ -146,12 +176,14 @@ class MetadataRequest(Request[MetadataRequestV10]):  # type: ignore[misc]
 
     API_KEY = 3
 
-    def __init__(self, topics: list[str]) -> None:
+    def __init__(self, topics: list[str], *, rights: bool = False) -> None:
+        """`rights`: with what we may do with each topic."""
         self._topics = topics
+        self._rights = rights
 
     def build(self, request_struct_class: type[MetadataRequestV10]) -> MetadataRequestV10:
         asked: list[tuple[bytes, str, dict[int, bytes]]] = [(bytes(16), name, {}) for name in self._topics]
-        return request_struct_class(asked, False, False, False, {})
+        return request_struct_class(asked, False, False, self._rights, {})
 
 
 class _HiddenAuthenticate0(SaslAuthenticateRequest_v0):  # type: ignore[misc]

@@ -108,7 +108,7 @@ class Outbox:
         )
         _, code, offset, *_ = _part(response)
         if code != OK:
-            raise refusal(self._cluster.url, code, topic=self._topic)
+            raise refusal(self._cluster.access, code, topic=self._topic, operation="Write")
         return int(offset)
 
 

@@ -27,6 +27,8 @@ from outfitter_proto.bus.port import (
 
 LONG_POLL = 0.5
 """Seconds a broker holds a fetch for which there is nothing; new records are sent at once."""
+DECODED_BYTES = 4 * 1024 * 1024
+"""Of records in memory at which no further batch is unpacked: hundreds of packed ones fit in one answer."""
 FETCH_BYTES = 1024 * 1024
 """Of one answer. A larger batch still comes whole."""
 
@@ -110,14 +112,17 @@ class KafkaReader(Reader):
         """Decode batches of the answer until `wanted` records are there or it is used up."""
         if self._answer is None:
             return
-        while len(self._buffer) - self._taken < wanted:
+        weight = 0
+        while len(self._buffer) - self._taken < wanted and weight < DECODED_BYTES:
             batch, visible = next(self._answer.left, (None, False))
             if batch is None:
                 self._answer = None
                 break
             if visible and batch.next > self._decoded:
                 # A batch may begin before the position: brokers send whole ones.
-                self._buffer += [m for m in self._messages(batch) if m.offset >= self._decoded]
+                found = [m for m in self._messages(batch) if m.offset >= self._decoded]
+                weight += sum(len(m.value) for m in found if m.value is not None)
+                self._buffer += found
             self._decoded = max(self._decoded, batch.next)
         if self._taken >= len(self._buffer):
             self.position = self._decoded
@@ -167,7 +172,7 @@ class KafkaReader(Reader):
                 end=end,
             )
         if code != OK:
-            raise refusal(self._cluster.url, code, topic=self._topic)
+            raise refusal(self._cluster.access, code, topic=self._topic, operation="Read")
         # After the error code: high watermark, last stable offset, [log start], aborted, [preferred replica], records.
         aborted = part[5] if response.API_VERSION >= 5 else part[4]
         return _Answer(part[-1] or b"", aborted, at, committed=self._committed)

@@ -14,7 +14,7 @@ import anyio
 from aiokafka import errors as kafka_errors
 
 from outfitter_proto.bus.kafka.producer import BUILDER_BYTES, TransactionalProducer
-from outfitter_proto.bus.kafka.protocol import refusal
+from outfitter_proto.bus.kafka.protocol import TOPIC_AUTHORIZATION_FAILED, refusal
 from outfitter_proto.bus.port import (
     BusUnavailableError,
     CommitUnknownError,
@@ -38,7 +38,6 @@ class KafkaWriter(Writer):
 
     def __init__(
         self,
-        url: str,
         identity: str,
         partition: int,
         producer: TransactionalProducer,
@@ -48,8 +47,9 @@ class KafkaWriter(Writer):
         clean_up: Callable[[], None],
     ) -> None:
         self.partition = partition
-        self._name = f"{url}: writer {identity!r}"
-        self._url = url
+        self._access = producer.connector.access
+        self._identity = identity
+        self._name = f"{self._access.url}: writer {identity!r}"
         self._producer = producer
         self._watchdog = watchdog
         self._release = release
@@ -148,7 +148,7 @@ class KafkaWriter(Writer):
                         await future
         except TimeoutError as error:
             raise BusUnavailableError(
-                f"{self._name}: records were not acknowledged in time; nothing is committed"
+                f"{self._name}: records were not acknowledged in time; nothing is committed{self._why}"
             ) from error
         except (kafka_errors.KafkaError, kafka_errors.IllegalOperation, AssertionError, OSError) as error:
             # What failed in the background is the reason; what failed here may be no more than its consequence.
@@ -156,7 +156,10 @@ class KafkaWriter(Writer):
             if isinstance(reason, _FENCED):
                 raise self._fenced() from error
             if isinstance(reason, kafka_errors.BrokerResponseError):
-                raise refusal(self._url, reason.errno, topic=groups[-1][0][0], detail=str(reason)) from error
+                topic = _topic_of(reason) or groups[-1][0][0]
+                raise refusal(
+                    self._access, reason.errno, topic=topic, operation="Write", name=self._identity, detail=str(reason)
+                ) from error
             raise BusUnavailableError(
                 f"{self._name}: nothing is committed: {str(reason) or type(reason).__name__}"
             ) from error
@@ -167,7 +170,7 @@ class KafkaWriter(Writer):
             with anyio.CancelScope(shield=True), anyio.fail_after(self._watchdog):
                 await self._producer.commit_transaction()
         except TimeoutError as error:
-            raise CommitUnknownError(f"{self._name}: no answer to the request to commit") from error
+            raise CommitUnknownError(f"{self._name}: no answer to the request to commit{self._why}") from error
         except _FENCED as error:
             if self._producer.tainted:  # the first request may have committed, and only its repetition was fenced
                 raise CommitUnknownError(f"{self._name}: fenced while it asked again to commit") from error
@@ -175,8 +178,22 @@ class KafkaWriter(Writer):
         except (kafka_errors.KafkaError, kafka_errors.IllegalOperation, AssertionError, OSError) as error:
             raise CommitUnknownError(f"{self._name}: {str(error) or type(error).__name__}") from error
 
+    @property
+    def _why(self) -> str:
+        """What the connections say of the silence."""
+        trouble = self._producer.connector.trouble
+        return f" ({trouble})" if trouble is not None else ""
+
     def _fenced(self) -> FencedError:
         return FencedError(f"{self._name} was taken over, or its transaction was open for too long")
+
+
+def _topic_of(error: kafka_errors.BrokerResponseError) -> str | None:
+    """The topic that an error of aiokafka's speaks of."""
+    [named] = error.args if len(error.args) == 1 else [None]
+    if isinstance(named, set):
+        named = min(named, default=None)
+    return named if isinstance(named, str) and error.errno == TOPIC_AUTHORIZATION_FAILED else None
 
 
 def _look(future: asyncio.Future[Any]) -> None:

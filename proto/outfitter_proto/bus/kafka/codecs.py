@@ -1,0 +1,102 @@
+"""Unpacking a record batch's records within a bound: a topic's limit counts packed bytes, and 64 kB of those can hold
+200 MB of zeros.
+
+gzip is the standard library's. snappy, lz4 and zstd, which other people's producers may be set to, are cramjam's, which
+managers bring along; without it they are not read, and workers need none: what managers write is plain or gzip.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+MAX_UNPACKED = 4 * 1024 * 1024
+"""Bytes of one batch's records. Stock producers make batches of at most one mebibyte before they pack them."""
+
+NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
+NAMES = {NONE: "none", GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
+
+_XERIAL = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = 16
+"""Java's snappy streams: this magic and two versions, then blocks, each with its length in four bytes before it."""
+
+
+class UnpackingError(Exception):
+    """Not what it says it is, or more than `MAX_UNPACKED`; the message goes on after "the record batch …"."""
+
+
+def unpack(codec: int, data: bytes) -> bytes:
+    """The records in `data`, which a batch with `codec` in its attributes holds.
+
+    Raises:
+        UnpackingError: they cannot be had.
+    """
+    if codec == NONE:
+        return data
+    if codec == GZIP:
+        return _gzip(data)
+    try:
+        import cramjam
+    except ImportError as error:
+        name = NAMES.get(codec, codec)
+        raise UnpackingError(f"is compressed with {name}; write uncompressed or gzip") from error
+    try:
+        match codec:
+            case 2:
+                return _snappy(data, cramjam.snappy)
+            case 3:
+                return _into(cramjam.lz4.decompress_into, data, cramjam.DecompressionError)
+            case 4:
+                return _into(cramjam.zstd.decompress_into, data, cramjam.DecompressionError)
+            case _:
+                raise UnpackingError(f"is compressed with the unknown codec {codec}")
+    except cramjam.DecompressionError as error:
+        raise UnpackingError(f"is no {NAMES[codec]}, or unpacks to more than {MAX_UNPACKED} bytes: {error}") from error
+
+
+def _gzip(data: bytes) -> bytes:
+    unpacking = zlib.decompressobj(wbits=31)
+    try:
+        unpacked = unpacking.decompress(data, MAX_UNPACKED)
+    except zlib.error as error:
+        raise UnpackingError(f"is not gzip: {error}") from error
+    if unpacking.unconsumed_tail or not unpacking.eof:
+        raise UnpackingError(f"is cut off, or unpacks to more than {MAX_UNPACKED} bytes")
+    return unpacked
+
+
+def _into(decompress_into: Callable[[bytes, bytearray], int], data: bytes, too_large: type[Exception]) -> bytes:
+    """Into a buffer that usually suffices, else into the largest that there may be."""
+    usual = 16 * len(data) + 4096
+    if usual < MAX_UNPACKED:
+        buffer = bytearray(usual)
+        with suppress(too_large):
+            return bytes(memoryview(buffer)[: decompress_into(data, buffer)])
+    buffer = bytearray(MAX_UNPACKED)
+    return bytes(memoryview(buffer)[: decompress_into(data, buffer)])
+
+
+def _snappy(data: bytes, snappy: Any) -> bytes:
+    """Each block says beforehand how long it will be."""
+    blocks = _xerial_blocks(data) if data.startswith(_XERIAL) else [data]
+    if sum(snappy.decompress_raw_len(block) for block in blocks) > MAX_UNPACKED:
+        raise UnpackingError(f"unpacks to more than {MAX_UNPACKED} bytes")
+    return b"".join(bytes(snappy.decompress_raw(block)) for block in blocks)
+
+
+def _xerial_blocks(data: bytes) -> list[bytes]:
+    blocks: list[bytes] = []
+    position = _XERIAL_HEADER
+    while position < len(data):
+        try:
+            (length,) = struct.unpack_from(">i", data, position)
+        except struct.error as error:
+            raise UnpackingError("is cut off within its snappy stream") from error
+        if not 0 <= length <= len(data) - position - 4:
+            raise UnpackingError("is cut off within its snappy stream")
+        blocks.append(data[position + 4 : position + 4 + length])
+        position += 4 + length
+    return blocks
