@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import msgspec
@@ -316,7 +316,8 @@ class InputPosition(Struct, frozen=True, kw_only=True, gc=False):
 class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="checkpoint", gc=False):
     """A writer's position and counters: the record under `@checkpoint/<writer>`, last of each ledger batch.
 
-    `commit` counts this writer's transactions, `token` is the last fencing token it gave out.
+    `commit` counts this writer's transactions, `token` is the last fencing token it gave out. `snapshot` is when the newest
+    complete snapshot in history was begun: a replay of what came after it starts there. Left out: there is none.
     """
 
     writer: str
@@ -330,6 +331,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
     machine_id: str | None = None
     boot_id: str | None = None
     format: int = 1
+    snapshot: Utc | UnsetType = UNSET
 
     @property
     def key(self) -> str:
@@ -371,7 +373,64 @@ class Note(Struct, frozen=True, kw_only=True, tag_field="type", tag="note", gc=F
     explanation: str
 
 
-HistoryRecord = Transition | Note
+class Refresh(Struct, frozen=True, kw_only=True, tag_field="type", tag="refresh", gc=False, omit_defaults=True):
+    """An allocation's record brought up to date without a step: its reason, its infos. Key: the allocation's key.
+
+    `changed` are the fields that are not as before, as they are now; the others stay. `event` and `source` as in
+    `Transition`.
+    """
+
+    at: Utc
+    host: str
+    worker: str
+    incarnation: str
+    writer: str
+    event: str
+    explanation: str
+    changed: dict[str, Any]
+    source: Source | None = None
+
+
+class Put(Struct, frozen=True, kw_only=True, tag_field="type", tag="put", gc=False):
+    """A record of the ledger that is no allocation's (a host's), as it is now. `key` is its key in the ledger; so is
+    this record's."""
+
+    writer: str
+    key: str
+    record: Host | Device | msgspec.Raw
+
+
+class Snapshot(Struct, frozen=True, kw_only=True, tag_field="type", tag="snapshot", gc=False, omit_defaults=True):
+    """A piece of a writer's state: records of the ledger by their keys, as they are after the commit that this is part
+    of. Key: the writer.
+
+    A large state is spread over several commits. `begun` is the number of the commit with the first piece, `part`
+    counts pieces from 0. With the piece that is the `last`, and with all changes since the first, the state is complete:
+    whatever changed behind a piece is told as always, and what is new since the first piece is in none.
+    """
+
+    writer: str
+    begun: int
+    part: int
+    records: dict[str, msgspec.Raw]
+    last: bool = False
+
+
+class Commit(Struct, frozen=True, kw_only=True, tag_field="type", tag="commit", gc=False, omit_defaults=True):
+    """What one transaction says in history ends here. Key: the writer.
+
+    `checkpoint` is the ledger's. `positions` are the queue positions that are shown now where they have changed, by
+    allocation key: such a record has the checkpoint's `commit` and `writer`, and is otherwise as it was. `dropped`
+    are the keys that were deleted from the ledger.
+    """
+
+    writer: str
+    checkpoint: Checkpoint | msgspec.Raw
+    positions: dict[str, int] = {}
+    dropped: list[str] = []
+
+
+HistoryRecord = Transition | Note | Refresh | Put | Snapshot | Commit
 
 
 class MessageSource(Struct, frozen=True, kw_only=True, gc=False):

@@ -38,7 +38,12 @@ _CHANNELS = {
         "The ledger: the manager's whole state, compacted. Null bodies delete their key.",
         "`host/worker/incarnation`, `@host/<host>`, `@device/<host>/<percent-encoded id>` or `@checkpoint/<writer>`.",
     ),
-    "history": ("HistoryRecord", "send", "Every transition, and why.", "The allocation's key, or the writer."),
+    "history": (
+        "HistoryRecord",
+        "send",
+        "Every transition, and why, and all else that the ledger is made of.",
+        "The key of the allocation or of another ledger record, or the writer.",
+    ),
     "dead_letters": (
         "DeadLetter",
         "send",

@@ -22,6 +22,7 @@ from outfitter_proto.records import (
     ManagerIdentity,
     Register,
     Source,
+    Transition,
 )
 from outfitter_service.core import model as m
 from outfitter_service.core.book import HostBook, queue_entry
@@ -138,6 +139,8 @@ class World:
     def _check_grants(self, decision: Decision) -> None:
         """Nobody is granted anything behind an earlier feasible waiter that wants any of the same; all or none."""
         for step in decision.history:
+            if not isinstance(step, Transition):
+                continue
             record = step.record
             if step.from_ not in (None, AllocationState.PENDING) or step.to not in HOLDING_STATES:
                 continue

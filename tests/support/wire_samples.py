@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from msgspec import Raw, structs
+
+from outfitter_proto.codec import encode
 from outfitter_proto.records import (
     Allocation,
     Checkpoint,
+    Commit,
     DeadLetter,
     Deregister,
     Device,
@@ -19,10 +23,13 @@ from outfitter_proto.records import (
     Note,
     OperatorShare,
     Owner,
+    Put,
+    Refresh,
     Register,
     ResolvedRequest,
     ResourceInventory,
     ResourceRequest,
+    Snapshot,
     Source,
     Transition,
     Unavailable,
@@ -89,6 +96,38 @@ def _granted(state: str, **more: object) -> Allocation:
 
 
 ALLOCATED = _granted("allocated")
+HOST = Host(
+    host="gpu-3",
+    manager=ManagerIdentity(
+        instance="1f6c", version="0.1.0", since=AT, machine_id="m-1", boot_id="b-1", stopped_at=LATER
+    ),
+    since=AT,
+    resources={
+        "gpu": ResourceInventory(
+            state="reported",
+            amount=2,
+            devices=[
+                InventoryDevice(id="GPU-8a56", properties={"index": "0"}),
+                InventoryDevice(id="GPU-9b67", health="unhealthy", reason="XID 79", properties={"index": "3"}),
+            ],
+            total=2,
+            healthy=1,
+        ),
+        "fpga": ResourceInventory(state="no-driver", reason="no driver is configured", sharing="shared"),
+    },
+)
+CHECKPOINT = Checkpoint(
+    writer="host/gpu-3",
+    instance="1f6c",
+    cluster="outfitter",
+    scope="host",
+    commit=9_071,
+    token=412,
+    input=InputPosition(topic_id="AAAAAAAAAAAAAAAAAAAAAQ", partition=3, from_=1_042, to=1_043),
+    at=AT,
+    machine_id="m-1",
+    boot_id="b-1",
+)
 SAMPLES = {
     "register-minimal": Register(**ME),
     "register-full": Register(
@@ -134,39 +173,10 @@ SAMPLES = {
         reason="9 of gpu wanted, gpu-3 has 4",
         reason_code="infeasible",
     ),
-    "host": Host(
-        host="gpu-3",
-        manager=ManagerIdentity(
-            instance="1f6c", version="0.1.0", since=AT, machine_id="m-1", boot_id="b-1", stopped_at=LATER
-        ),
-        since=AT,
-        resources={
-            "gpu": ResourceInventory(
-                state="reported",
-                amount=2,
-                devices=[
-                    InventoryDevice(id="GPU-8a56", properties={"index": "0"}),
-                    InventoryDevice(id="GPU-9b67", health="unhealthy", reason="XID 79", properties={"index": "3"}),
-                ],
-                total=2,
-                healthy=1,
-            ),
-            "fpga": ResourceInventory(state="no-driver", reason="no driver is configured", sharing="shared"),
-        },
-    ),
+    "host": HOST,
     "device": Device(host="gpu-3", id="pci/0000:3b:00.0", since=AT, state="quarantined", reason="XID 79"),
-    "checkpoint": Checkpoint(
-        writer="host/gpu-3",
-        instance="1f6c",
-        cluster="outfitter",
-        scope="host",
-        commit=9_071,
-        token=412,
-        input=InputPosition(topic_id="AAAAAAAAAAAAAAAAAAAAAQ", partition=3, from_=1_042, to=1_043),
-        at=AT,
-        machine_id="m-1",
-        boot_id="b-1",
-    ),
+    "checkpoint": CHECKPOINT,
+    "checkpoint-with-a-snapshot": structs.replace(CHECKPOINT, snapshot=AT),
     "transition": Transition(
         **ME,
         at=AT,
@@ -179,6 +189,30 @@ SAMPLES = {
         confirmed=True,
     ),
     "note": Note(at=AT, writer="host/gpu-3", event="input-lost", explanation="offsets 10 to 20 are gone"),
+    "refresh": Refresh(
+        **ME,
+        at=AT,
+        writer="host/gpu-3",
+        event="tick",
+        explanation="2 of gpu wanted, 1 of 4 is free",
+        changed={"reason": "2 of gpu wanted, 1 of 4 is free", "commit": 9_071},
+        source=Source(partition=3, offset=1_042),
+    ),
+    "put": Put(writer="host/gpu-3", key="@host/gpu-3", record=HOST),
+    "snapshot": Snapshot(
+        writer="host/gpu-3",
+        begun=9_071,
+        part=1,
+        records={ALLOCATED.key: Raw(encode(ALLOCATED)), HOST.key: Raw(encode(HOST))},
+        last=True,
+    ),
+    "commit": Commit(
+        writer="host/gpu-3",
+        checkpoint=CHECKPOINT,
+        positions={PENDING.key: 2},
+        dropped=["gpu-3/tm-1/0192f0c1-0001"],
+    ),
+    "commit-shortest": Commit(writer="host/gpu-3", checkpoint=CHECKPOINT),
     "dead-letter": DeadLetter(
         at=AT,
         writer="host/gpu-3",

@@ -24,6 +24,10 @@ DECODERS = {
     "checkpoint": codec.decode_ledger,
     "transition": codec.decode_history,
     "note": codec.decode_history,
+    "refresh": codec.decode_history,
+    "put": codec.decode_history,
+    "snapshot": codec.decode_history,
+    "commit": codec.decode_history,
     "dead-letter": codec.decode_dead_letter,
 }
 
@@ -43,6 +47,11 @@ def test_golden_bytes_mean_what_they_meant(name: str) -> None:
     if isinstance(value, records.Transition):
         # the record within may be of a later version, and so is kept as it came
         value = msgspec.structs.replace(value, record=codec.decode_ledger(bytes(codec.encode(value.record))))
+    if isinstance(value, records.Snapshot) and isinstance(wanted, records.Snapshot):
+        assert {key: bytes(record) for key, record in value.records.items()} == {
+            key: bytes(record) for key, record in wanted.records.items()
+        }
+        value, wanted = (msgspec.structs.replace(one, records={}) for one in (value, wanted))
     assert value == wanted
 
 

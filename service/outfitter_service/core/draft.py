@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from outfitter_proto.records import HOLDING_STATES, Allocation, Source, Transition
+from outfitter_proto.records import HOLDING_STATES, Allocation, Refresh, Source, Transition
 from outfitter_service.core import model as m
 from outfitter_service.core.book import HostBook
 from outfitter_service.core.ledger import Change, Ledger, PutAllocation
@@ -42,7 +42,7 @@ class Decision(Struct, kw_only=True, gc=False):
 
     kind: str
     changes: list[Change] = []
-    history: list[Transition] = []
+    history: list[Transition | Refresh] = []
     commands: list[m.Command] = []
     follow_ups: list[m.Event] = []
     renewed: list[str] = []
@@ -105,7 +105,8 @@ class Draft:
     ) -> Allocation:
         """Take one row of the table: `base`, with `fields` replaced, in the state that follows from its own.
 
-        A record that is `new` comes from no state. All but repeats (`Step.REFRESH`) go to the history.
+        A record that is `new` comes from no state. History is told of each step, of repeats (`Step.REFRESH`) what
+        changed by them.
 
         Raises:
             IllegalStepError: there is no such row; nothing has changed.
@@ -122,10 +123,24 @@ class Draft:
             writer=self.rules.writer,
             commit=self.ledger.commits + 1,
         )
-        self.records[after.key] = after
+        key = after.key
         decision = self.decision
         decision.changes.append(PutAllocation(after))
-        if step is not Step.REFRESH:
+        if step is Step.REFRESH:
+            decision.history.append(
+                Refresh(
+                    at=now,
+                    host=after.host,
+                    worker=after.worker,
+                    incarnation=after.incarnation,
+                    writer=after.writer,
+                    event=self.cause,
+                    explanation=explanation,
+                    changed=_changed(self.record(key) or base, after),
+                    source=self.source,
+                )
+            )
+        else:
             decision.history.append(
                 Transition(
                     at=now,
@@ -141,7 +156,18 @@ class Draft:
                     confirmed=confirmed,
                 )
             )
+        self.records[key] = after
         held = before in HOLDING_STATES
         if held != (state in HOLDING_STATES):
             self._moved.append((after, -1 if held else 1))
         return after
+
+
+def _changed(before: Allocation, after: Allocation) -> dict[str, Any]:
+    """The fields of `after` that are not as before."""
+    changed: dict[str, Any] = {}
+    for field in after.__struct_fields__:
+        value, old = getattr(after, field), getattr(before, field)
+        if value is not old and value != old:
+            changed[field] = value
+    return changed

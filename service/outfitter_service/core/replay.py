@@ -1,0 +1,242 @@
+"""The ledger of one partition, rebuilt from its history alone: the state after any commit since a whole snapshot.
+
+History says in each transaction what its commit made of the ledger: steps with their records, what was brought up to
+date, queue positions, what was deleted, the checkpoint. A snapshot, spread over several commits, is where a replay can
+begin: see `records.Snapshot`. It knows no rules: it puts and deletes what it is told. Records stay as bytes,
+so that what a later version has added to them is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Raw, Struct
+
+from outfitter_proto.codec import encode
+from outfitter_proto.records import Checkpoint
+
+
+class _Stamp(Struct):
+    """Who wrote a record, and with which commit."""
+
+    writer: str
+    commit: int
+
+
+class _Transition(Struct, tag_field="type", tag="transition"):
+    host: str
+    worker: str
+    incarnation: str
+    record: Raw
+
+
+class _Refresh(Struct, tag_field="type", tag="refresh"):
+    host: str
+    worker: str
+    incarnation: str
+    writer: str
+    changed: dict[str, Raw]
+
+
+class _Put(Struct, tag_field="type", tag="put"):
+    writer: str
+    key: str
+    record: Raw
+
+
+class _Snapshot(Struct, tag_field="type", tag="snapshot"):
+    writer: str
+    begun: int
+    part: int
+    records: dict[str, Raw]
+    last: bool = False
+
+
+class _Commit(Struct, tag_field="type", tag="commit"):
+    writer: str
+    checkpoint: Raw
+    positions: dict[str, int] = {}
+    dropped: list[str] = []
+
+
+_Line = _Transition | _Refresh | _Put | _Snapshot | _Commit
+_decode_line = msgspec.json.Decoder(_Line).decode
+_decode_stamp = msgspec.json.Decoder(_Stamp).decode
+_decode_checkpoint = msgspec.json.Decoder(Checkpoint).decode
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+class Kept(NamedTuple):
+    """A record as it stands on the wire, and the writer it is of."""
+
+    writer: str
+    wire: bytes
+
+
+class Progress:
+    """How far one writer's history has been followed.
+
+    `whole` is when its state was complete for the first time without a gap since (None: it is not), `checkpoint` that
+    of the last commit that was followed, `over` that nothing behind it is wanted.
+    """
+
+    def __init__(self) -> None:
+        self.whole: datetime | None = None
+        self.checkpoint: Checkpoint | None = None
+        self.over = False
+        self.begun: int | None = None
+        self.part = 0
+        self.pending: list[_Transition | _Refresh | _Put | _Snapshot] = []
+
+    @property
+    def commit(self) -> int | None:
+        return self.checkpoint.commit if self.checkpoint is not None else None
+
+
+class Replay:
+    """Give it one partition's history in order. `records` is what the ledger held after the last commit of each writer
+    that was `at` or before `until`, and no later than its number in `commits`."""
+
+    def __init__(self, *, until: datetime | None = None, commits: Mapping[str, int] | None = None) -> None:
+        self._until = until
+        self._commits = commits or {}
+        self._kept: dict[str, Kept] = {}
+        self.writers: dict[str, Progress] = {}
+
+    @property
+    def records(self) -> dict[str, Kept]:
+        """The records by key, of the writers whose state is complete, their checkpoints included."""
+        found = {key: kept for key, kept in self._kept.items() if self.writers[kept.writer].whole is not None}
+        for writer, progress in self.writers.items():
+            if progress.whole is not None and progress.checkpoint is not None:
+                found[progress.checkpoint.key] = Kept(writer, encode(progress.checkpoint))
+        return found
+
+    def take(self, value: bytes) -> None:
+        """Take in the next message. What is no history of a version that this one knows is passed over."""
+        try:
+            line = _decode_line(value)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return
+        if type(line) is _Transition:
+            stamp = _decode_stamp(line.record)
+            progress = self._progress(stamp.writer)
+            if progress.commit is not None and stamp.commit > progress.commit + 1:
+                self._lose(stamp.writer, progress)
+        else:
+            progress = self._progress(line.writer)
+        if progress.over:
+            return
+        if type(line) is _Commit:
+            self._commit(line, progress)
+            return
+        if type(line) is _Snapshot and progress.whole is None:
+            self._begin(line, progress)
+        # what comes before the first piece is in a piece
+        if progress.begun is not None:
+            progress.pending.append(line)
+
+    def _progress(self, writer: str) -> Progress:
+        progress = self.writers.get(writer)
+        if progress is None:
+            progress = self.writers[writer] = Progress()
+        return progress
+
+    def _begin(self, piece: _Snapshot, progress: Progress) -> None:
+        """A snapshot begins or goes on; a piece that comes twice was written again after a commit of unknown end."""
+        if piece.part == 0:
+            progress.pending.clear()
+            progress.begun = piece.begun
+        elif progress.begun != piece.begun or piece.part not in {progress.part, progress.part + 1}:
+            progress.begun = None
+            progress.pending.clear()
+        progress.part = piece.part
+
+    def _lose(self, writer: str, progress: Progress) -> None:
+        """Some commits are missing: what is known is worth nothing until another snapshot is complete."""
+        progress.whole = None
+        progress.begun = None
+        progress.pending.clear()
+        for key in [key for key, kept in self._kept.items() if kept.writer == writer]:
+            del self._kept[key]
+
+    def _commit(self, line: _Commit, progress: Progress) -> None:
+        checkpoint = _decode_checkpoint(line.checkpoint)
+        last = self._commits.get(line.writer)
+        if (self._until is not None and checkpoint.at > self._until) or (last is not None and checkpoint.commit > last):
+            progress.over = True
+            progress.pending.clear()
+            return
+        fresh = progress.begun == checkpoint.commit and progress.whole is None
+        if progress.commit is not None and checkpoint.commit != progress.commit + 1 and not fresh:
+            self._lose(line.writer, progress)
+        progress.checkpoint = checkpoint
+        if progress.begun is None:
+            return
+        for change in progress.pending:
+            self._apply(change, checkpoint, progress)
+        progress.pending.clear()
+        stamp = {"commit": Raw(encode(checkpoint.commit)), "writer": Raw(encode(checkpoint.writer))}
+        for key, position in line.positions.items():
+            self._patch(key, {"queue_position": Raw(encode(position)), **stamp})
+        for key in line.dropped:
+            self._kept.pop(key, None)
+
+    def _apply(
+        self, change: _Transition | _Refresh | _Put | _Snapshot, checkpoint: Checkpoint, progress: Progress
+    ) -> None:
+        writer = checkpoint.writer
+        match change:
+            case _Transition():
+                key = f"{change.host}/{change.worker}/{change.incarnation}"
+                self._kept[key] = Kept(writer, bytes(change.record))
+            case _Refresh():
+                self._patch(f"{change.host}/{change.worker}/{change.incarnation}", change.changed)
+            case _Put():
+                self._kept[change.key] = Kept(writer, bytes(change.record))
+            case _Snapshot() if progress.whole is None:
+                for key, record in change.records.items():
+                    self._kept[key] = Kept(writer, bytes(record))
+                if change.last:
+                    progress.whole = checkpoint.at
+            case _Snapshot():
+                pass
+
+    def _patch(self, key: str, changed: Mapping[str, Raw]) -> None:
+        """Change some fields of a record; of one that a later piece of the snapshot has, there is none yet."""
+        kept = self._kept.get(key)
+        if kept is not None:
+            self._kept[key] = Kept(kept.writer, encode({**_decode_fields(kept.wire), **changed}))
+
+
+class Difference(NamedTuple):
+    """Where the ledger and its replay differ: a field of the record under `key`, or all of it (`field` None)."""
+
+    key: str
+    field: str | None
+    ledger: Any
+    history: Any
+
+
+def differences(ledger: Mapping[str, bytes], history: Mapping[str, bytes]) -> list[Difference]:
+    """Compare two states field by field; bytes that mean the same are the same."""
+    found: list[Difference] = []
+    for key in sorted(ledger.keys() | history.keys()):
+        one, other = ledger.get(key), history.get(key)
+        if one is None or other is None:
+            found.append(Difference(key, None, _plain(one), _plain(other)))
+        elif one != other:
+            here, there = _plain(one), _plain(other)
+            found += [
+                Difference(key, field, here.get(field), there.get(field))
+                for field in sorted(here.keys() | there.keys())
+                if here.get(field) != there.get(field)
+            ]
+    return found
+
+
+def _plain(wire: bytes | None) -> Any:
+    return None if wire is None else msgspec.json.decode(wire)
