@@ -316,8 +316,8 @@ class InputPosition(Struct, frozen=True, kw_only=True, gc=False):
 class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="checkpoint", gc=False):
     """A writer's position and counters: the record under `@checkpoint/<writer>`, last of each ledger batch.
 
-    `commit` counts this writer's transactions, `token` is the last fencing token it gave out. `snapshot` is when the newest
-    complete snapshot in history was begun: a replay of what came after it starts there. Left out: there is none.
+    `commit` counts this writer's transactions, `token` is the last fencing token it gave out. `snapshot` is when the
+    newest complete snapshot in history was begun: a replay of what came after it starts there. Left out: there is none.
     """
 
     writer: str
@@ -405,8 +405,8 @@ class Snapshot(Struct, frozen=True, kw_only=True, tag_field="type", tag="snapsho
     of. Key: the writer.
 
     A large state is spread over several commits. `begun` is the number of the commit with the first piece, `part`
-    counts pieces from 0. With the piece that is the `last`, and with all changes since the first, the state is complete:
-    whatever changed behind a piece is told as always, and what is new since the first piece is in none.
+    counts pieces from 0. With the piece that is the `last`, and with all changes since the first, the state is
+    complete: what changes behind a piece is told as always, and what is new since the first piece is in none.
     """
 
     writer: str

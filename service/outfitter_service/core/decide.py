@@ -29,7 +29,7 @@ from outfitter_proto.records import (
 from outfitter_service.core import discovery, queue
 from outfitter_service.core import model as m
 from outfitter_service.core.draft import Decision, Draft, Rules
-from outfitter_service.core.ledger import Change, DropAllocation, Ledger, PutAllocation
+from outfitter_service.core.ledger import DropAllocation, Ledger, PutAllocation
 from outfitter_service.core.requests import differences, resolve
 from outfitter_service.core.states import ALLOCATED, ENDED, FAILED, PENDING, PREPARING, RELEASING, Step
 
@@ -95,9 +95,9 @@ def _internal(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> De
     return draft.decision
 
 
-def renumber(ledger: Ledger, rules: Rules, host: str) -> list[Change]:
-    """Bring the queue positions that are shown up to date: no transition, hence no history."""
-    changes: list[Change] = []
+def renumber(ledger: Ledger, rules: Rules, host: str) -> list[PutAllocation]:
+    """Bring the queue positions that are shown up to date: no step, and nobody's decision."""
+    changes: list[PutAllocation] = []
     for position, (_, _, key) in enumerate(ledger.book(host).queue, start=1):
         record = ledger.allocations[key]
         shown = record.queue_position

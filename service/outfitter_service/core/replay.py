@@ -126,6 +126,7 @@ class Replay:
             progress = self._progress(stamp.writer)
             if progress.commit is not None and stamp.commit > progress.commit + 1:
                 self._lose(stamp.writer, progress)
+                progress.pending.clear()
         else:
             progress = self._progress(line.writer)
         if progress.over:
@@ -133,10 +134,8 @@ class Replay:
         if type(line) is _Commit:
             self._commit(line, progress)
             return
-        if type(line) is _Snapshot and progress.whole is None:
-            self._begin(line, progress)
-        # what comes before the first piece is in a piece
-        if progress.begun is not None:
+        # what comes before a first piece is in a piece
+        if progress.begun is not None or (type(line) is _Snapshot and line.part == 0):
             progress.pending.append(line)
 
     def _progress(self, writer: str) -> Progress:
@@ -145,40 +144,31 @@ class Replay:
             progress = self.writers[writer] = Progress()
         return progress
 
-    def _begin(self, piece: _Snapshot, progress: Progress) -> None:
-        """A snapshot begins or goes on; a piece that comes twice was written again after a commit of unknown end."""
-        if piece.part == 0:
-            progress.pending.clear()
-            progress.begun = piece.begun
-        elif progress.begun != piece.begun or piece.part not in {progress.part, progress.part + 1}:
-            progress.begun = None
-            progress.pending.clear()
-        progress.part = piece.part
-
     def _lose(self, writer: str, progress: Progress) -> None:
         """Some commits are missing: what is known is worth nothing until another snapshot is complete."""
         progress.whole = None
         progress.begun = None
-        progress.pending.clear()
         for key in [key for key, kept in self._kept.items() if kept.writer == writer]:
             del self._kept[key]
 
     def _commit(self, line: _Commit, progress: Progress) -> None:
         checkpoint = _decode_checkpoint(line.checkpoint)
+        pending, progress.pending = progress.pending, []
         last = self._commits.get(line.writer)
         if (self._until is not None and checkpoint.at > self._until) or (last is not None and checkpoint.commit > last):
             progress.over = True
-            progress.pending.clear()
             return
-        fresh = progress.begun == checkpoint.commit and progress.whole is None
-        if progress.commit is not None and checkpoint.commit != progress.commit + 1 and not fresh:
+        if progress.commit is not None and checkpoint.commit != progress.commit + 1:
             self._lose(line.writer, progress)
         progress.checkpoint = checkpoint
+        progress.over = last == checkpoint.commit
+        for change in pending:
+            if type(change) is _Snapshot and progress.whole is None:
+                _follow(change, progress)
         if progress.begun is None:
             return
-        for change in progress.pending:
+        for change in pending:
             self._apply(change, checkpoint, progress)
-        progress.pending.clear()
         stamp = {"commit": Raw(encode(checkpoint.commit)), "writer": Raw(encode(checkpoint.writer))}
         for key, position in line.positions.items():
             self._patch(key, {"queue_position": Raw(encode(position)), **stamp})
@@ -210,6 +200,15 @@ class Replay:
         kept = self._kept.get(key)
         if kept is not None:
             self._kept[key] = Kept(kept.writer, encode({**_decode_fields(kept.wire), **changed}))
+
+
+def _follow(piece: _Snapshot, progress: Progress) -> None:
+    """A snapshot begins or goes on; a piece that comes twice was written again after a commit of unknown end."""
+    if piece.part == 0:
+        progress.begun = piece.begun
+    elif progress.begun != piece.begun or piece.part not in {progress.part, progress.part + 1}:
+        progress.begun = None
+    progress.part = piece.part
 
 
 class Difference(NamedTuple):

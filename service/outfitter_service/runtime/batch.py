@@ -22,13 +22,22 @@ from outfitter_proto.records import (
     HistoryRecord,
     Host,
     Note,
+    Refresh,
     Source,
     Transition,
 )
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, renumber
 from outfitter_service.core.ledger import Change, Ledger, PutAllocation, PutHost
-from outfitter_service.runtime.transaction import batches, dead_letter, ledger_batch, note_entry, step_entry
+from outfitter_service.runtime.snapshots import Piece
+from outfitter_service.runtime.transaction import (
+    batches,
+    commit_entries,
+    dead_letter,
+    ledger_batch,
+    note_entry,
+    step_entry,
+)
 
 log = structlog.get_logger("outfitter.processor")
 
@@ -37,10 +46,18 @@ class Batch:
     """The decisions of one commit, applied to the ledger as they are made (`Ledger.rollback` takes them back)."""
 
     def __init__(
-        self, ledger: Ledger, rules: Rules, now: datetime, *, meet: Callable[[str], None], base: int = 0
+        self,
+        ledger: Ledger,
+        rules: Rules,
+        now: datetime,
+        *,
+        meet: Callable[[str], None],
+        base: int = 0,
+        history: bool = True,
     ) -> None:
         """`base` is added to offsets to make numbers that only grow: see `records.InputPosition`. `meet` is told of a
-        host that the ledger does not know, before its first registration is decided."""
+        host that the ledger does not know, before its first registration is decided. Without `history` nothing is
+        written to that topic."""
         self.ledger = ledger
         self.now = now
         self.history: list[HistoryRecord] = []
@@ -57,10 +74,14 @@ class Batch:
         self.bytes = 0
         self.events = 0
         self.hosts: set[str] = set()
+        self.piece: Piece | None = None
+        self.history_bytes = 0
         self._rules = rules
         self._base = base
         self._meet = meet
+        self._history = history
         self._steps: list[Entry] = []
+        self._positions: dict[str, int] = {}
 
     @property
     def empty(self) -> bool:
@@ -137,6 +158,9 @@ class Batch:
             if self.bytes >= full:
                 return False
             self.apply([change])
+            record = change.record
+            if record.queue_position is not None:
+                self._positions[record.key] = record.queue_position
         return True
 
     def _keep(self, key: str, record: Allocation | Host | None) -> None:
@@ -150,15 +174,28 @@ class Batch:
         self.values[key] = (record, value)
         self.bytes += size
 
-    def _tell(self, step: Transition) -> None:
+    def _tell(self, step: Transition | Refresh) -> None:
         """Encode a step here and now: its record's bytes are mostly those that were just made for the ledger."""
-        key = f"{step.host}/{step.worker}/{step.incarnation}"
-        record, value = self.values[key]
         self.history.append(step)
-        self._steps.append(step_entry(key, step, value if record is step.record else None))
+        if not self._history:
+            return
+        key = f"{step.host}/{step.worker}/{step.incarnation}"
+        if type(step) is Transition:
+            record, value = self.values[key]
+            entry = step_entry(key, step, value if record is step.record else None)
+        else:
+            entry = Entry(key.encode(), encode(step))
+        self._steps.append(entry)
+        self.history_bytes += len(entry.value or b"")
 
     def transaction(self, topics: Topics, checkpoint: Checkpoint) -> list[tuple[str, list[Entry]]]:
         """What the commit writes, topic by topic, in order."""
         ledger = ledger_batch(self.values, checkpoint)
-        notes = [note_entry(record) for record in self.history if type(record) is Note]
-        return batches(topics, [*notes, *self._steps], self.letters, ledger)
+        if not self._history:
+            return batches(topics, [], self.letters, ledger)
+        history = [note_entry(record) for record in self.history if type(record) is Note]
+        history += self._steps
+        history += commit_entries(
+            checkpoint, ledger, self.values, self._positions, self.piece.entry if self.piece else None
+        )
+        return batches(topics, history, self.letters, ledger)

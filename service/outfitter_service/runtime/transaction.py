@@ -20,10 +20,12 @@ from outfitter_proto.records import (
     MAX_DEAD_LETTER_BODY,
     Allocation,
     Checkpoint,
+    Commit,
     DeadLetter,
     Host,
     MessageSource,
     Note,
+    Put,
     Transition,
 )
 
@@ -49,6 +51,29 @@ def ledger_batch(
             lets_go.append(entry)
     takes.sort(key=lambda take: take[0])
     return [*lets_go, *(entry for _, entry in takes), *hosts, Entry(checkpoint.key.encode(), encode(checkpoint))]
+
+
+def commit_entries(
+    checkpoint: Checkpoint,
+    ledger: Sequence[Entry],
+    values: Mapping[str, tuple[Allocation | Host | None, bytes | None]],
+    positions: dict[str, int],
+    piece: Entry | None,
+) -> list[Entry]:
+    """What history says at the end of a commit, besides its steps: all else that makes up `ledger`, whose last entry is
+    the `checkpoint`'s. `piece` is one of a snapshot."""
+    writer = checkpoint.writer
+    told: list[Entry] = []
+    dropped: list[str] = []
+    for key, (record, value) in values.items():
+        if value is None:
+            dropped.append(key)
+        elif type(record) is Host:
+            told.append(Entry(key.encode(), encode(Put(writer=writer, key=key, record=Raw(value)))))
+    if piece is not None:
+        told.append(piece)
+    end = Commit(writer=writer, checkpoint=Raw(ledger[-1].value or b""), positions=positions, dropped=dropped)
+    return [*told, Entry(writer.encode(), encode(end))]
 
 
 def note_entry(note: Note) -> Entry:

@@ -1,0 +1,177 @@
+"""When a writer's whole state goes into history, and in which pieces: a replay can begin only where that is done.
+
+A snapshot is never more than a piece beside what a commit has to say anyway, however large the ledger is; what changes
+between the pieces is in history as always (`records.Snapshot`). It decides nothing and commits nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from outfitter_proto.bus import Entry
+from outfitter_proto.codec import encode
+from outfitter_proto.records import Checkpoint, LedgerRecord, Snapshot
+from outfitter_service.core.ledger import Ledger
+
+PIECE_BYTES = 256 * 1024
+"""Records in one piece: some hundred, a millisecond or two of a commit."""
+SMALLEST_PIECE_BYTES = 4096
+INTERVAL = timedelta(hours=24)
+"""How old the newest snapshot becomes at most while anything is committed: far less than what history is kept."""
+BETWEEN_BYTES = 1024**3
+BETWEEN_TIMES = 16
+"""History between two snapshots: so many bytes at least, and so many times the state, unless the interval is over. A
+replay reads it in well under a minute, and what snapshots add is a sixteenth at most."""
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """How large a piece is, and when the next snapshot is due; in bytes but for the interval."""
+
+    piece_bytes: int = PIECE_BYTES
+    interval: timedelta = INTERVAL
+    between_bytes: int = BETWEEN_BYTES
+
+
+class Piece(Struct, frozen=True, kw_only=True):
+    """One commit's part of a snapshot. `upto` is how many of the snapshot's keys are through with it; `since` what the
+    checkpoint says of snapshots once it is committed."""
+
+    entry: Entry
+    upto: int
+    size: int
+    since: datetime | UnsetType
+
+
+class _Underway:
+    """A snapshot in the making: the keys it began with, and how far it has been handed out and committed."""
+
+    def __init__(self, keys: list[str], begun: int, at: datetime, size: int) -> None:
+        self.keys = keys
+        self.begun = begun
+        self.at = at
+        self.size = size
+        self.handed = (0, 0)
+        self.committed = (0, 0)
+        """Pieces and keys."""
+
+
+class Snapshots:
+    """The snapshots of one writer. Ask for a `piece` when a commit's decisions are made, then say how it ended."""
+
+    def __init__(self, writer: str, instance: str, limits: Limits | None = None) -> None:
+        self._writer = writer
+        self._instance = instance
+        self._limits = limits or Limits()
+        self._piece_bytes = self._limits.piece_bytes
+        self._since: datetime | None = None
+        self._written = 0
+        self._size = 0
+        self._not_before: datetime | None = None
+        self._underway: _Underway | None = None
+
+    @property
+    def underway(self) -> bool:
+        """There is more to write, with or without anything else to commit."""
+        return self._underway is not None
+
+    @property
+    def since(self) -> datetime | UnsetType:
+        """When the newest complete snapshot was begun, for the checkpoint."""
+        return self._since if self._since is not None else UNSET
+
+    def adopt(self, checkpoint: Checkpoint | None) -> None:
+        """The ledger was replayed, up to this checkpoint: what another manager wrote may have holes in its history."""
+        self._since = None
+        if checkpoint is not None and checkpoint.snapshot is not UNSET:
+            self._since = checkpoint.snapshot
+        underway = self._underway
+        if underway is not None:
+            mine = checkpoint is not None and checkpoint.instance == self._instance
+            underway.handed = underway.committed
+            # of one that was never begun for certain, the keys are those of a commit that may not be
+            if not mine or self._since == underway.at or underway.committed[0] == 0:
+                self._underway = None
+
+    def piece(self, ledger: Ledger, now: datetime, *, commit: int) -> Piece | None:
+        """What is due of a snapshot, as the ledger is now, with all that was decided for the commit of that number."""
+        if self._underway is None and self._is_due(now):
+            keys = list(_keys(ledger))
+            self._underway = _Underway(keys, commit, now, 0)
+        underway = self._underway
+        if underway is None or (underway.handed[1] == len(underway.keys) and underway.handed[0]):
+            return None
+        part, at = underway.handed
+        records: dict[str, Raw] = {}
+        size = 0
+        while at < len(underway.keys) and size < self._piece_bytes:
+            key = underway.keys[at]
+            record = _record(ledger, key)
+            at += 1
+            if record is not None:
+                records[key] = Raw(value := encode(record))
+                size += len(value) + len(key)
+        last = at == len(underway.keys)
+        underway.handed = (part + 1, at)
+        told = Snapshot(writer=self._writer, begun=underway.begun, part=part, records=records, last=last)
+        return Piece(
+            entry=Entry(self._writer.encode(), encode(told)),
+            upto=at,
+            size=size,
+            since=underway.at if last else self.since,
+        )
+
+    def settle(self, piece: Piece | None, written: int) -> None:
+        """A commit was made, with so many bytes of history."""
+        self._written += written
+        underway = self._underway
+        if piece is None or underway is None:
+            return
+        underway.committed = (underway.committed[0] + 1, piece.upto)
+        underway.size += piece.size
+        if piece.upto == len(underway.keys):
+            self._since = underway.at
+            self._size, self._written = underway.size, 0
+            self._piece_bytes = self._limits.piece_bytes
+            self._underway = None
+
+    def take_back(self) -> None:
+        """What was handed out and not committed is not: the same comes again."""
+        underway = self._underway
+        if underway is not None:
+            underway.handed = underway.committed
+            if underway.committed[0] == 0:
+                self._underway = None  # it begins with another commit
+
+    def shrink(self, now: datetime) -> None:
+        """A commit with a piece was too large: smaller ones from now on, and none for a while if that does not help."""
+        self.take_back()
+        if self._piece_bytes > SMALLEST_PIECE_BYTES:
+            self._piece_bytes //= 8
+        else:
+            self._underway = None
+            self._not_before = now + self._limits.interval
+
+    def _is_due(self, now: datetime) -> bool:
+        if self._not_before is not None and now < self._not_before:
+            return False
+        if self._since is None or not timedelta() <= now - self._since < self._limits.interval:
+            return True
+        return self._written >= max(self._limits.between_bytes, BETWEEN_TIMES * self._size)
+
+
+def _keys(ledger: Ledger) -> Iterator[str]:
+    for host, book in ledger.hosts.items():
+        if book.record is not None:
+            yield f"@host/{host}"
+    yield from ledger.devices
+    yield from ledger.allocations
+
+
+def _record(ledger: Ledger, key: str) -> LedgerRecord | None:
+    if key.startswith("@host/"):
+        book = ledger.hosts.get(key.removeprefix("@host/"))
+        return book.record if book is not None else None
+    return ledger.devices.get(key) or ledger.allocations.get(key)
