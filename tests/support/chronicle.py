@@ -1,0 +1,205 @@
+"""A writer that commits to two topics in memory, ledger and history: the real batches and snapshots around the core.
+
+It has the interface of `core_world.World`, so that the same random events can be played on it. After each commit it
+replays all of history and compares the end with the ledger, bytes and all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import timedelta
+
+from outfitter_proto.bus import Entry
+from outfitter_proto.codec import decode_ledger
+from outfitter_proto.names import topics
+from outfitter_proto.records import (
+    Allocation,
+    Checkpoint,
+    Deregister,
+    Heartbeat,
+    Host,
+    InputPosition,
+    ManagerIdentity,
+    Register,
+    Source,
+)
+from outfitter_service.core import model as m
+from outfitter_service.core.decide import Rules, implied
+from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost, SetToken
+from outfitter_service.core.replay import Replay, differences
+from outfitter_service.runtime.batch import Batch
+from outfitter_service.runtime.snapshots import Limits, Snapshots
+from support.desk import HOST, START
+
+TOPICS = topics()
+
+
+class Chronicle:
+    """One writer. `log` is what stands in history, `ledgers` the ledger after each commit that is in it, by number."""
+
+    def __init__(self, rules: Rules, limits: Limits) -> None:
+        self.rules = rules
+        self.limits = limits
+        self.now = START
+        self.offset = 0
+        self.runs = 0
+        self.ledger = Ledger()
+        self.topic: dict[str, bytes] = {}
+        self.log: list[bytes] = []
+        self.ledgers: dict[int, dict[str, bytes]] = {}
+        self.starts: list[int] = []
+        """Where in the log commits begin."""
+        self.waiting: deque[m.Event] = deque()
+        self.said: list[m.Event] = []
+        self.commands: list[m.Command] = []
+        self.history = True
+        self.snapshots = self._begin()
+        manager = ManagerIdentity(instance="one", version="0", since=START)
+        self.batch.apply([PutHost(Host(host=HOST, manager=manager, since=START))])
+        self.commit()
+
+    def _begin(self) -> Snapshots:
+        self.runs += 1
+        self.batch = self._new_batch()
+        return Snapshots(self.rules.writer, f"run-{self.runs}", self.limits)
+
+    def _new_batch(self) -> Batch:
+        return Batch(self.ledger, self.rules, self.now, history=self.history)
+
+    # --- what `World` has, too ---
+
+    def say(self, event: m.Event) -> None:
+        self.waiting.append(event)
+        while self.waiting:
+            event = self.waiting.popleft()
+            self.said.append(event)
+            self.batch.decide(event)
+
+    def message(self, message: Register | Heartbeat | Deregister) -> None:
+        self.offset += 1
+        self.say(m.Incoming(message, Source(partition=0, offset=self.offset)))
+
+    def commit(self) -> None:
+        batch, snapshots = self.batch, self.snapshots
+        batch.renumber(HOST, 1e9)
+        number = self.ledger.commits + 1
+        if self.history:
+            batch.piece = snapshots.piece(self.ledger, self.now, commit=number)
+        written = dict(batch.transaction(TOPICS, self._checkpoint(number)))
+        self._write(written[TOPICS.allocations])
+        assert self.history or TOPICS.history not in written
+        self.starts.append(len(self.log))
+        self.log += [entry.value or b"" for entry in written.get(TOPICS.history, [])]
+        self.ledger.settle()
+        self.ledger.commits = number
+        if self.history:
+            snapshots.settle(batch.piece, batch.history_bytes)
+            self.ledgers[number] = dict(self.topic)
+        self.commands += batch.commands
+        self.waiting.extend(batch.follow_ups)
+        self.said.clear()
+        self.batch = self._new_batch()
+        self.check()
+
+    def settle(self) -> None:
+        for _ in range(1000):
+            while self.waiting:
+                self.say(self.waiting.popleft())
+            self.commit()
+            if not self.waiting:
+                return
+        raise AssertionError("follow-ups do not end")
+
+    def fail_commit(self) -> None:
+        if self.history:
+            self.batch.piece = self.snapshots.piece(self.ledger, self.now, commit=self.ledger.commits + 1)
+        self.ledger.rollback()
+        self.snapshots.take_back()
+        self.waiting.extendleft(reversed(self.said))
+        self.said.clear()
+        self.batch = self._new_batch()
+
+    def crash(self) -> None:
+        """All memory is lost; the ledger is read again by a new run."""
+        self._restore()
+        self.snapshots = self._begin()
+        self.snapshots.adopt(self._last_checkpoint())
+
+    def take_anew(self) -> None:
+        """The same run takes the partition again, and goes on with its snapshot."""
+        self.snapshots.take_back()
+        self._restore()
+        self.batch = self._new_batch()
+        self.snapshots.adopt(self._last_checkpoint())
+
+    def switch(self, *, history: bool) -> None:
+        """Another run, with history or without."""
+        self.history = history
+        self.crash()
+
+    def pass_time(self, seconds: float) -> None:
+        self.commit()
+        self.now += timedelta(seconds=seconds)
+        self.batch.now = self.now
+        self.say(m.Tick(host=HOST))
+
+    # --- its parts ---
+
+    def _checkpoint(self, number: int) -> Checkpoint:
+        piece = self.batch.piece
+        more = {"snapshot": piece.since if piece is not None else self.snapshots.since} if self.history else {}
+        return Checkpoint(
+            writer=self.rules.writer, instance=f"run-{self.runs}", cluster="outfitter", scope="host", commit=number,
+            token=self.ledger.token, at=self.now,
+            input=InputPosition(topic_id="t", partition=0, from_=0, to=self.offset), **more,
+        )  # fmt: skip
+
+    def _write(self, entries: list[Entry]) -> None:
+        for key, value in entries:
+            if value is None:
+                self.topic.pop((key or b"").decode(), None)
+            else:
+                self.topic[(key or b"").decode()] = value
+
+    def _last_checkpoint(self) -> Checkpoint | None:
+        found = decode_ledger(self.topic[f"@checkpoint/{self.rules.writer}"])
+        return found if isinstance(found, Checkpoint) else None
+
+    def _restore(self) -> None:
+        self.ledger = Ledger()
+        for record in map(decode_ledger, self.topic.values()):
+            match record:
+                case Allocation():
+                    self.ledger.restore(PutAllocation(record))
+                case Host():
+                    self.ledger.restore(PutHost(record))
+                case Checkpoint():
+                    self.ledger.restore(SetToken(record.token))
+                    self.ledger.commits = record.commit
+                case _:
+                    raise AssertionError(record)
+        self.said.clear()
+        self.commands = [command for one in self.ledger.allocations.values() if (command := implied(one)) is not None]
+        self.waiting = deque([m.Reschedule(host=HOST)])
+
+    # --- what must be so ---
+
+    def replayed(self, *, start: int = 0, last: int | None = None) -> dict[str, bytes] | None:
+        """The ledger as history has it after commit `last` (None: the end), read from `start`; None: it is not
+        whole there."""
+        replay = Replay(commits={} if last is None else {self.rules.writer: last})
+        for value in self.log[start:]:
+            replay.take(value)
+        progress = replay.writers.get(self.rules.writer)
+        if progress is None or progress.whole is None or (last is not None and progress.commit != last):
+            return None
+        return {key: kept.wire for key, kept in replay.records.items()}
+
+    def check(self, *, start: int = 0) -> bool:
+        """The end of history is the ledger; False where history cannot say, not being whole."""
+        told = self.replayed(start=start)
+        if told is None or self.ledger.commits not in self.ledgers:
+            return False
+        found = differences(self.topic, told)
+        assert found == [], found
+        return True
