@@ -12,7 +12,7 @@ from core.test_promises import Core
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
 from outfitter_service.core.replay import differences
-from outfitter_service.runtime.snapshots import Limits
+from outfitter_service.runtime.snapshots import Pace
 from support.chronicle import Chronicle
 
 
@@ -47,7 +47,7 @@ class Histories(Core):
             m.ResourceSpec(name="disk", amount=1, on_demand=True, on_failure=on_failure, state=disk_state),
         ]
         rules = Rules(writer="host/h", specs={spec.name: spec for spec in specs}, chunk=chunk, retention_s=50)
-        self.world = Chronicle(rules, Limits(piece_bytes=piece, between_bytes=between))
+        self.world = Chronicle(rules, Pace(piece_bytes=piece, between_bytes=between))
 
     @rule()
     def take_anew(self) -> None:

@@ -30,7 +30,7 @@ from outfitter_service.core.decide import Rules, implied
 from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost, SetToken
 from outfitter_service.core.replay import Replay, differences
 from outfitter_service.runtime.batch import Batch
-from outfitter_service.runtime.snapshots import Limits, Snapshots
+from outfitter_service.runtime.snapshots import Pace, Snapshots
 from support.desk import HOST, START
 
 TOPICS = topics()
@@ -39,9 +39,9 @@ TOPICS = topics()
 class Chronicle:
     """One writer. `log` is what stands in history, `ledgers` the ledger after each commit that is in it, by number."""
 
-    def __init__(self, rules: Rules, limits: Limits) -> None:
+    def __init__(self, rules: Rules, pace: Pace) -> None:
         self.rules = rules
-        self.limits = limits
+        self.pace = pace
         self.now = START
         self.offset = 0
         self.runs = 0
@@ -63,10 +63,14 @@ class Chronicle:
     def _begin(self) -> Snapshots:
         self.runs += 1
         self.batch = self._new_batch()
-        return Snapshots(self.rules.writer, f"run-{self.runs}", self.limits)
+        return Snapshots(self.rules.writer, f"run-{self.runs}", self.pace if self.history else None)
 
     def _new_batch(self) -> Batch:
-        return Batch(self.ledger, self.rules, self.now, history=self.history)
+        return Batch(self.ledger, self.rules, self.now, meet=self.unexpected, history=self.history)
+
+    @staticmethod
+    def unexpected(host: str) -> None:
+        raise AssertionError(f"nobody said anything of {host}")
 
     # --- what `World` has, too ---
 
@@ -86,17 +90,16 @@ class Chronicle:
         batch.renumber(HOST, 1e9)
         batch.now = self.now
         number = self.ledger.commits + 1
-        if self.history:
-            batch.piece = snapshots.piece(self.ledger, self.now, commit=number)
+        batch.piece = snapshots.piece(self.ledger, self.now, commit=number)
         written = dict(batch.transaction(TOPICS, self._checkpoint(number)))
         self._write(written[TOPICS.allocations])
         assert self.history or TOPICS.history not in written
         self.starts[batch.now] = len(self.log)
         self.log += [entry.value or b"" for entry in written.get(TOPICS.history, [])]
+        self.ledger.seal()
         self.ledger.settle()
-        self.ledger.commits = number
+        snapshots.settle(batch.piece, batch.history_bytes)
         if self.history:
-            snapshots.settle(batch.piece, batch.history_bytes)
             self.ledgers[number] = dict(self.topic)
         self.commands += batch.commands
         self.waiting.extend(batch.follow_ups)
@@ -115,8 +118,7 @@ class Chronicle:
         raise AssertionError("follow-ups do not end")
 
     def fail_commit(self) -> None:
-        if self.history:
-            self.batch.piece = self.snapshots.piece(self.ledger, self.now, commit=self.ledger.commits + 1)
+        self.batch.piece = self.snapshots.piece(self.ledger, self.now, commit=self.ledger.commits + 1)
         self.ledger.rollback()
         self.snapshots.take_back()
         self.waiting.extendleft(reversed(self.said))
@@ -150,20 +152,20 @@ class Chronicle:
     # --- its parts ---
 
     def _checkpoint(self, number: int) -> Checkpoint:
-        piece = self.batch.piece
-        more = {"snapshot": piece.since if piece is not None else self.snapshots.since} if self.history else {}
         return Checkpoint(
             writer=self.rules.writer, instance=f"run-{self.runs}", cluster="outfitter", scope="host", commit=number,
             token=self.ledger.token, at=self.now,
-            input=InputPosition(topic_id="t", partition=0, from_=0, to=self.offset), **more,
+            input=InputPosition(topic_id="t", partition=0, from_=0, to=self.offset),
+            snapshot=self.snapshots.newest(self.batch.piece),
         )  # fmt: skip
 
     def _write(self, entries: list[Entry]) -> None:
-        for key, value in entries:
-            if value is None:
-                self.topic.pop((key or b"").decode(), None)
+        for entry in entries:
+            key = (entry.key or b"").decode()
+            if entry.value is None:
+                self.topic.pop(key, None)
             else:
-                self.topic[(key or b"").decode()] = value
+                self.topic[key] = entry.value
 
     def _last_checkpoint(self) -> Checkpoint | None:
         found = decode_ledger(self.topic[f"@checkpoint/{self.rules.writer}"])

@@ -173,6 +173,7 @@ class Cycle:
             self._station.clock.utc(),
             base=self.place.base,
             meet=self._meet,
+            history=station.limits.history is not None,
         )
         return Work(batch=batch, position=self._decided, opening=opening)
 
@@ -267,6 +268,8 @@ class Cycle:
         """Whether there is anything to write (heartbeats move leases in memory only)."""
         if work.opening or self._stopping or not work.batch.empty or self._station.agenda.notes:
             return True
+        if self._station.snapshots.underway:
+            return True
         if work.position - self._checkpointed >= self._station.limits.checkpoint_records:
             return True
         return self._station.clock.monotonic() - self._committed_at >= self._station.limits.checkpoint_interval_s
@@ -281,6 +284,7 @@ class Cycle:
             self._unnumbered = {host for host in self._unnumbered if not batch.renumber(host, self._full)}
         if self._stopping:
             self._part(work)
+        batch.piece = self._station.snapshots.piece(self.ledger, batch.now, commit=self.ledger.commits + 1)
         # Whoever goes on after a crash must see the same deaths: the boot that ended stays named until they are in.
         attendance = self._station.attendance
         work.deaths_left = agenda.ended_boot_id is not None and bool(attendance.unjudged or agenda.deaths())
@@ -308,6 +312,7 @@ class Cycle:
             at=work.batch.now,
             machine_id=identity.machine_id,
             boot_id=self._station.agenda.ended_boot_id if work.deaths_left else identity.boot_id,
+            snapshot=self._station.snapshots.newest(work.batch.piece),
         )
 
     async def _commit(self, work: Work, checkpoint: Checkpoint) -> None:
@@ -335,6 +340,7 @@ class Cycle:
         if work.done:
             self.opened = True
             del station.agenda.notes[: work.notes]
+            station.snapshots.settle(batch.piece, batch.history_bytes)
             if not work.deaths_left:
                 station.agenda.ended_boot_id = None
         else:
@@ -359,6 +365,7 @@ class Cycle:
         """These commits, the latest first, come to nothing: what led to them is to be decided again."""
         self.ledger.rollback()
         station = self._station
+        station.snapshots.take_back()
         for work in works:
             station.agenda.give_back(work.internal, but=work.offspring)
             station.intake.give_back(work.messages)
@@ -375,7 +382,7 @@ class Cycle:
         station = self._station
         events = work.batch.events
         self._log.warning("a commit is too large, splitting it", error=str(trouble), events=events)
-        narrowed = station.portion.shrink(events)
+        narrowed = station.snapshots.shrink(work.batch.piece, work.batch.now) or station.portion.shrink(events)
         if not narrowed and work.internal:
             self._give_up(station.agenda.queue.popleft(), trouble)
             narrowed = True

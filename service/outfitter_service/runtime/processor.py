@@ -29,6 +29,7 @@ from outfitter_service.runtime.owners import OwnerWatch
 from outfitter_service.runtime.portion import Portion
 from outfitter_service.runtime.remit import HostRemit, Remit
 from outfitter_service.runtime.restore import Restored, restore
+from outfitter_service.runtime.snapshots import Snapshots
 from outfitter_service.runtime.station import Limits, Place, Station
 from outfitter_service.runtime.telling import Telling
 
@@ -105,6 +106,7 @@ class Processor:
             attendance=self.attendance,
             intake=self.intake,
             portion=Portion(records=limits.batch_records, chunk=rules.chunk),
+            snapshots=Snapshots(identity.writer, identity.instance, limits.history),
             telling=Telling(metrics, **place),
         )
         self._log = self._station.telling.log
@@ -276,6 +278,7 @@ class Processor:
         station.telling.replayed(self.ledger)
         station.metrics.restore_seconds.set(restored.seconds)
         station.metrics.restored_records.set(restored.records)
+        station.snapshots.adopt(found)
         agenda.ended_boot_id = self._ended_boot(found) or agenda.ended_boot_id
         # levels are observed anew: the last inventories, and the command that each unfinished record implies
         own = station.identity.host

@@ -27,7 +27,7 @@ BETWEEN_TIMES = 16
 replay reads it in well under a minute, and what snapshots add is a sixteenth at most."""
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class Pace(Struct, frozen=True, kw_only=True):
     """How large a piece is, and when the next snapshot is due; in bytes but for the interval."""
 
     piece_bytes: int = PIECE_BYTES
@@ -36,13 +36,13 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class Piece(Struct, frozen=True, kw_only=True):
-    """One commit's part of a snapshot. `upto` is how many of the snapshot's keys are through with it; `since` what the
-    checkpoint says of snapshots once it is committed."""
+    """One commit's part of a snapshot. `upto` is how many of the snapshot's keys are through with it; `last` is set
+    where it completes the snapshot: when that was begun."""
 
     entry: Entry
     upto: int
     size: int
-    since: datetime | UnsetType
+    last: datetime | None
 
 
 class _Underway:
@@ -61,11 +61,12 @@ class _Underway:
 class Snapshots:
     """The snapshots of one writer. Ask for a `piece` when a commit's decisions are made, then say how it ended."""
 
-    def __init__(self, writer: str, instance: str, limits: Limits | None = None) -> None:
+    def __init__(self, writer: str, instance: str, pace: Pace | None) -> None:
+        """`pace` None: nothing is written to history, and hence no snapshot."""
         self._writer = writer
         self._instance = instance
-        self._limits = limits or Limits()
-        self._piece_bytes = self._limits.piece_bytes
+        self._pace = pace
+        self._piece_bytes = pace.piece_bytes if pace is not None else 0
         self._since: datetime | None = None
         self._written = 0
         self._size = 0
@@ -77,15 +78,16 @@ class Snapshots:
         """There is more to write, with or without anything else to commit."""
         return self._underway is not None
 
-    @property
-    def since(self) -> datetime | UnsetType:
-        """When the newest complete snapshot was begun, for the checkpoint."""
+    def newest(self, piece: Piece | None) -> datetime | UnsetType:
+        """What the checkpoint says: when the newest snapshot was begun that is complete with a commit of this piece."""
+        if piece is not None and piece.last is not None:
+            return piece.last
         return self._since if self._since is not None else UNSET
 
     def adopt(self, checkpoint: Checkpoint | None) -> None:
         """The ledger was replayed, up to this checkpoint: what another manager wrote may have holes in its history."""
         self._since = None
-        if checkpoint is not None and checkpoint.snapshot is not UNSET:
+        if self._pace is not None and checkpoint is not None and checkpoint.snapshot is not UNSET:
             self._since = checkpoint.snapshot
         underway = self._underway
         if underway is not None:
@@ -120,7 +122,7 @@ class Snapshots:
             entry=Entry(self._writer.encode(), encode(told)),
             upto=at,
             size=size,
-            since=underway.at if last else self.since,
+            last=underway.at if last else None,
         )
 
     def settle(self, piece: Piece | None, written: int) -> None:
@@ -134,7 +136,7 @@ class Snapshots:
         if piece.upto == len(underway.keys):
             self._since = underway.at
             self._size, self._written = underway.size, 0
-            self._piece_bytes = self._limits.piece_bytes
+            self._piece_bytes = self._pace.piece_bytes if self._pace is not None else 0
             self._underway = None
 
     def take_back(self) -> None:
@@ -145,21 +147,28 @@ class Snapshots:
             if underway.committed[0] == 0:
                 self._underway = None  # it begins with another commit
 
-    def shrink(self, now: datetime) -> None:
-        """A commit with a piece was too large: smaller ones from now on, and none for a while if that does not help."""
+    def shrink(self, piece: Piece | None, now: datetime) -> bool:
+        """A commit with this piece was too large: smaller ones from now on, and none for a while if that does not help.
+        False if there was none, and it is not for us to help."""
+        if piece is None or self._pace is None:
+            return False
         self.take_back()
         if self._piece_bytes > SMALLEST_PIECE_BYTES:
             self._piece_bytes //= 8
         else:
             self._underway = None
-            self._not_before = now + self._limits.interval
+            self._not_before = now + self._pace.interval
+        return True
 
     def _is_due(self, now: datetime) -> bool:
+        pace = self._pace
+        if pace is None:
+            return False
         if self._not_before is not None and now < self._not_before:
             return False
-        if self._since is None or not timedelta() <= now - self._since < self._limits.interval:
+        if self._since is None or not timedelta() <= now - self._since < pace.interval:
             return True
-        return self._written >= max(self._limits.between_bytes, BETWEEN_TIMES * self._size)
+        return self._written >= max(pace.between_bytes, BETWEEN_TIMES * self._size)
 
 
 def _keys(ledger: Ledger) -> Iterator[str]:

@@ -19,17 +19,20 @@ from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.intake import Intake
 from outfitter_service.runtime.portion import Portion
 from outfitter_service.runtime.remit import Remit
+from outfitter_service.runtime.snapshots import Pace, Snapshots
 from outfitter_service.runtime.telling import Telling
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """How much and how long: records, seconds. `take_over`: accept a ledger that another machine wrote."""
+    """How much and how long: records, seconds. `take_over`: accept a ledger that another machine wrote. `history`: how
+    often that topic gets snapshots; None: nothing is written to it."""
 
     batch_records: int = 1000
     lease_grace_s: float = 2.0
     checkpoint_interval_s: float = 3600.0
     checkpoint_records: int = 5000
     take_over: bool = False
+    history: Pace | None = Pace()
 
 
 class Place(Struct, kw_only=True):
@@ -58,4 +61,5 @@ class Station(Struct, kw_only=True):
     attendance: Attendance
     intake: Intake
     portion: Portion
+    snapshots: Snapshots
     telling: Telling
