@@ -147,14 +147,20 @@ class Grant(Struct, frozen=True, kw_only=True):
 class DriverParams(Mapping[str, str]):
     """A resource's `param.*` settings, prefix stripped: all that a factory is told (as in Flink).
 
-    `directory` is the folder of the configuration file, against which relative paths may be resolved.
+    `directory` is the folder of the configuration file, against which relative paths may be resolved. `warnings` are
+    what the factory had to say of settings that are no errors.
     """
 
-    __slots__ = ("_values", "directory")
+    __slots__ = ("_values", "directory", "warnings")
 
     def __init__(self, values: Mapping[str, str], *, directory: Path | None = None) -> None:
         self._values = dict(values)
         self.directory = directory
+        self.warnings: list[str] = []
+
+    def warn(self, message: str) -> None:
+        """Say something of a setting that is no error, beginning with its key: `retries: 9 is a lot`."""
+        self.warnings.append(message)
 
     def __getitem__(self, key: str) -> str:
         return self._values[key]
@@ -173,7 +179,8 @@ class ExternalResourceDriver(ABC):
     """Finds the devices of one resource."""
 
     call_timeout: float = 30.0
-    """How many seconds one call of this driver may take before the manager gives it up."""
+    """How many seconds one call of this driver may take before the manager gives it up. The driver says what it needs;
+    where `driver-timeout` is configured, that is put in its place before the first call."""
 
     not_granted_hint: str | None = None
     """What to tell a worker that waits although the driver named enough devices, because all of them are held."""

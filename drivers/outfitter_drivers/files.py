@@ -12,25 +12,15 @@ from __future__ import annotations
 
 import stat
 import threading
-from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
 from outfitter_drivers import settings
-from outfitter_drivers.api import (
-    Device,
-    DriverParams,
-    ExternalResourceDriver,
-    ExternalResourceDriverFactory,
-    ExternalResourceInfo,
-    Inventory,
-    NotEnoughDevicesError,
-    TemporaryDriverError,
-    Worker,
-)
+from outfitter_drivers.api import Device, DriverParams, ExternalResourceDriverFactory, TemporaryDriverError
 from outfitter_drivers.description import described_device, natural_order
+from outfitter_drivers.polling import PollingDriver
 from outfitter_proto.records import Health
 
 MAX_FILE_BYTES = 64 * 1024
@@ -40,41 +30,21 @@ DEFAULT_POLL_INTERVAL = 0.5
 """Seconds between two looks into the folder: soon enough to watch, cheap enough to forget."""
 
 
-class FilesDriver(ExternalResourceDriver, Inventory):
+class FilesDriver(PollingDriver):
     """Reads a folder again and again."""
 
     def __init__(self, folder: Path, *, poll_interval: float = DEFAULT_POLL_INTERVAL) -> None:
+        super().__init__(poll_interval=poll_interval)
         self._folder = folder
-        self._poll_interval = poll_interval
         # By file name, so that a device stays the same one while its file cannot be read.
         self._last_ids: dict[str, str] = {}
         self._one_look = anyio.CapacityLimiter(1)
         self._looking = threading.Lock()
 
-    async def retrieve_resource_info(
-        self,
-        amount: int,
-        worker: Worker,  # noqa: ARG002  one folder, whoever asks
-    ) -> Collection[ExternalResourceInfo]:
-        settings.require_amount(amount)
-        devices = await self._look()
-        usable = [device.info() for device in devices if device.health is Health.HEALTHY]
-        if len(usable) < amount:
-            raise NotEnoughDevicesError(
-                f"{amount} wanted, but {self._folder} has {len(usable)} healthy ones among {len(devices)} files"
-            )
-        return usable[:amount]
+    def shortage(self, amount: int, *, healthy: int, known: int) -> str:
+        return f"{amount} wanted, but {self._folder} has {healthy} healthy ones among {known} files"
 
-    async def inventory(self, host: str) -> AsyncIterator[Sequence[Device]]:  # noqa: ARG002  one folder, whoever asks
-        shown: list[Device] | None = None
-        while True:
-            devices = await self._look()
-            if devices != shown:
-                shown = devices
-                yield list(devices)
-            await anyio.sleep(self._poll_interval)
-
-    async def _look(self) -> list[Device]:
+    async def look(self) -> list[Device]:
         # A thread: the folder may lie on a file system that takes its time, or for ever.
         try:
             with anyio.fail_after(self.call_timeout):

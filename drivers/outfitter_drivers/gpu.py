@@ -22,7 +22,6 @@ from outfitter_drivers.api import (
 )
 from outfitter_drivers.discovery_script import DEFAULT_TIMEOUT, AllocateReleaseDriver, ScriptDriver
 from outfitter_drivers.nvidia import DEFAULT_POLL_INTERVAL, NvidiaDriver
-from outfitter_drivers.script import logger
 
 FLINK_DEFAULT_PATH = "plugins/external-resource-gpu/nvidia-gpu-discovery.sh"
 """Where Flink has its own NVIDIA script, and what its plugin runs when no path is configured."""
@@ -58,7 +57,7 @@ class GPUDriverFactory(ExternalResourceDriverFactory):
         if means_ours and not contract:
             if inventory_amount is not None:
                 raise ValueError(f"{INVENTORY_AMOUNT} is for a script of yours; without {PATH} all GPUs are listed")
-            _check_default_arguments(without_coordination(arguments))
+            _check_default_arguments(without_coordination(arguments, config))
             return NvidiaDriver(poll_interval=interval, timeout=timeout)
         if contract:
             if inventory_amount is not None:
@@ -68,7 +67,7 @@ class GPUDriverFactory(ExternalResourceDriverFactory):
             return AllocateReleaseDriver(script, arguments, timeout=timeout)
         return ScriptDriver(
             str(resolved(path, config.directory)),
-            without_coordination(arguments),
+            without_coordination(arguments, config),
             timeout=timeout,
             inventory_amount=inventory_amount,
         )
@@ -111,8 +110,9 @@ def gpu_program() -> str:
     return program
 
 
-def without_coordination(arguments: Sequence[str]) -> list[str]:
-    """The arguments without those that have a script coordinate with others: that is the ledger's part here."""
+def without_coordination(arguments: Sequence[str], config: DriverParams) -> list[str]:
+    """The arguments without those that have a script coordinate with others: that is the ledger's part here. What is
+    left out is told."""
     kept: list[str] = []
     dropped: list[str] = []
     rest = list(arguments)
@@ -128,7 +128,7 @@ def without_coordination(arguments: Sequence[str]) -> list[str]:
         else:
             kept.append(argument)
     if dropped:
-        logger.warning("%s: %s is ignored, since the ledger coordinates", ARGS, shlex.join(dropped))
+        config.warn(f"{ARGS}: {shlex.join(dropped)} is ignored, since the ledger coordinates")
     return kept
 
 

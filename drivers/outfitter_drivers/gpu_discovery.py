@@ -7,12 +7,12 @@ to call this one in its place. The manager does not need it. Standard library on
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from outfitter_drivers import gpu_coordination as coordination
+from outfitter_drivers.program import MAX_STDOUT_BYTES, Why, run_to_end
 
 PROGRAM = "outfitter-gpu-discovery"
 COORDINATION_FILE = "/var/tmp/flink-gpu-coordination"  # noqa: S108  the place that Flink's script has
@@ -106,16 +106,16 @@ def list_gpus() -> list[str]:
     """
     command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=NVIDIA_SMI_SECONDS, check=False
-        )
+        done = run_to_end(command, timeout=NVIDIA_SMI_SECONDS)
     except OSError as error:
         raise DiscoveryError(f"cannot run nvidia-smi: {error.strerror}") from error
-    except subprocess.TimeoutExpired:
-        raise DiscoveryError(f"nvidia-smi did not answer within {NVIDIA_SMI_SECONDS:g} s") from None
+    if done.why is Why.LATE:
+        raise DiscoveryError(f"nvidia-smi did not answer within {NVIDIA_SMI_SECONDS:g} s")
+    if done.why is Why.FLOODED:
+        raise DiscoveryError(f"nvidia-smi printed more than {MAX_STDOUT_BYTES} bytes and was killed")
     said = (done.stdout + b" " + done.stderr).decode("utf-8", "replace").strip()[:500]
-    if done.returncode != 0:
-        raise DiscoveryError(f"nvidia-smi ended with {done.returncode}: {said or 'no output'}")
+    if done.code != 0:
+        raise DiscoveryError(f"nvidia-smi ended with {done.code}: {said or 'no output'}")
     words = [word for line in done.stdout.split(b"\n") for part in line.split(b",") if (word := part.strip())]
     if not all(word.isdigit() for word in words):
         raise DiscoveryError(f"nvidia-smi named no indexes but: {said}")

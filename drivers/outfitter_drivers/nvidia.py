@@ -7,23 +7,13 @@ when it reports nothing else any more because of that one, the others stay as th
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import anyio
 import msgspec
 
-from outfitter_drivers import settings
-from outfitter_drivers.api import (
-    Device,
-    ExternalResourceDriver,
-    ExternalResourceInfo,
-    Inventory,
-    NotEnoughDevicesError,
-    PermanentDriverError,
-    TemporaryDriverError,
-    Worker,
-)
+from outfitter_drivers.api import Device, PermanentDriverError, TemporaryDriverError
+from outfitter_drivers.polling import PollingDriver
 from outfitter_drivers.script import Outcome, run_script, shortened
 from outfitter_proto.records import Health
 
@@ -41,43 +31,23 @@ _ERROR = re.compile(r"\[(?:Unknown Error|GPU .*)\]|ERR!", re.IGNORECASE)
 _UNSAID = re.compile(r"\[.*\]|N/A", re.IGNORECASE)
 
 
-class NvidiaDriver(ExternalResourceDriver, Inventory):
+class NvidiaDriver(PollingDriver):
     """Lists all GPUs of the machine it runs on."""
 
     def __init__(
         self, *, poll_interval: float = DEFAULT_POLL_INTERVAL, timeout: float = 10.0, sysfs: Path = SYSFS_PCI
     ) -> None:
-        self._poll_interval = poll_interval
+        super().__init__(poll_interval=poll_interval)
         self._timeout = timeout
         self._sysfs = sysfs
         self._last: list[Device] = []
         # nvidia-smi is asked twice at most: for all fields, then for the index alone.
         self.call_timeout = 2 * timeout + 5
 
-    async def retrieve_resource_info(
-        self,
-        amount: int,
-        worker: Worker,  # noqa: ARG002  one machine, whoever asks
-    ) -> Collection[ExternalResourceInfo]:
-        settings.require_amount(amount)
-        devices = await self._look()
-        usable = [device.info() for device in devices if device.health is Health.HEALTHY]
-        if len(usable) < amount:
-            raise NotEnoughDevicesError(
-                f"{amount} GPUs wanted, but nvidia-smi names {len(devices)}, of which {len(usable)} are healthy"
-            )
-        return usable[:amount]
+    def shortage(self, amount: int, *, healthy: int, known: int) -> str:
+        return f"{amount} GPUs wanted, but nvidia-smi names {known}, of which {healthy} are healthy"
 
-    async def inventory(self, host: str) -> AsyncIterator[Sequence[Device]]:  # noqa: ARG002  this machine's
-        shown: list[Device] | None = None
-        while True:
-            devices = await self._look()
-            if devices != shown:
-                shown = devices
-                yield list(devices)
-            await anyio.sleep(self._poll_interval)
-
-    async def _look(self) -> list[Device]:
+    async def look(self) -> list[Device]:
         outcome = await self._ask(FIELDS)
         if outcome.code != 0 and _NONE_FOUND not in outcome.stdout + outcome.stderr:
             if lost := self._after_loss(outcome):

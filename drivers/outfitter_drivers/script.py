@@ -1,24 +1,18 @@
 """Running a discovery script to its end, and reading what it printed.
 
-The script runs in a session of its own, so that it and whatever it started can be ended together. A thread per
-run does the waiting: it sees the script's exit before the number of its process group can be anybody else's.
-What an exit code or an output means for a resource is for the drivers to say.
+A thread per run does the waiting (`program`): it sees the script's exit before the number of its process group can be
+anybody else's. What an exit code or an output means for a resource is for the drivers to say.
 """
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import errno
 import json
 import logging
-import os
 import re
-import selectors
 import signal
 import socket
-import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -28,22 +22,10 @@ from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from outfitter_drivers.api import PermanentDriverError, TemporaryDriverError
+from outfitter_drivers.program import MAX_STDOUT_BYTES, Run, Why, run_to_end
 
 logger = logging.getLogger("outfitter.drivers")
 
-MAX_STDOUT_BYTES = 1024 * 1024
-"""A line of device indexes is short; a script that prints more than this has gone wrong."""
-
-MAX_STDERR_BYTES = 64 * 1024
-"""How much of standard error is kept for messages; the rest is read and dropped."""
-
-_AFTER_EXIT_SECONDS = 0.2
-"""How long, after the script's exit, what it started may still finish a line before it is ended."""
-
-_END_SECONDS = 2.0
-"""How long ended processes may take to disappear; one that hangs in the kernel is left behind."""
-
-_POLL_SECONDS = 0.02
 _LOG_CHARACTERS = 300
 _JAVA_BLANKS = "".join(map(chr, range(0x21)))  # what Java's String.trim cuts
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -152,107 +134,34 @@ def _spark_addresses(lines: Sequence[str]) -> tuple[list[str], Sequence[str]]:
 # --- the thread's side ------------------------------------------------------------------------------------
 
 
-class _Why(enum.Enum):
-    """Why a script is no longer watched."""
-
-    EXITED = enum.auto()
-    FLOODED = enum.auto()
-    LATE = enum.auto()
-
-
 def _run(
     command: Sequence[str], timeout: float, env: Mapping[str, str] | None, stop: socket.socket
 ) -> Outcome | PermanentDriverError | TemporaryDriverError:
     name = command[0]
     try:
-        process = _start(command, env)
+        run = _start(command, timeout, env, stop)
     except BlockingIOError as error:
         return TemporaryDriverError(f"cannot start {name}: {error.strerror}")
     except (OSError, ValueError) as error:
         return PermanentDriverError(f"cannot run {name}: {getattr(error, 'strerror', None) or error}")
-    stdout, stderr = bytearray(), bytearray()
-    try:
-        why = _watch(process, stop, timeout, stdout, stderr)
-    finally:
-        _end(process)
-    outcome = Outcome(process.returncode, bytes(stdout), bytes(stderr))
-    if why is _Why.EXITED:
-        return outcome
-    said = f"stdout: {shortened(outcome.stdout)}; stderr: {shortened(outcome.stderr)}"
-    if why is _Why.FLOODED:
+    if run.code is None:
+        logger.error("process %d of a discovery script does not end although it was killed", run.pid)
+    elif run.why is Why.EXITED:
+        return Outcome(run.code, run.stdout, run.stderr)
+    said = f"stdout: {shortened(run.stdout)}; stderr: {shortened(run.stderr)}"
+    if run.why is Why.FLOODED:
         return PermanentDriverError(f"{name} printed more than {MAX_STDOUT_BYTES} bytes and was killed; {said}")
     return TemporaryDriverError(f"{name} did not end within {timeout:g} s and was killed; {said}")
 
 
-def _start(command: Sequence[str], env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
-    """Start the program, with /bin/sh where it is a script that does not name its interpreter.
+def _start(command: Sequence[str], timeout: float, env: Mapping[str, str] | None, stop: socket.socket) -> Run:
+    """Run the program, with /bin/sh where it is a script that does not name its interpreter.
 
     Java's process builder does so, as execvp(3) does: such scripts work with Flink.
     """
     try:
-        return _popen(command, env)
+        return run_to_end(command, timeout=timeout, env=env, stop=stop)
     except OSError as error:
         if error.errno != errno.ENOEXEC:
             raise
-        return _popen(("/bin/sh", *command), env)
-
-
-def _popen(command: Sequence[str], env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-        start_new_session=True,
-    )
-
-
-def _watch(
-    process: subprocess.Popen[bytes], stop: socket.socket, timeout: float, stdout: bytearray, stderr: bytearray
-) -> _Why:
-    """Read what the script prints until it has ended, or must be."""
-    deadline = time.monotonic() + timeout
-    has_exited = False
-    with selectors.DefaultSelector() as selector:
-        for file, kept, limit in (
-            (process.stdout, stdout, MAX_STDOUT_BYTES + 1),
-            (process.stderr, stderr, MAX_STDERR_BYTES),
-        ):
-            if file is not None:
-                selector.register(file, selectors.EVENT_READ, (kept, limit))
-        selector.register(stop, selectors.EVENT_READ)
-        while True:
-            outputs_open = len(selector.get_map()) > 1
-            for key, _ in selector.select(_POLL_SECONDS if outputs_open else _POLL_SECONDS / 10):
-                if key.fileobj is stop:
-                    return _Why.LATE
-                kept, limit = key.data
-                chunk = os.read(key.fd, 65_536)
-                kept += chunk[: limit - len(kept)]
-                if not chunk:
-                    selector.unregister(key.fileobj)
-            if len(stdout) > MAX_STDOUT_BYTES:
-                return _Why.FLOODED
-            if not has_exited and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                has_exited = True
-                deadline = time.monotonic() + _AFTER_EXIT_SECONDS
-            is_late = time.monotonic() > deadline
-            if has_exited and (is_late or len(selector.get_map()) == 1):
-                return _Why.EXITED
-            if is_late:
-                return _Why.LATE
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill all of the script's process group. Its leader has not been waited for, so the number is still its own."""
-    for output in (process.stdout, process.stderr):
-        if output is not None:
-            output.close()
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    try:
-        process.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:
-        logger.error("process %d of a discovery script does not end although it was killed", process.pid)
+        return run_to_end(("/bin/sh", *command), timeout=timeout, env=env, stop=stop)

@@ -29,7 +29,7 @@ COMMITTER = Path(__file__).parent / "committing_process.py"
 @asynccontextmanager
 async def database(url: str) -> AsyncIterator[Database]:
     opened = Database(parse(url))
-    await opened.open(log.set_up)
+    await opened.open(log.recognise, log.set_up)
     try:
         yield opened
     finally:

@@ -59,8 +59,8 @@ async def kept(folder: Path, config: dict[str, str]) -> AsyncIterator[Kept]:
     async with bus:
         await bus.create_topics([TopicSpec("t", 1, config)])
         reading, writing = Database(parse(url)), Database(parse(url))
-        await reading.open(log.set_up)
-        await writing.open(log.set_up)
+        await reading.open(log.recognise, log.set_up)
+        await writing.open(log.recognise, log.set_up)
         try:
             yield Kept(bus, reading, writing)
         finally:
@@ -254,7 +254,7 @@ async def test_removal_that_a_crash_cut_short_goes_on_at_the_next_round(tmp_path
 @asynccontextmanager
 async def connected(folder: Path) -> AsyncIterator[Database]:
     database = Database(parse(f"sqlite://{folder}/bus.db"))
-    await database.open(log.set_up)
+    await database.open(log.recognise, log.set_up)
     try:
         yield database
     finally:

@@ -130,12 +130,14 @@ async def test_another_programs_database_is_refused_and_left_as_it_was(tmp_path:
     before = (tmp_path / "bus.db").read_bytes()
     assert "another program" in await start_refused(f"sqlite://{tmp_path}/bus.db")
     assert (tmp_path / "bus.db").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["bus.db"]
 
 
 async def test_a_file_that_is_no_database_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "bus.db").write_bytes(b"no database at all" * 100)
     assert "no SQLite database" in await start_refused(f"sqlite://{tmp_path}/bus.db")
     assert (tmp_path / "bus.db").read_bytes() == b"no database at all" * 100
+    assert [path.name for path in tmp_path.iterdir()] == ["bus.db"]
 
 
 async def test_a_bus_of_a_later_format_is_refused(tmp_path: Path) -> None:

@@ -127,6 +127,29 @@ def test_show_leaves_out_a_misconfigured_resource_and_says_so(folder: Path) -> N
     assert "external-resource.gpu.amount" in done.stderr
 
 
+def test_show_leaves_out_a_resource_whose_driver_cannot_be_had(folder: Path) -> None:
+    (folder / "x.yaml").write_text(GPU.replace("driver: gpu", "driver: no.such.module:Factory"))
+    done = outfitter("config", "show", "x.yaml", "--json", cwd=folder)
+    answer = json.loads(done.stdout)
+    assert answer["resources"] == {}
+    assert answer["not_in_effect"]["gpu"]["state"] == "misconfigured"
+    assert "no.such.module" in answer["not_in_effect"]["gpu"]["reason"]
+    assert "no.such.module" in done.stderr
+    rows = outfitter("config", "show", "x.yaml", cwd=folder).stdout
+    assert "misconfigured: external-resource.gpu.driver-factory.class: its driver says" in rows
+
+
+def test_what_a_driver_warns_of_names_the_whole_key_everywhere(folder: Path) -> None:
+    key = "external-resource.gpu.param.discovery-script.args"
+    text = GPU + f"{key}: --enable-coordination-mode\n"
+    code, (problem,) = checked(folder, text)
+    assert (code, problem["key"], problem["severity"]) == (0, key, "warning")
+    assert "--enable-coordination-mode is ignored" in problem["problem"]
+    assert f"{key}: " in outfitter("config", "show", "x.yaml", cwd=folder).stderr
+    told = outfitter("discover", "gpu", "--config", "x.yaml", cwd=folder).stderr
+    assert f"outfitter: {key}: --enable-coordination-mode is ignored" in told
+
+
 def test_no_file_says_which_were_tried(tmp_path: Path) -> None:
     done = outfitter("config", "show", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")

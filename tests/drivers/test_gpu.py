@@ -127,14 +127,13 @@ async def test_arguments_follow_the_amount_split_as_a_shell_splits_words(tmp_pat
     assert await indexes(gpu(path=str(script)), 1) == ["1|"]
 
 
-async def test_coordination_options_are_dropped_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_coordination_options_are_dropped_with_a_warning(tmp_path: Path) -> None:
     script = executable(tmp_path / "s", 'echo "$*"')
     args = "-v --enable-coordination-mode --coordination-file /tmp/f --assign-file=/tmp/g --check-dead last"
-    assert await indexes(gpu(path=str(script), args=args), 1) == ["1 -v last"]
-    assert "--coordination-file /tmp/f" in caplog.text
-    assert "the ledger coordinates" in caplog.text
+    params = DriverParams({"discovery-script.path": str(script), "discovery-script.args": args})
+    assert await indexes(GPUDriverFactory().create_external_resource_driver(params), 1) == ["1 -v last"]
+    dropped = "--enable-coordination-mode --coordination-file /tmp/f --assign-file=/tmp/g --check-dead"
+    assert params.warnings == [f"discovery-script.args: {dropped} is ignored, since the ledger coordinates"]
 
 
 async def test_inventory_amount_is_what_the_manager_asks_for_but_not_flinks_own_call(tmp_path: Path) -> None:

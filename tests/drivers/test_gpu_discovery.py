@@ -112,6 +112,15 @@ def test_without_nvidia_smi_it_says_so_and_exits_1(tmp_path: Path) -> None:
     assert "cannot run nvidia-smi" in stderr
 
 
+def test_an_nvidia_smi_that_never_stops_printing_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    bin_folder = nvidia_smi(tmp_path, "", then=f"sleep 1000 &\necho $! > {child}\nexec yes 0")
+    stdout, code, stderr = answer(discovery(["1"], bin_folder))
+    assert (stdout, code) == ("", 1)
+    assert "printed more than 1048576 bytes and was killed" in stderr
+    assert not Path(f"/proc/{child.read_text().strip()}/exe").exists()
+
+
 def test_it_needs_nothing_but_the_standard_library() -> None:
     code = (
         "import sys; known = set(sys.modules); import outfitter_drivers.gpu_discovery;"
@@ -123,6 +132,7 @@ def test_it_needs_nothing_but_the_standard_library() -> None:
         "outfitter_drivers",
         "outfitter_drivers.gpu_coordination",
         "outfitter_drivers.gpu_discovery",
+        "outfitter_drivers.program",
     ]
 
 

@@ -22,6 +22,8 @@ from outfitter_drivers.api import (
     TemporaryDriverError,
     Worker,
 )
+from outfitter_service import config as configuration
+from outfitter_service.runtime import loading
 from service.conftest import Serve
 from support.house import another, deregister, register
 
@@ -36,6 +38,18 @@ def scripted(folder: Path, lines: str, extra: str = "") -> str:
         '[external-resource.good]\namount = 1\ndriver = "static"\nparam.count = 9\n'
         f'[external-resource.bad]\namount = 1\ndriver = "gpu"\nparam.discovery-script.path = "{script}"\n{extra}'
     )
+
+
+def test_a_configured_driver_timeout_is_the_drivers_own_limit_too(tmp_path: Path) -> None:
+    """Some drivers bound their later looks themselves: the manager only waits for the first."""
+    path = tmp_path / "outfitter.toml"
+    path.write_text(
+        'external-resources = ["a", "b"]\n'
+        f'[external-resource.a]\namount = 1\ndriver = "files"\nparam.path = "{tmp_path}"\ndriver-timeout = "7s"\n'
+        f'[external-resource.b]\namount = 1\ndriver = "files"\nparam.path = "{tmp_path}"\n'
+    )
+    loaded = loading.load(configuration.load(path, environment={}).resources)
+    assert [each.driver.call_timeout for each in loaded.values() if each.driver is not None] == [7.0, 30.0]
 
 
 SCRIPTS = {

@@ -6,11 +6,13 @@ import re
 from typing import Any
 
 import click
+from msgspec import structs
 
 from outfitter_service.cli import output
 from outfitter_service.cli.options import config as config_option
 from outfitter_service.cli.options import json_output
 from outfitter_service.config import ConfigurationError, Problem, ResourceConfig, Settings, Severity, inspect
+from outfitter_service.core.model import SpecState
 
 _SECRET = re.compile(r"secret|passw|passphrase|token|credential|api.?key|private.?key", re.IGNORECASE)
 _URL_SECRET = re.compile(r"(?<=://)([^/@:]*):([^/@]*)@")
@@ -69,16 +71,32 @@ def show(file: str | None, config: str | None, pairs: tuple[str, ...], as_json: 
     Without FILE it is the file that would be found. Secrets are masked.
     Resources that are switched off or misconfigured are told apart from those in effect.
     """
+    from outfitter_service.cli.driver_check import driver_problems
+
     inspection = inspect(file or config, dict(_pair(pair) for pair in pairs))
     if inspection.settings is None:
         raise ConfigurationError(inspection.errors)
-    for problem in inspection.problems:
+    refused = list(driver_problems(inspection.settings))
+    for problem in (*inspection.problems, *refused):
         if problem.severity is not Severity.INFO:
             click.echo(str(problem), err=True)
+    settings = _without(inspection.settings, refused)
     if as_json:
-        output.print_json(_shown(inspection.settings))
+        output.print_json(_shown(settings))
     else:
-        output.print_table(["key", "value", "origin"], _rows(inspection.settings))
+        output.print_table(["key", "value", "origin"], _rows(settings))
+
+
+def _without(settings: Settings, refused: list[Problem]) -> Settings:
+    """The settings as a manager would have them: resources whose drivers cannot be had are misconfigured."""
+    errors = {problem.resource: problem for problem in reversed(refused) if problem.severity is Severity.ERROR}
+    resources = [
+        structs.replace(item, state=SpecState.MISCONFIGURED, reason=f"{found.key}: {found.problem}")
+        if (found := errors.get(item.name)) is not None
+        else item
+        for item in settings.resources
+    ]
+    return structs.replace(settings, resources=tuple(resources))
 
 
 def _pair(text: str) -> tuple[str, str]:

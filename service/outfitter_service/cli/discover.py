@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outfitter_service.cli import options, output
-from outfitter_service.cli.errors import OutfitterCliError
+from outfitter_service.cli.errors import OutfitterCliError, warn
 
 if TYPE_CHECKING:
     from outfitter_drivers.api import ExternalResourceDriver, ExternalResourceInfo, Worker
@@ -46,8 +46,7 @@ def discover(resource: str, config: str | None, host: str | None, amount: int | 
         raise OutfitterCliError(chosen.reason or f"{chosen.key('amount')} is not known; say --amount")
     with contextlib.redirect_stdout(sys.stderr):  # what a driver prints is words, not data
         driver = _built(chosen)
-        limit = chosen.timeout or driver.call_timeout
-        found = anyio.run(_call, driver, wanted, Worker(host=host or default_host(), resource=resource), limit)
+        found = anyio.run(_call, driver, wanted, Worker(host=host or default_host(), resource=resource))
     infos = [dict(info) for info in found]
     if as_json:
         output.print_json(infos)
@@ -80,17 +79,21 @@ def _built(config: ResourceConfig) -> ExternalResourceDriver:
         raise OutfitterCliError(
             config.reason or f"{config.name} has no driver; set {config.key('driver-factory.class')}"
         )
+    params = DriverParams(config.params, directory=config.directory)
     try:
-        return registry.create_driver(config.driver, DriverParams(config.params, directory=config.directory))
+        driver = registry.create_driver(config.driver, params)
     except Exception as error:
         # a factory's own code: whatever it raises is its verdict
         what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise OutfitterCliError(f"the driver of {config.name} cannot be made: {what}") from error
+    for warning in params.warnings:
+        warn(f"{config.key('param.')}{warning}")
+    if config.timeout is not None:
+        driver.call_timeout = config.timeout
+    return driver
 
 
-async def _call(
-    driver: ExternalResourceDriver, amount: int, worker: Worker, limit: float
-) -> list[ExternalResourceInfo]:
+async def _call(driver: ExternalResourceDriver, amount: int, worker: Worker) -> list[ExternalResourceInfo]:
     """The one call, within its limit. Flink takes fewer devices than it asked for silently; here that is a failure.
 
     Raises:
@@ -101,11 +104,13 @@ async def _call(
     from outfitter_drivers.api import DriverError, ExternalResourceInfo
 
     try:
-        with anyio.fail_after(limit):
+        with anyio.fail_after(driver.call_timeout):
             found = await driver.retrieve_resource_info(amount, worker)
         infos = list(found or ())
     except TimeoutError as error:
-        raise OutfitterCliError(f"the driver of {worker.resource} has not answered within {limit:g} s") from error
+        raise OutfitterCliError(
+            f"the driver of {worker.resource} has not answered within {driver.call_timeout:g} s"
+        ) from error
     except Exception as error:
         # a driver's own code: whatever it raises is its verdict
         what = str(error) if isinstance(error, DriverError) else f"{type(error).__name__}: {error}"

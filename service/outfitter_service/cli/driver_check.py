@@ -14,18 +14,22 @@ _GUESS = re.compile(r"did you mean (?P<guess>'[^']*'|[^\s?]+)\?")
 
 
 def driver_problems(settings: Settings | None) -> Iterator[Problem]:
-    """A problem for each resource whose driver refuses to be built, a warning if it may be built elsewhere."""
+    """A problem for each resource whose driver refuses to be built, a warning if it may be built elsewhere; and what it
+    warns of."""
     for config in settings.resources if settings is not None else ():
         if config.state is not SpecState.OK or config.driver is None:
             continue
+        params = DriverParams(config.params, directory=config.directory)
         try:
-            registry.create_driver(config.driver, DriverParams(config.params, directory=config.directory))
+            registry.create_driver(config.driver, params)
         except registry.DriverLookupError as error:
             yield _problem(settings, config, "driver-factory.class", config.driver, error)
         except NotOnThisMachineError as error:
             yield _about_setting(settings, config, error, Severity.WARNING)
         except Exception as error:  # noqa: BLE001 - a third party's factory: whatever it raises is about this resource
             yield _about_setting(settings, config, error, Severity.ERROR)
+        for warning in params.warnings:
+            yield _about_setting(settings, config, ValueError(warning), Severity.WARNING)
 
 
 def _about_setting(settings: Settings | None, config: ResourceConfig, error: Exception, severity: Severity) -> Problem:

@@ -60,7 +60,6 @@ def _load(resource: ResourceConfig) -> Loaded:
             hint=driver.not_granted_hint,
         ),
         driver=driver,
-        timeout_s=resource.timeout,
     )
 
 
@@ -73,7 +72,12 @@ def build(resource: ResourceConfig) -> api.ExternalResourceDriver:
     """
     if resource.driver is None:
         raise ValueError("no driver is configured")
-    driver = registry.create_driver(resource.driver, api.DriverParams(resource.params, directory=resource.directory))
+    params = api.DriverParams(resource.params, directory=resource.directory)
+    driver = registry.create_driver(resource.driver, params)
+    for warning in params.warnings:
+        log.warning(f"external-resource.{resource.name}.param.{warning}", resource=resource.name)
+    if resource.timeout is not None:
+        driver.call_timeout = resource.timeout
     if resource.sharing == "shared" and isinstance(driver, api.Preparation):
         raise ValueError(
             "sharing = shared does not go with its driver, which prepares devices for one worker at a time and takes "

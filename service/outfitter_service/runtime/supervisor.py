@@ -37,7 +37,6 @@ class Loaded(Struct, frozen=True, kw_only=True):
 
     spec: m.ResourceSpec
     driver: api.ExternalResourceDriver | None = None
-    timeout_s: float | None = None
 
 
 class Supervisor:
@@ -48,7 +47,7 @@ class Supervisor:
             raise ValueError(f"resource {loaded.spec.name!r} has no driver to supervise")
         self.name = loaded.spec.name
         self.driver = loaded.driver
-        self._timeout_s = loaded.timeout_s if loaded.timeout_s is not None else loaded.driver.call_timeout
+        self._timeout_s = loaded.driver.call_timeout
         self._host = host
         self._emit = emit
         self._metrics = metrics

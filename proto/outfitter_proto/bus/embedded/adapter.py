@@ -64,7 +64,7 @@ class EmbeddedBus(Bus):
         async with AsyncExitStack() as closing:
             writing, reading = Database(self._place), Database(self._place)
             for database in (writing, reading):
-                await database.open(log.set_up)
+                await database.open(log.recognise, log.set_up)
                 closing.push_async_callback(database.close)
             belfry = Belfry(self._place)
             closing.callback(belfry.close)

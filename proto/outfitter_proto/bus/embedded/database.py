@@ -59,8 +59,10 @@ class Database:
         self._identity: Identity | None = None
         self._closed = False
 
-    async def open(self, setup: Job[None]) -> None:
+    async def open(self, check: Job[object], setup: Job[None]) -> None:
         """Connect, making the file first where there is none, and run `setup` under the lock.
+
+        A file that is there has to pass `check` first, and nothing is made beside one that does not.
 
         Raises:
             BusConfigurationError: no file, or no place, for a bus.
@@ -69,6 +71,7 @@ class Database:
         self._thread.start()
         try:
             await self._run(self._place.prepare)
+            await self._run(lambda: self._look(check))
             await self._run(lambda: self._connect(setup), turn=self._lock)
         except BaseException:
             self._closed = True
@@ -141,12 +144,38 @@ class Database:
 
     # --- the thread's side -----------------------------------------------------------------------------
 
-    def _connect(self, setup: Job[None]) -> None:
+    def _look(self, check: Job[object]) -> None:
+        """Outside the lock, which is a file. The connection to a bus stays open: closing it may checkpoint."""
         self._place.check_file()
-        self._place.create_file()
-        connection = sqlite3.connect(
+        self._identity = self._place.identity()
+        if self._identity is None:
+            return
+        connection: sqlite3.Connection | None = None
+        try:
+            connection = self._opened()
+            check(connection)
+        except sqlite3.OperationalError:
+            pass  # who opens it under the lock says better why it cannot be opened
+        else:
+            self._connection, connection = connection, None
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def _opened(self) -> sqlite3.Connection:
+        return sqlite3.connect(
             self._place.uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_S, cached_statements=256
         )
+
+    def _connect(self, setup: Job[None]) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None and self._place.identity() != self._identity:
+            connection.close()
+            connection = None
+        if connection is None:
+            self._place.check_file()
+            self._place.create_file()
+            connection = self._opened()
         try:
             connection.execute(f"PRAGMA synchronous={self._place.synchronous}")
             setup(connection)  # before anything is changed: it refuses a file that is not a bus

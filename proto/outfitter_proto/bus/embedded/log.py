@@ -104,12 +104,16 @@ class Slice(NamedTuple):
     position: int
 
 
-def set_up(connection: sqlite3.Connection) -> None:
-    """Make the tables in an empty file; refuse a file that is somebody else's or of a later version."""
+def recognise(connection: sqlite3.Connection) -> bool:
+    """Whether the file is a bus; False: it is empty and may become one. Changes nothing.
+
+    Raises:
+        BusConfigurationError: it is somebody else's, or of a later version.
+    """
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (owner,) = connection.execute("PRAGMA application_id").fetchone()
     if (owner, version) == (APPLICATION_ID, FORMAT):
-        return
+        return True
     if owner == APPLICATION_ID:
         raise BusConfigurationError(
             f"the embedded bus has format {version} and this program knows {FORMAT}: run the program that made it"
@@ -117,6 +121,13 @@ def set_up(connection: sqlite3.Connection) -> None:
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if tables or owner or version:
         raise BusConfigurationError("this is another program's SQLite database, no bus: name the bus's own file")
+    return False
+
+
+def set_up(connection: sqlite3.Connection) -> None:
+    """Make the tables in an empty file; refuse a file that is not a bus."""
+    if recognise(connection):
+        return
     connection.execute("BEGIN IMMEDIATE")
     for table in _TABLES.split(";"):
         connection.execute(table)

@@ -1,0 +1,62 @@
+"""Drivers that look at all their devices again and again: what they name and when they tell follows from the looks.
+
+A look is the driver's own; whether a device may be lent, and to whom, is the manager's.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Collection, Sequence
+
+import anyio
+
+from outfitter_drivers import settings
+from outfitter_drivers.api import (
+    Device,
+    ExternalResourceDriver,
+    ExternalResourceInfo,
+    Inventory,
+    NotEnoughDevicesError,
+    Worker,
+)
+from outfitter_proto.records import Health
+
+
+class PollingDriver(ExternalResourceDriver, Inventory):
+    """Looks once for each question, and every `poll_interval` seconds for the inventory."""
+
+    def __init__(self, *, poll_interval: float) -> None:
+        self._poll_interval = poll_interval
+
+    @abstractmethod
+    async def look(self) -> list[Device]:
+        """All devices there are now, in the order of preference; within `call_timeout`.
+
+        Raises:
+            TemporaryDriverError, PermanentDriverError: see there.
+        """
+
+    @abstractmethod
+    def shortage(self, amount: int, *, healthy: int, known: int) -> str:
+        """Say that `amount` are wanted and that only `healthy` of the `known` devices can be named."""
+
+    async def retrieve_resource_info(
+        self,
+        amount: int,
+        worker: Worker,  # noqa: ARG002  the same devices, whoever asks
+    ) -> Collection[ExternalResourceInfo]:
+        settings.require_amount(amount)
+        devices = await self.look()
+        usable = [device.info() for device in devices if device.health is Health.HEALTHY]
+        if len(usable) < amount:
+            raise NotEnoughDevicesError(self.shortage(amount, healthy=len(usable), known=len(devices)))
+        return usable[:amount]
+
+    async def inventory(self, host: str) -> AsyncIterator[Sequence[Device]]:  # noqa: ARG002  this machine's
+        shown: list[Device] | None = None
+        while True:
+            devices = await self.look()
+            if devices != shown:
+                shown = devices
+                yield list(devices)
+            await anyio.sleep(self._poll_interval)
