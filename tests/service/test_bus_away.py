@@ -14,11 +14,11 @@ import anyio.to_thread
 import pytest
 
 from outfitter_proto import topics as all_topics
-from outfitter_proto.bus import BusConfigurationError, Entry, OffsetOutOfRangeError, connect
+from outfitter_proto.bus import BusConfigurationError, BusUnavailableError, Entry, OffsetOutOfRangeError, connect
 from outfitter_proto.bus.embedded.database import Database
 from service.conftest import Serve
 from support.broker import Broker
-from support.faulty_bus import FaultyBus
+from support.faulty_bus import FaultyBus, no_faults
 from support.house import CLUSTER, HOST, TOPICS, House, deregister, heartbeat, register, static
 from support.manager import StartManager
 from support.verdict import verdict
@@ -177,6 +177,29 @@ async def test_an_input_that_is_cut_while_it_is_read_goes_on_and_loses_no_more_t
         assert house.failure is None
 
 
+@pytest.mark.parametrize(
+    ("point", "told"),
+    [("fetch:before", "cannot read registrations: gone fishing"), ("commit:before", "anew, since gone fishing")],
+)
+async def test_why_nothing_is_answered_is_told(bus: FaultyBus, serve: Serve, point: str, told: str) -> None:
+    async with serve(static(1)) as house:
+        assert house.processor.condition == "serving"
+
+        async def refuse(at: str) -> None:
+            if at in {point, "open_writer:before"}:
+                raise BusUnavailableError("gone fishing")
+
+        bus.script = refuse
+        await house.say(register("a", gpu=1))
+        with anyio.fail_after(20):
+            while house.processor.ready or told not in house.processor.condition:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.005)
+        bus.script = no_faults
+        await house.state("a", "allocated")
+        await house.ready()
+        assert house.processor.condition == "serving"
+
+
 @pytest.mark.kafka
 async def test_a_broker_that_is_killed_and_comes_back_costs_nothing_that_was_decided(
     own_broker: Broker, start_manager: StartManager
@@ -192,6 +215,7 @@ async def test_a_broker_that_is_killed_and_comes_back_costs_nothing_that_was_dec
         )
     own_broker.kill9()
     await anyio.to_thread.run_sync(lambda: manager.wait_for(lambda: manager._get("/readyz")[0] == 503))
+    assert own_broker.bootstrap in manager._get("/readyz")[1]
     assert manager._get("/livez")[0] == 200
     await anyio.sleep(3)  # longer than a lease: nobody could be heard
     await own_broker.restarted()

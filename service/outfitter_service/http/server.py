@@ -32,7 +32,7 @@ def application(service: Service) -> web.Application:
     async def readyz(_: web.Request) -> web.Response:
         if service.ready:
             return web.Response(text="ok\n")
-        return web.Response(status=503, text=f"not ready: {service.phase}\n")
+        return web.Response(status=503, text=f"not ready: {service.condition}\n")
 
     app = web.Application(client_max_size=64 * 1024)
     app.router.add_get("/metrics", metrics)

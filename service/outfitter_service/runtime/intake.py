@@ -23,7 +23,8 @@ RETRY_S = 0.5
 
 
 class Intake:
-    """Messages fetched and not yet decided. `position` is the offset after the last fetched one, holes included."""
+    """Messages fetched and not yet decided. `position` is the offset after the last fetched one, holes included;
+    `obstacle` why nothing can be fetched now."""
 
     def __init__(
         self, bus: Bus, topic: str, partition: int, *, wake: Callable[[], None], healed: Callable[[], None]
@@ -39,7 +40,7 @@ class Intake:
         self.messages: deque[Message] = deque()
         self.bytes = 0
         self.position = 0
-        self.hearing = True
+        self.obstacle: str | None = None
         self.lost: OffsetOutOfRangeError | None = None
         self.trouble: BusConfigurationError | None = None
 
@@ -48,7 +49,7 @@ class Intake:
         self.messages.clear()
         self.bytes = 0
         self.position = start
-        self.hearing = True
+        self.obstacle = None
         self.lost = None
         self.trouble = None
         self._resumed.set()
@@ -74,8 +75,8 @@ class Intake:
                     return
                 if self.hearing:
                     log.warning("cannot read registrations, trying again until it works", error=str(error))
-                    self.hearing = False
                     self._wake()
+                self.obstacle = str(error)
                 await anyio.sleep(RETRY_S)
 
     async def _fetch(self, reader: Reader) -> None:
@@ -87,13 +88,18 @@ class Intake:
             self.position = reader.position
             if not self.hearing:
                 log.info("registrations are read again")
-                self.hearing = True
+                self.obstacle = None
                 self._healed()
                 self._wake()
             if messages:
                 self.messages.extend(messages)
                 self.bytes += sum(len(message.value or b"") for message in messages)
                 self._wake()
+
+    @property
+    def hearing(self) -> bool:
+        """Whether the bus can be read, as far as is known; else `obstacle` says why not."""
+        return self.obstacle is None
 
     @property
     def _full(self) -> bool:

@@ -76,6 +76,7 @@ class Processor:
         self._stop = anyio.Event()
         self._cycle: Cycle | None = None
         self._seen_commit: int | None = None
+        self._doing = "taking the partition"
         self.ledger = Ledger()
         self.ready = False
         self.agenda = Agenda(clock)
@@ -118,6 +119,15 @@ class Processor:
         """The input's next offset after all that is committed."""
         return self._cycle.place.position if self._cycle is not None else 0
 
+    @property
+    def condition(self) -> str:
+        """What it does, for people: why registrations are not answered, if they are not."""
+        if self.ready:
+            return "serving"
+        if self._cycle is not None and self.intake.obstacle is not None:
+            return f"cannot read registrations: {self.intake.obstacle}"
+        return self._doing
+
     def standing(self) -> Standing:
         """What the gauges of state show now."""
         attendance = self.attendance
@@ -157,6 +167,7 @@ class Processor:
                 self._set_ready(False)
                 if trouble is None:
                     return
+                self._doing = f"taking the partition anew, since {trouble}"
                 if self._station.bus.local and isinstance(trouble, BusConfigurationError):
                     # the file was removed or replaced: what comes next would be another ledger
                     raise trouble

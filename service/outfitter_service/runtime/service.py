@@ -57,6 +57,13 @@ class Service:
         return self._processor is not None and self._processor.ready and not self.stopping
 
     @property
+    def condition(self) -> str:
+        """What it does, for people: why it is not ready, if it is not."""
+        if self._processor is not None and self.phase == "serving":
+            return self._processor.condition
+        return self.phase
+
+    @property
     def stopping(self) -> bool:
         return self._stopping.is_set()
 
