@@ -10,6 +10,7 @@ from outfitter_proto.records import NAME_PATTERN
 
 DEFAULT_CLUSTER = "outfitter"
 
+_LIKE_AN_IDENTITY = re.compile("-(?:host|partition)-")
 _NAME = re.compile(NAME_PATTERN.replace("$", r"\Z"))
 
 
@@ -74,5 +75,11 @@ def partition_writer(partition: int) -> str:
 
 
 def transactional_id(cluster: str, writer: str) -> str:
-    """The bus-side identity that fences: `<cluster>-host-<host>` or `<cluster>-partition-<n>`."""
-    return f"{cluster}-{writer.replace('/', '-', 1)}"
+    """The bus-side identity that fences: `<cluster>-host-<host>` or `<cluster>-partition-<n>`, no two alike.
+
+    A cluster whose own name reads like one, such as `a-host-b`, has colons there, which no name can have: else a
+    manager of cluster `a` on host `b-host-c` and one of cluster `a-host-b` on host `c` would fence each other.
+    """
+    kind, _, which = writer.partition("/")
+    mark = ":" if _LIKE_AN_IDENTITY.search(f"{cluster}-") else "-"
+    return f"{cluster}{mark}{kind}{mark}{which}"

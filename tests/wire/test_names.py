@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from outfitter_proto import names
 from outfitter_proto.partitioning import murmur2, partition_of
@@ -38,6 +40,22 @@ def test_what_is_no_name_is_refused_by_its_kind(name: str) -> None:
 def test_a_cluster_prefixes_its_topics_and_transactional_ids() -> None:
     assert names.topics("prod") == ("prod.registrations", "prod.allocations", "prod.history", "prod.dead-letters")
     assert names.transactional_id("prod", names.host_writer("gpu-3")) == "prod-host-gpu-3"
+
+
+PARTS = st.lists(st.sampled_from(["a", "host", "partition", "1", "-", "x"]), max_size=5).map("-".join)
+NAMES = PARTS.map(lambda rest: f"a{rest}"[:253])
+WRITERS = st.one_of(NAMES.map(names.host_writer), st.integers(0, 11).map(names.partition_writer))
+
+
+@given(st.lists(st.tuples(NAMES, WRITERS), min_size=2, max_size=30, unique=True))
+@example([("a", "host/b-host-c"), ("a-host-b", "host/c")])
+@example([("a", "host/host-x"), ("a-host", "host/x")])
+@example([("a", "host/b-partition-1"), ("a-host-b", "partition/1")])
+def test_no_two_writers_share_a_transactional_id_whatever_their_clusters_are_called(
+    writers: list[tuple[str, str]],
+) -> None:
+    """They would fence each other for ever."""
+    assert len({names.transactional_id(cluster, writer) for cluster, writer in writers}) == len(writers)
 
 
 def test_a_cluster_that_is_no_name_has_no_topics() -> None:
