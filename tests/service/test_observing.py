@@ -36,6 +36,7 @@ ZERO = {
     "outfitter_lease_expiries_total": [{}],
     "outfitter_exclusivity_violations_total": [{}],
     "outfitter_ready": [{}],
+    "outfitter_partition_ready": [{"partition": "0"}],
 }
 """Every metric that operators are promised, and some of its labels."""
 
