@@ -10,7 +10,7 @@ built on them. It knows no rules of allocation (core/), no driver, and not how a
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import anyio
 import anyio.lowlevel
@@ -19,8 +19,9 @@ from anyio.abc import TaskGroup
 from msgspec import UNSET, Struct, structs
 
 from outfitter_proto.bus import BusError, Message, OffsetOutOfRangeError, TooLargeError, Writer
-from outfitter_proto.records import Allocation, Checkpoint, Host, InputPosition
+from outfitter_proto.records import Allocation, Checkpoint, InputPosition
 from outfitter_service.core import model as m
+from outfitter_service.core.decide import is_due
 from outfitter_service.core.ledger import Ledger
 from outfitter_service.runtime.announcements import Announcements
 from outfitter_service.runtime.batch import Batch
@@ -193,14 +194,15 @@ class Cycle:
             batch.decide(event)
         while intake.messages and batch.events < until and self._has_room(work):
             message = intake.take()
-            work.messages.append(message)
             work.position = message.offset + 1
             if station.remit.serves(message):
+                work.messages.append(message)
                 if message.offset == station.portion.indigestible:
                     batch.refuse(message, "the answer to it would be larger than the allocations topic takes")
                 else:
                     batch.message(message)
             elif (reason := station.remit.refusal(message)) is not None:
+                work.messages.append(message)
                 batch.refuse(message, reason)
         if not intake.messages:
             work.position = max(work.position, intake.position)
@@ -219,12 +221,8 @@ class Cycle:
             # by what is settled: the renewals of what is under way are not counted yet
             queue.extend(station.attendance.expired(self.place.position))
         queue.extend(station.agenda.retries.due())
-        overdue = self._station.clock.utc() - timedelta(seconds=station.rules.retention_s)
-        queue.extend(
-            m.Tick(host=host)
-            for host, book in self.ledger.hosts.items()
-            if book.has_due(now=self._open.batch.now, over_before=overdue)
-        )
+        now = self._open.batch.now
+        queue.extend(m.Tick(host=host) for host in self.ledger.hosts if is_due(self.ledger, station.rules, host, now))
 
     # --- committing ---
 
@@ -308,14 +306,23 @@ class Cycle:
         station.attendance.cut(batch.cut, self.ledger)
         for event in batch.undecided:
             self._set_aside(event)
-        for served, _ in batch.values.values():
-            if type(served) is Host:
-                station.drivers.serve(served.host)
+        for host in batch.announced:
+            self._attend(host)
         for command in batch.commands:
             record, _ = batch.values.get(command.allocation, (None, None))
             known = record if isinstance(record, Allocation) else self.ledger.allocations.get(command.allocation)
             station.drivers.perform(command, known)
         station.telling.committed(batch, self.ledger, waiting=station.intake.behind())
+
+    def _attend(self, host: str) -> None:
+        """Look at a host's devices from now on, or no more where its record is gone."""
+        book = self.ledger.hosts.get(host)
+        if book is not None and book.record is not None:
+            self._station.drivers.serve(host)
+        else:
+            self._station.drivers.leave(host)
+            self._station.agenda.forget(host)
+            self.ledger.forget(host)
 
     def _take_back(self, *works: Work) -> None:
         """These commits, the latest first, come to nothing: what led to them is to be decided again."""

@@ -49,6 +49,7 @@ class PartitionServer:
                 lease_s=settings.lease,
                 wait_s=settings.wait,
                 retention_s=settings.ended_retention,
+                forgets_hosts=identity.host is None,
             ),
             limits=Limits(
                 lease_grace_s=settings.lease_grace,

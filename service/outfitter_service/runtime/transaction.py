@@ -80,7 +80,13 @@ def commit_entries(
 
 
 def checkpoint(
-    identity: Identity, ledger: Ledger, position: InputPosition, *, at: datetime, boot_id: str | None, snapshot: datetime | UnsetType
+    identity: Identity,
+    ledger: Ledger,
+    position: InputPosition,
+    *,
+    at: datetime,
+    boot_id: str | None,
+    snapshot: datetime | UnsetType,
 ) -> Checkpoint:
     """The checkpoint of a commit that was just sealed."""
     return Checkpoint(
