@@ -1,9 +1,9 @@
 """Several managers of cluster scope on one cluster, and the load of many hosts on them.
 
-    fleet = Fleet(folder, url, cluster)
-    one = fleet.start("one")
-    await fleet.register(hosts(40), ["w0", "w1"])
-    await fleet.answered(within=60)
+fleet = Fleet(folder, url, cluster)
+one = fleet.start("one")
+await fleet.register(hosts(40), ["w0", "w1"])
+await fleet.answered(within=60)
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class Fleet:
                 print(f"--- {manager.log}\n{manager.log_tail()}")
             await self._bus.aclose()
 
-    def start(self, name: str, *, ready: bool = True, replica: bool = True, session: str = "6s", **more: Any) -> Manager:
+    def start(
+        self, name: str, *, ready: bool = True, replica: bool = True, session: str = "6s", **more: Any
+    ) -> Manager:
         """Start a manager of cluster scope; `replica`: under its name, as a static member."""
         arguments = ["--scope", "cluster", *(["--replica", name] if replica else [])]
         manager = Manager(
@@ -73,7 +75,6 @@ class Fleet:
             cluster=self.cluster,
             host=name,
             arguments=arguments,
-            **more,
         )
         self.managers.append(manager)
         manager.start(ready=ready)
