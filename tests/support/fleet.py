@@ -124,6 +124,15 @@ class Fleet:
                     return found
                 await anyio.sleep(0.02)
 
+    async def are(self, states: dict[tuple[str, str], str]) -> None:
+        """Wait until these workers (host, name) are in these states."""
+
+        def arrived(records: dict[str, dict[str, Any]]) -> bool:
+            found = {place: records.get(f"{'/'.join(place)}/1", {}).get("state") for place in states}
+            return found == states
+
+        await self.until(arrived)
+
     async def answered(self, *, within: float = 60.0) -> float:
         """Wait until everybody who asked has a record; return the seconds that took."""
         begun = time.monotonic()
