@@ -16,7 +16,7 @@ from outfitter_proto import bus as buses
 from outfitter_proto import rights
 from outfitter_proto import topics as wanted_topics
 from outfitter_proto.bus import Bus, BusAuthorizationError, BusError, BusUnavailableError, TopicInfo
-from outfitter_proto.names import topics
+from outfitter_proto.names import host_writer, managers_group, partition_writer, topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.config import Settings
 from outfitter_service.metrics import Metrics, Standing
@@ -133,7 +133,11 @@ class Service:
 
     async def _check_rights(self, bus: Bus) -> None:
         """Say all that is missing at once, before anything is tried."""
-        wanted = rights.of_manager(self.settings.cluster, [self._identity.writer])
+        cluster = self.settings.cluster
+        if self.settings.scope == "cluster":
+            wanted = rights.of_manager(cluster, [partition_writer(0)], [managers_group(cluster)])
+        else:
+            wanted = rights.of_manager(cluster, [host_writer(self.settings.host)])
         missing = await bus.missing_rights(wanted)
         if missing:
             raise BusAuthorizationError(f"{bus.url}: {'; '.join(missing)}")
