@@ -87,7 +87,7 @@ async def test_a_damaged_record_refuses_its_host_alone(fleet: Fleet, tmp_path: P
 
 
 def damage(path: Path, key: str) -> None:
-    """Cut the last value under `key` in half."""
+    """Cut the ledger's last value under `key` in half."""
     with closing(sqlite3.connect(path)) as database, database:
         found = database.execute(
             "SELECT topic, part, off, value FROM record WHERE key = ? ORDER BY off", (key.encode(),)

@@ -62,6 +62,18 @@ class Replica:
         """Whether it is a member, and every partition it owns is being answered."""
         return self._membership is not None and all(server.processor.ready for server in self.servers.values())
 
+    @property
+    def condition(self) -> str:
+        """What it does, for people: why it is not ready, if it is not."""
+        if self._membership is None:
+            return "joining the managers' group"
+        waiting = [
+            f"partition {number}: {server.processor.condition}"
+            for number, server in sorted(self.servers.items())
+            if not server.processor.ready
+        ]
+        return "; ".join(waiting) or "serving"
+
     async def run(self) -> None:
         """Serve until stopped, then in order: leave the group (unless it stays for a restart), serve on until somebody
         else has taken over or `shutdown-timeout` presses, say what nobody manages now.

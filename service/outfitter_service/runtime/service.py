@@ -68,9 +68,11 @@ class Service:
     @property
     def condition(self) -> str:
         """What it does, for people: why it is not ready, if it is not."""
-        if self._processor is not None and self.phase == "serving":
-            return self._processor.condition
-        return self.phase
+        if self.phase != "serving":
+            return self.phase
+        if self._replica is not None:
+            return self._replica.condition
+        return self._server.processor.condition if self._server is not None else self.phase
 
     @property
     def stopping(self) -> bool:
