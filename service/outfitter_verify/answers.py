@@ -123,8 +123,11 @@ class Answers:
             self._findings.look("answers")
             state, source = held.record.state, held.record.source
             if source <= offset + commit.checkpoint.base and state in ("pending", "preparing", "allocated"):
-                what = f"{writer.name} read past the deregistration of {said.allocation}, which is {state}"
-                self._wrong("answers", offset, what, place)
+                if ledger.commits.in_the_open(held.record.writer, held.offset, commit.offset):
+                    what = f"{writer.name} read past the deregistration of {said.allocation}, which is {state}"
+                    self._wrong("answers", offset, what, place)
+                else:
+                    self._findings.part("answers", "answers were compacted away, or are missing")
 
     def _asked(self, ledger: Ledger, writer: Writer, commit: Commit, written: Written, begin: int) -> None:
         """A record that is new answers a registration that this commit has read."""
@@ -207,15 +210,10 @@ class Answers:
         self._letters[offset].append(Letter(record.offset, writer, fits))
 
     def _damaged(self, record: Record, what: str) -> None:
-        self._findings.wrong(
-            "dead-letters", self._letter_log.place(record.offset), what, timestamp_ms=record.timestamp_ms
-        )
+        self._findings.wrong("dead-letters", self._letter_log.place(record.offset), what)
 
     def _wrong(self, check: str, offset: int, what: str, *records: object) -> None:
-        found = self._log.at(offset)
-        self._findings.wrong(
-            check, self._log.place(offset), what, *records, timestamp_ms=found.timestamp_ms if found else 0
-        )
+        self._findings.wrong(check, self._log.place(offset), what, *records)
 
 
 def _home(key: bytes, partitions: int) -> int | None:

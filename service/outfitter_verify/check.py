@@ -20,6 +20,7 @@ def check(reading: Reading) -> Report:
 
 
 def _partition(reading: Reading, logs: Partition, findings: Findings) -> None:
+    findings.logs = {log.topic: log for log in logs}
     inputs = _inputs(logs.allocations)
     topic_id = reading.topic_id
     answers = Answers(logs, inputs, partitions=reading.partitions, findings=findings)

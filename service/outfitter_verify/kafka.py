@@ -30,41 +30,56 @@ except ModuleNotFoundError:
         "pip install 'outfitter[verify]'"
     ) from None
 
-PREFIX = "OUTFITTER_KAFKA_"
 _NAMES = {
-    "SECURITY_PROTOCOL": "security.protocol",
-    "SASL_MECHANISM": "sasl.mechanism",
-    "SASL_USERNAME": "sasl.username",
-    "SASL_PASSWORD": "sasl.password",
-    "CA_FILE": "ssl.ca.location",
-    "CERT_FILE": "ssl.certificate.location",
-    "KEY_FILE": "ssl.key.location",
+    "security-protocol": "security.protocol",
+    "sasl-mechanism": "sasl.mechanism",
+    "sasl-username": "sasl.username",
+    "sasl-password": "sasl.password",
+    "ca-file": "ssl.ca.location",
+    "cert-file": "ssl.certificate.location",
+    "key-file": "ssl.key.location",
 }
+_SECRETS = {"sasl-password-file": "sasl.password", "key-password-file": "ssl.key.password"}
+_TOKEN = "sasl-token-file"  # noqa: S105 - a name
+TOKEN_LIFE_S = 300.0
+"""When librdkafka reads the token's file again, at the latest: it is told a token's end, and asks before it."""
 _FATAL = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED)
 _GROUP = (KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._STATE)
 
 
-def settings(bus: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """librdkafka's settings for `kafka://host:port[,…]` and the `OUTFITTER_KAFKA_…` variables of `environment`."""
-    found = {"bootstrap.servers": bus.removeprefix("kafka://").rstrip("/")}
-    for name, setting in _NAMES.items():
-        if environment.get(PREFIX + name):
-            found[setting] = environment[PREFIX + name]
-    secret = environment.get(PREFIX + "SASL_PASSWORD_FILE")
-    if secret and "sasl.password" not in found:
-        try:
-            found["sasl.password"] = Path(secret).read_text().rstrip("\r\n")
-        except OSError as error:
-            raise UnreadableError(f"{PREFIX}SASL_PASSWORD_FILE: {error}") from error
-    if found.get("security.protocol", "").startswith("SASL"):
+def settings(bus: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """librdkafka's settings for `kafka://host:port[,…]` and the `OUTFITTER_KAFKA_…` variables of `environment`.
+
+    Raises:
+        UnreadableError: a secret's file cannot be read.
+    """
+    prefix = "OUTFITTER_KAFKA_"
+    names = (*_NAMES, *_SECRETS, _TOKEN)
+    variables = {name: environment.get(prefix + name.upper().replace("-", "_")) for name in names}
+    given = {name: value for name, value in variables.items() if value}
+    found: dict[str, Any] = {"bootstrap.servers": bus.removeprefix("kafka://").rstrip("/")}
+    for name, setting in _SECRETS.items():
+        if name in given:
+            found[setting] = _secret(given[name])
+    found |= {setting: given[name] for name, setting in _NAMES.items() if name in given}
+    if str(found.get("security.protocol", "")).startswith("SASL"):
         found.setdefault("sasl.mechanism", "SCRAM-SHA-512")
+    if _TOKEN in given:
+        found["oauth_cb"] = lambda _: (_secret(given[_TOKEN]), time.time() + TOKEN_LIFE_S)
     return found
+
+
+def _secret(path: str) -> str:
+    try:
+        return Path(path).read_text().rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableError(f"{path}: {error}") from error
 
 
 class Source:
     """The four topics of a cluster on Kafka. `patience_s` bounds each wait."""
 
-    def __init__(self, settings: Mapping[str, str], cluster: str, *, patience_s: float) -> None:
+    def __init__(self, settings: Mapping[str, Any], cluster: str, *, patience_s: float) -> None:
         self._cluster = cluster
         self._patience_s = patience_s
         self._trouble: KafkaError | None = None

@@ -82,10 +82,7 @@ class Ledger:
             self._findings.last[key] = written.record.body
 
     def wrong(self, check: str, offset: int, what: str, *records: object) -> None:
-        found = self.log.at(offset)
-        self._findings.wrong(
-            check, self.log.place(offset), what, *records, timestamp_ms=found.timestamp_ms if found else 0
-        )
+        self._findings.wrong(check, self.log.place(offset), what, *records)
 
     def suspect(self, check: str, offset: int, what: str, *records: str, writer: str, after: int,
                 key: str | None = None) -> None:  # fmt: skip
@@ -224,8 +221,11 @@ class Ledger:
                 place, writer=was.writer, after=before.offset,
             )  # fmt: skip
         elif was.state in wire.FINAL:
-            if state != was.state or wire.fingerprint(record.body) != wire.fingerprint(was.body):
-                self.wrong("steps", written.offset, f"{key} was over ({was.state}), and is {state} now", place)
+            what = f"{key} was over ({was.state}), and is {state} now"
+            if record.source == wire.UNSEEN:  # it may have been deleted, and deregistered unseen once more
+                self.suspect("steps", written.offset, what, place, writer=was.writer, after=before.offset)
+            elif state != was.state or wire.fingerprint(record.body) != wire.fingerprint(was.body):
+                self.wrong("steps", written.offset, what, place)
         elif state != was.state and was.state in wire.STATES and (was.state, state) not in wire.LEAPS:
             self.wrong("steps", written.offset, f"{key} goes from {was.state} to {state}", place)
         elif was.state == "releasing" and state in wire.FINAL and was.outcome not in (None, state):
@@ -262,7 +262,8 @@ class Ledger:
         if written.repeat:
             return
         record, before = written.record, written.before
-        known = before is not None or self.commits.in_the_open(record.writer, -1, written.offset)
+        after = before.offset if before is not None else -1
+        known = self.commits.in_the_open(record.writer, after, written.offset)
         state = before.record.state if before is not None else None
         self.changes[record.key, record.writer, record.commit] = Change(
             written.offset, record.state, state, known, wire.fingerprint(record.body), instance

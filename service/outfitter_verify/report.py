@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from outfitter_verify.logs import Place
+from outfitter_verify.logs import Log, Place
 
 CHECKS: Mapping[str, tuple[str, str]] = {
     "exclusivity": ("no device is in two live allocations, at any prefix of the ledger", "device grants"),
@@ -91,12 +91,18 @@ class Findings:
     looked: Counter[str] = field(default_factory=Counter)
     partial: dict[str, Counter[str]] = field(default_factory=dict)
     last: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    logs: Mapping[str, Log] = field(default_factory=dict)
+    """The partition that is being looked at, by topic."""
 
     def look(self, check: str, times: int = 1) -> None:
         self.looked[check] += times
 
-    def wrong(self, check: str, place: Place, what: str, *records: object, timestamp_ms: int = 0) -> None:
-        self.violations.append(Violation(check, place, what, tuple(map(str, records)), timestamp_ms))
+    def wrong(self, check: str, place: Place, what: str, *records: object) -> None:
+        """A promise is broken at `place`; `records` are the other places that show it."""
+        log = self.logs.get(place.topic)
+        found = log.at(place.offset) if log is not None else None
+        time = found.timestamp_ms if found is not None else 0
+        self.violations.append(Violation(check, place, what, tuple(map(str, records)), time))
 
     def part(self, check: str, why: str) -> None:
         """The check could not be made in full somewhere."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from outfitter_verify.check import check
 from outfitter_verify.report import Report
@@ -19,7 +20,7 @@ class UnreadableError(Exception):
 def verify(
     bus: str,
     cluster: str = "outfitter",
-    config: Mapping[str, str] | None = None,
+    config: Mapping[str, Any] | None = None,
     *,
     environment: Mapping[str, str] | None = None,
     patience_s: float = 60.0,

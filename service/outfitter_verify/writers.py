@@ -170,6 +170,7 @@ class Commits:
         if (
             before is not None
             and here.instance != before.instance
+            and here.commit == before.commit + 1
             and (here.topic_id, here.base) == (before.topic_id, before.base)
             and here.start > before.to >= self._input.start
         ):

@@ -29,6 +29,9 @@ _COLLECT_EVERY = 10_000
 RUN_FAILED = 125
 """`outfitter run` speaks for its child's exit code, so its own troubles have a code that children avoid."""
 
+VERIFY_FAILED = 125
+"""To `outfitter verify` 1 means violations, so that it could not look has a code of its own."""
+
 COMMANDS = {
     "serve": Entry(f"{_PACKAGE}.serve:serve", "Manage this machine's resources (runs in the foreground)."),
     "run": Entry(f"{_PACKAGE}.run:run", "Run a command that holds devices while it lives.", failure=RUN_FAILED),
@@ -41,6 +44,9 @@ COMMANDS = {
     "explain": Entry(f"{_PACKAGE}.explain:explain", "Say why a worker has what it has, or why it waits."),
     "discover": Entry(f"{_PACKAGE}.discover:discover", "Run one resource's driver once and print its infos."),
     "topics": Entry(f"{_PACKAGE}.topics:topics", "Create or check the topics."),
+    "verify": Entry(
+        f"{_PACKAGE}.verify:verify", "Check on the bus that every promise was kept.", failure=VERIFY_FAILED
+    ),
     "config": Entry(f"{_PACKAGE}.config:config", "Check a configuration, or show what is in effect."),
     "schema": Entry(f"{_PACKAGE}.schema:schema", "Print the wire contract as AsyncAPI or JSON Schema."),
     "kubernetes": Entry(f"{_PACKAGE}.kubernetes:kubernetes", "Request the configured amounts in a pod template."),

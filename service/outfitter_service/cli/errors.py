@@ -92,7 +92,8 @@ def _is_verdict(error: BaseException) -> bool:
 
 
 def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] in {"outfitter", "outfitter_proto", "outfitter_drivers", "outfitter_service"}
+    ours = {"outfitter", "outfitter_proto", "outfitter_drivers", "outfitter_service", "outfitter_verify"}
+    return module.partition(".")[0] in ours
 
 
 def warn(message: str) -> None:

@@ -1,0 +1,115 @@
+"""What is clean passes, whatever compaction, retention or the moment of reading have left of it: no false alarm."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.streams import HOST, Player, World, compact, expire, lived_in
+
+
+def play(seed: int, markers: bool, turns: int) -> World:
+    return Player(World(markers=markers), random.Random(seed).randrange).play(turns)
+
+
+worlds = st.builds(play, st.integers(0, 2**32), st.booleans(), st.integers(1, 25))
+parts = st.floats(0, 1)
+quick = settings(max_examples=60, deadline=None)
+
+
+def commit_end(world: World, part: float) -> int:
+    """Where about this part of the ledger's commits ends: an offset. A record batch is a whole commit."""
+    ends = [record.offset for record in world.allocations.records if (record.key or b"").startswith(b"@checkpoint/")]
+    return ends[int(part * (len(ends) - 1))] + 1
+
+
+@quick
+@given(worlds)
+def test_a_manager_that_keeps_its_promises_is_found_to_keep_them(world: World) -> None:
+    report = world.report()
+    assert report.violations == ()
+    assert report.complete
+
+
+@quick
+@given(worlds, parts, parts, st.booleans())
+def test_a_compacted_ledger_raises_no_alarm(world: World, first: float, second: float, dropped: bool) -> None:
+    for upto in sorted(commit_end(world, part) for part in (first, second)):
+        compact(world.allocations, upto, drop_tombstones=dropped)
+    assert world.report().violations == ()
+
+
+@quick
+@given(st.integers(0, 2**32), st.integers(1, 25), parts)
+def test_a_compaction_that_is_under_way_raises_no_alarm(seed: int, turns: int, upto: float) -> None:
+    """The embedded bus removes what was overtaken one by one, and somebody may read in between."""
+    world = play(seed, False, turns)
+    dice = random.Random(seed)
+    before = list(world.allocations.records)
+    # tombstones go when what they delete has been gone for long
+    compact(world.allocations, int(upto * world.allocations.end), drop_tombstones=False)
+    left = set(world.allocations.records)
+    world.allocations.records = [record for record in before if record in left or dice.random() < 0.5]
+    assert world.report().violations == ()
+
+
+@quick
+@given(worlds, parts, parts, parts)
+def test_retention_of_the_other_topics_raises_no_alarm(
+    world: World, registrations: float, history: float, letters: float
+) -> None:
+    # what is not read yet is not deleted here: that would be input that was lost
+    expire(world.registrations, int(registrations * world.position))
+    expire(world.history, int(history * world.history.end))
+    expire(world.letters, int(letters * world.letters.end))
+    assert world.report().violations == ()
+
+
+@quick
+@given(worlds, parts)
+def test_topics_that_went_on_after_the_ledger_was_read_raise_no_alarm(world: World, part: float) -> None:
+    end = commit_end(world, part)
+    world.allocations.records = [record for record in world.allocations.records if record.offset < end]
+    world.allocations.end = end
+    assert world.report().violations == ()
+
+
+def test_history_that_is_switched_off_raises_no_alarm_and_is_said() -> None:
+    world = lived_in()
+    world.history.records.clear()
+    report = world.report()
+    assert report.violations == ()
+    assert not report.complete
+    assert [check.name for check in report.checks if check.partial] == ["history"]
+
+
+def test_what_a_later_version_writes_raises_no_alarm_and_is_said() -> None:
+    world = lived_in()
+    world.history.append(f"{HOST}/b/1", {"type": "novelty"})
+    world.allocations.append("@novelty/1", {"type": "novelty"})
+    world.allocations.marker()
+    world.commit(world.allocation("e", "paused"))
+    report = world.report()
+    assert report.violations == ()
+    assert {check.name for check in report.checks if check.partial} == {"writers", "steps"}
+
+
+@pytest.mark.parametrize("markers", [True, False], ids=["kafka", "embedded"])
+def test_two_live_allocations_of_one_device_are_found_in_a_compacted_ledger(markers: bool) -> None:
+    world = lived_in(markers=markers)
+    world.commit(world.allocation("e", "allocated", devices=["GPU-0"]))
+    world.commit()
+    compact(world.allocations, world.allocations.end)
+    assert world.violated() == {"exclusivity"}
+
+
+def test_a_replica_that_gets_a_partition_back_is_no_violation() -> None:
+    world = World()
+    world.writer = "partition/" + str(world.registrations.log().partition)
+    for instance in ("first", "second", "first"):
+        world.instance = instance
+        world.commit()
+    assert world.report().violations == ()

@@ -1,0 +1,141 @@
+"""The checker and `outfitter verify` on real buses: a clean run passes, what a forger wrote is found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import anyio
+import pytest
+from confluent_kafka import Producer
+
+from outfitter_proto import topics as all_topics
+from outfitter_proto.bus import Entry, connect
+from outfitter_proto.names import topics
+from outfitter_verify import Report, UnreadableError, verify
+from support.broker import KafkaBroker
+from support.manager import Manager, StartManager, files_config
+
+WORKERS = 6
+
+
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    """A bus with the topics of a cluster of its own: its URL, the cluster."""
+    if request.param == "embedded":
+        url, cluster = f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL", "outfitter"
+    else:
+        broker: KafkaBroker = request.getfixturevalue("kafka_broker")
+        url, cluster = broker.url, broker.new_cluster()
+
+    async def make() -> None:
+        async with connect(url) as bus:
+            await all_topics.create(bus, cluster, partitions=1)
+
+    anyio.run(make)
+    return url, cluster
+
+
+def publish(place: tuple[str, str], host: str, *bodies: dict[str, object] | bytes) -> None:
+    url, cluster = place
+
+    async def send() -> None:
+        async with connect(url) as bus:
+            for body in bodies:
+                value = body if isinstance(body, bytes) else json.dumps(body).encode()
+                await bus.publish(topics(cluster).registrations, 0, Entry(host.encode(), value))
+
+    anyio.run(send)
+
+
+def busy(place: tuple[str, str], manager: Manager) -> None:
+    """Workers register, one goes, one speaks nonsense; the manager is killed in between."""
+    bodies = [
+        {"type": "register", "host": manager.host, "worker": f"w{number}", "incarnation": "1", "lease_s": None}
+        for number in range(WORKERS)
+    ]
+    publish(place, manager.host, *bodies[:3], b"nonsense")
+    manager.wait_for(lambda: verify(*place).counts["dead letters"] == 1)
+    manager.kill9()
+    publish(place, manager.host, {**bodies[0], "type": "deregister", "lease_s": None}, *bodies[3:])
+    manager.start()
+    manager.wait_for(lambda: not (report := verify(*place)).counts["unread"] and report.counts["ended"] == 1)
+
+
+def verified(manager: Manager, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return manager.outfitter("verify", *arguments)
+
+
+def test_a_run_with_a_kill_verifies_clean_and_in_full_and_a_forged_record_is_found(
+    place: tuple[str, str], start_manager: StartManager, tmp_path: Path
+) -> None:
+    url, cluster = place
+    manager = start_manager(files_config(tmp_path / "gpus", gpus=2), bus=url, cluster=cluster)
+    busy(place, manager)
+
+    report = verify(url, cluster)
+    assert report.violations == ()
+    assert report.complete
+    assert report.counts["registrations"] == WORKERS
+    assert report.counts["managers"] == 2
+    assert report.counts["allocated"] == 2
+    done = verified(manager)
+    assert done.returncode == 0, done.stderr
+    assert "exclusivity" in done.stdout
+    assert "\n0 violations; " in done.stdout
+
+    forge(place, report)
+    done = verified(manager, "--json")
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert not found["ok"]
+    by = {violation["check"]: violation for violation in found["violations"]}
+    assert {"exclusivity", "commits"} <= by.keys()
+    assert by["exclusivity"]["topic"] == f"{cluster}.allocations"
+    assert by["exclusivity"]["at"]
+    assert len(by["exclusivity"]["records"]) == 1
+    assert verified(manager, "--since", "0s").returncode == 0
+    assert verified(manager, "--since", "1h").returncode == 1
+
+
+def forge(place: tuple[str, str], report: Report) -> None:
+    """Write a grant of a device that somebody holds, as whoever may write to the topic can."""
+    url, cluster = place
+    holder = next(record for record in report.last.values() if record["state"] == "allocated")
+    forged = {**holder, "worker": "forger", "token": 10_000}
+    name = f"{holder['host']}/forger/{holder['incarnation']}".encode()
+    value = json.dumps(forged).encode()
+    if url.startswith("kafka:"):
+        producer = Producer({"bootstrap.servers": url.removeprefix("kafka://")})
+        producer.produce(topics(cluster).allocations, value, name, partition=0)
+        assert producer.flush(20) == 0
+        return
+
+    async def write() -> None:
+        async with connect(url) as bus:
+            await bus.publish(topics(cluster).allocations, 0, Entry(name, value))
+
+    anyio.run(write)
+
+
+@pytest.mark.kafka
+def test_it_says_what_is_missing_when_it_cannot_look(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
+    with pytest.raises(UnreadableError, match=r"there is no topic t-nobody\.registrations"):
+        verify(kafka_broker.url, "t-nobody")
+    with pytest.raises(UnreadableError, match="there is no such file"):
+        verify(f"sqlite://{tmp_path}/none.db")
+    with pytest.raises(UnreadableError, match="Kafka does not answer"):
+        verify("kafka://127.0.0.1:9", patience_s=0.5)
+
+
+@pytest.mark.kafka
+def test_the_command_has_a_code_of_its_own_for_what_it_cannot_look_at(
+    kafka_broker: KafkaBroker, manager: Manager
+) -> None:
+    done = verified(manager, "--bus", kafka_broker.url, "--cluster", "t-nobody")
+    assert done.returncode == 125
+    assert done.stderr.startswith("outfitter: there is no topic t-nobody.registrations")
+    done = verified(manager, "--since", "yesterday")
+    assert done.returncode == 125
+    assert "yesterday" in done.stderr

@@ -1,0 +1,357 @@
+"""Streams for the checker, written by hand: commits as they stand on a bus, without any code of the manager.
+
+    world = World()
+    world.register("a")
+    world.commit(world.allocation("a", "allocated", devices=["GPU-0"]))
+    report = world.report()
+
+Each commit appends its history, its dead letters, its ledger batch and a checkpoint, and leaves a marker's hole in each
+topic that it wrote to, as Kafka does. Whatever a test wants to be wrong, it changes in what this makes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from outfitter_verify import Log, Partition, Reading, Record, Report, check
+from outfitter_verify.wire import partition_of
+
+HOST = "gpu-3"
+PARTITIONS = 4
+PARTITION = partition_of(HOST, PARTITIONS)
+TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
+AT = "2026-01-31T12:00:00Z"
+NAMES = {
+    "registrations": "registrations",
+    "allocations": "allocations",
+    "history": "history",
+    "letters": "dead-letters",
+}
+
+
+class Stream:
+    """One partition of one topic in the making."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = f"outfitter.{topic}"
+        self.records: list[Record] = []
+        self.start = 0
+        self.end = 0
+
+    def append(self, key: str | None, value: Any) -> int:
+        """Add a record (bytes as they are, None a tombstone, all else as JSON); return its offset."""
+        body = value if value is None or isinstance(value, bytes) else json.dumps(value).encode()
+        self.records.append(Record(self.end, key.encode() if key is not None else None, body, 1000 + self.end))
+        self.end += 1
+        return self.end - 1
+
+    def marker(self) -> None:
+        self.end += 1
+
+    def body(self, index: int) -> Any:
+        return json.loads(self.records[index].value or b"null")
+
+    def change(self, index: int, **fields: Any) -> None:
+        """Replace fields of a record's body."""
+        record = self.records[index]
+        self.records[index] = record._replace(value=json.dumps(self.body(index) | fields).encode())
+
+    def log(self) -> Log:
+        return Log(self.topic, PARTITION, self.start, self.end, tuple(self.records))
+
+
+class World:
+    """One host's manager, its partition, and everything it has said."""
+
+    def __init__(self, *, markers: bool = True) -> None:
+        self.markers = markers
+        self.registrations = Stream("registrations")
+        self.allocations = Stream("allocations")
+        self.history = Stream("history")
+        self.letters = Stream("dead-letters")
+        self.writer = f"host/{HOST}"
+        self.instance = "first"
+        self.commits = 0
+        self.token = 0
+        self.position = 0
+        self.now: dict[str, dict[str, Any]] = {}
+        self.sources: dict[str, int] = {}
+
+    # --- what workers say ---
+
+    def say(self, value: Any, key: str | None = HOST) -> int:
+        return self.registrations.append(key, value)
+
+    def register(self, worker: str, incarnation: str = "1", **fields: Any) -> int:
+        body = {"type": "register", "host": HOST, "worker": worker, "incarnation": incarnation, **fields}
+        offset = self.say(body)
+        self.sources.setdefault(f"{HOST}/{worker}/{incarnation}", offset)
+        return offset
+
+    def deregister(self, worker: str, incarnation: str = "1") -> int:
+        return self.say({"type": "deregister", "host": HOST, "worker": worker, "incarnation": incarnation})
+
+    # --- what the manager says ---
+
+    def allocation(
+        self,
+        worker: str,
+        state: str,
+        *,
+        devices: Iterable[str] | None = None,
+        incarnation: str = "1",
+        resource: str = "gpu",
+        **fields: Any,
+    ) -> dict[str, Any]:
+        """The record of a worker that comes next, with what it had before unless it is replaced."""
+        key = f"{HOST}/{worker}/{incarnation}"
+        before = self.now.get(key, {})
+        record = {
+            "type": "allocation", "host": HOST, "worker": worker, "incarnation": incarnation,
+            "request": {"amounts": {resource: 1}}, "resources": {}, "token": None, "outcome": None,
+            "source": {"partition": PARTITION, "offset": self.sources.get(key, -1)},
+            **before, "state": state, "since": AT, "writer": self.writer, "commit": self.commits + 1,
+        }  # fmt: skip
+        if devices is not None:
+            record["resources"] = {resource: [{"id": device} for device in devices]}
+            self.token += 1
+            record["token"] = self.token
+        return record | fields
+
+    def refuse(self, offset: int, **fields: Any) -> None:
+        """A dead letter for the message at `offset`."""
+        message = next(record for record in self.registrations.records if record.offset == offset)
+        body = message.value or b""
+        source = {"topic": self.registrations.topic, "partition": PARTITION, "offset": offset}
+        letter = {
+            "type": "dead-letter", "at": AT, "writer": self.writer, "source": source, "reason": "odd",
+            "length": len(body), "sha256": hashlib.sha256(body).hexdigest(), "body": "",
+        }  # fmt: skip
+        self.letters.append(f"{self.registrations.topic}/{PARTITION}/{offset}", letter | fields)
+
+    def commit(self, *records: Mapping[str, Any] | str, to: int | None = None, tell: bool = True, **fields: Any) -> int:
+        """One commit of `records` (a key alone: a tombstone); return its checkpoint's index in the ledger."""
+        self.commits += 1
+        position = self.registrations.end if to is None else to
+        ordered = sorted(records, key=lambda record: not isinstance(record, str) and record["state"] in HOLDING)
+        for record in ordered:
+            if isinstance(record, str):
+                self.now.pop(record, None)
+                self.allocations.append(record, None)
+                continue
+            key = f"{record['host']}/{record['worker']}/{record['incarnation']}"
+            before = self.now.get(key, {}).get("state")
+            if tell and before != record["state"]:
+                self.tell(record, before)
+            self.now[key] = dict(record)
+            self.allocations.append(key, record)
+        checkpoint = {
+            "type": "checkpoint", "writer": self.writer, "instance": self.instance, "cluster": "outfitter",
+            "scope": self.writer.partition("/")[0].replace("partition", "cluster"),
+            "commit": self.commits, "token": self.token, "at": AT, "format": 1,
+            "input": {"topic_id": TOPIC_ID, "partition": PARTITION, "from": self.position, "to": position},
+        }  # fmt: skip
+        self.position = position
+        self.allocations.append(f"@checkpoint/{self.writer}", checkpoint | fields)
+        if self.markers:
+            for stream in (self.history, self.letters, self.allocations):
+                stream.marker()
+        return len(self.allocations.records) - 1
+
+    def tell(self, record: Mapping[str, Any], before: str | None, **fields: Any) -> None:
+        """The transition to `record`."""
+        named = {name: record[name] for name in ("host", "worker", "incarnation")}
+        transition = {
+            "type": "transition", "at": AT, **named, "event": "x", "explanation": "x",
+            "from": before, "to": record["state"], "record": record,
+        }  # fmt: skip
+        self.history.append("/".join(named.values()), transition | fields)
+
+    # --- what the checker says ---
+
+    def reading(self) -> Reading:
+        logs = Partition(self.registrations.log(), self.allocations.log(), self.history.log(), self.letters.log())
+        return Reading("outfitter", PARTITIONS, TOPIC_ID, self.markers, [logs])
+
+    def report(self) -> Report:
+        return check(self.reading())
+
+    def violated(self) -> set[str]:
+        """The checks that found something."""
+        return {violation.check for violation in self.report().violations}
+
+
+HOLDING = {"preparing", "allocated", "releasing"}
+
+
+def lived_in(*, markers: bool = True) -> World:
+    """A world in which something of everything has happened, and nothing is wrong."""
+    world = World(markers=markers)
+    world.commit()
+    world.register("a")
+    world.commit(world.allocation("a", "allocated", devices=["GPU-0"]))
+    world.register("b")
+    world.commit(world.allocation("b", "pending"))
+    odd = world.say(b"\x00no json")
+    world.refuse(odd)
+    world.commit()
+    world.deregister("a")
+    world.commit(world.allocation("a", "ended"), world.allocation("b", "allocated", devices=["GPU-0"]))
+    world.register("c")
+    world.register("d")
+    world.commit(world.allocation("c", "failed"), world.allocation("d", "preparing", devices=["GPU-1"]))
+    world.instance = "second"
+    world.commit()
+    world.commit(world.allocation("d", "releasing", outcome="failed"))
+    world.commit(world.allocation("d", "failed"))
+    world.commit(f"{HOST}/a/1")
+    world.register("e")
+    return world
+
+
+# --- worlds by chance ----------------------------------------------------------------------------------
+
+DEVICES = ("GPU-0", "GPU-1", "GPU-2")
+
+
+class Player:
+    """Plays worker and manager at random and never breaks a promise. `choose(n)` gives a number below n."""
+
+    def __init__(self, world: World, choose: Callable[[int], int]) -> None:
+        self.world = world
+        self.choose = choose
+        self.runs = 0
+        self.heard: list[tuple[str, str]] = []
+
+    def play(self, turns: int) -> World:
+        self.world.commit()
+        for _ in range(turns):
+            for _ in range(self.choose(4)):
+                self._say()
+            self._commit()
+        return self.world
+
+    def _say(self) -> None:
+        world = self.world
+        known = sorted(world.sources)
+        match self.choose(6):
+            case 0 | 1:
+                self.runs += 1
+                world.register(f"w{self.runs % 4}", str(self.runs))
+            case 2 if known:
+                _, worker, incarnation = known[self.choose(len(known))].split("/")
+                world.register(worker, incarnation)
+            case 3 if known:
+                _, worker, incarnation = known[self.choose(len(known))].split("/")
+                world.deregister(worker, incarnation)
+            case 4:
+                world.say({"type": "heartbeat", "host": "gpu-4", "worker": "w", "incarnation": "1"}, "gpu-4")
+            case _:
+                world.say(b"odd")
+
+    def _commit(self) -> None:
+        """Read on, answer, let something happen, and commit it all."""
+        world = self.world
+        end = world.position + self.choose(world.registrations.end - world.position + 1)
+        # what the manager decided within the commit; the ledger gets the last of each key, history all of it
+        changed: dict[str, dict[str, Any]] = {}
+        for record in world.registrations.records:
+            if world.position <= record.offset < end:
+                self._read(record, changed)
+        over = [key for key, record in world.now.items() if record["state"] not in (*HOLDING, "pending")]
+        gone = [key for key in over if key not in changed and self.choose(4) == 0]
+        for key in sorted({**world.now, **changed}):
+            if key not in gone and self.choose(3) == 0:
+                self._happen(key, changed)
+        if self.choose(6) == 0:
+            world.instance = f"instance-{world.commits}"
+        for key in gone:
+            world.sources.pop(key, None)
+        world.commit(*gone, *changed.values(), to=end, tell=False)
+
+    def _read(self, record: Record, changed: dict[str, dict[str, Any]]) -> None:
+        world = self.world
+        if record.value == b"odd":
+            world.refuse(record.offset)
+            return
+        said = json.loads(record.value or b"")
+        key = f"{said['host']}/{said['worker']}/{said['incarnation']}"
+        known = changed.get(key) or world.now.get(key)
+        if said["type"] == "register":
+            if known is not None:
+                changed.setdefault(key, known)  # published again
+            else:
+                world.sources[key] = record.offset
+                self._become(key, "pending", changed)
+        elif said["type"] == "deregister":
+            if known is None:
+                world.sources[key] = -1
+                self._become(key, "ended", changed)
+            elif known["state"] in ("pending", "allocated"):
+                self._become(key, "ended", changed)
+            elif known["state"] == "preparing":
+                self._become(key, "releasing", changed, outcome="ended")
+
+    def _happen(self, key: str, changed: dict[str, dict[str, Any]]) -> None:
+        record = changed.get(key) or self.world.now[key]
+        taken = {
+            info["id"]
+            for other in {**self.world.now, **changed}.values()
+            if other["state"] in HOLDING
+            for info in other["resources"].get("gpu", ())
+        }
+        match record["state"]:
+            case "pending":
+                free = [device for device in DEVICES if device not in taken]
+                if free and self.choose(3):
+                    self._become(key, ("allocated", "preparing")[self.choose(2)], changed, devices=free[:1])
+                elif self.choose(2):
+                    self._become(key, "failed", changed)
+                elif key not in changed:
+                    changed[key] = record | {"queue_position": 7, "commit": self.world.commits + 1}
+            case "preparing":
+                if self.choose(2):
+                    self._become(key, "allocated", changed)
+                else:
+                    self._become(key, "releasing", changed, outcome="failed")
+            case "allocated":
+                outcome = "ended"
+                if self.choose(2):
+                    self._become(key, "releasing", changed, outcome=outcome)
+                else:
+                    self._become(key, "ended", changed)
+            case "releasing":
+                self._become(key, record["outcome"], changed)
+
+    def _become(self, key: str, state: str, changed: dict[str, dict[str, Any]], **fields: Any) -> None:
+        world = self.world
+        _, worker, incarnation = key.split("/")
+        before = changed.get(key) or world.now.get(key)
+        record = {**(before or {}), **world.allocation(worker, state, incarnation=incarnation, **fields)}
+        if before is not None and "devices" not in fields:
+            record = {**record, "token": before["token"], "resources": before["resources"], "source": before["source"]}
+        world.tell(record, before["state"] if before else None)
+        changed[key] = record
+
+
+def compact(stream: Stream, upto: int, *, drop_tombstones: bool = True) -> None:
+    """What a log cleaner leaves of a stream when it has cleaned the offsets below `upto`.
+
+    Kafka's cleans whole record batches, and a commit's records are one: `upto` must be the end of a commit there.
+    """
+    newest = {record.key: record.offset for record in stream.records if record.offset < upto}
+    stream.records = [
+        record
+        for record in stream.records
+        if record.offset >= upto
+        or (newest[record.key] == record.offset and not (drop_tombstones and record.value is None))
+    ]
+
+
+def expire(stream: Stream, start: int) -> None:
+    """What retention leaves of a stream."""
+    stream.start = min(start, stream.end)
+    stream.records = [record for record in stream.records if record.offset >= stream.start]
