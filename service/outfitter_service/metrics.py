@@ -57,7 +57,8 @@ class Standing(Struct, frozen=True, kw_only=True):
     """What the gauges show at one moment, counted from committed records.
 
     `devices` by (resource, `free` | `held` | `unhealthy` | `unknown`), `allocations` by (resource, state),
-    `pending` by reason code.
+    `pending` by reason code. `records` are the allocations in memory, `lag` those of the input that are not decided,
+    `oldest_unanswered_s` is the age in seconds of the oldest of them that was fetched.
     """
 
     devices: Tally[tuple[str, str]]
@@ -65,6 +66,24 @@ class Standing(Struct, frozen=True, kw_only=True):
     pending: Tally[str]
     watched_owners: int = 0
     leases: int = 0
+    records: int = 0
+    lag: int = 0
+    oldest_unanswered_s: float = 0.0
+
+    @classmethod
+    def together(cls, parts: Iterable[Standing]) -> Standing:
+        """What several processors of one manager show."""
+        found = [*parts]
+        return cls(
+            devices=sum((part.devices for part in found), Tally()),
+            allocations=sum((part.allocations for part in found), Tally()),
+            pending=sum((part.pending for part in found), Tally()),
+            watched_owners=sum(part.watched_owners for part in found),
+            leases=sum(part.leases for part in found),
+            records=sum(part.records for part in found),
+            lag=sum(part.lag for part in found),
+            oldest_unanswered_s=max((part.oldest_unanswered_s for part in found), default=0.0),
+        )
 
 
 class _StandingCollector(Collector):
@@ -73,7 +92,7 @@ class _StandingCollector(Collector):
         self._standing = standing
 
     def collect(self) -> Iterator[Metric]:
-        now = self._standing() or Standing(devices=Tally(), allocations=Tally(), pending=Tally())
+        now = self._standing() or Standing.together(())
         devices = GaugeMetricFamily(
             "outfitter_devices", "Devices known to the manager, by resource and state.", labels=["resource", "state"]
         )
@@ -92,12 +111,18 @@ class _StandingCollector(Collector):
         yield devices
         yield allocations
         yield pending
-        owners = GaugeMetricFamily("outfitter_watched_owners", "Owner processes watched through the kernel.")
-        owners.add_metric([], now.watched_owners)
-        yield owners
-        leases = GaugeMetricFamily("outfitter_leases", "Allocations that end when their worker falls silent.")
-        leases.add_metric([], now.leases)
-        yield leases
+        for name, documentation, value in (
+            ("outfitter_watched_owners", "Owner processes watched through the kernel.", now.watched_owners),
+            ("outfitter_leases", "Allocations that end when their worker falls silent.", now.leases),
+            ("outfitter_ledger_records", "Records of allocations in memory.", now.records),
+            ("outfitter_input_lag_records", "Records of the input that are not decided, fetched or not.", now.lag),
+            (
+                "outfitter_oldest_unanswered_seconds",
+                "Age of the oldest message fetched and not decided.",
+                now.oldest_unanswered_s,
+            ),
+        ):
+            yield GaugeMetricFamily(name, documentation, value=value)
 
 
 class Waits(Collector):
@@ -169,13 +194,9 @@ class Metrics:
         )
         self.restore_seconds = Gauge("outfitter_ledger_restore_seconds", "How long the last restore took.", registry=r)
         self.restored_records = Gauge("outfitter_ledger_restored_records", "Records the last restore read.", registry=r)
-        self.ledger_records = Gauge("outfitter_ledger_records", "Records of this writer in memory.", registry=r)
         self.commits = Counter("outfitter_commits", "Commits, by outcome.", ["outcome"], registry=r)
         self.commit_seconds = Histogram(
             "outfitter_commit_seconds", "Duration of commits.", buckets=COMMIT_BUCKETS, registry=r
-        )
-        self.input_lag = Gauge(
-            "outfitter_input_lag_records", "Registrations fetched or known, not decided.", registry=r
         )
         self.input_lost = Counter("outfitter_input_lost", "Times the input position was out of range.", registry=r)
         self.violations = Counter(

@@ -61,7 +61,7 @@ def test_counts_are_those_of_the_records_there_are_whatever_came_before(
         census.take(changed)
         now |= {key: one for key, one in changed.items() if one is not None}
         now = {key: one for key, one in now.items() if changed.get(key, one) is not None}
-    told = census.standing([book(*[device(f"D{n}") for n in range(4)])], watched_owners=0, leases=0)
+    told = census.standing([book(*[device(f"D{n}") for n in range(4)])])
     assert told.allocations == Counter((name, one.state) for one in now.values() for name in one.request.amounts)
     assert told.pending == Counter(one.reason_code for one in now.values() if one.state == "pending")
     held = {info["id"] for one in now.values() for infos in one.resources.values() for info in infos}
@@ -75,7 +75,7 @@ def test_a_device_is_held_under_any_of_its_names_and_counts_by_its_health_else()
         device("G0", Health.HEALTHY, "0000:01:00.0"), device("G1"), device("G2", Health.UNHEALTHY),
         device("G3", Health.UNHEALTHY), device("G4", Health.UNKNOWN),
     ]  # fmt: skip
-    told = census.standing([book(*known)], watched_owners=0, leases=0)
+    told = census.standing([book(*known)])
     assert told.devices == {
         ("gpu", "held"): 2, ("gpu", "free"): 1, ("gpu", "unhealthy"): 1, ("gpu", "unknown"): 1,
     }  # fmt: skip
@@ -87,7 +87,7 @@ def test_a_report_that_changes_names_or_health_is_seen() -> None:
     found = book(device("Z0"))
 
     def shown() -> dict[str, int]:
-        devices = census.standing([found], watched_owners=0, leases=0).devices
+        devices = census.standing([found]).devices
         return {state: count for (resource, state), count in devices.items() if resource == "gpu" and count}
 
     assert shown() == {"free": 1}
@@ -103,10 +103,10 @@ def test_a_report_that_changes_names_or_health_is_seen() -> None:
 def test_resources_that_workers_make_up_share_one_label() -> None:
     census = Census(["gpu"])
     census.take({name: record(name, "failed", resource=f"made-up-{name}") for name in "abc"})
-    told = census.standing([], watched_owners=0, leases=0)
+    told = census.standing([])
     assert told.allocations == {(OTHER, "failed"): 3}
     census.replay([record("a", "allocated", "D0", resource="no-longer-configured")])
-    assert census.standing([], watched_owners=0, leases=0).allocations == {("no-longer-configured", "allocated"): 1}
+    assert census.standing([]).allocations == {("no-longer-configured", "allocated"): 1}
 
 
 async def test_the_gauges_show_a_grant_only_when_it_is_committed(bus: FaultyBus, serve: Serve) -> None:

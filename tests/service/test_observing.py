@@ -30,6 +30,7 @@ ZERO = {
     "outfitter_ledger_restored_records": [{}],
     "outfitter_ledger_records": [{}],
     "outfitter_input_lag_records": [{}],
+    "outfitter_oldest_unanswered_seconds": [{}],
     "outfitter_input_lost_total": [{}],
     "outfitter_commits_total": [{"outcome": outcome} for outcome in ("ok", "fenced", "unknown", "unavailable")],
     "outfitter_commit_seconds_count": [{}],

@@ -74,8 +74,8 @@ class Census:
         elif state == PENDING and record.reason_code is not None:
             self._pending[record.reason_code] = self._pending.get(record.reason_code, 0) + count
 
-    def standing(self, books: Iterable[HostBook], *, watched_owners: int, leases: int) -> Standing:
-        """What the gauges show now; `books` are the ledger's, for their inventories and names."""
+    def standing(self, books: Iterable[HostBook]) -> Standing:
+        """What is counted here; `books` are the ledger's, for their inventories and names."""
         devices: Counter[tuple[str, str]] = Counter()
         for book in books:
             held: Iterable[str] = self._held.get(book.host, ())
@@ -90,8 +90,7 @@ class Census:
             devices=devices,
             allocations=Counter(self._allocations),
             pending=Counter(self._pending),
-            watched_owners=watched_owners,
-            leases=leases,
+            records=len(self._records),
         )
 
     def _ids(self, book: HostBook, resource: str, inventory: Inventory) -> _Ids:

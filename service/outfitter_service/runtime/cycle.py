@@ -43,7 +43,8 @@ class RecycledError(BusError):
 
 class Work(Struct, kw_only=True):
     """One commit in the making, or under way: what was decided for it, and of what. `position` is the input's next
-    offset after it. `opening` and `closing`: the first and the last one of a tenure."""
+    offset after it; messages that were passed over as others' are not kept. `opening` and `closing`: the first and the
+    last one of a tenure."""
 
     batch: Batch
     position: int
@@ -87,6 +88,13 @@ class Cycle:
 
     def wake(self) -> None:
         self._wake.set()
+
+    def oldest(self) -> Message | None:
+        """The message that has waited longest for a decision to be settled."""
+        for messages in (self._sent.messages if self._sent else (), self._open.messages, self._station.intake.messages):
+            if messages:
+                return messages[0]
+        return None
 
     # --- the turn of the wheel ---
 
@@ -193,14 +201,15 @@ class Cycle:
             batch.decide(event)
         while intake.messages and batch.events < until and self._has_room(work):
             message = intake.take()
-            work.messages.append(message)
             work.position = message.offset + 1
             if station.remit.serves(message):
+                work.messages.append(message)
                 if message.offset == station.portion.indigestible:
                     batch.refuse(message, "the answer to it would be larger than the allocations topic takes")
                 else:
                     batch.message(message)
             elif (reason := station.remit.refusal(message)) is not None:
+                work.messages.append(message)
                 batch.refuse(message, reason)
         if not intake.messages:
             work.position = max(work.position, intake.position)
@@ -359,7 +368,7 @@ class Cycle:
             record, _ = batch.values.get(command.allocation, (None, None))
             known = record if isinstance(record, Allocation) else self.ledger.allocations.get(command.allocation)
             station.drivers.perform(command, known)
-        station.telling.committed(batch, self.ledger, waiting=station.intake.behind())
+        station.telling.committed(batch)
 
     def _take_back(self, *works: Work) -> None:
         """These commits, the latest first, come to nothing: what led to them is to be decided again."""

@@ -20,11 +20,13 @@ READ_AHEAD_BYTES = 16 * 1024 * 1024
 """Records and bytes that may lie unread before fetching pauses: bounds the memory that a flood takes."""
 
 RETRY_S = 0.5
+MEASURE_S = 5.0
+"""How often the input's end is looked up: what is read ahead is bounded, so only the bus knows how far behind it is."""
 
 
 class Intake:
     """Messages fetched and not yet decided. `position` is the offset after the last fetched one, holes included;
-    `obstacle` why nothing can be fetched now."""
+    `obstacle` why nothing can be fetched now; `end` the input's end when it was last looked up."""
 
     def __init__(
         self, bus: Bus, topic: str, partition: int, *, wake: Callable[[], None], healed: Callable[[], None]
@@ -40,6 +42,7 @@ class Intake:
         self.messages: deque[Message] = deque()
         self.bytes = 0
         self.position = 0
+        self.end = 0
         self.obstacle: str | None = None
         self.lost: OffsetOutOfRangeError | None = None
         self.trouble: BusConfigurationError | None = None
@@ -48,7 +51,7 @@ class Intake:
         """Forget what was fetched; `run` goes on at `start`."""
         self.messages.clear()
         self.bytes = 0
-        self.position = start
+        self.position = self.end = start
         self.obstacle = None
         self.lost = None
         self.trouble = None
@@ -96,6 +99,19 @@ class Intake:
                 self.bytes += sum(len(message.value or b"") for message in messages)
                 self._wake()
 
+    async def measure(self) -> None:
+        """Keep `end` up to date, as far as the bus answers, until cancelled."""
+        while True:
+            try:
+                _, self.end = await self._bus.offsets(self._topic, self._partition)
+            except BusError as error:
+                log.debug("cannot tell how far the input reaches", error=str(error))
+            await anyio.sleep(MEASURE_S)
+
+    def lag(self, position: int) -> int:
+        """How many records, of whomever, are known from `position` on."""
+        return max(self.end, self.position) - position
+
     @property
     def hearing(self) -> bool:
         """Whether the bus can be read, as far as is known; else `obstacle` says why not."""
@@ -117,6 +133,3 @@ class Intake:
         """What was taken comes first again: its commit failed."""
         self.messages.extendleft(reversed(messages))
         self.bytes += sum(len(message.value or b"") for message in messages)
-
-    def behind(self) -> int:
-        return len(self.messages)

@@ -10,6 +10,7 @@ import random
 from collections.abc import Awaitable, Callable
 
 import anyio
+from msgspec import structs
 
 from outfitter_proto.bus import Bus, BusConfigurationError, BusError
 from outfitter_proto.names import Topics, transactional_id
@@ -130,10 +131,16 @@ class Processor:
 
     def standing(self) -> Standing:
         """What the gauges of state show now."""
-        attendance = self.attendance
-        books = self.ledger.hosts.values()
-        census = self._station.telling.census
-        return census.standing(books, watched_owners=attendance.watched, leases=len(attendance.leases))
+        attendance, station = self.attendance, self._station
+        oldest = self._cycle.oldest() if self._cycle is not None else None
+        waits = station.clock.utc().timestamp() - oldest.timestamp_ms / 1000 if oldest is not None else 0.0
+        return structs.replace(
+            station.telling.census.standing(self.ledger.hosts.values()),
+            watched_owners=attendance.watched,
+            leases=len(attendance.leases),
+            lag=self.intake.lag(self.position),
+            oldest_unanswered_s=max(0.0, waits),
+        )
 
     def wake(self) -> None:
         if self._cycle is not None:
@@ -228,6 +235,7 @@ class Processor:
                 async with anyio.create_task_group() as tasks:
                     self.intake.reset(place.position)
                     tasks.start_soon(self.intake.run)
+                    tasks.start_soon(self.intake.measure)
                     tasks.start_soon(self.attendance.listen)
                     trouble = await cycle.run(self._set_ready)
                     tasks.cancel_scope.cancel()

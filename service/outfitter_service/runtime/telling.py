@@ -35,15 +35,13 @@ class Telling:
         self.census = Census(metrics.resources)
         self.log = log.bind(**place)
 
-    def committed(self, batch: Batch, ledger: Ledger, *, waiting: int) -> None:
-        """Count and log a commit. `waiting` are messages fetched and not decided."""
+    def committed(self, batch: Batch) -> None:
+        """Count and log a commit."""
         metrics = self._metrics
         self._registered_ms.update(batch.registered_ms)
         for kind, count in batch.kinds.items():
             metrics.events.labels(kind).inc(count)
         metrics.dead_letters.inc(len(batch.letters))
-        metrics.input_lag.set(waiting)
-        metrics.ledger_records.set(len(ledger.allocations))
         for letter in batch.letters[:LOGGED]:
             about = batch.about.get(letter.key, {})
             self.log.warning("dead letter", reason=letter.reason, field=letter.field, source=letter.key, **about)
