@@ -29,13 +29,15 @@ class Letter(NamedTuple):
 
 
 class Input(NamedTuple):
-    """A writer's newest input: its topic's id, what is added to its offsets, and whether it never had another one.
+    """A writer's newest input: its topic's id, what is added to its offsets, the first offset that it answers for, and
+    whether it never had another input.
 
     What was read from an earlier input is not there to be compared any more.
     """
 
     topic_id: str
     base: int
+    begin: int
     only: bool
 
 
@@ -64,6 +66,7 @@ class Answers:
         for record in self._letter_log.records:
             self._letter(record)
         self._messages = {name: self._messages_of(name, hosts) for name in inputs}
+        self._answered_for = {offset for key in hosts for offset in hosts[key] if not self._swept(key, offset)}
 
     def _messages_of(self, writer: str, hosts: Mapping[bytes, list[int]]) -> list[int]:
         """The offsets of the messages that are for `writer`: a host's own, a partition's all, or what is nobody's."""
@@ -71,13 +74,20 @@ class Answers:
         if scope == "partition":
             return sorted(self._said)
         if scope == "sweeper":
-            return sorted(self._nobodys)
-        own = hosts.get(name.encode(), [])
+            return sorted(
+                [*self._nobodys, *(offset for key in hosts for offset in hosts[key] if self._swept(key, offset))]
+            )
+        own = [offset for offset in hosts.get(name.encode(), []) if offset >= self._inputs[writer].begin]
         if any(other.startswith(("partition/", "sweeper/")) for other in self._inputs):
             return own
         # as long as nobody sweeps the partition, every manager that reads it reports what has no key at all
         keyless = [record.offset for record in self._log.records if record.key is None]
         return sorted([*own, *keyless])
+
+    def _swept(self, key: bytes, offset: int) -> bool:
+        """Whether a host's message is the sweeper's: the host has no manager, or one that began later."""
+        manager = self._inputs.get(f"host/{key.decode()}")
+        return manager is None or offset < manager.begin
 
     # --- at a commit -----------------------------------------------------------------------------------
 
@@ -101,12 +111,12 @@ class Answers:
         said = self._said[offset]
         refused = any(letter.fits for letter in self._letters.get(offset, ()))
         place = ledger.log.place(commit.offset)
-        if said.kind is Kind.NONE or offset in self._nobodys:
+        if said.kind is Kind.NONE or offset in self._nobodys or writer.name.startswith("sweeper/"):
             self._findings.look("dead-letters")
             if not refused and self._letter_log.start > 0:
                 self._findings.part("dead-letters", "dead letters were deleted by retention")
             elif not refused:
-                why = said.why or "it is for a host of another partition"
+                why = said.why or "it is for a host of another partition, or without a manager"
                 self._wrong("dead-letters", offset, f"{writer.name} read past it without a dead letter ({why})", place)
             return
         held = ledger.now.get(said.allocation) if said.allocation is not None else None
@@ -180,6 +190,9 @@ class Answers:
                 self._findings.wrong(
                     "dead-letters", place, "its bytes are not those of its message", self._log.place(offset)
                 )
+            elif letter.writer.startswith("sweeper/") and offset in self._answered_for:
+                what = f"{letter.writer} reports a message that its host's manager answers"
+                self._findings.wrong("dead-letters", place, what, self._log.place(offset))
             elif letter.writer in first:
                 self._findings.wrong(
                     "dead-letters", place, f"{letter.writer} reports the message twice",

@@ -59,5 +59,5 @@ def _inputs(ledger: Log) -> dict[str, Input]:
             continue  # the walk reports it
         before = found.get(here.writer)
         same = before is None or (before.topic_id, before.base) == (here.topic_id, here.base)
-        found[here.writer] = Input(here.topic_id, here.base, same and (before is None or before.only))
+        found[here.writer] = Input(here.topic_id, here.base, here.begin, same and (before is None or before.only))
     return found

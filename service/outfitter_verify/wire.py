@@ -101,7 +101,11 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A commit's checkpoint. `base` is what is added to offsets to make `source.offset`."""
+    """A commit's checkpoint.
+
+    `base` is what is added to offsets to make `source.offset`, `begin` the first offset that a host's manager answers
+    for: what is before it is the sweeper's.
+    """
 
     key: str
     writer: str
@@ -115,6 +119,7 @@ class Checkpoint:
     start: int
     to: int
     base: int
+    begin: int
 
 
 def allocation(body: Mapping[str, Any]) -> Allocation:
@@ -161,6 +166,7 @@ def checkpoint(body: Mapping[str, Any]) -> Checkpoint:
         start=_get(read, "from", int),
         to=_get(read, "to", int),
         base=_get(read, "base", int, 0),
+        begin=_get(read, "begin", int, 0),
     )
 
 

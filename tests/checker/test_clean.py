@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.streams import HOST, Player, World, compact, expire, lived_in
+from support.streams import HOST, PARTITION, TOPIC_ID, Player, World, compact, expire, lived_in
 
 
 def play(seed: int, markers: bool, turns: int) -> World:
@@ -106,9 +106,30 @@ def test_two_live_allocations_of_one_device_are_found_in_a_compacted_ledger(mark
     assert world.violated() == {"exclusivity"}
 
 
+def test_a_sweeper_beside_a_manager_that_began_later_is_no_violation() -> None:
+    """What is nobody's, and what came before the host had a manager, is the sweeper's; the rest is the manager's."""
+    world = World()
+    world.writer = f"sweeper/{PARTITION}"
+    for instance in ("first", "second", "first"):
+        world.instance = instance
+        world.refuse(world.register("early", instance))
+        world.refuse(world.say(b"odd", key=None))
+        world.commit(scope="sweeper")
+    begin, end = world.position, world.commits
+    world.writer, world.commits = f"host/{HOST}", 0
+    world.register("late")
+    read = {"topic_id": TOPIC_ID, "partition": PARTITION, "from": begin, "to": begin + 1, "begin": begin}
+    world.commit(world.allocation("late", "pending"), input=read)
+    world.writer, world.commits = f"sweeper/{PARTITION}", end
+    world.commit(to=begin + 1, scope="sweeper")
+    report = world.report()
+    assert report.violations == ()
+    assert report.complete
+
+
 def test_a_replica_that_gets_a_partition_back_is_no_violation() -> None:
     world = World()
-    world.writer = "partition/" + str(world.registrations.log().partition)
+    world.writer = f"partition/{PARTITION}"
     for instance in ("first", "second", "first"):
         world.instance = instance
         world.commit()

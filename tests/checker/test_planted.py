@@ -375,6 +375,29 @@ def a_dead_letter_stands_under_anothers_key(world: World) -> None:
     world.commit(world.allocation("e", "pending"))
 
 
+def swept(world: World, to: int) -> None:
+    """The partition's sweeper commits: everything before `to` is either somebody's or a dead letter."""
+    mine = (world.writer, world.instance, world.commits, world.token, world.position)
+    world.writer, world.instance, world.commits, world.token, world.position = f"sweeper/{PARTITION}", "s", 0, 0, 0
+    world.commit(to=to)
+    world.writer, world.instance, world.commits, world.token, world.position = mine
+
+
+@planted("dead-letters")
+def a_message_of_a_host_without_a_manager_is_swept_under_the_carpet(world: World) -> None:
+    world.commit(world.allocation("e", "pending"))
+    stranger = next(f"x{n}" for n in range(99) if partition_of(f"x{n}", PARTITIONS) == PARTITION)
+    offset = world.say({"type": "register", "host": stranger, "worker": "w", "incarnation": "1"}, stranger)
+    swept(world, offset + 1)
+
+
+@planted("dead-letters")
+def a_message_is_reported_that_a_manager_answers(world: World) -> None:
+    world.commit(world.allocation("e", "pending"))
+    world.refuse(0, writer=f"sweeper/{PARTITION}")
+    swept(world, 1)
+
+
 # --- history ---
 
 
