@@ -155,10 +155,12 @@ DEAD_LETTERS = (
 )
 
 
-def wanted(cluster: str) -> dict[str, tuple[Setting, ...]]:
-    """The settings of each of `cluster`'s topics, by topic name; `acknowledging` comes on top."""
+def wanted(cluster: str, *, history: bool = True) -> dict[str, tuple[Setting, ...]]:
+    """The settings of each of `cluster`'s topics, by topic name; `acknowledging` comes on top. Without `history` that
+    one is nobody's concern."""
     topics = names.topics(cluster)
-    return dict(zip(topics, (REGISTRATIONS, ALLOCATIONS, HISTORY, DEAD_LETTERS), strict=True))
+    settings = zip(topics, (REGISTRATIONS, ALLOCATIONS, HISTORY, DEAD_LETTERS), strict=True)
+    return {name: of_topic for name, of_topic in settings if history or name != topics.history}
 
 
 def acknowledging(copies: int) -> int:
@@ -167,7 +169,9 @@ def acknowledging(copies: int) -> int:
     return 2 if copies >= COPIES else 1
 
 
-async def create(bus: Bus, cluster: str, *, partitions: int, replication: int | None = None) -> list[str]:
+async def create(
+    bus: Bus, cluster: str, *, partitions: int, replication: int | None = None, history: bool = True
+) -> list[str]:
     """Make the topics that do not exist; return the names of those made.
 
     `replication`: copies of each partition; None: as many as there are brokers, at most `COPIES`.
@@ -177,17 +181,17 @@ async def create(bus: Bus, cluster: str, *, partitions: int, replication: int | 
     return await bus.create_topics(
         [
             TopicSpec(name, partitions, common | {s.name: s.value for s in settings}, copies)
-            for name, settings in wanted(cluster).items()
+            for name, settings in wanted(cluster, history=history).items()
         ]
     )
 
 
-async def check(bus: Bus, cluster: str) -> list[Difference]:
+async def check(bus: Bus, cluster: str, *, history: bool = True) -> list[Difference]:
     """Compare the topics with what they must be. An empty list: all is well."""
     differences: list[Difference] = []
     found: dict[str, TopicInfo] = {}
     brokers = await bus.brokers()
-    for name, settings in wanted(cluster).items():
+    for name, settings in wanted(cluster, history=history).items():
         try:
             found[name] = info = await bus.topic(name)
         except UnknownTopicError:

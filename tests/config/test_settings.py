@@ -25,6 +25,7 @@ DEFAULTS = {
     "log_format": "auto",
     "log_level": "info",
     "strict": False,
+    "history": True,
 }
 
 

@@ -69,8 +69,10 @@ def create(
     async def make() -> tuple[list[str], list[Difference]]:
         async with ledger.opened(where) as bus:
             count = await _partitions(bus, where, partitions)
-            made = await wanted.create(bus, where.cluster, partitions=count, replication=replication)
-            return made, await wanted.check(bus, where.cluster)
+            made = await wanted.create(
+                bus, where.cluster, partitions=count, replication=replication, history=where.history
+            )
+            return made, await wanted.check(bus, where.cluster, history=where.history)
 
     made, differences = anyio.run(make)
     if as_json:
@@ -79,7 +81,7 @@ def create(
         for name in made:
             click.echo(name)
         if not made:
-            warn("all four topics were there already")
+            warn("all topics were there already")
         for item in differences:
             warn(f"{_headline(item)}: {item.why}. To mend it: {item.remedy}")
     return 1 if any(item.fatal for item in differences) else 0
@@ -106,7 +108,7 @@ def check(ctx: click.Context, /, config: str | None, as_json: bool, **_options: 
 
     async def compare() -> list[Difference]:
         async with ledger.opened(where) as bus:
-            return await wanted.check(bus, where.cluster)
+            return await wanted.check(bus, where.cluster, history=where.history)
 
     differences = anyio.run(compare)
     if as_json:

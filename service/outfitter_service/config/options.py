@@ -214,6 +214,11 @@ SETTINGS: tuple[Option, ...] = (
         "The least important log line that is written.",
     ),
     Option(
+        "history", "true or false", flag, _always("true"),
+        "Write every change, and why, into the topic `history`, for `outfitter history` and `outfitter replay`. false: "
+        "nothing is written there, and that topic need not exist.",
+    ),
+    Option(
         "strict", "true or false", flag, _always("false"),
         "Refuse to start when any resource is misconfigured, instead of serving the others.",
     ),

@@ -42,6 +42,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log_format: str
     log_level: str
     strict: bool
+    history: bool
     resources: tuple[ResourceConfig, ...] = ()
     file: Path | None = None
     origins: dict[str, str] = {}

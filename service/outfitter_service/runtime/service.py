@@ -23,6 +23,7 @@ from outfitter_service.runtime import loading
 from outfitter_service.runtime.drivers import DriverPool, close
 from outfitter_service.runtime.identity import alone_on_machine, host_identity
 from outfitter_service.runtime.processor import Limits, Processor
+from outfitter_service.runtime.snapshots import Pace
 
 log = structlog.get_logger("outfitter.service")
 
@@ -127,10 +128,11 @@ class Service:
     async def _check_topics(self, bus: Bus) -> None:
         """Make the topics where nobody else does; refuse those on which a ledger would evaporate."""
         cluster = self.settings.cluster
+        history = self.settings.history
         if bus.local:
-            await wanted_topics.create(bus, cluster, partitions=LOCAL_PARTITIONS)
+            await wanted_topics.create(bus, cluster, partitions=LOCAL_PARTITIONS, history=history)
         fatal: list[str] = []
-        for difference in await wanted_topics.check(bus, cluster):
+        for difference in await wanted_topics.check(bus, cluster, history=history):
             told = (
                 f"topic {difference.topic}: {difference.setting} is {difference.found}, "
                 f"should be {difference.wanted} ({difference.why})"
@@ -162,6 +164,7 @@ class Service:
                 lease_grace_s=settings.lease_grace,
                 checkpoint_interval_s=settings.checkpoint_interval,
                 take_over=self._take_over,
+                history=Pace() if settings.history else None,
             ),
             metrics=self.metrics,
             drivers=pool,
