@@ -42,6 +42,8 @@ COMMANDS = {
     "status": Entry(f"{_PACKAGE}.status:status", "List the workers and what they hold or wait for."),
     "devices": Entry(f"{_PACKAGE}.devices:devices", "List the devices, their health, and who holds them."),
     "explain": Entry(f"{_PACKAGE}.explain:explain", "Say why a worker has what it has, or why it waits."),
+    "history": Entry(f"{_PACKAGE}.history:history", "Say what happened to workers and devices, and why."),
+    "replay": Entry(f"{_PACKAGE}.replay:replay", "Show the workers as they stood at a moment in the past."),
     "discover": Entry(f"{_PACKAGE}.discover:discover", "Run one resource's driver once and print its infos."),
     "topics": Entry(f"{_PACKAGE}.topics:topics", "Create or check the topics."),
     "verify": Entry(

@@ -137,7 +137,7 @@ async def read(bus: Bus, cluster: str, host: str | None = None) -> Ledger:
 
     async def read_one(partition: int, into: list[Change]) -> None:
         async with limiter:
-            into += await _read_partition(bus, topic, partition)
+            into += await read_partition(bus, topic, partition)
 
     async with anyio.create_task_group() as group:
         for partition in await partitions(bus, cluster, host):
@@ -175,13 +175,23 @@ async def partitions(bus: Bus, cluster: str, host: str | None) -> Iterable[int]:
 
 
 def speaks_of(change: Change, host: str) -> bool:
+    """Whether a record is about `host`."""
+    return key_speaks_of(change.key, host)
+
+
+def key_speaks_of(key: str, host: str) -> bool:
     """Whether a key is about `host`."""
-    head, _, rest = change.key.partition("/")
+    head, _, rest = key.partition("/")
     return head == host or (head in {"@host", "@device"} and rest.partition("/")[0] == host)
 
 
-async def _read_partition(bus: Bus, topic: str, partition: int) -> list[Change]:
-    """The last message of each key."""
+async def read_partition(bus: Bus, topic: str, partition: int) -> list[Change]:
+    """The last message of each key, as of a moment between two commits.
+
+    Raises:
+        BusError: see the bus port.
+        OutfitterCliError: it took longer than `READ_WITHIN`.
+    """
     newest: dict[bytes | None, Message] = {}
     with anyio.move_on_after(READ_WITHIN) as limit:
         end = await bus.stable_end(topic, partition)

@@ -7,11 +7,13 @@ line only, so that environment and file keep their own origin.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import click
 
 from outfitter_proto.names import InvalidNameError, check_name
+from outfitter_proto.units import parse_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]
@@ -59,6 +61,28 @@ cluster = click.option(
     callback=_named("cluster"),
     help="Whose topics to use, by prefix; `outfitter` by default.",
 )
+
+
+def moment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> datetime | None:
+    """A callback for options that take a moment: RFC 3339 with a time zone, or a duration ago."""
+    if value is None:
+        return None
+    try:
+        return datetime.now(UTC) - timedelta(seconds=parse_duration(value))
+    except (ValueError, OverflowError):
+        pass
+    try:
+        found = datetime.fromisoformat(value.strip())
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise click.BadParameter(
+            f"{value!r} is no moment: write RFC 3339 with its time zone, such as 2026-01-31T12:00:00Z, or how long ago "
+            "it was, such as 10m"
+        )
+    return found.astimezone(UTC)
+
+
 json_output = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 """Adds `--json`; the command's parameter is called `as_json`."""
 

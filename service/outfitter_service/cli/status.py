@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import click
 
 from outfitter_service.cli import options, output
+
+if TYPE_CHECKING:
+    from outfitter_service.cli.ledger import Stored
 
 
 @click.command()
@@ -34,7 +39,13 @@ def status(ctx: click.Context, /, config: str | None, as_json: bool, **_options:
     if as_json:
         output.print_json(ledger.as_on_the_wire(found))
         return
-    now = datetime.now(UTC)
+    print_workers(found, datetime.now(UTC))
+
+
+def print_workers(found: Iterable[Stored], now: datetime) -> None:
+    """The table of workers, as it is (or was) at `now`."""
+    from outfitter_service.cli import ledger
+
     output.print_table(
         ["host", "worker", "state", "age", "devices", "queue", "reason"],
         (

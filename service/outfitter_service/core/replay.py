@@ -80,13 +80,15 @@ class Progress:
     """How far one writer's history has been followed.
 
     `whole` is when its state was complete for the first time without a gap since (None: it is not), `checkpoint` that
-    of the last commit that was followed, `over` that nothing behind it is wanted.
+    of the last commit that was followed, `over` that nothing behind it is wanted. `first` is the number of the first
+    commit that was seen, wanted or not.
     """
 
     def __init__(self) -> None:
         self.whole: datetime | None = None
         self.checkpoint: Checkpoint | None = None
         self.over = False
+        self.first: int | None = None
         self.begun: int | None = None
         self.part = 0
         self.pending: list[_Transition | _Refresh | _Put | _Snapshot] = []
@@ -155,6 +157,8 @@ class Replay:
         checkpoint = _decode_checkpoint(line.checkpoint)
         pending, progress.pending = progress.pending, []
         last = self._commits.get(line.writer)
+        if progress.first is None:
+            progress.first = checkpoint.commit
         if (self._until is not None and checkpoint.at > self._until) or (last is not None and checkpoint.commit > last):
             progress.over = True
             return

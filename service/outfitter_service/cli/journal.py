@@ -1,0 +1,124 @@
+"""Reading the history topic: from about a moment on, in order of time, however long it is.
+
+No part of the manager: it writes nothing, and never holds more than what was fetched last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from datetime import datetime, timedelta
+
+from outfitter_proto import names
+from outfitter_proto.bus import Bus, Message, Reader, UnknownTopicError
+from outfitter_service.cli import ledger
+from outfitter_service.cli.errors import OutfitterCliError
+from outfitter_service.config import Connection
+
+MARGIN = timedelta(minutes=10)
+"""How far clocks and the order of messages may be apart: what is looked for is looked for so much earlier."""
+COARSE = 10_000
+"""Messages that are rather read than halved once more."""
+PATIENCE = 60
+"""Fetches in a row, of a second each, that may bring nothing before the end is reached."""
+
+
+async def topic_of(bus: Bus, where: Connection) -> str:
+    """The history topic's name.
+
+    Raises:
+        OutfitterCliError: there is none.
+    """
+    topic = names.topics(where.cluster).history
+    try:
+        await bus.topic(topic)
+    except UnknownTopicError as error:
+        if not where.history:
+            raise OutfitterCliError(
+                f"history is switched off (history = false), and there is no topic {topic}"
+            ) from error
+        raise
+    return topic
+
+
+def nothing(where: Connection, topic: str) -> str:
+    """Why there may be no history, in words."""
+    off = (
+        "history is switched off (history = false)" if not where.history else "it may be switched off (history = false)"
+    )
+    return f"there is no history in {topic}: {off}, nothing has happened yet, or its retention has deleted all"
+
+
+async def offset_at(bus: Bus, topic: str, partition: int, moment: datetime) -> int:
+    """An offset before which nothing was written at `moment` or later, and not much too early."""
+    low, high = await bus.offsets(topic, partition)
+    if high - low <= COARSE:
+        return low
+    wanted_ms = (moment - MARGIN).timestamp() * 1000
+    async with await bus.open_reader(topic, partition, start=low, committed=True) as reader:
+        while high - low > COARSE:
+            middle = (low + high) // 2
+            await reader.seek(middle)
+            messages = await reader.fetch(max_records=1)
+            if messages and 0 < messages[0].timestamp_ms < wanted_ms:
+                low = middle
+            else:
+                high = middle
+    return low
+
+
+class Stretch:
+    """One partition's messages from an offset up to another, one by one."""
+
+    def __init__(self, reader: Reader, topic: str, partition: int, end: int) -> None:
+        self.reader = reader
+        self._where = f"{topic}/{partition}"
+        self._end = end
+        self._messages: list[Message] = []
+
+    async def next(self) -> Message | None:
+        """The next message; None at the end."""
+        empty = 0
+        while not self._messages:
+            if self.reader.position >= self._end:
+                return None
+            self._messages = (await ledger.fetch(self.reader))[::-1]
+            empty = 0 if self._messages else empty + 1
+            if empty > PATIENCE:
+                raise OutfitterCliError(f"{self._where} could not be read on from offset {self.reader.position}")
+        return self._messages.pop() if self._messages[-1].offset < self._end else None
+
+    def rest(self) -> list[Message]:
+        """What was fetched from behind the end."""
+        rest, self._messages = self._messages[::-1], []
+        return rest
+
+
+async def stretch(
+    stack: AsyncExitStack, bus: Bus, topic: str, partition: int, *, start: int | None, end: int | None = None
+) -> Stretch:
+    """Open a stretch, up to what is committed now unless it has another end; `stack` closes it."""
+    if end is None:
+        end = await bus.stable_end(topic, partition)
+    reader = await bus.open_reader(topic, partition, start=start, committed=True)
+    await stack.enter_async_context(reader)
+    return Stretch(reader, topic, partition, end)
+
+
+async def merged(stretches: list[Stretch]) -> AsyncIterator[Message]:
+    """The messages of all stretches, in the order of their time as far as each is in that order."""
+    import heapq
+
+    heads: list[tuple[int, int, Message]] = []
+
+    async def advance(index: int) -> None:
+        message = await stretches[index].next()
+        if message is not None:
+            heapq.heappush(heads, (message.timestamp_ms, index, message))
+
+    for index in range(len(stretches)):
+        await advance(index)
+    while heads:
+        _, index, message = heapq.heappop(heads)
+        yield message
+        await advance(index)

@@ -1,0 +1,180 @@
+"""Rebuilding the ledger from history, as of a moment or to the end, and comparing the end with the ledger itself.
+
+Where a replay has to begin is guessed from what the ledger's checkpoints say of snapshots, and put back until every
+writer's state is whole, at last to the oldest that there is: a wrong guess costs time only.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from datetime import datetime, timedelta
+
+import anyio
+from msgspec import UNSET, Struct
+
+from outfitter_proto import names
+from outfitter_proto.bus import Bus, Message
+from outfitter_proto.records import Checkpoint
+from outfitter_service.cli import journal, ledger
+from outfitter_service.cli.errors import OutfitterCliError
+from outfitter_service.config import Connection
+from outfitter_service.core.replay import Difference, Progress, Replay, differences
+
+FIRST_GUESS = timedelta(hours=26)
+"""How far before the moment a snapshot is looked for first: they are made at least daily."""
+FURTHER = 4
+"""How many times as far it is looked back for the next time."""
+
+
+class Part(Struct, kw_only=True):
+    """One partition: the ledger as it is, by key; its checkpoints by writer; and what became of the replay."""
+
+    partition: int
+    ledger: dict[str, bytes]
+    checkpoints: dict[str, Checkpoint]
+    replay: Replay
+
+    @property
+    def writers(self) -> dict[str, Progress]:
+        """How far the replay got with each writer that there is."""
+        return {writer: self.replay.writers.get(writer) or Progress() for writer in self.checkpoints}
+
+
+class Comparison(Struct, kw_only=True):
+    """What became of a comparison. `unknown` are the writers whose history does not reach their last commit: they are
+    not compared."""
+
+    differences: list[Difference]
+    records: int
+    writers: int
+    unknown: list[str]
+
+
+async def rebuild(bus: Bus, where: Connection, host: str | None, until: datetime | None) -> list[Part]:
+    """The state at `until` (None: at the end of the ledger as it is now), of all partitions or that of `host`.
+
+    Raises:
+        BusError: see the bus port.
+        OutfitterCliError: there is no history, or it could not be read on.
+    """
+    topic = await journal.topic_of(bus, where)
+    parts: list[Part] = []
+
+    async def one(partition: int) -> None:
+        parts.append(await _rebuild_partition(bus, where, topic, partition, host, until))
+
+    async with anyio.create_task_group() as group:
+        for partition in await ledger.partitions(bus, where.cluster, host):
+            group.start_soon(one, partition)
+    return sorted(parts, key=lambda part: part.partition)
+
+
+async def _rebuild_partition(
+    bus: Bus, where: Connection, topic: str, partition: int, host: str | None, until: datetime | None
+) -> Part:
+    found = await ledger.read_partition(bus, names.topics(where.cluster).allocations, partition)
+    checkpoints = {change.record.writer: change.record for change in found if isinstance(change.record, Checkpoint)}
+    if host is not None and names.host_writer(host) in checkpoints:
+        checkpoints = {names.host_writer(host): checkpoints[names.host_writer(host)]}
+    now = {change.key: change.message.value for change in found if change.message.value is not None}
+    part = Part(partition=partition, ledger=now, checkpoints=checkpoints, replay=Replay())
+    earliest, _ = await bus.offsets(topic, partition)
+    end = await bus.stable_end(topic, partition)
+    moment = _guess(checkpoints, until)
+    while checkpoints:
+        start = await journal.offset_at(bus, topic, partition, moment) if moment is not None else earliest
+        commits = {writer: checkpoint.commit for writer, checkpoint in checkpoints.items()}
+        part.replay = await _play(bus, topic, partition, Replay(until=until, commits=commits), commits, start, end)
+        if start <= earliest or moment is None or all(_settled(one) for one in part.writers.values()):
+            break
+        reference = until or max(checkpoint.at for checkpoint in checkpoints.values())
+        back = max(reference - moment, FIRST_GUESS) * FURTHER
+        moment = reference - back if back < timedelta(days=366) else None
+    return part
+
+
+def _guess(checkpoints: dict[str, Checkpoint], until: datetime | None) -> datetime | None:
+    """Where a replay may begin; None: at the beginning."""
+    marks = [checkpoint.snapshot for checkpoint in checkpoints.values() if checkpoint.snapshot is not UNSET]
+    if until is None:
+        return min(marks, default=None)
+    return min([until - FIRST_GUESS, *marks])
+
+
+def _settled(progress: Progress) -> bool:
+    """Its state is known: it is whole, or the writer is younger than that."""
+    return progress.whole is not None or progress.first == 1
+
+
+async def _play(
+    bus: Bus, topic: str, partition: int, replay: Replay, commits: dict[str, int], start: int, end: int
+) -> Replay:
+    async with AsyncExitStack() as stack:
+        stretch = await journal.stretch(stack, bus, topic, partition, start=start, end=end)
+        while (message := await stretch.next()) is not None:
+            replay.take(message.value or b"")
+            if commits and all((one := replay.writers.get(writer)) is not None and one.over for writer in commits):
+                break
+    return replay
+
+
+async def oldest(bus: Bus, where: Connection, part: Part, writer: str) -> datetime | None:
+    """The oldest moment to which `writer` can be replayed; None: to none."""
+    topic = names.topics(where.cluster).history
+    replay = Replay()
+    async with AsyncExitStack() as stack:
+        stretch = await journal.stretch(stack, bus, topic, part.partition, start=None)
+        while (message := await stretch.next()) is not None:
+            replay.take(message.value or b"")
+            progress = replay.writers.get(writer)
+            if progress is not None and progress.whole is not None:
+                return progress.whole
+    return None
+
+
+def allocations(parts: list[Part], host: str | None) -> list[ledger.Stored]:
+    """The allocations of a replayed state, in the order of `Ledger.allocations`."""
+    state = ledger.Ledger()
+    for part in parts:
+        for key, kept in part.replay.records.items():
+            if host is None or ledger.key_speaks_of(key, host):
+                state.take(ledger.decode(Message("history", part.partition, 0, key.encode(), kept.wire, 0)))
+    return state.allocations
+
+
+def compare(parts: list[Part], host: str | None) -> Comparison:
+    """The end of history against the ledger, record by record and field by field, the checkpoints included."""
+    told = Comparison(differences=[], records=0, writers=0, unknown=[])
+    for part in parts:
+        unknown = {writer for writer, progress in part.writers.items() if progress.whole is None}
+        told.unknown += sorted(unknown)
+        told.writers += len(part.checkpoints) - len(unknown)
+        here = {
+            key: wire
+            for key, wire in part.ledger.items()
+            if _concerns(key, host, part.checkpoints) and _writer_of(key, wire, part.checkpoints) not in unknown
+        }
+        there = {key: kept.wire for key, kept in part.replay.records.items() if _concerns(key, host, part.checkpoints)}
+        told.records += len(here)
+        told.differences += differences(here, there)
+    if not told.writers:
+        raise OutfitterCliError("there is nothing to compare: of no writer in the ledger is there a whole history")
+    return told
+
+
+def _concerns(key: str, host: str | None, checkpoints: dict[str, Checkpoint]) -> bool:
+    if host is None:
+        return True
+    return key.removeprefix("@checkpoint/") in checkpoints or ledger.key_speaks_of(key, host)
+
+
+def _writer_of(key: str, wire: bytes, checkpoints: dict[str, Checkpoint]) -> str:
+    """Whose record this is: those of hosts and devices do not say."""
+    import msgspec
+
+    if key.startswith("@checkpoint/"):
+        return key.removeprefix("@checkpoint/")
+    if key.startswith(("@host/", "@device/")):
+        own = names.host_writer(key.split("/")[1])
+        return own if own in checkpoints else next(iter(checkpoints), own)
+    return str(msgspec.json.decode(wire).get("writer"))

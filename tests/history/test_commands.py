@@ -1,0 +1,226 @@
+"""`outfitter history` and `outfitter replay`, from outside, on a real manager that is killed in between."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import pytest
+
+from outfitter_proto.bus import Entry, connect
+from outfitter_proto.names import topics
+from outfitter_proto.partitioning import partition_of
+from outfitter_service.cli import ledger
+from support.manager import Manager, StartManager, files_config
+
+pytestmark = pytest.mark.timeout(180)
+
+
+class Past(NamedTuple):
+    """A manager with something behind it: `status` as it was at `moment`, before it was killed, and what came then."""
+
+    manager: Manager
+    moment: datetime
+    status: list[dict[str, Any]]
+
+
+def say(manager: Manager, kind: str, worker: str, incarnation: str | None = "1", **fields: Any) -> None:
+    """What a worker would say; it has no lease."""
+
+    async def publish() -> None:
+        async with connect(manager.bus_url) as bus:
+            topic = topics(manager.cluster).registrations
+            partition = partition_of(manager.host, (await bus.topic(topic)).partitions)
+            await bus.publish(topic, partition, Entry(manager.host.encode(), json.dumps(body).encode()))
+
+    body = {"type": kind, "host": manager.host, "worker": worker, "incarnation": incarnation, **fields}
+    anyio.run(publish)
+
+
+def register(manager: Manager, worker: str, incarnation: str = "1") -> None:
+    say(manager, "register", worker, incarnation, lease_s=None)
+
+
+def records(manager: Manager) -> list[dict[str, Any]]:
+    """As `status --json` prints them."""
+
+    async def look() -> list[dict[str, Any]]:
+        async with connect(manager.bus_url) as bus:
+            found = await ledger.read(bus, manager.cluster, manager.host)
+            return [json.loads(stored.wire) for stored in found.allocations]
+
+    return anyio.run(look)
+
+
+def wait_for(manager: Manager, **states: str | None) -> None:
+    """Until the newest record of each worker is in that state; None: there is none."""
+
+    def look() -> bool:
+        newest = {record["worker"]: record["state"] for record in records(manager)}
+        return all(newest.get(worker) == state for worker, state in states.items())
+
+    manager.wait_for(look)
+
+
+def at_rest(manager: Manager) -> tuple[datetime, list[dict[str, Any]]]:
+    """A moment at which nothing changed, and what `status` said just then."""
+    found: list[Any] = []
+
+    def look() -> bool:
+        before, moment = records(manager), datetime.now(UTC)
+        found[:] = [moment, before]
+        return records(manager) == before
+
+    manager.wait_for(look)
+    return found[0], found[1]
+
+
+def live_through(manager: Manager) -> Past:
+    """Workers come, wait and go; the manager is killed, and more come and go."""
+    for worker in "abcde":
+        register(manager, worker)
+    wait_for(manager, b="allocated", e="pending")
+    say(manager, "deregister", "a")
+    wait_for(manager, a="ended", c="allocated")
+    moment, status = at_rest(manager)
+    manager.kill9()
+    manager.start()
+    register(manager, "d", "later")
+    say(manager, "deregister", "b", reason="enough")
+    wait_for(manager, a=None, b=None, d="pending", e="allocated")  # those that ended are forgotten
+    manager.kill9()
+    manager.start()
+    register(manager, "f")
+    wait_for(manager, f="pending")
+    return Past(manager, moment, status)
+
+
+@pytest.fixture(scope="module", params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
+def past(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
+    folder = tmp_path_factory.mktemp("past")
+    options: dict[str, Any] = {}
+    if request.param == "kafka":
+        broker = request.getfixturevalue("kafka_broker")
+        options = {"bus": broker.url, "cluster": broker.new_cluster()}
+    config = files_config(folder / "gpus", extra='ended-retention = "1s"')
+    manager = Manager(folder, config, host=f"t-{secrets.token_hex(5)}", **options)
+    if request.param == "kafka":
+        assert manager.outfitter("topics", "create", "--partitions", "3").returncode == 0
+    manager.start()
+    try:
+        yield live_through(manager)
+    finally:
+        manager.kill9()
+        print(f"--- {manager.log}\n{manager.log_tail()}")
+
+
+def ordered(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(records, key=lambda record: (record["worker"], record["incarnation"]))
+
+
+def test_a_replay_shows_the_records_just_as_they_stood_then(past: Past) -> None:
+    done = past.manager.outfitter("replay", "--at", past.moment.isoformat(), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ordered(json.loads(done.stdout)) == ordered(past.status)
+    assert ordered(records(past.manager)) != ordered(past.status)
+
+
+def test_the_end_of_history_is_the_ledger_over_all_kills(past: Past) -> None:
+    done = past.manager.outfitter("replay", "--check", "--json")
+    assert (done.returncode, ordered(json.loads(done.stdout))) == (0, ordered(records(past.manager))), done.stderr
+    assert "the end of history is the ledger" in done.stderr
+    assert past.manager.outfitter("replay", "--at", past.moment.isoformat(), "--check").returncode == 0
+
+
+def test_a_replay_looks_like_status_with_ages_of_then(past: Past) -> None:
+    lines = past.manager.outfitter("replay", "--at", past.moment.isoformat(), "--host", past.manager.host).stdout
+    assert lines.splitlines()[0].split() == ["HOST", "WORKER", "STATE", "AGE", "DEVICES", "QUEUE", "REASON"]
+    assert len(lines.splitlines()) == 1 + len(past.status)
+
+
+def test_of_a_moment_before_the_first_commit_there_is_nothing(past: Past) -> None:
+    done = past.manager.outfitter("replay", "--at", "1h", "--json")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+def test_a_moment_that_is_none_or_yet_to_come_is_refused(past: Past) -> None:
+    for wrong in ("yesterday", "2026-01-31T12:00:00", "-5m"):
+        done = past.manager.outfitter("replay", f"--at={wrong}")
+        assert done.returncode == 2
+        assert "is no moment: write RFC 3339 with its time zone" in done.stderr
+    assert "is yet to come" in past.manager.outfitter("replay", "--at", "2999-01-01T00:00:00Z").stderr
+
+
+def history(past: Past, *arguments: str) -> list[dict[str, Any]]:
+    done = past.manager.outfitter("history", "--json", *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    return [json.loads(line)["record"] for line in done.stdout.splitlines()]
+
+
+def steps(records: list[dict[str, Any]]) -> list[tuple[str, str | None, str]]:
+    return [(one["event"], one["from"], one["to"]) for one in records if one["type"] == "transition"]
+
+
+def test_history_of_a_worker_has_each_step_with_its_cause(past: Past) -> None:
+    assert steps(history(past, "--worker", "a")) == [
+        ("register", None, "allocated"),
+        ("deregister", "allocated", "ended"),
+    ]
+    assert steps(history(past, "--worker", "c")) == [
+        ("register", None, "pending"),
+        ("deregister", "pending", "allocated"),
+    ]
+    assert {one["incarnation"] for one in history(past, "--incarnation", "later")} == {"later"}
+
+
+def test_history_of_a_device_has_who_had_it(past: Past) -> None:
+    (device,) = {info["id"] for record in past.status if record["worker"] == "c" for info in record["resources"]["gpu"]}
+    had = [one["worker"] for one in history(past, "--device", device) if one["type"] == "transition"]
+    assert had[:3] == ["a", "a", "c"]
+    assert history(past, "--device", "another") == []
+
+
+def test_history_is_cut_by_moments(past: Past) -> None:
+    whole = [one["at"] for one in history(past)]
+    early = [one["at"] for one in history(past, "--until", past.moment.isoformat())]
+    late = [one["at"] for one in history(past, "--since", past.moment.isoformat())]
+    assert early
+    assert late
+    assert early + late == whole == sorted(whole)
+
+
+def test_history_for_people_says_what_led_to_what_and_why(past: Past) -> None:
+    lines = past.manager.outfitter("history", "--worker", "b").stdout.splitlines()
+    assert lines[0].split() == ["TIME", "AGE", "HOST", "WORKER", "CAUSE", "STEP", "DEVICES", "EXPLANATION"]
+    assert "allocated -> ended" in lines[-1]
+    assert "deregistered: enough" in lines[-1]
+    assert "unconfirmed" in lines[-1]
+
+
+def test_history_that_is_followed_goes_on_with_what_happens(past: Past) -> None:
+    process = past.manager.popen("history", "--worker", "g", "--follow", "--json")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    register(past.manager, "g")
+    with process.stdout, process.stderr:
+        assert json.loads(process.stdout.readline())["record"]["worker"] == "g"
+        process.kill()
+        process.wait()
+
+
+def test_without_history_nothing_is_written_there_and_that_is_said(start_manager: StartManager, tmp_path: Path) -> None:
+    manager = start_manager(files_config(tmp_path / "gpus", extra="history = false"))
+    manager.outfitter("register", "--worker", "w", "--lease", "none", "--wait", "30")
+    given = ("--config", str(manager.config))
+    checked = json.loads(manager.outfitter("topics", "check", "--json", *given).stdout)
+    assert checked == {"ok": True, "differences": []}
+    for command in ("history", "replay"):
+        done = manager.outfitter(command, *given)
+        assert done.returncode == 1
+        assert "history is switched off (history = false)" in done.stderr
+    assert manager.outfitter("topics", "check").returncode == 1
