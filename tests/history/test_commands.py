@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -214,13 +215,25 @@ def test_history_that_is_followed_goes_on_with_what_happens(past: Past) -> None:
 
 
 def test_without_history_nothing_is_written_there_and_that_is_said(start_manager: StartManager, tmp_path: Path) -> None:
-    manager = start_manager(files_config(tmp_path / "gpus", extra="history = false"))
-    manager.outfitter("register", "--worker", "w", "--lease", "none", "--wait", "30")
-    given = ("--config", str(manager.config))
-    checked = json.loads(manager.outfitter("topics", "check", "--json", *given).stdout)
-    assert checked == {"ok": True, "differences": []}
+    """Switched on later, history begins with a snapshot, and what was before it is told from nothing at all."""
+    config = files_config(tmp_path / "gpus", extra="history = false")
+    manager = start_manager(config)
+    register(manager, "w")
+    wait_for(manager, w="allocated")
+    assert manager.outfitter("topics", "check").returncode == 0
+    assert "history: (topic) is missing" in manager.outfitter(
+        "topics", "check", env={"OUTFITTER_HISTORY": "true"}
+    ).stdout.replace("outfitter.", "")
     for command in ("history", "replay"):
-        done = manager.outfitter(command, *given)
+        done = manager.outfitter(command)
         assert done.returncode == 1
         assert "history is switched off (history = false)" in done.stderr
-    assert manager.outfitter("topics", "check").returncode == 1
+    manager.config.write_text(config.replace("history = false", ""))
+    manager.restart()
+    done = manager.outfitter("replay", "--check", "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (0, records(manager)), done.stderr
+    done = manager.outfitter("replay", "--at", "1h")
+    assert done.returncode == 1
+    oldest = re.search(r"the oldest that can be replayed is (\S+)", done.stderr)
+    assert oldest is not None, done.stderr
+    assert json.loads(manager.outfitter("replay", "--at", oldest[1], "--json").stdout) == records(manager)
