@@ -18,9 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
+from aiokafka.protocol.admin import AlterPartitionReassignmentsRequest
 from confluent_kafka import ElectionType, KafkaError, KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from outfitter_proto.bus import connect
 from support.broker import Broker, BrokerError, KafkaBroker, free_port
 
 READY_WITHIN = 120.0
@@ -146,7 +149,22 @@ class KafkaCluster(KafkaBroker):
 
     def transaction_coordinator(self, identity: str) -> int:
         """The node that coordinates a transactional id: the leader of its partition of `__transaction_state`."""
-        return self.leader("__transaction_state", abs(java_hash(identity)) % INTERNAL_PARTITIONS)
+        return self.leader(*_coordinated(identity))
+
+    def move_transaction_coordinator(self, identity: str, node: int) -> None:
+        """Have another node coordinate a transactional id, while all go on: the same replicas in another order, and
+        an election."""
+        topic, partition = _coordinated(identity)
+        replicas = [node, *(other for other in self.brokers if other != node)]
+
+        async def reassign() -> None:
+            async with connect(f"kafka://{self.direct}") as bus:
+                request = AlterPartitionReassignmentsRequest(10_000, [(topic, [(partition, replicas, {})], {})], {})
+                answer = await bus._cluster.send(None, request)  # type: ignore[attr-defined]  # no product needs it
+                assert answer.error_code == 0, answer
+
+        anyio.run(reassign)
+        self.settle()
 
     def controller(self) -> int:
         """The active controller: the leader of the highest epoch that any node has written down. (The metadata's
@@ -212,6 +230,11 @@ class KafkaCluster(KafkaBroker):
             time.sleep(0.1)
         tails = "\n".join(f"--- node {node}\n{broker.log_tail()}" for node, broker in self.brokers.items())
         raise BrokerError(f"the cluster is not {what} in time ({trouble})\n{tails}")
+
+
+def _coordinated(identity: str) -> tuple[str, int]:
+    """The partition whose leader coordinates a transactional id."""
+    return "__transaction_state", abs(java_hash(identity)) % INTERNAL_PARTITIONS
 
 
 def java_hash(text: str) -> int:

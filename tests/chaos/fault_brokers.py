@@ -1,0 +1,101 @@
+"""Three brokers, three replicas of everything: one killed, stopped or frozen at a time, each in turn; two at once; the
+transaction coordinator and the controller moving."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from chaos.scene import Note, playing
+from outfitter_proto.names import host_writer, transactional_id
+from support.cluster import KafkaCluster
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
+
+NODES = (1, 2, 3)
+
+
+def test_each_broker_killed_in_turn_loses_nothing(three_brokers: KafkaCluster, tmp_path: Path, note: Note) -> None:
+    with playing(three_brokers, tmp_path, "kill -9", note) as scene:
+        for node in NODES:
+            with scene.fault(f"broker {node} of 3: kill -9, back after 4 s") as trouble:
+                three_brokers.brokers[node].kill9()
+                trouble.begin()
+                time.sleep(4)
+                three_brokers.restart(node)
+
+
+def test_each_broker_stopped_in_turn_loses_nothing(three_brokers: KafkaCluster, tmp_path: Path, note: Note) -> None:
+    with playing(three_brokers, tmp_path, "SIGTERM", note) as scene:
+        for node in NODES:
+            with scene.fault(f"broker {node} of 3: SIGTERM, started again") as trouble:
+                trouble.begin()
+                three_brokers.brokers[node].stop()
+                three_brokers.restart(node)
+
+
+@pytest.mark.parametrize("seconds", [5, 20])
+def test_each_broker_frozen_in_turn_loses_nothing(
+    three_brokers: KafkaCluster, tmp_path: Path, note: Note, seconds: int
+) -> None:
+    with playing(three_brokers, tmp_path, f"SIGSTOP {seconds}", note) as scene:
+        for node in NODES:
+            with scene.fault(f"broker {node} of 3: SIGSTOP {seconds} s") as trouble:
+                scene.freeze(three_brokers.brokers[node].pid, seconds, trouble)
+                three_brokers.settle()
+
+
+def test_with_two_of_three_brokers_away_nothing_is_committed_and_nothing_is_lost(
+    three_brokers: KafkaCluster, tmp_path: Path, note: Note
+) -> None:
+    with (
+        playing(three_brokers, tmp_path, "two away", note) as scene,
+        scene.fault("two of 3: kill -9 for 12 s") as trouble,
+    ):
+        away = scene.dice.sample(NODES, 2)
+        for node in away:
+            three_brokers.brokers[node].kill9()
+        trouble.begin(2)
+        time.sleep(12)
+        for node in away:
+            three_brokers.brokers[node].launch()
+        for node in away:
+            three_brokers.brokers[node].wait_until_ready()
+        three_brokers.settle()
+
+
+def test_a_transaction_coordinator_that_moves_away_and_back_loses_nothing(
+    three_brokers: KafkaCluster, tmp_path: Path, note: Note
+) -> None:
+    with playing(three_brokers, tmp_path, "coordinator", note) as scene:
+        identities = [transactional_id(scene.cluster, host_writer(host)) for host in scene.hosts]
+        with scene.fault("each transaction coordinator moves twice, no broker down") as trouble:
+            trouble.begin(0)
+            for identity in identities:
+                before = three_brokers.transaction_coordinator(identity)
+                elsewhere = scene.dice.choice([node for node in NODES if node != before])
+                three_brokers.move_transaction_coordinator(identity, elsewhere)
+                assert three_brokers.transaction_coordinator(identity) == elsewhere
+                trouble.kills += 1
+                scene.fleet.await_answers(1, since=time.monotonic())
+                three_brokers.move_transaction_coordinator(identity, before)
+                trouble.kills += 1
+
+
+def test_a_controller_that_dies_or_freezes_loses_nothing(
+    three_brokers: KafkaCluster, tmp_path: Path, note: Note
+) -> None:
+    with playing(three_brokers, tmp_path, "controller", note) as scene:
+        with scene.fault("the controller: kill -9, started again") as trouble:
+            node = three_brokers.controller()
+            three_brokers.brokers[node].kill9()
+            trouble.begin()
+            three_brokers.restart(node)
+            assert three_brokers.controller() != node
+        with scene.fault("the controller: SIGSTOP 8 s") as trouble:
+            node = three_brokers.controller()
+            scene.freeze(three_brokers.brokers[node].pid, 8, trouble)
+            three_brokers.settle()
+            assert three_brokers.controller() != node

@@ -1,0 +1,43 @@
+"""The request layer: answers lost or late, connections cut, requests that never arrive or arrive late.
+
+The rows of the table are Kafka's requests, its columns `Harm`. All of it strikes one manager's requests, on one broker
+behind a proxy, while the others work on beside it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chaos.harm import STRIKES_WITHIN, Harmed, strike, writer_of
+from chaos.scene import Note, playing
+from support.kafka_proxy import ADD_PARTITIONS_TO_TXN, END_TXN, FETCH, INIT_PRODUCER_ID, NAMES, PRODUCE, Harm
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("key", [INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, PRODUCE, END_TXN, FETCH], ids=NAMES.get)
+def test_no_harm_to_a_request_or_its_answer_loses_or_doubles_anything(
+    harmed: Harmed, tmp_path: Path, note: Note, key: int
+) -> None:
+    with playing(harmed.broker, tmp_path, NAMES[key], note) as scene:
+        for harm in Harm:
+            with scene.fault(f"{NAMES[key]}: {harm.value}") as trouble:
+                strike(harmed, scene, key, harm, trouble)
+
+
+@pytest.mark.parametrize("harm", [Harm.LOST_ANSWER, Harm.NEVER_SENT], ids=lambda harm: harm.value.replace(" ", "-"))
+def test_a_commit_whose_outcome_is_unknown_is_found_out_and_never_repeated(
+    harmed: Harmed, tmp_path: Path, note: Note, harm: Harm
+) -> None:
+    done = "done" if harm is Harm.LOST_ANSWER else "not done"
+    with playing(harmed.broker, tmp_path, f"unknown {done}", note) as scene:
+        host = scene.dice.choice(scene.hosts)
+        manager = scene.managers[host]
+        with scene.fault(f"a commit of unknown outcome ({done})") as trouble:
+            fault = harmed.proxy.harm(END_TXN, harm, client=writer_of(scene, host), times=1000)
+            assert fault.struck.wait(STRIKES_WITHIN)
+            trouble.begin()
+            manager.wait_for(lambda: manager.metric("outfitter_commits_total", outcome="unknown"))
+            harmed.proxy.heal()

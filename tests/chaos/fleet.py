@@ -1,0 +1,241 @@
+"""The load: workers of several hosts that register, beat and go, by a stock client (confluent-kafka) in a thread.
+
+Each worker is a small machine: it registers a new incarnation, waits for an answer, holds what it got while it
+beats, says goodbye (or falls silent), waits until that is in the ledger, and comes again. What it does is drawn from a
+seed; when it does it depends on the answers. The fleet knows the wire contract only, and notes when it saw what.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+
+from support.cluster import QUIET
+
+LEASE_S = 20.0
+"""Of workers that beat. Longer than most faults, so that few leases end."""
+BRIEF_LEASE_S = 1.0
+"""Of workers that fall silent."""
+BEAT_EVERY_S = 1.0
+FINAL = ("ended", "failed")
+
+
+class Worker:
+    """One worker: `phase` is idle, asked, holding or leaving; `due` is when it does the next thing by itself."""
+
+    def __init__(self, host: str, name: str, dice: random.Random, now: float) -> None:
+        self.host = host
+        self.name = name
+        self.dice = dice
+        self.run = 0
+        self.phase = "idle"
+        self.silent = False
+        self.due = now + dice.random() * 0.5
+        self.leaves = 0.0
+        self.asked = 0.0
+        self.answered = False
+
+    @property
+    def key(self) -> str:
+        """Of its current incarnation's record."""
+        return f"{self.host}/{self.name}/{self.run}"
+
+
+class Fleet:
+    """`workers` for each of `hosts`, which have `devices` each. `start`, `pause`, `resume`, `close`; all times are
+    `time.monotonic()`."""
+
+    def __init__(
+        self, bootstrap: str, cluster: str, hosts: Sequence[str], *, seed: str, workers: int = 8, devices: int = 4
+    ) -> None:
+        self.hosts = list(hosts)
+        self.said = 0
+        self.answers: list[tuple[float, float, str]] = []
+        """When it was asked, when the first record of that incarnation was seen, and the host."""
+        self.commits: dict[str, list[float]] = {host: [] for host in hosts}
+        """When each host's checkpoints were seen."""
+        self.refused: list[str] = []
+        """What the broker did not take, and why: a stock client tries for two minutes."""
+        self._cluster = cluster
+        self._devices = devices
+        now = time.monotonic()
+        self._workers = {
+            f"{host}/w{number}": Worker(host, f"w{number}", random.Random(f"{seed}/{host_number}/{number}"), now)
+            for host_number, host in enumerate(hosts)
+            for number in range(workers)
+        }
+        self._resting = threading.Event()
+        self._at_rest = threading.Event()
+        self._over = threading.Event()
+        self._failure: BaseException | None = None
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap, "partitioner": "murmur2_random", "enable.idempotence": True,
+                "linger.ms": 0, "request.timeout.ms": 5000, "socket.timeout.ms": 8000,
+                "delivery.timeout.ms": 120_000, "reconnect.backoff.max.ms": 500, **QUIET,
+            }
+        )  # fmt: skip
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap, "group.id": f"{cluster}-fleet", "enable.auto.commit": False,
+                "isolation.level": "read_committed", "auto.offset.reset": "earliest", "fetch.wait.max.ms": 100,
+                "socket.timeout.ms": 5000, "reconnect.backoff.max.ms": 500, **QUIET,
+            }
+        )  # fmt: skip
+        self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
+
+    # --- from outside -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        topic = f"{self._cluster}.allocations"
+        partitions = self._consumer.list_topics(topic, timeout=20).topics[topic].partitions
+        self._consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+        self._thread.start()
+
+    def await_answers(self, count: int, *, since: float, within: float = 90.0) -> None:
+        """Block until each host has answered `count` registrations that were said after `since`."""
+        deadline = time.monotonic() + within
+        while any(
+            sum(1 for asked, _, of in list(self.answers) if of == host and asked >= since) < count
+            for host in self.hosts
+        ):
+            self._check_alive()
+            if time.monotonic() > deadline:
+                missing = [
+                    h for h in self.hosts if not any(of == h and asked >= since for asked, _, of in self.answers)
+                ]
+                raise AssertionError(f"no answer within {within:g} s from {missing or 'all as often as they should'}")
+            time.sleep(0.02)
+
+    def pause(self, within: float = 90.0) -> list[str]:
+        """Have every worker say goodbye and rest; return what stays without an answer for `within` seconds."""
+        self._resting.set()
+        deadline = time.monotonic() + within
+        while not self._at_rest.wait(0.05):
+            self._check_alive()
+            if time.monotonic() > deadline:
+                break
+        lost = [f"{w.key} asked {time.monotonic() - w.asked:.1f} s ago and is still {w.phase}" for w in self._busy()]
+        return lost + self.refused
+
+    def resume(self) -> None:
+        self._at_rest.clear()
+        self._resting.clear()
+
+    def close(self) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(30)
+        self._consumer.close()
+
+    # --- figures -----------------------------------------------------------------------------------------------
+
+    def first_answer(self, since: float) -> float:
+        """Seconds from `since` until the last of the hosts had answered something that was said after it."""
+        return max(
+            min((seen for asked, seen, of in self.answers if of == host and asked >= since), default=float("inf"))
+            for host in self.hosts
+        ) - since  # fmt: skip
+
+    def longest_gap(self, since: float, until: float) -> float:
+        """The longest time without a commit, of the host where that was longest."""
+        longest = 0.0
+        for times in self.commits.values():
+            points = [since, *(at for at in times if since < at < until), until]
+            longest = max(longest, *(after - before for before, after in pairwise(points)))
+        return longest
+
+    # --- the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._over.is_set():
+                for message in self._consumer.consume(500, 0.02):
+                    if message.error() is None:
+                        self._hear(message)
+                self._producer.poll(0)
+                now = time.monotonic()
+                for worker in self._workers.values():
+                    if worker.due <= now:
+                        self._act(worker, now)
+                if self._resting.is_set() and not self._busy() and not len(self._producer):
+                    self._at_rest.set()
+        except BaseException as error:  # noqa: BLE001 - whoever waits for the fleet is told
+            self._failure = error
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise RuntimeError("the fleet has ended") from self._failure
+
+    def _busy(self) -> list[Worker]:
+        return [worker for worker in self._workers.values() if worker.phase != "idle"]
+
+    def _act(self, worker: Worker, now: float) -> None:
+        dice = worker.dice
+        match worker.phase:
+            case "idle":
+                if self._resting.is_set():
+                    worker.due = now + 0.1
+                    return
+                worker.run += 1
+                worker.silent = dice.random() < 0.03
+                worker.phase, worker.asked, worker.answered = "asked", now, False
+                worker.due = float("inf")
+                self._say(
+                    worker, "register", resources={"gpu": {"amount": dice.choice([1, 1, 1, 2, self._devices])}},
+                    lease_s=BRIEF_LEASE_S if worker.silent else LEASE_S,
+                )  # fmt: skip
+                if dice.random() < 0.03:  # the same once more
+                    self._say(worker, "heartbeat")
+            case "holding":
+                if worker.leaves <= now or self._resting.is_set():
+                    worker.phase = "leaving"
+                    worker.due = float("inf")
+                    if not worker.silent:
+                        self._say(worker, "deregister", reason="finished")
+                else:
+                    worker.due = min(worker.leaves, now + BEAT_EVERY_S)
+                    if not worker.silent:
+                        self._say(worker, "heartbeat")
+
+    def _say(self, worker: Worker, kind: str, **fields: Any) -> None:
+        body = {"type": kind, "host": worker.host, "worker": worker.name, "incarnation": str(worker.run), **fields}
+        self._producer.produce(
+            f"{self._cluster}.registrations", json.dumps(body).encode(), worker.host.encode(), on_delivery=self._taken
+        )
+        self.said += 1
+
+    def _taken(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self.refused.append(f"{(message.value() or b'').decode()}: {error}")
+
+    def _hear(self, message: Message) -> None:
+        now = time.monotonic()
+        key = (message.key() or b"").decode()
+        if key.startswith("@"):
+            host = key.removeprefix("@checkpoint/host/")
+            if host in self.commits:
+                self.commits[host].append(now)
+            return
+        worker = self._workers.get(key.rpartition("/")[0])
+        value = message.value()
+        if worker is None or value is None or worker.key != key:
+            return
+        state = json.loads(value)["state"]
+        if not worker.answered:
+            self.answers.append((worker.asked, now, worker.host))
+            worker.answered = True
+        if state in FINAL and worker.phase != "idle":
+            worker.phase = "idle"
+            worker.due = now + worker.dice.random() * 0.3
+        elif worker.phase == "asked":
+            worker.phase = "holding"
+            worker.leaves = now + 0.1 + worker.dice.random() * 0.5
+            worker.due = now

@@ -1,0 +1,45 @@
+"""Harm done to the requests of one host's manager: which, whose, and until when."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from chaos.scene import Scene, Trouble
+from outfitter_proto.names import host_writer, transactional_id
+from support.cluster import KafkaCluster
+from support.kafka_proxy import FETCH, INIT_PRODUCER_ID, PRODUCE, Fault, Harm, KafkaProxy
+
+STRIKES_WITHIN = 60.0
+
+
+class Harmed(NamedTuple):
+    """A broker, and the proxy that leads to it."""
+
+    broker: KafkaCluster
+    proxy: KafkaProxy
+
+
+def writer_of(scene: Scene, host: str) -> str:
+    """The transactional id of a host's manager, which is its producer's client id too."""
+    return transactional_id(scene.cluster, host_writer(host))
+
+
+def strike(harmed: Harmed, scene: Scene, key: int, harm: Harm, trouble: Trouble, *, times: int = 1) -> Fault:
+    """Do harm to the next request of this kind that one host's manager sends."""
+    host = scene.dice.choice(scene.hosts)
+    client = None if key == FETCH else writer_of(scene, host)
+    fault = harmed.proxy.harm(key, harm, client=client, times=times)
+    if key == INIT_PRODUCER_ID:  # sent when a manager takes its partition
+        scene.managers[host].kill9()
+        scene.managers[host].start(ready=False)
+    assert fault.struck.wait(STRIKES_WITHIN), "there was no such request"
+    trouble.begin()
+    if harm is Harm.LATE_REQUEST:
+        assert fault.delivered.wait(STRIKES_WITHIN), "the late request was not answered"
+    return fault
+
+
+def in_a_transaction(harmed: Harmed, scene: Scene, host: str) -> None:
+    """Return while this host's manager has a transaction open, and for some seconds will not get further."""
+    fault = harmed.proxy.harm(PRODUCE, Harm.LATE_ANSWER, client=writer_of(scene, host))
+    assert fault.struck.wait(STRIKES_WITHIN), "it committed nothing"

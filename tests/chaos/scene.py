@@ -1,0 +1,153 @@
+"""One scene: managers of several hosts on a broker's topics, a fleet of workers, and a verdict after each fault."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+
+from chaos.fleet import Fleet
+from chaos.report import Row, seed
+from outfitter_proto import topics as all_topics
+from outfitter_proto.bus import connect
+from outfitter_proto.partitioning import partition_of
+from support import checker
+from support.cluster import KafkaCluster
+from support.manager import Manager
+
+PARTITIONS = 2
+DEVICES = 4
+ENOUGH = 3
+"""Registrations of each host that are to be answered after a fault before it counts as over."""
+Note = Callable[[Row], None]
+
+
+class Trouble:
+    """A fault under way: count here what is killed, and `begin` when it strikes, if it did not at once."""
+
+    def __init__(self) -> None:
+        self.since = time.monotonic()
+        self.kills = 0
+
+    def begin(self, kills: int = 1) -> None:
+        self.since = time.monotonic()
+        self.kills += kills
+
+
+class Scene:
+    """See the module. `managers` are by host; the first two hosts share a partition, the third has the other one."""
+
+    def __init__(self, broker: KafkaCluster, folder: Path, name: str, note: Note, *, lease: str = "20s") -> None:
+        self.broker = broker
+        self.name = name
+        self.dice = random.Random(f"{seed()}/{name}")
+        self.cluster = broker.new_cluster()
+        self.hosts = [_host_in(0), _host_in(0), _host_in(1)]
+        self._note = note
+        config = (
+            f'lease = "{lease}"\nlease-grace = "100ms"\nexternal-resources = ["gpu"]\n[external-resource.gpu]\n'
+            f'amount = 1\ndriver = "static"\nparam.count = {DEVICES}\n'
+        )
+        self.managers = {
+            host: Manager(folder / host, config, bus=broker.url, host=host, cluster=self.cluster) for host in self.hosts
+        }
+        self.fleet = Fleet(broker.direct, self.cluster, self.hosts, seed=f"{seed()}/{name}", devices=DEVICES)
+
+    def start(self) -> None:
+        """Make the topics, start everything, and wait until each host has answered."""
+
+        async def make() -> None:
+            async with connect(f"kafka://{self.broker.direct}") as bus:
+                await all_topics.create(bus, self.cluster, partitions=PARTITIONS)
+
+        anyio.run(make)
+        with ThreadPoolExecutor(len(self.managers)) as pool:
+            list(pool.map(Manager.start, self.managers.values()))
+        self.fleet.start()
+        self.fleet.await_answers(ENOUGH, since=0.0)
+
+    def close(self) -> None:
+        self.fleet.close()
+        for manager in self.managers.values():
+            manager.kill9()
+            print(f"--- {manager.log}\n{manager.log_tail()}")
+
+    @contextmanager
+    def fault(self, name: str) -> Iterator[Trouble]:
+        """What the block does is the fault. After it: each host answers again, all is checked, a row is noted.
+
+        Raises:
+            AssertionError: a promise was broken, or something asked was not answered.
+        """
+        trouble = Trouble()
+        before = self.fleet.said
+        yield trouble
+        healed = time.monotonic()
+        self.fleet.await_answers(ENOUGH, since=healed)
+        until = time.monotonic()
+        lost = self.fleet.pause()
+        violations = self.check()
+        row = Row(
+            fault=name,
+            kafka=self.broker.kafka,
+            events=self.fleet.said - before,
+            kills=trouble.kills,
+            violations=tuple(violations),
+            lost=tuple(lost),
+            first_answer_s=self.fleet.first_answer(trouble.since),
+            gap_s=self.fleet.longest_gap(trouble.since, until),
+        )
+        self._note(row)
+        assert not violations, violations
+        assert not lost, lost
+        self.fleet.resume()
+
+    def check(self) -> list[str]:
+        """What the checker finds in all that was committed until now."""
+
+        async def read() -> list[str]:
+            found: list[str] = []
+            async with connect(f"kafka://{self.broker.direct}") as bus:
+                for partition in range(PARTITIONS):
+                    wire = await checker.read(bus, self.cluster, partition)
+                    for host in self.hosts:
+                        if partition_of(host, PARTITIONS) == partition:
+                            found += checker.check(wire, host).violations
+            return found
+
+        return anyio.run(read)
+
+    def freeze(self, pid: int, seconds: float, trouble: Trouble) -> None:
+        """Stop a process for so long, and let it go on."""
+        os.kill(pid, signal.SIGSTOP)
+        trouble.begin()
+        try:
+            time.sleep(seconds)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def playing(broker: KafkaCluster, folder: Path, name: str, note: Note) -> Iterator[Scene]:
+    """A scene, started; ended whatever happens."""
+    scene = Scene(broker, folder, name, note)
+    try:
+        scene.start()
+        yield scene
+    finally:
+        scene.close()
+
+
+def _host_in(partition: int) -> str:
+    """A new host's name (one machine has one manager a name) that hashes to this partition."""
+    while True:
+        name = f"c-{random.SystemRandom().randrange(1 << 32):08x}"
+        if partition_of(name, PARTITIONS) == partition:
+            return name
