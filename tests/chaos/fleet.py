@@ -99,12 +99,14 @@ class Fleet:
         self._consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
         self._thread.start()
 
-    def await_answers(self, count: int, *, since: float, within: float = 90.0) -> None:
-        """Block until each host has answered `count` registrations that were said after `since`."""
+    def await_answers(
+        self, count: int, *, since: float, hosts: Sequence[str] | None = None, within: float = 90.0
+    ) -> None:
+        """Block until each host (of `hosts`) has answered `count` registrations that were said after `since`."""
         deadline = time.monotonic() + within
+        hosts = self.hosts if hosts is None else hosts
         while any(
-            sum(1 for asked, _, of in list(self.answers) if of == host and asked >= since) < count
-            for host in self.hosts
+            sum(1 for asked, _, of in list(self.answers) if of == host and asked >= since) < count for host in hosts
         ):
             self._check_alive()
             if time.monotonic() > deadline:

@@ -6,19 +6,21 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 
 from chaos.fleet import Fleet
 from chaos.report import Row, seed
 from outfitter_proto import topics as all_topics
-from outfitter_proto.bus import connect
+from outfitter_proto.bus import TopicSpec, connect
+from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
-from support import checker
+from outfitter_verify import verify
 from support.cluster import KafkaCluster
 from support.manager import Manager
 
@@ -44,15 +46,26 @@ class Trouble:
 class Scene:
     """See the module. `managers` are by host; the first two hosts share a partition, the third has the other one."""
 
-    def __init__(self, broker: KafkaCluster, folder: Path, name: str, note: Note, *, lease: str = "20s") -> None:
+    def __init__(
+        self,
+        broker: KafkaCluster,
+        folder: Path,
+        name: str,
+        note: Note,
+        *,
+        extra: str = "",
+        ledger: Mapping[str, str] | None = None,
+    ) -> None:
+        """`extra`: more of the managers' settings, a line each. `ledger`: settings of the allocations topic."""
         self.broker = broker
+        self._ledger = dict(ledger or {})
         self.name = name
         self.dice = random.Random(f"{seed()}/{name}")
         self.cluster = broker.new_cluster()
         self.hosts = [_host_in(0), _host_in(0), _host_in(1)]
         self._note = note
         config = (
-            f'lease = "{lease}"\nlease-grace = "100ms"\nexternal-resources = ["gpu"]\n[external-resource.gpu]\n'
+            f'{extra}\nlease-grace = "100ms"\nexternal-resources = ["gpu"]\n[external-resource.gpu]\n'
             f'amount = 1\ndriver = "static"\nparam.count = {DEVICES}\n'
         )
         self.managers = {
@@ -65,6 +78,9 @@ class Scene:
 
         async def make() -> None:
             async with connect(f"kafka://{self.broker.direct}") as bus:
+                if self._ledger:
+                    name = topics(self.cluster).allocations
+                    await bus.create_topics([TopicSpec(name, PARTITIONS, {"cleanup.policy": "compact"} | self._ledger)])
                 await all_topics.create(bus, self.cluster, partitions=PARTITIONS)
 
         anyio.run(make)
@@ -80,8 +96,10 @@ class Scene:
             print(f"--- {manager.log}\n{manager.log_tail()}")
 
     @contextmanager
-    def fault(self, name: str) -> Iterator[Trouble]:
+    def fault(self, name: str, *, expected: str | None = None) -> Iterator[Trouble]:
         """What the block does is the fault. After it: each host answers again, all is checked, a row is noted.
+
+        `expected`: a key that the fault itself has written to, which the checker therefore complains of.
 
         Raises:
             AssertionError: a promise was broken, or something asked was not answered.
@@ -93,7 +111,7 @@ class Scene:
         self.fleet.await_answers(ENOUGH, since=healed)
         until = time.monotonic()
         lost = self.fleet.pause()
-        violations = self.check()
+        violations = [found for found in self.check() if expected is None or expected not in found]
         row = Row(
             fault=name,
             kafka=self.broker.kafka,
@@ -112,17 +130,7 @@ class Scene:
     def check(self) -> list[str]:
         """What the checker finds in all that was committed until now."""
 
-        async def read() -> list[str]:
-            found: list[str] = []
-            async with connect(f"kafka://{self.broker.direct}") as bus:
-                for partition in range(PARTITIONS):
-                    wire = await checker.read(bus, self.cluster, partition)
-                    for host in self.hosts:
-                        if partition_of(host, PARTITIONS) == partition:
-                            found += checker.check(wire, host).violations
-            return found
-
-        return anyio.run(read)
+        return [str(violation) for violation in verify(f"kafka://{self.broker.direct}", self.cluster).violations]
 
     def freeze(self, pid: int, seconds: float, trouble: Trouble) -> None:
         """Stop a process for so long, and let it go on."""
@@ -135,9 +143,9 @@ class Scene:
 
 
 @contextmanager
-def playing(broker: KafkaCluster, folder: Path, name: str, note: Note) -> Iterator[Scene]:
-    """A scene, started; ended whatever happens."""
-    scene = Scene(broker, folder, name, note)
+def playing(broker: KafkaCluster, folder: Path, name: str, note: Note, **options: Any) -> Iterator[Scene]:
+    """A scene, started; ended whatever happens. `options` are `Scene`'s."""
+    scene = Scene(broker, folder, name, note, **options)
     try:
         scene.start()
         yield scene

@@ -114,6 +114,13 @@ class Broker(KafkaBroker):
         """End it as a power cut would."""
         self._end(signal.SIGKILL)
 
+    def await_end(self, within: float = 60.0) -> None:
+        """Wait until it has ended by itself."""
+        if self._process is None:
+            raise BrokerError("the broker is not running")
+        self._process.wait(within)
+        self.kill9()
+
     def pause(self) -> None:
         """Freeze it: connections stay open and nothing answers."""
         os.kill(self.pid, signal.SIGSTOP)

@@ -52,8 +52,12 @@ class KafkaCluster(KafkaBroker):
         kafka: str = NEW,
         settings: Mapping[str, str] | None = None,
         proxy: Callable[[int, int], int] | None = None,
+        within: Sequence[str] = (),
     ) -> None:
-        """`proxy(node, port)` returns the port at which that node's port is offered to clients."""
+        """`proxy(node, port)` returns the port at which that node's port is offered to clients.
+
+        `within`: see `Broker`.
+        """
         self.kafka = kafka
         numbers = range(1, nodes + 1)
         ports = {node: (free_port(), free_port(), free_port()) for node in numbers}
@@ -67,6 +71,7 @@ class KafkaCluster(KafkaBroker):
                 self._settings(node, ports[node], offered[node], nodes) | dict(settings or {}),
                 port=ports[node][0],
                 options=("--heap", "256m", *(() if kafka == NEW else ("--kafka", kafka))),
+                within=within,
             )
             for node in numbers
         }

@@ -138,7 +138,8 @@ class KafkaBus(Bus):
         return await outbox.publish(entry)
 
     async def offsets(self, topic: str, partition: int) -> tuple[int, int]:
-        """The first offset there is, and the high watermark."""
+        """The first offset there is, and the high watermark, of the newest leader."""
+        await self._cluster.survey(topic)
         first = await self._cluster.offset(topic, partition, EARLIEST)
         return first, await self._cluster.offset(topic, partition, LATEST)
 
@@ -206,7 +207,8 @@ class KafkaBus(Bus):
         return membership
 
     async def stable_end(self, topic: str, partition: int) -> int:
-        """Wait until the last stable offset has reached the high watermark of now."""
+        """Wait until the last stable offset has reached the high watermark of now, of the newest leader."""
+        await self._cluster.survey(topic)
         end = await self._cluster.offset(topic, partition, LATEST)
         pause, slowest = _STABLE_POLL
         with anyio.move_on_after(LONGEST_TRANSACTION):

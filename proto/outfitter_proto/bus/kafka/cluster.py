@@ -25,6 +25,8 @@ REQUEST_TIMEOUT = 3.0
 ANSWER_WITHIN = 2 * REQUEST_TIMEOUT
 """Seconds in which a question is asked again where the leader has moved or a connection broke."""
 EARLIEST, LATEST = -2, -1
+SURVEYED = 5
+"""Brokers that are asked at most where one of them alone may be behind."""
 
 _BACKOFF = 0.02, 0.5
 
@@ -59,6 +61,9 @@ class Cluster:
             BusConfigurationError: it is older than this adapter needs, or a file with a secret cannot be read.
         """
         connection, where = await self._connection(node)
+        return await self._ask(connection, where, request)
+
+    async def _ask(self, connection: Connection, where: Node, request: Any) -> Any:
         try:
             return await connection.send(request)
         except diagnosis.FAILURES as error:
@@ -69,16 +74,58 @@ class Cluster:
         """A topic's metadata, remembered until somebody finds them outdated."""
         if not fresh and name in self._topics:
             return self._topics[name]
-        response = await self.send(None, MetadataRequest([name]))
+        connection, where = await self._connection(None)
+        return self._learn(name, where, await self._ask(connection, where, MetadataRequest([name])))
+
+    async def survey(self, name: str) -> None:
+        """Ask a majority of the brokers (of `SURVEYED` at most) who leads the topic's partitions: one of them alone may
+        be behind. What `topic` says next is the newest of it.
+
+        Raises:
+            BusError: nobody answered; what the first one failed with.
+        """
+        nodes = self._connector.directory.order()[:SURVEYED]
+        answers = 0
+        failures: list[BusError] = []
+
+        async def ask(node: Node) -> None:
+            nonlocal answers
+            try:
+                connection = await self._connect(node)
+                self._learn(name, node, await self._ask(connection, node, MetadataRequest([name])))
+            except BusError as error:
+                failures.append(error)
+                return
+            answers += 1
+            if answers > len(nodes) // 2:
+                tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            for node in nodes:
+                tasks.start_soon(ask, node)
+        if not answers:
+            raise failures[0]
+
+    def _learn(self, name: str, where: Node, response: Any) -> Topic:
+        """What metadata say of a topic. A leader who is known to have a successor is none."""
+        directory = self._connector.directory
         brokers = {node_id: Node(host, port) for node_id, host, port, *_ in response.brokers}
+        directory.learn(brokers.values())
         for code, _, topic_id, _, partitions, *_ in response.topics:
             if code == UNKNOWN_TOPIC:
                 break
             if code not in (OK, 5):  # 5: some partition has no leader now
                 raise refusal(self.access, code, topic=name)
-            leaders = {number: brokers.get(leader) for _, number, leader, *_ in partitions}
-            replication = min((len(replicas) for *_, replicas, _, _, _ in partitions), default=0)
             text = base64.urlsafe_b64encode(topic_id).decode().rstrip("=")  # as Kafka's own tools print it
+            before = self._topics.get(name)
+            leaders = dict(before.leaders) if before is not None and before.id == text else {}
+            for _error, number, leader, epoch, *_rest in partitions:
+                if directory.newest(text, number, epoch):
+                    leaders[number] = brokers.get(leader)
+                else:
+                    leaders.setdefault(number, None)
+                    directory.doubt(where)
+            replication = min((len(replicas) for *_, replicas, _, _, _ in partitions), default=0)
             self._topics[name] = Topic(name, text, leaders, replication)
             return self._topics[name]
         self._topics.pop(name, None)
@@ -94,11 +141,15 @@ class Cluster:
         pause, slowest = _BACKOFF
         deadline = anyio.current_time() + ANSWER_WITHIN
         while True:
-            leader = await self._leader(topic, partition)
             failure: BusUnavailableError
-            if leader is None:
-                failure = BusUnavailableError(f"{self.url}: {topic}/{partition} has no leader now")
+            leader: Node | None = None
+            try:
+                leader = await self._leader(topic, partition)
+            except BusUnavailableError as error:
+                failure = error
             else:
+                failure = BusUnavailableError(f"{self.url}: {topic}/{partition} has no leader now")
+            if leader is not None:
                 try:
                     response = await self.send(leader, request)
                 except BusUnavailableError as error:
@@ -153,11 +204,12 @@ class Cluster:
         """A living connection and its other end."""
         if node is not None:
             return await self._connect(node), node
-        for known in list(self._connections):
+        directory = self._connector.directory
+        for known in sorted(self._connections, key=directory.doubtful):
             if (connection := self._usable(known)) is not None:
                 return connection, known
         errors: list[BusError] = []
-        for first in self.access.nodes:
+        for first in directory.order():
             try:
                 return await self._connect(first), first
             except BusError as error:

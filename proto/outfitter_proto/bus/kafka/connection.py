@@ -13,25 +13,36 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiokafka import errors as kafka_errors
 from aiokafka.client import ConnectionGroup
 from aiokafka.conn import AIOKafkaConnection
 from aiokafka.protocol.admin import SaslHandShakeRequest
+from aiokafka.protocol.coordination import FindCoordinatorRequest
+from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest as AnyMetadataRequest
+from aiokafka.protocol.offset import OffsetRequest
 
 from outfitter_proto.bus.kafka import diagnosis
 from outfitter_proto.bus.kafka.access import Access, Node
 from outfitter_proto.bus.kafka.diagnosis import LoginRefusedError
+from outfitter_proto.bus.kafka.directory import Directory
 from outfitter_proto.bus.kafka.protocol import MetadataRequest, SaslAuthenticateRequest
-from outfitter_proto.bus.port import BusAuthenticationError, BusError
+from outfitter_proto.bus.port import BusAuthenticationError, BusError, BusUnavailableError
 
 log = logging.getLogger(__name__)
 
+HASTE_S = 0.05
+"""Seconds that it takes at least to be told that a broker is not worth asking now: whoever tries again at once, as
+aiokafka does, must not be kept busy by it."""
 SESSION_SHARE = 0.85
 """How much of its session a connection is used for, as in Kafka's own clients: what is on its way ends within it."""
+
+
+_NEEDS_NOBODY_ELSE = (MetadataRequest, AnyMetadataRequest, FindCoordinatorRequest, OffsetRequest, FetchRequest)
 
 
 class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no types
@@ -39,6 +50,22 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
 
     stale_at = math.inf
     """When the log-in is to be repeated, which takes a new connection; monotonic seconds."""
+
+    hung: Callable[[], None] | None = None
+    """What to call when the broker did not answer a question in time for which it needs nobody else."""
+
+    def send(self, request: Any, expect_response: bool = True) -> Any:
+        """See aiokafka. A write waits for other brokers, so only what is not one tells of this broker."""
+        answer = super().send(request, expect_response)
+        return self._watch(answer) if isinstance(request, _NEEDS_NOBODY_ELSE) else answer
+
+    async def _watch(self, answer: Awaitable[Any]) -> Any:
+        try:
+            return await answer
+        except TimeoutError:
+            if self.hung is not None:
+                self.hung()
+            raise
 
     @property
     def stale(self) -> bool:
@@ -90,6 +117,8 @@ class Connector:
         if access.mechanism in ("PLAIN", "OAUTHBEARER") and not access.encrypted:
             log.warning("%s: the password or token is sent in the clear: use SASL_SSL", access.url)
         self.access = access
+        self.directory = Directory(access.nodes)
+        self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
         self.refusals = 0
         """Connections that came to nothing because one side did not believe the other."""
         self.trouble: BusError | None = None
@@ -106,6 +135,9 @@ class Connector:
             BusConfigurationError: a file with a secret cannot be read, or the broker is too old.
         """
         try:
+            if self.directory.doubtful(node):
+                await asyncio.sleep(HASTE_S)
+                raise BusUnavailableError(f"{self.access.url}: the broker at {node} did not answer a moment ago")
             connection = await self._connect(node, timeout, client_id, on_close)
         except BusError as error:
             self.trouble = error
@@ -134,12 +166,23 @@ class Connector:
                 await connection.send(MetadataRequest([]))
         except diagnosis.FAILURES as error:
             connection.close()
+            if isinstance(error, TimeoutError):
+                self._hung(node)
             raise await diagnosis.verdict(access, node, error, timeout=timeout) from error
         except BaseException:
             connection.close()
             raise
         connection._on_close_cb = on_close
+        connection.hung = lambda: self._hung(node)
+        self._open.add(connection)
         return connection
+
+    def _hung(self, node: Node) -> None:
+        """One question that it leaves unanswered speaks for the broker: nobody need wait for the same on his own."""
+        self.directory.doubt(node)
+        for connection in list(self._open):
+            if (connection.host, connection.port) == node:
+                connection.close()
 
     def adopt(self, client: Any) -> None:
         """Have one of aiokafka's clients (`AIOKafkaClient`, not started) take its connections from here.
@@ -163,7 +206,7 @@ class _Connections:
     async def bootstrap(self) -> None:
         """Learn of the brokers from the first one that answers."""
         client, errors = self._client, []
-        for node in self._connector.access.nodes:
+        for node in self._connector.directory.order():
             try:
                 connection = await self._connector.connect(node, timeout=self._timeout, client_id=client._client_id)
             except BusError as error:

@@ -15,7 +15,7 @@ from aiokafka.protocol.fetch import FetchRequest
 
 from outfitter_proto.bus.kafka import batches
 from outfitter_proto.bus.kafka.batches import Batch
-from outfitter_proto.bus.kafka.cluster import EARLIEST, LATEST, Cluster
+from outfitter_proto.bus.kafka.cluster import ANSWER_WITHIN, EARLIEST, LATEST, Cluster
 from outfitter_proto.bus.kafka.protocol import OFFSET_OUT_OF_RANGE, OK, refusal
 from outfitter_proto.bus.port import (
     BusConfigurationError,
@@ -29,6 +29,8 @@ LONG_POLL = 0.5
 """Seconds a broker holds a fetch for which there is nothing; new records are sent at once."""
 DECODED_BYTES = 4 * 1024 * 1024
 """Of records in memory at which no further batch is unpacked: hundreds of packed ones fit in one answer."""
+BY_MISTAKE_S = 0.05
+"""Seconds until a fetch is repeated for an offset that is there after all."""
 FETCH_BYTES = 1024 * 1024
 """Of one answer. A larger batch still comes whole."""
 
@@ -160,12 +162,20 @@ class KafkaReader(Reader):
             int(LONG_POLL * 1000), 1, FETCH_BYTES, int(self._committed),
             [(self._topic, [(self._partition, at, FETCH_BYTES)])],
         )  # fmt: skip
-        response = await self._cluster.ask_leader(self._topic, self._partition, request, lambda r: _part(r)[1])
-        part = _part(response)
-        code = part[1]
-        if code == OFFSET_OUT_OF_RANGE:
+        deadline = anyio.current_time() + ANSWER_WITHIN
+        while True:
+            response = await self._cluster.ask_leader(self._topic, self._partition, request, lambda r: _part(r)[1])
+            part = _part(response)
+            code = part[1]
+            if code != OFFSET_OUT_OF_RANGE:
+                break
+            # A leader that has just been elected, or that does not know of its successor yet, may say so by mistake.
+            await self._cluster.survey(self._topic)
             start = await self._cluster.offset(self._topic, self._partition, EARLIEST)
             end = await self._cluster.offset(self._topic, self._partition, LATEST)
+            if start <= at <= end and anyio.current_time() < deadline:
+                await anyio.sleep(BY_MISTAKE_S)
+                continue
             raise OffsetOutOfRangeError(
                 f"{self._cluster.url}: {self._topic}/{self._partition} has the offsets {start} to {end}, not {at}",
                 start=start,

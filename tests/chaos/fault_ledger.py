@@ -1,0 +1,101 @@
+"""The ledger itself: compacted while it is restored, with emptied control batches, and with a damaged record."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from bus.test_kafka_compaction import QUICK_CLEANING, plain_consumer_dies
+from chaos.harm import Harmed
+from chaos.scene import Note, playing
+from outfitter_proto.bus import Entry, connect
+from outfitter_proto.names import topics
+from support.broker import KafkaBroker
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+
+GUIDE = Path(__file__).resolve().parents[2] / "service" / "README.md"
+EMPTIED_WITHIN = 100.0
+
+
+def test_a_ledger_compacted_while_it_is_restored_with_emptied_control_batches_in_it_loses_nothing(
+    harmed: Harmed, tmp_path: Path, note: Note
+) -> None:
+    broker = KafkaBroker(harmed.broker.direct)
+    brief = 'ended-retention = "500ms"'
+    with playing(harmed.broker, tmp_path, "compaction", note, extra=brief, ledger=QUICK_CLEANING) as scene:
+        ledger = topics(scene.cluster).allocations
+        anyio.run(leave_a_transaction_open, broker, ledger)
+        with scene.fault("the ledger compacted while restored, control batches emptied") as trouble:
+            trouble.begin(0)
+            deadline = time.monotonic() + EMPTIED_WITHIN
+            while True:
+                host = scene.dice.choice(scene.hosts)
+                scene.managers[host].kill9()
+                scene.managers[host].start()
+                trouble.kills += 1
+                if anyio.run(plain_consumer_dies, broker, ledger):
+                    break
+                assert time.monotonic() < deadline, "the log cleaner has left no emptied control batch"
+            for manager in scene.managers.values():  # each of them reads past it
+                manager.kill9()
+                manager.start()
+                trouble.kills += 1
+
+
+async def leave_a_transaction_open(broker: KafkaBroker, ledger: str) -> None:
+    """Begin a transaction in the ledger's first partition, and vanish: nobody's next epoch cleans up after it."""
+    producer = AIOKafkaProducer(
+        bootstrap_servers=broker.bootstrap, transactional_id=f"{ledger}-lost", transaction_timeout_ms=2000
+    )
+    await producer.start()
+    await producer.begin_transaction()
+    await producer.send_and_wait(ledger, b"never", key=b"lost", partition=0)
+    await producer.stop()  # which does not abort
+
+
+def test_a_damaged_record_stops_its_own_host_alone_until_it_is_put_right_as_the_guide_says(
+    harmed: Harmed, tmp_path: Path, note: Note
+) -> None:
+    with playing(harmed.broker, tmp_path, "damage", note) as scene:
+        host, beside, elsewhere = scene.hosts
+        manager = scene.managers[host]
+        key = f"{host}/damaged/1"
+        with scene.fault("a damaged record in the ledger, put right as the guide says", expected=key) as trouble:
+            trouble.begin()
+            anyio.run(
+                write, scene.broker.url, topics(scene.cluster).allocations, Entry(key.encode(), b'{"type":"alloc')
+            )
+            manager.kill9()
+            manager.start(ready=False)
+            assert manager.wait() == 1
+            assert key in manager.log_tail()
+            assert "damaged" in manager.log_tail()
+            scene.fleet.await_answers(3, since=time.monotonic(), hosts=[beside, elsewhere])
+            forget = guide().replace("kafka://127.0.0.1:9092", scene.broker.url)
+            for example, ours in ('"outfitter"', f'"{scene.cluster}"'), ("gpu-3/tm-17/run-1", key), ("gpu-3", host):
+                assert example in forget
+                forget = forget.replace(example, ours)
+            subprocess.run([sys.executable, "-c", forget], check=True, timeout=60)
+            manager.start()
+
+
+async def write(url: str, topic: str, entry: Entry) -> None:
+    """Damage the first partition, which the first host's name hashes to."""
+    async with connect(url) as bus:
+        await bus.publish(topic, 0, entry)
+
+
+def guide() -> str:
+    """The program in the operating guide that writes a tombstone."""
+    _, _, chapter = GUIDE.read_text().partition("**The ledger is refused.**")
+    found = re.search(r"```python\n(.*?)```", chapter, re.DOTALL)
+    assert found is not None
+    return found[1]
