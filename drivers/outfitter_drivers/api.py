@@ -189,6 +189,9 @@ class ExternalResourceDriver(ABC):
     """True: it never names a device that another worker holds, so `amount` is what one worker wants, held ones
     not included."""
 
+    looks_from_afar: bool = False
+    """True: it can look at a host from another machine, so a manager of cluster scope can use it."""
+
     @abstractmethod
     async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
         """Name at least `amount` (a positive number) devices, in the order of preference.

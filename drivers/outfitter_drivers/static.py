@@ -40,6 +40,8 @@ _DEVICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,252}", re.ASCII)
 class StaticDriver(ExternalResourceDriver, Inventory):
     """Knows the devices that it was told, for ever."""
 
+    looks_from_afar = True
+
     def __init__(self, hosts: Mapping[str, Sequence[Device]], *, elsewhere: Sequence[Device] = ()) -> None:
         self._hosts = dict(hosts)
         self._elsewhere = elsewhere

@@ -30,11 +30,12 @@ class Survey:
         self._topic = names.topics(cluster).allocations
         self._cluster = cluster
         self._last_seen: datetime | None = None
-        self._own_keys = (names.host_key(host).encode(), names.checkpoint_key(names.host_writer(host)).encode())
+        self._own_keys = {names.host_key(host).encode(), names.checkpoint_key(names.host_writer(host)).encode()}
 
     async def run(self, partitions: int) -> None:
         """Read all partitions, the asking host's own first. Whatever the bus refuses is left out."""
         own = partition_of(self.host, partitions)
+        self._own_keys.add(names.checkpoint_key(names.partition_writer(own)).encode())
         read = [await self._try_read(own)]
         async with anyio.create_task_group() as group:
             for partition in range(partitions):

@@ -60,6 +60,19 @@ def host_key(host: str) -> str:
     return f"@host/{host}"
 
 
+def host_of(key: bytes) -> str | None:
+    """The host that a ledger record's key is about, or None: a checkpoint's, or no key of the ledger."""
+    first, *rest = key.decode("utf-8", "replace").split("/")
+    if first in ("@host", "@device"):
+        return rest[0] if rest else None
+    return None if first.startswith("@") or not rest else first
+
+
+def managers_group(cluster: str) -> str:
+    """The consumer group in which cluster-scope managers share out the partitions."""
+    return f"{cluster}-managers"
+
+
 def checkpoint_key(writer: str) -> str:
     return f"@checkpoint/{writer}"
 

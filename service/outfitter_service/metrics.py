@@ -85,6 +85,21 @@ class Standing(Struct, frozen=True, kw_only=True):
             oldest_unanswered_s=max((part.oldest_unanswered_s for part in found), default=0.0),
         )
 
+    @classmethod
+    def total(cls, parts: Iterable[Standing]) -> Standing:
+        """What several processors show together."""
+        devices, allocations, pending = Tally[tuple[str, str]](), Tally[tuple[str, str]](), Tally[str]()
+        watched_owners = leases = 0
+        for part in parts:
+            devices.update(part.devices)
+            allocations.update(part.allocations)
+            pending.update(part.pending)
+            watched_owners += part.watched_owners
+            leases += part.leases
+        return cls(
+            devices=devices, allocations=allocations, pending=pending, watched_owners=watched_owners, leases=leases
+        )
+
 
 class _StandingCollector(Collector):
     def __init__(self, resources: Iterable[str], standing: Callable[[], Standing | None]) -> None:
@@ -171,6 +186,12 @@ class Metrics:
         self.registry = r = CollectorRegistry()
         Info("outfitter", "The running manager.", registry=r).info({"version": __version__})
         self.ready = Gauge("outfitter_ready", "1 while registrations are being answered.", registry=r)
+        self.partition_ready = Gauge(
+            "outfitter_partition_ready",
+            "1 while the registrations of a partition are being answered here.",
+            ["partition"],
+            registry=r,
+        )
         self.events = Counter(
             "outfitter_events", "Events decided, by kind; messages and internal ones.", ["kind"], registry=r
         )

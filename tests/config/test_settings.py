@@ -13,6 +13,10 @@ from outfitter_service.config import ConfigurationError, Inspection, Settings, c
 
 Look = Callable[..., Inspection]
 DEFAULTS = {
+    "scope": "host",
+    "replica": None,
+    "session_timeout": 10.0,
+    "on_stop": "leave",
     "bus": "sqlite:////var/lib/outfitter/bus.db",
     "cluster": "outfitter",
     "http": "127.0.0.1:9477",

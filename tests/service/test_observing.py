@@ -72,7 +72,7 @@ async def test_metrics_move_with_what_happens(serve: Serve) -> None:
             ("outfitter_driver_runs_total", {"resource": "gpu", "call": "inventory"}, 1),
             ("outfitter_driver_seconds_count", {"resource": "gpu", "call": "inventory"}, 1),
             ("outfitter_exclusivity_violations_total", {}, 0),
-            ("outfitter_ready", {}, 1),
+            ("outfitter_partition_ready", {"partition": "0"}, 1),
         ]:
             assert house.metric(name, **labels) == value, f"{name}{labels}"
         assert house.metric("outfitter_commits_total", outcome="ok") >= 2

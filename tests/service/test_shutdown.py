@@ -102,7 +102,7 @@ async def test_a_stop_during_a_commit_still_says_so_in_the_ledger(bus: FaultyBus
         await house.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
 
         async def stop(point: str) -> None:
-            if point == "commit:before" and not house.processor._stop.is_set():
+            if point == "commit:before" and not house.processor._stop.asked:
                 house.processor.stop()
 
         bus.script = stop

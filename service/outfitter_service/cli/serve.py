@@ -25,6 +25,10 @@ figures (700, 10, 10) a manager under load spends a sixth of its time looking th
 @click.command()
 @options.connection
 @click.option("--http", metavar="HOST:PORT", help="Where /metrics, /livez and /readyz are served [127.0.0.1:9477].")
+@click.option(
+    "--scope", type=click.Choice(["host", "cluster"]), help="This machine's workers, or a share of all. [host]"
+)
+@click.option("--replica", metavar="NAME", help="Cluster scope: this manager's own stable name in the group.")
 @click.option("--strict", is_flag=True, help="Refuse to start when any resource is misconfigured.")
 @click.option("--log-format", type=click.Choice(["auto", "text", "json"]), help="Log lines for people or programs.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Least important line.")
@@ -38,7 +42,7 @@ def serve(ctx: click.Context, /, config: str | None, take_over: bool, **_options
     from outfitter_service.config import Severity, load
     from outfitter_service.runtime.service import Service
 
-    settings = load(config, options.given(ctx, "http", "strict", "log-format", "log-level"))
+    settings = load(config, options.given(ctx, "scope", "replica", "http", "strict", "log-format", "log-level"))
     logs.configure(settings.log_format, settings.log_level)
     for problem in settings.problems:
         if problem.severity is not Severity.INFO:
@@ -54,8 +58,9 @@ async def _serve(service: Service) -> None:
 
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with listening(service, service.settings.http) as address, anyio.create_task_group() as tasks:
+            who = f"host {service.settings.host}" if service.settings.scope == "host" else "cluster scope"
             warn(
-                f"host {service.settings.host} on {service.settings.bus} (cluster {service.settings.cluster}), "
+                f"{who} on {service.settings.bus} (cluster {service.settings.cluster}), "
                 f"metrics at http://{address}/metrics"
             )
 

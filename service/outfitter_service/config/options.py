@@ -177,6 +177,26 @@ SETTINGS: tuple[Option, ...] = (
         "The name under which this machine's workers register. The machine's hostname, lower-cased, by default.",
     ),
     Option(
+        "scope", "host or cluster", choice("host", "cluster"), _always("host"),
+        "host: this manager serves the workers of its own machine. cluster: it is one of several that share out all "
+        "hosts by partitions; drivers must then be able to look from afar.",
+    ),
+    Option(
+        "replica", "name", name_of("replica"), _always(None),
+        "Cluster scope: this manager's own stable name in the group, so that a restart within `session-timeout` moves "
+        "no partition. No two may have the same. Without: a new member with each start.",
+    ),
+    Option(
+        "session-timeout", "duration", duration(least=1.0), _always("10s"),
+        "Cluster scope: how long a manager may be silent until its partitions are given to others. The brokers' "
+        "group.min.session.timeout.ms (6 s by default) and group.max.session.timeout.ms bound it.",
+    ),
+    Option(
+        "on-stop", "leave or stay", choice("leave", "stay"), _always("leave"),
+        "Cluster scope, an orderly shutdown: leave the group and serve on until others have taken over, or stay a "
+        "member for a restart within `session-timeout` (needs `replica`).",
+    ),
+    Option(
         "http", "HOST:PORT", http_address, _always("127.0.0.1:9477"),
         "Where /metrics, /livez and /readyz are served. Loopback by default: nothing there asks who is calling.",
     ),

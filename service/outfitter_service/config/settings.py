@@ -32,6 +32,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     bus: str
     cluster: str
     host: str
+    scope: str
+    replica: str | None
+    session_timeout: float
+    on_stop: str
     http: str
     lease: float | None
     lease_grace: float

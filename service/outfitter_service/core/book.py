@@ -193,6 +193,10 @@ class HostBook:
             return True
         return any(second < over_before.timestamp() for second in islice(self.finals, 1))
 
+    def is_idle(self, *, since: datetime) -> bool:
+        """Whether nobody is remembered here, and nothing has been said of the host since then."""
+        return not self.incarnations and self.record is not None and self.record.since < since
+
     # --- inventories ---
 
     def set_inventory(self, resource: str, inventory: Inventory) -> None:

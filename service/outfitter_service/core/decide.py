@@ -29,11 +29,11 @@ from outfitter_proto.records import (
 from outfitter_service.core import discovery, queue
 from outfitter_service.core import model as m
 from outfitter_service.core.draft import Decision, Draft, Rules
-from outfitter_service.core.ledger import DropAllocation, Ledger, PutAllocation
+from outfitter_service.core.ledger import DropAllocation, DropHost, Ledger, PutAllocation
 from outfitter_service.core.requests import differences, resolve
 from outfitter_service.core.states import ALLOCATED, ENDED, FAILED, PENDING, PREPARING, RELEASING, Step
 
-__all__ = ["SHOWN_POSITIONS", "Decision", "Rules", "decide", "implied", "renumber"]
+__all__ = ["SHOWN_POSITIONS", "Decision", "Rules", "decide", "implied", "is_due", "renumber"]
 
 SHOWN_POSITIONS = 32
 """Queue positions are kept exact for this many waiters of a host; further back they are as of some time ago."""
@@ -335,6 +335,13 @@ def _lets_go(rules: Rules, record: Allocation) -> bool:
 # --- time ----------------------------------------------------------------------------------------------
 
 
+def is_due(ledger: Ledger, rules: Rules, host: str, now: datetime) -> bool:
+    """Whether a tick of `host` would come to anything."""
+    book = ledger.hosts[host]
+    over = now - timedelta(seconds=rules.retention_s)
+    return book.has_due(now=now, over_before=over) or (rules.forgets_hosts and book.is_idle(since=over))
+
+
 def _tick(draft: Draft, host: str) -> None:
     """Give up for those who waited too long, and forget those who are over for long."""
     book = draft.book(host)
@@ -345,7 +352,11 @@ def _tick(draft: Draft, host: str) -> None:
         late += 1
     if late:
         queue.schedule(draft, host)
-    limit = int((draft.now - timedelta(seconds=rules.retention_s)).timestamp())
+    over_before = draft.now - timedelta(seconds=rules.retention_s)
+    if rules.forgets_hosts and book.is_idle(since=over_before):
+        draft.decision.changes.append(DropHost(host))
+        return
+    limit = int(over_before.timestamp())
     due = sorted([second for second in book.finals if second < limit])
     over = [key for second in due for key in sorted(book.finals[second])]
     draft.decision.changes += [DropAllocation(key) for key in over[: rules.chunk]]

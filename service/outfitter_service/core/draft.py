@@ -21,7 +21,7 @@ class Rules(Struct, frozen=True, kw_only=True):
 
     `lease_s` and `wait_s` are what a registration has that does not say (None: no lease, no end of waiting),
     `retention_s` how long final records stay, `chunk` about how many
-    allocations one decision changes at most.
+    allocations one decision changes at most. With `forgets_hosts` a host of which nobody is remembered is forgotten.
     """
 
     writer: str
@@ -30,6 +30,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     wait_s: float | None = None
     retention_s: float = 3600.0
     chunk: int = 256
+    forgets_hosts: bool = False
 
 
 class Decision(Struct, kw_only=True, gc=False):

@@ -79,6 +79,12 @@ class Ledger:
             book = self.hosts[host] = HostBook(host)
         return book
 
+    def forget(self, host: str) -> None:
+        """Drop the book of a host without any record."""
+        book = self.hosts.get(host)
+        if book is not None and book.record is None and not book.incarnations:
+            del self.hosts[host]
+
     # --- changing ---
 
     def apply(self, changes: Iterable[Change]) -> None:

@@ -28,7 +28,7 @@ from outfitter_proto.records import (
 )
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, renumber
-from outfitter_service.core.ledger import Change, Ledger, PutAllocation, PutHost
+from outfitter_service.core.ledger import Change, DropHost, Ledger, PutAllocation, PutHost
 from outfitter_service.runtime.snapshots import Piece
 from outfitter_service.runtime.transaction import (
     batches,
@@ -76,6 +76,7 @@ class Batch:
         self.hosts: set[str] = set()
         self.piece: Piece | None = None
         self.history_bytes = 0
+        self.announced: dict[str, None] = {}
         self._rules = rules
         self._base = base
         self._meet = meet
@@ -120,8 +121,10 @@ class Batch:
         except WireError as error:
             self.refuse(message, error.problem, error.field)
             return
-        if registration.host not in self.ledger.hosts and type(registration) is not Heartbeat:
-            self._meet(registration.host)
+        if type(registration) is not Heartbeat:
+            book = self.ledger.hosts.get(registration.host)
+            if book is None or book.record is None:
+                self._meet(registration.host)
         source = Source(partition=message.partition, offset=message.offset + self._base)
         decision = self.decide(m.Incoming(registration, source))
         if decision.refused is not None:
@@ -148,7 +151,11 @@ class Batch:
                 self.hosts.add(change.record.host)
                 self._keep(key, change.record)
             elif type(change) is PutHost:
+                self.announced[change.record.host] = None
                 self._keep(key, change.record)
+            elif type(change) is DropHost:
+                self.announced[change.host] = None
+                self._keep(key, None)
             elif key:
                 self._keep(key, None)
 

@@ -9,9 +9,8 @@ built on them. It knows no rules of allocation (core/), no driver, and not how a
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import anyio
 import anyio.lowlevel
@@ -20,12 +19,14 @@ from anyio.abc import TaskGroup
 from msgspec import UNSET, Struct, structs
 
 from outfitter_proto.bus import BusError, Message, OffsetOutOfRangeError, TooLargeError, Writer
-from outfitter_proto.records import Allocation, Checkpoint, Host, InputPosition, Note
+from outfitter_proto.records import Allocation, Checkpoint, InputPosition
 from outfitter_service.core import model as m
-from outfitter_service.core.hosts import host_record
-from outfitter_service.core.ledger import Ledger, PutHost
+from outfitter_service.core.decide import is_due
+from outfitter_service.core.ledger import Ledger
+from outfitter_service.runtime.announcements import Announcements
 from outfitter_service.runtime.batch import Batch
-from outfitter_service.runtime.station import Place, Station
+from outfitter_service.runtime.station import Place, Station, Stop
+from outfitter_service.runtime.transaction import checkpoint
 
 log = structlog.get_logger("outfitter.processor")
 
@@ -63,7 +64,7 @@ class Cycle:
     """Decides and commits with one writer, beginning with `ledger` at `place`."""
 
     def __init__(
-        self, station: Station, writer: Writer, ledger: Ledger, place: Place, *, since: datetime, stop: anyio.Event
+        self, station: Station, writer: Writer, ledger: Ledger, place: Place, *, since: datetime, stop: Stop
     ) -> None:
         """`since` is when this manager started; `stop` asks for one last commit."""
         self._station = station
@@ -77,13 +78,13 @@ class Cycle:
         self._checkpointed = place.position
         self._committed_at = 0.0
         self._ticked_at = 0.0
-        self._unnamed: deque[str] = deque(self._hosts_to_name(ledger))
+        self._announcements = Announcements(station, ledger, since=since)
         self._unnumbered: set[str] = set()
-        self._parting: deque[str] | None = None
         self._sent: Work | None = None
         self.ledger = ledger
         self.place = place
         self.opened = False
+        self.first_commit = anyio.Event()
         self._open = self._new_work(opening=True)
 
     def wake(self) -> None:
@@ -143,9 +144,9 @@ class Cycle:
         returned."""
         intake = self._station.intake
         if self._is_due(self._open):
-            sent = self._sent = self._seal()
-            commits.start_soon(self._commit, sent, self._checkpoint(sent))
-            self._open = self._new_work()
+            told = self._seal(self._open)
+            commits.start_soon(self._commit, self._open, told)
+            self._sent, self._open = self._open, self._new_work()
             return None
         if self._open.internal or self._open.messages or self._open.position != self.place.position:
             self._settle(self._open)
@@ -171,7 +172,7 @@ class Cycle:
 
     @property
     def _stopping(self) -> bool:
-        return self._stop.is_set()
+        return self._stop.asked
 
     def _new_work(self, *, opening: bool = False) -> Work:
         station = self._station
@@ -180,7 +181,7 @@ class Cycle:
             structs.replace(station.rules, chunk=station.portion.chunk),
             self._station.clock.utc(),
             base=self.place.base,
-            meet=self._meet,
+            meet=lambda host: self._announcements.announce(self._open.batch, host),
             history=station.limits.history is not None,
         )
         return Work(batch=batch, position=self._decided, opening=opening)
@@ -192,7 +193,7 @@ class Cycle:
         work, station = self._open, self._station
         batch, agenda, intake = work.batch, station.agenda, station.intake
         batch.now = self._station.clock.utc()
-        self._name_hosts(work)
+        self._announcements.go_on(batch, self._full)
         self._look_at_deadlines()
         until = batch.events + SLICE
         while agenda.queue and batch.events < until and self._has_room(work):
@@ -228,48 +229,8 @@ class Cycle:
             # by what is settled: the renewals of what is under way are not counted yet
             queue.extend(station.attendance.expired(self.place.position))
         queue.extend(station.agenda.retries.due())
-        overdue = self._station.clock.utc() - timedelta(seconds=station.rules.retention_s)
-        queue.extend(
-            m.Tick(host=host)
-            for host, book in self.ledger.hosts.items()
-            if book.has_due(now=self._open.batch.now, over_before=overdue)
-        )
-
-    # --- whose hosts these are ---
-
-    def _hosts_to_name(self, ledger: Ledger) -> list[str]:
-        """The hosts whose records do not say that they are served now."""
-        own = self._station.identity.host
-        if own is not None:
-            return [own]
-        return [name for name, book in ledger.hosts.items() if book.record is None or book.record.manager.stopped_at]
-
-    def _meet(self, host: str) -> None:
-        """A host that was never heard of: it is served from now on."""
-        self._name(self._open.batch, host)
-
-    def _name_hosts(self, work: Work) -> None:
-        while self._unnamed and work.batch.bytes < self._full:
-            self._name(work.batch, self._unnamed.popleft())
-
-    def _name(self, batch: Batch, host: str) -> None:
-        """Say in the ledger who manages a host, and what its resources are."""
-        book = self.ledger.book(host)
-        manager = self._station.identity.manager(self._since)
-        before = book.record or Host(host=host, manager=manager, since=batch.now)
-        named = structs.replace(before, manager=manager)
-        batch.apply([PutHost(host_record(named, self._station.rules.specs, book.inventories, batch.now) or named)])
-
-    def _part(self, work: Work) -> None:
-        """The last commits of an orderly shutdown say since when nobody manages the hosts."""
-        if self._parting is None:
-            self._parting = deque(self.ledger.hosts)
-        while self._parting and work.batch.bytes < self._full:
-            record = self.ledger.book(self._parting.popleft()).record
-            if record is not None:
-                manager = self._station.identity.manager(self._since, work.batch.now)
-                work.batch.apply([PutHost(structs.replace(record, manager=manager))])
-        work.closing = not self._parting
+        now = self._open.batch.now
+        queue.extend(m.Tick(host=host) for host in self.ledger.hosts if is_due(self.ledger, station.rules, host, now))
 
     # --- committing ---
 
@@ -283,51 +244,42 @@ class Cycle:
             return True
         return self._station.clock.monotonic() - self._committed_at >= self._station.limits.checkpoint_interval_s
 
-    def _seal(self) -> Work:
+    def _seal(self, work: Work) -> Checkpoint:
         """Nothing more goes into this commit. What follows from it is decided for the next one."""
-        work, agenda, batch = self._open, self._station.agenda, self._open.batch
+        agenda, batch = self._station.agenda, work.batch
         batch.history += agenda.notes
         work.notes = len(agenda.notes)
         self._unnumbered |= batch.hosts
         if self._station.portion.whole:
             self._unnumbered = {host for host in self._unnumbered if not batch.renumber(host, self._full)}
         if self._stopping:
-            self._part(work)
+            work.closing = self._announcements.part(batch, self._full, hosts=self._stop.parting)
         batch.piece = self._station.snapshots.piece(self.ledger, batch.now, commit=self.ledger.commits + 1)
-        # Whoever goes on after a crash must see the same deaths: the boot that ended stays named until they are in.
         attendance = self._station.attendance
         work.deaths_left = agenda.ended_boot_id is not None and bool(attendance.unjudged or agenda.deaths())
         work.offspring = list(batch.follow_ups)
         agenda.queue.extend(work.offspring)
         self.ledger.seal()
-        return work
-
-    def _checkpoint(self, work: Work) -> Checkpoint:
-        identity, place = self._station.identity, self.place
-        return Checkpoint(
-            writer=identity.writer,
-            instance=identity.instance,
-            cluster=identity.cluster,
-            scope=identity.scope,
-            commit=self.ledger.commits,
-            token=self.ledger.token,
-            input=InputPosition(
-                topic_id=place.topic_id,
+        return checkpoint(
+            self._station.identity,
+            self.ledger,
+            InputPosition(
+                topic_id=self.place.topic_id,
                 partition=self._station.partition,
-                from_=place.position,
+                from_=self.place.position,
                 to=work.position,
-                base=place.base or UNSET,
+                base=self.place.base or UNSET,
             ),
-            at=work.batch.now,
-            machine_id=identity.machine_id,
-            boot_id=self._station.agenda.ended_boot_id if work.deaths_left else identity.boot_id,
-            snapshot=self._station.snapshots.newest(work.batch.piece),
+            at=batch.now,
+            # whoever goes on after a crash must see the same deaths: the boot that ended stays named until they are in
+            boot_id=agenda.ended_boot_id if work.deaths_left else self._station.identity.boot_id,
+            snapshot=self._station.snapshots.newest(batch.piece),
         )
 
-    async def _commit(self, work: Work, checkpoint: Checkpoint) -> None:
+    async def _commit(self, work: Work, told: Checkpoint) -> None:
         begun = self._station.clock.monotonic()
         try:
-            await self._writer.commit(work.batch.transaction(self._station.topics, checkpoint))
+            await self._writer.commit(work.batch.transaction(self._station.topics, told))
         except BusError as error:
             work.trouble = error
         else:
@@ -348,6 +300,7 @@ class Cycle:
         self.ledger.settle()
         if work.done:
             self.opened = True
+            self.first_commit.set()
             del station.agenda.notes[: work.notes]
             station.snapshots.settle(batch.piece, batch.history_bytes)
             if not work.deaths_left:
@@ -361,14 +314,23 @@ class Cycle:
         station.attendance.cut(batch.cut, self.ledger)
         for event in batch.undecided:
             self._set_aside(event)
-        for served, _ in batch.values.values():
-            if type(served) is Host:
-                station.drivers.serve(served.host)
+        for host in batch.announced:
+            self._attend(host)
         for command in batch.commands:
             record, _ = batch.values.get(command.allocation, (None, None))
             known = record if isinstance(record, Allocation) else self.ledger.allocations.get(command.allocation)
             station.drivers.perform(command, known)
         station.telling.committed(batch)
+
+    def _attend(self, host: str) -> None:
+        """Look at a host's devices from now on, or no more where its record is gone."""
+        book = self.ledger.hosts.get(host)
+        if book is not None and book.record is not None:
+            self._station.drivers.serve(host)
+        else:
+            self._station.drivers.leave(host)
+            self._station.agenda.forget(host)
+            self.ledger.forget(host)
 
     def _take_back(self, *works: Work) -> None:
         """These commits, the latest first, come to nothing: what led to them is to be decided again."""
@@ -380,8 +342,7 @@ class Cycle:
             station.intake.give_back(work.messages)
             if work.trouble is not None:
                 station.telling.failed(work.trouble)
-        self._unnamed = deque(self._hosts_to_name(self.ledger))
-        self._parting = None
+        self._announcements = Announcements(station, self.ledger, since=self._since)
         self._decided = self.place.position
         self._open = self._new_work(opening=not self.opened)
 
@@ -429,16 +390,6 @@ class Cycle:
             place.base += place.position
         station.intake.reset(lost.start)
         self._decided = place.position = lost.start
-        self.input_lost(station, str(lost))
+        station.input_lost(str(lost))
         self._open = self._new_work()
         return None
-
-    @staticmethod
-    def input_lost(station: Station, explanation: str) -> None:
-        """Registrations are gone unread: go on at the earliest there are, with a whole lease for everybody."""
-        station.telling.log.error("registrations were lost, going on at the earliest there are", reason=explanation)
-        station.metrics.input_lost.inc()
-        station.portion.forget()
-        station.attendance.renew_all()
-        note = Note(at=station.clock.utc(), writer=station.identity.writer, event="input-lost", explanation=explanation)
-        station.agenda.notes.append(note)

@@ -27,6 +27,8 @@ class DriverCalls(Protocol):
 
     def serve(self, host: str) -> None: ...
 
+    def leave(self, host: str) -> None: ...
+
     def perform(self, command: m.Command, record: Allocation | None) -> None: ...
 
 
@@ -37,6 +39,7 @@ class DriverPool:
         self._loaded = {name: resource for name, resource in loaded.items() if resource.driver is not None}
         self._metrics = metrics
         self._hosts: dict[str, dict[str, Supervisor]] = {}
+        self._looking: dict[str, list[anyio.CancelScope]] = {}
         self._emit: Emit | None = None
         self._tasks: TaskGroup | None = None
         self._busy: dict[str, anyio.Lock] = {}
@@ -65,7 +68,18 @@ class DriverPool:
         }
         for supervisor in supervisors.values():
             if isinstance(supervisor.driver, api.Inventory):
-                self._tasks.start_soon(supervisor.keep_inventory, supervisor.driver)
+                self._tasks.start_soon(self._look, supervisor, supervisor.driver)
+
+    async def _look(self, supervisor: Supervisor, driver: api.Inventory) -> None:
+        with anyio.CancelScope() as scope:
+            self._looking.setdefault(supervisor.host, []).append(scope)
+            await supervisor.keep_inventory(driver)
+
+    def leave(self, host: str) -> None:
+        """Look at the devices of `host` no more: nobody there has anything to do with them."""
+        self._hosts.pop(host, None)
+        for scope in self._looking.pop(host, ()):
+            scope.cancel()
 
     def perform(self, command: m.Command, record: Allocation | None) -> None:
         """Begin to carry out a committed command; its end comes back as an event. One that is under way already

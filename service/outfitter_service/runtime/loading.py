@@ -20,12 +20,12 @@ from outfitter_service.runtime.verdicts import written
 log = structlog.get_logger("outfitter.drivers")
 
 
-def load(resources: Iterable[ResourceConfig]) -> dict[str, Loaded]:
+def load(resources: Iterable[ResourceConfig], *, scope: str = "host") -> dict[str, Loaded]:
     """Every listed resource with its driver, if it is in effect and has one."""
-    return {resource.name: _load(resource) for resource in resources}
+    return {resource.name: _load(resource, scope) for resource in resources}
 
 
-def _load(resource: ResourceConfig) -> Loaded:
+def _load(resource: ResourceConfig, scope: str) -> Loaded:
     spec = ResourceSpec(
         name=resource.name,
         amount=resource.amount,
@@ -40,6 +40,11 @@ def _load(resource: ResourceConfig) -> Loaded:
         return Loaded(spec=spec)
     try:
         driver = build(resource)
+        if scope == "cluster" and not driver.looks_from_afar:
+            raise ValueError(
+                f"driver {resource.driver} looks at the machine that it runs on, so it cannot serve a manager of "
+                "cluster scope; valid is one that looks from afar (static), or scope = host"
+            )
     except (registry.DriverLookupError, ValueError) as error:
         reason = written(f"external-resource.{resource.name}: {error}")
         log.error("driver cannot be built, its resource is not served", resource=spec.name, error=str(error))

@@ -29,9 +29,9 @@ from outfitter_service.runtime.intake import Intake
 from outfitter_service.runtime.owners import OwnerWatch
 from outfitter_service.runtime.portion import Portion
 from outfitter_service.runtime.remit import HostRemit, Remit
-from outfitter_service.runtime.restore import Restored, restore
+from outfitter_service.runtime.restore import Restored, restore, rivals_since
 from outfitter_service.runtime.snapshots import Snapshots
-from outfitter_service.runtime.station import Limits, Place, Station
+from outfitter_service.runtime.station import Limits, Place, Station, Stop
 from outfitter_service.runtime.telling import Telling
 
 __all__ = ["ForeignManagerError", "Limits", "Processor"]
@@ -74,7 +74,7 @@ class Processor:
         place: dict[str, str | int] = {"host": identity.host} if identity.host else {"partition": partition}
         self._since = clock.utc()
         self._still_mine = still_mine
-        self._stop = anyio.Event()
+        self._stop = Stop()
         self._cycle: Cycle | None = None
         self._seen_commit: int | None = None
         self._doing = "taking the partition"
@@ -151,9 +151,10 @@ class Processor:
         self.agenda.add(event)
         self.wake()
 
-    def stop(self) -> None:
-        """Finish the commit under way, say so in the ledger, and return from `run`."""
-        self._stop.set()
+    def stop(self, *, parting: bool = True) -> None:
+        """Finish the commit under way, say in the ledger that nobody manages the hosts now (unless not `parting`: a
+        successor is expected), and return from `run`."""
+        self._stop.ask(parting=parting)
         self.wake()
 
     async def run(self) -> None:
@@ -168,7 +169,7 @@ class Processor:
         clock = self._station.clock
         try:
             await self._look_before_fencing()
-            while not self._stop.is_set():
+            while not self._stop.asked:
                 served_since = clock.monotonic()
                 trouble = await self._serve()
                 self._set_ready(False)
@@ -201,7 +202,7 @@ class Processor:
         if self._still_mine is None:
             await self._refuse_if_replaced()
             return
-        while not self._stop.is_set() and not await self._still_mine():
+        while not self._stop.asked and not await self._still_mine():
             await self._pause(FIRST_DELAY_S)
 
     # --- taking the partition ---
@@ -237,6 +238,7 @@ class Processor:
                     tasks.start_soon(self.intake.run)
                     tasks.start_soon(self.intake.measure)
                     tasks.start_soon(self.attendance.listen)
+                    tasks.start_soon(self._look_for_rivals, cycle, restored)
                     trouble = await cycle.run(self._set_ready)
                     tasks.cancel_scope.cancel()
             finally:
@@ -247,6 +249,20 @@ class Processor:
     async def _restore(self) -> Restored:
         station = self._station
         return await restore(station.bus, station.topics.allocations, station.partition, station.remit)
+
+    async def _look_for_rivals(self, cycle: Cycle, restored: Restored) -> None:
+        """Two managers of different scopes that start at the same moment do not see each other before they have
+        written: look once more after the first commit."""
+        station = self._station
+        await cycle.first_commit.wait()
+        try:
+            found = await rivals_since(
+                station.bus, station.topics.allocations, station.partition, station.remit, restored.end
+            )
+        except BusError as error:
+            self._log.warning("cannot look for managers of the other scope", error=str(error))
+            return
+        self._refuse_rivals(found)
 
     async def _refuse_if_replaced(self) -> None:
         """Look before fencing back; what cannot be read now is looked at again once the partition is taken."""
@@ -269,13 +285,7 @@ class Processor:
 
     def _refuse_foreign(self, restored: Restored) -> None:
         identity = self._station.identity
-        if restored.rivals:
-            raise ForeignManagerError(
-                f"the ledger in {self._station.topics.allocations}/{self._station.partition} is written by "
-                f"{', '.join(restored.rivals[:3])} as well: managers of host scope and of cluster scope must not share "
-                f"topics. This one ({identity.writer}, {identity.scope} scope) gives up; give it another --cluster, or "
-                "stop the others and make the topics anew"
-            )
+        self._refuse_rivals(restored.rivals)
         found = restored.checkpoint
         mine = identity.machine_id
         if identity.host is None or found is None or self._station.limits.take_over:
@@ -287,6 +297,16 @@ class Processor:
             "two machines must not serve one host's name. If that machine is gone for good, start with --take-over; "
             "else give this one another --host"
         )
+
+    def _refuse_rivals(self, rivals: list[str]) -> None:
+        identity = self._station.identity
+        if rivals:
+            raise ForeignManagerError(
+                f"the ledger in {self._station.topics.allocations}/{self._station.partition} is written by "
+                f"{', '.join(rivals[:3])} as well: managers of host scope and of cluster scope must not share topics. "
+                f"This one ({identity.writer}, {identity.scope} scope) gives up; give it another --cluster, or stop "
+                "the others and make the topics anew"
+            )
 
     async def _adopt(self, restored: Restored) -> Place:
         """Make a replayed ledger the state; return where the input goes on."""
@@ -326,9 +346,7 @@ class Processor:
             return Place(topic_id=topic_id, position=found.input.to, base=base)
         if found is not None:
             base += found.input.to
-            Cycle.input_lost(
-                station, f"the registrations topic is another one than before (it was {found.input.topic_id})"
-            )
+            station.input_lost(f"the registrations topic is another one than before (it was {found.input.topic_id})")
         earliest, _ = await station.bus.offsets(station.topics.registrations, station.partition)
         return Place(topic_id=topic_id, position=earliest, base=base)
 
@@ -344,5 +362,5 @@ class Processor:
     def _set_ready(self, ready: bool) -> None:
         if ready != self.ready:
             self.ready = ready
-            self._station.metrics.ready.set(ready)
+            self._station.metrics.partition_ready.labels(str(self._station.partition)).set(ready)
             self._log.info("ready" if ready else "not ready")

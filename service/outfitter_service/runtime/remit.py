@@ -28,6 +28,19 @@ class Remit(ABC):
     """`host` or `cluster`, as in checkpoints."""
     host: str | None
     """The one host that it serves, or None: many."""
+    refused: dict[str, str]
+    """Hosts that are not served although they are its own, and why: their part of the ledger cannot be worked on."""
+
+    def admit_all(self) -> None:
+        """The ledger is read anew: nobody is refused before something is found."""
+        self.refused = {}
+
+    def refuse(self, host: str, reason: str) -> bool:
+        """Serve `host` no more; False where there is no other host to go on with."""
+        if host == self.host:
+            return False
+        self.refused[host] = f"host {host!r} is not served: {reason}"
+        return True
 
     @abstractmethod
     def serves(self, message: Message) -> bool:
@@ -53,6 +66,7 @@ class HostRemit(Remit):
 
     def __init__(self, host: str, writer: str) -> None:
         self.host: str | None = host
+        self.refused = {}
         self._key = host.encode()
         self._exact = {f"@host/{host}".encode(), checkpoint_key(writer).encode()}
         self._prefixes = (f"{host}/".encode(), f"@device/{host}/".encode())
@@ -81,6 +95,11 @@ class PartitionRemit(Remit):
         self._partitions = partitions
         self._checkpoint = checkpoint_key(writer).encode()
         self._refusals: dict[bytes, str | None] = {}
+        self.refused = {}
+
+    def admit_all(self) -> None:
+        super().admit_all()
+        self._refusals.clear()
 
     def serves(self, message: Message) -> bool:
         return message.key is not None and self._judge(message.key) is None
@@ -111,7 +130,7 @@ class PartitionRemit(Remit):
             return f"its key names no host: {error}"
         right = partition_of(host, self._partitions)
         if right == self._partition:
-            return None
+            return self.refused.get(host)
         return (
             f"host {host!r} belongs to partition {right} of {self._partitions}, not to {self._partition}: partition "
             "registrations by their key as Java does (librdkafka: partitioner=murmur2_random)"

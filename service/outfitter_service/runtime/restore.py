@@ -1,20 +1,25 @@
 """Replaying the ledger: what a manager knows when it starts is what the compacted topic says.
 
 Reads one partition up to what was committed when it was called, keeps the last value of each key of its
-own, and builds the core's ledger from it. It repairs nothing: a record it cannot read refuses the host.
+own, and builds the core's ledger from it. It repairs nothing: a record it cannot read refuses its host.
 """
 
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
+import structlog
 from msgspec import Struct
 
 from outfitter_proto.bus import Bus, OffsetOutOfRangeError
 from outfitter_proto.codec import UnknownTypeError, WireError, decode_ledger
-from outfitter_proto.records import Allocation, AllocationState, Checkpoint, Device, Host
+from outfitter_proto.names import host_of
+from outfitter_proto.records import Allocation, AllocationState, Checkpoint, Device, Host, LedgerRecord
 from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost, SetToken
 from outfitter_service.runtime.remit import Remit
+
+log = structlog.get_logger("outfitter.restore")
 
 _KNOWN_STATES = frozenset(AllocationState)
 
@@ -31,11 +36,13 @@ class LedgerRefusedError(RuntimeError):
 
 class Restored(Struct, frozen=True, kw_only=True):
     """A replayed ledger: the state, the newest checkpoint of this writer (None: it is new here), and figures. `rivals`
-    are the writers of the other scope that wrote about this one's hosts."""
+    are the writers of the other scope that wrote about this one's hosts, `end` is the
+    offset up to which was read."""
 
     ledger: Ledger
     checkpoint: Checkpoint | None
     rivals: list[str]
+    end: int
     records: int
     seconds: float
 
@@ -44,58 +51,103 @@ async def restore(bus: Bus, topic: str, partition: int, remit: Remit) -> Restore
     """Replay what of the ledger is `remit`'s.
 
     Raises:
-        LedgerRefusedError: a damaged record, or one of a later version; says which and what to do.
+        LedgerRefusedError: a damaged record, or one of a later version, that is not about one of many hosts (then
+            that host alone is refused, see `Remit.refuse`); says which and what to do.
         BusError: the bus could not be read.
     """
     begun = time.monotonic()
-    last, rivals, count = await _last_values(bus, topic, partition, remit)
+    read = await _read_log(bus, topic, partition, remit)
     ledger = Ledger()
     checkpoint: Checkpoint | None = None
     allocations: list[Allocation] = []
-    for key, value in last.items():
+    hosts: list[Host] = []
+    remit.admit_all()
+    for key, value in read.last.items():
         try:
-            record = decode_ledger(value, key=key)
-        except UnknownTypeError as error:
-            raise LedgerRefusedError(
-                f"{error}. A later version of Outfitter wrote it: run that version, or a newer one, here"
-            ) from error
-        except WireError as error:
-            raise LedgerRefusedError(
-                f"{error}. The ledger in {topic}/{partition} is damaged there; to go on without this record, stop the "
-                "manager, write a tombstone under its key, and start again"
-            ) from error
+            record = _read(key, value, f"{topic}/{partition}")
+        except LedgerRefusedError as error:
+            host = host_of(key)
+            if host is None or not remit.refuse(host, str(error)):
+                raise
+            log.critical("a host is not served: its ledger is refused", host=host, error=str(error))
+            continue
         match record:
             case Allocation():
-                if record.state not in _KNOWN_STATES:
-                    raise LedgerRefusedError(
-                        f"allocation {record.key} is in state {record.state!r}, which this version does not know: "
-                        "run the version of Outfitter that wrote it, or a newer one, here"
-                    )
                 allocations.append(record)
             case Host():
-                ledger.restore(PutHost(record))
+                hosts.append(record)
             case Device():
                 ledger.devices[record.key] = record
             case Checkpoint():
-                if record.format > LEDGER_FORMAT:
-                    raise LedgerRefusedError(
-                        f"{record.key} is of format {record.format} and this version knows {LEDGER_FORMAT}: "
-                        "run the version of Outfitter that wrote it, or a newer one, here"
-                    )
                 checkpoint = record
     allocations.sort(key=lambda record: (record.since, record.source.offset))
-    for record in allocations:
-        ledger.restore(PutAllocation(record))
+    for host_record in hosts:
+        if host_record.host not in remit.refused:
+            ledger.restore(PutHost(host_record))
+    for allocation in allocations:
+        if allocation.host not in remit.refused:
+            ledger.restore(PutAllocation(allocation))
     if checkpoint is not None:
         ledger.restore(SetToken(checkpoint.token))
         ledger.commits = checkpoint.commit
     return Restored(
-        ledger=ledger, checkpoint=checkpoint, rivals=rivals, records=count, seconds=time.monotonic() - begun
+        ledger=ledger,
+        checkpoint=checkpoint,
+        rivals=read.rivals,
+        records=read.records,
+        end=read.end,
+        seconds=time.monotonic() - begun,
     )
 
 
-async def _last_values(bus: Bus, topic: str, partition: int, remit: Remit) -> tuple[dict[bytes, bytes], list[str], int]:
-    """The last value of each key that is the remit's, its rivals, and how many records were read."""
+def _read(key: bytes, value: bytes, place: str) -> LedgerRecord:
+    try:
+        record = decode_ledger(value, key=key)
+    except UnknownTypeError as error:
+        raise LedgerRefusedError(
+            f"{error}. A later version of Outfitter wrote it: run that version, or a newer one, here"
+        ) from error
+    except WireError as error:
+        raise LedgerRefusedError(
+            f"{error}. The ledger in {place} is damaged there; to go on without this record, stop the manager, write "
+            "a tombstone under its key, and start again"
+        ) from error
+    if isinstance(record, Allocation) and record.state not in _KNOWN_STATES:
+        raise LedgerRefusedError(
+            f"allocation {record.key} is in state {record.state!r}, which this version does not know: run the version "
+            "of Outfitter that wrote it, or a newer one, here"
+        )
+    if isinstance(record, Checkpoint) and record.format > LEDGER_FORMAT:
+        raise LedgerRefusedError(
+            f"{record.key} is of format {record.format} and this version knows {LEDGER_FORMAT}: run the version of "
+            "Outfitter that wrote it, or a newer one, here"
+        )
+    return record
+
+
+async def rivals_since(bus: Bus, topic: str, partition: int, remit: Remit, start: int) -> list[str]:
+    """The writers of the other scope that have written since `start`."""
+    end = await bus.stable_end(topic, partition)
+    found: dict[str, None] = {}
+    async with await bus.open_reader(topic, partition, start=start, committed=True) as reader:
+        while reader.position < end:
+            for message in await reader.fetch(max_records=10_000, timeout=MARKERS_WAIT_S):
+                rival = remit.rival(message.key or b"")
+                if rival is not None and message.value is not None:
+                    found[rival] = None
+    return list(found)
+
+
+class _Log(NamedTuple):
+    """What was read: the last value of each key that is the remit's, its rivals, how many records, and up to where."""
+
+    last: dict[bytes, bytes]
+    rivals: list[str]
+    records: int
+    end: int
+
+
+async def _read_log(bus: Bus, topic: str, partition: int, remit: Remit) -> _Log:
     end = await bus.stable_end(topic, partition)
     last: dict[bytes, bytes] = {}
     rivals: dict[str, None] = {}
@@ -123,4 +175,4 @@ async def _last_values(bus: Bus, topic: str, partition: int, remit: Remit) -> tu
                     last.pop(key, None)
                 else:
                     last[key] = message.value
-    return last, list(rivals), count
+    return _Log(last, list(rivals), count, end)

@@ -1,4 +1,4 @@
-"""The life of one host-scope manager: build, start in order, serve, and stop in stages with deadlines.
+"""The life of one manager: build, start in order, serve, and stop in stages with deadlines.
 
 Order of starting: drivers are built, the machine's lock is taken, the bus is reached and its topics are checked,
 then the partition is taken. Nothing is answered before; /readyz says so. Order of stopping: the commit under
@@ -7,6 +7,8 @@ way is finished and the ledger says that nobody manages the host, drivers are cl
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import anyio
 import structlog
 
@@ -14,16 +16,17 @@ from outfitter_proto import bus as buses
 from outfitter_proto import rights
 from outfitter_proto import topics as wanted_topics
 from outfitter_proto.bus import Bus, BusAuthorizationError, BusError, BusUnavailableError, TopicInfo
-from outfitter_proto.names import topics
+from outfitter_proto.names import host_writer, managers_group, partition_writer, topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.config import Settings
-from outfitter_service.core.decide import Rules
-from outfitter_service.metrics import Metrics
+from outfitter_service.metrics import Metrics, Standing
 from outfitter_service.runtime import loading
-from outfitter_service.runtime.drivers import DriverPool, close
-from outfitter_service.runtime.identity import alone_on_machine, host_identity
-from outfitter_service.runtime.processor import Limits, Processor
-from outfitter_service.runtime.snapshots import Pace
+from outfitter_service.runtime.drivers import close
+from outfitter_service.runtime.identity import alone_on_machine, host_identity, replica_identity
+from outfitter_service.runtime.partition import PartitionServer
+from outfitter_service.runtime.processor import Processor
+from outfitter_service.runtime.remit import HostRemit
+from outfitter_service.runtime.replica import Replica
 
 log = structlog.get_logger("outfitter.service")
 
@@ -45,24 +48,31 @@ class Service:
     def __init__(self, settings: Settings, *, take_over: bool = False) -> None:
         self.settings = settings
         self._take_over = take_over
-        self.loaded = loading.load(settings.resources)
+        self.loaded = loading.load(settings.resources, scope=settings.scope)
         self.metrics = Metrics(name for name in self.loaded)
-        self._identity = host_identity(settings.cluster, settings.host)
-        self._processor: Processor | None = None
+        self.metrics.ready.set_function(lambda: float(self.ready))
+        self._server: PartitionServer | None = None
+        self._replica: Replica | None = None
         self._stopping = anyio.Event()
         self.phase = "starting"
 
     @property
     def ready(self) -> bool:
         """Whether registrations are being answered."""
-        return self._processor is not None and self._processor.ready and not self.stopping
+        if self.stopping:
+            return False
+        if self._replica is not None:
+            return self._replica.ready
+        return self._server is not None and self._server.processor.ready
 
     @property
     def condition(self) -> str:
         """What it does, for people: why it is not ready, if it is not."""
-        if self._processor is not None and self.phase == "serving":
-            return self._processor.condition
-        return self.phase
+        if self.phase != "serving":
+            return self.phase
+        if self._replica is not None:
+            return self._replica.condition
+        return self._server.processor.condition if self._server is not None else self.phase
 
     @property
     def stopping(self) -> bool:
@@ -71,8 +81,8 @@ class Service:
     def stop(self) -> None:
         """Begin an orderly shutdown; `run` returns within `shutdown-timeout`."""
         self._stopping.set()
-        if self._processor is not None:
-            self._processor.stop()
+        if self._server is not None:
+            self._server.processor.stop()
 
     async def run(self) -> None:
         """Serve until stopped.
@@ -83,11 +93,16 @@ class Service:
                 as things are; the message says what to do.
         """
         settings = self.settings
-        with alone_on_machine(settings.host):
+        with alone_on_machine(settings.host) if settings.scope == "host" else nullcontext():
             bus = buses.connect(settings.bus)
             self.metrics.count_refusals(lambda: bus.refusals)
             log.info(
-                "starting", host=settings.host, cluster=settings.cluster, bus=settings.bus, resources=list(self.loaded)
+                "starting",
+                scope=settings.scope,
+                host=settings.host,
+                cluster=settings.cluster,
+                bus=settings.bus,
+                resources=list(self.loaded),
             )
             try:
                 registrations = await self._reach(bus)
@@ -120,7 +135,11 @@ class Service:
 
     async def _check_rights(self, bus: Bus) -> None:
         """Say all that is missing at once, before anything is tried."""
-        wanted = rights.of_manager(self.settings.cluster, [self._identity.writer])
+        cluster = self.settings.cluster
+        if self.settings.scope == "cluster":
+            wanted = rights.of_manager(cluster, [partition_writer(0)], [managers_group(cluster)])
+        else:
+            wanted = rights.of_manager(cluster, [host_writer(self.settings.host)])
         missing = await bus.missing_rights(wanted)
         if missing:
             raise BusAuthorizationError(f"{bus.url}: {'; '.join(missing)}")
@@ -145,48 +164,55 @@ class Service:
             raise LedgerUnsafeError("; ".join(fatal) + ". See `outfitter topics check`")
 
     async def _serve(self, bus: Bus, registrations: TopicInfo) -> None:
-        settings = self.settings
-        names = topics(settings.cluster)
-        pool = DriverPool(self.loaded, metrics=self.metrics)
-        processor = Processor(
-            bus,
-            topics=names,
-            partition=partition_of(settings.host, registrations.partitions),
-            identity=self._identity,
-            rules=Rules(
-                writer=self._identity.writer,
-                specs={name: loaded.spec for name, loaded in self.loaded.items()},
-                lease_s=settings.lease,
-                wait_s=settings.wait,
-                retention_s=settings.ended_retention,
-            ),
-            limits=Limits(
-                lease_grace_s=settings.lease_grace,
-                checkpoint_interval_s=settings.checkpoint_interval,
-                take_over=self._take_over,
-                history=Pace() if settings.history else None,
-            ),
-            metrics=self.metrics,
-            drivers=pool,
-        )
-        self.metrics.show(processor.standing)
-        self._processor = processor
-        self.phase = "serving"
+        self.metrics.show(self._standing)
         try:
             async with anyio.create_task_group() as tasks:
-                started = anyio.Event()
-                tasks.start_soon(lambda: pool.run(processor.emit, started=started, host=settings.host))
-                await started.wait()
                 if bus.local:
                     tasks.start_soon(_maintain, bus)
                 tasks.start_soon(self._bound_the_end, tasks.cancel_scope)
-                if self._stopping.is_set():
-                    processor.stop()
-                await processor.run()
+                await self._server_of(bus, registrations.partitions).run()
                 self.phase = "closing drivers"
                 tasks.cancel_scope.cancel()
         finally:
-            await close(self.loaded.values(), settings.shutdown_timeout * DRIVERS_SHARE)
+            await close(self.loaded.values(), self.settings.shutdown_timeout * DRIVERS_SHARE)
+
+    def _server_of(self, bus: Bus, partitions: int) -> PartitionServer | Replica:
+        """What serves this manager's scope."""
+        settings = self.settings
+        self.phase = "serving"
+        if settings.scope == "cluster":
+            self._replica = Replica(
+                bus,
+                settings,
+                self.loaded,
+                identity=replica_identity(settings.cluster),
+                partitions=partitions,
+                metrics=self.metrics,
+                stopping=self._stopping,
+            )
+            return self._replica
+        identity = host_identity(settings.cluster, settings.host)
+        self._server = PartitionServer(
+            bus,
+            settings,
+            self.loaded,
+            partition=partition_of(settings.host, partitions),
+            identity=identity,
+            remit=HostRemit(settings.host, identity.writer),
+            metrics=self.metrics,
+            take_over=self._take_over,
+        )
+        if self.stopping:
+            self._server.processor.stop()
+        return self._server
+
+    def _standing(self) -> Standing:
+        return Standing.total(processor.standing() for processor in self._processors())
+
+    def _processors(self) -> list[Processor]:
+        if self._replica is not None:
+            return [server.processor for server in self._replica.servers.values()]
+        return [self._server.processor] if self._server is not None else []
 
     async def _bound_the_end(self, scope: anyio.CancelScope) -> None:
         """A last commit that hangs (the bus is away) is given up at its deadline: nothing decided is lost by that."""

@@ -1,14 +1,16 @@
 """What a processor works with for as long as it lives, whoever writes to its partition meanwhile.
 
-The processor takes the partition and gives each of its cycles this to work with. It does nothing itself.
+The processor takes the partition and gives each of its cycles this to work with.
 """
 
 from __future__ import annotations
 
+import anyio
 from msgspec import Struct
 
 from outfitter_proto.bus import Bus
 from outfitter_proto.names import Topics
+from outfitter_proto.records import Note
 from outfitter_service.core.decide import Rules
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.agenda import Agenda
@@ -44,6 +46,25 @@ class Place(Struct, kw_only=True):
     base: int = 0
 
 
+class Stop:
+    """A wish to stop after one last commit. `parting`: that commit says that nobody manages the hosts any more."""
+
+    def __init__(self) -> None:
+        self.parting = True
+        self._asked = anyio.Event()
+
+    def ask(self, *, parting: bool) -> None:
+        self.parting = parting
+        self._asked.set()
+
+    @property
+    def asked(self) -> bool:
+        return self._asked.is_set()
+
+    async def wait(self) -> None:
+        await self._asked.wait()
+
+
 class Station(Struct, kw_only=True):
     """One processor's tools and settings."""
 
@@ -63,3 +84,13 @@ class Station(Struct, kw_only=True):
     portion: Portion
     snapshots: Snapshots
     telling: Telling
+
+    def input_lost(self, explanation: str) -> None:
+        """Registrations are gone unread: it goes on at the earliest there are, with a whole lease for everybody."""
+        self.telling.log.error("registrations were lost, going on at the earliest there are", reason=explanation)
+        self.metrics.input_lost.inc()
+        self.portion.forget()
+        self.attendance.renew_all()
+        self.agenda.notes.append(
+            Note(at=self.clock.utc(), writer=self.identity.writer, event="input-lost", explanation=explanation)
+        )

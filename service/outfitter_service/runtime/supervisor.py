@@ -48,7 +48,7 @@ class Supervisor:
         self.name = loaded.spec.name
         self.driver = loaded.driver
         self._timeout_s = loaded.driver.call_timeout
-        self._host = host
+        self.host = host
         self._emit = emit
         self._metrics = metrics
         self._retry_delay_s = FIRST_DELAY_S
@@ -70,7 +70,7 @@ class Supervisor:
 
     def _worker(self, record: Allocation | None) -> api.Worker:
         if record is None:
-            return api.Worker(host=self._host, resource=self.name)
+            return api.Worker(host=self.host, resource=self.name)
         owner = record.request.owner
         return api.Worker(
             host=record.host,
@@ -126,12 +126,12 @@ class Supervisor:
                 failure = verdict(error)
                 if told is None or told.failure != failure:
                     self._log.warning("driver failed", error=failure.reason, permanent=failure.permanent)
-                tell(m.DriverReport(host=self._host, resource=self.name, failure=failure))
+                tell(m.DriverReport(host=self.host, resource=self.name, failure=failure))
                 await anyio.sleep(pause(error, delay))
                 delay = min(delay * 2, LONGEST_DELAY_S)
 
     async def _inventories(self, driver: api.Inventory) -> AsyncGenerator[Sequence[api.Device], None]:
-        sets = driver.inventory(self._host)
+        sets = driver.inventory(self.host)
         try:
             first = await self._bounded("inventory", anext(sets, None))
             if first is not None:
@@ -147,7 +147,7 @@ class Supervisor:
         raise api.TemporaryDriverError("its inventory ended")
 
     def _report(self, devices: Sequence[api.Device]) -> m.DriverReport:
-        return m.DriverReport(host=self._host, resource=self.name, devices=known_devices(self.name, devices))
+        return m.DriverReport(host=self.host, resource=self.name, devices=known_devices(self.name, devices))
 
     # --- on demand ---
 
@@ -170,13 +170,13 @@ class Supervisor:
                 break
             else:
                 self._retry_delay_s = FIRST_DELAY_S
-                self._emit(m.DriverReport(host=self._host, resource=self.name, devices=devices, asked=command.amount))
+                self._emit(m.DriverReport(host=self.host, resource=self.name, devices=devices, asked=command.amount))
                 return
-        self._emit(m.DriverReport(host=self._host, resource=self.name, failure=failure, asked=command.amount))
+        self._emit(m.DriverReport(host=self.host, resource=self.name, failure=failure, asked=command.amount))
         if not failure.permanent or self._waits:
             self._retry_delay_s = min(self._retry_delay_s * 2, LONGEST_DELAY_S)
             await anyio.sleep(delay)
-            self._emit(m.DriverRetry(host=self._host, resource=self.name))
+            self._emit(m.DriverRetry(host=self.host, resource=self.name))
 
     async def _retrieve(self, amount: int, record: Allocation | None) -> tuple[m.KnownDevice, ...]:
         infos = await self._bounded("retrieve", self.driver.retrieve_resource_info(amount, self._worker(record)))

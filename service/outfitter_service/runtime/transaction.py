@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from msgspec import Raw, structs
+from msgspec import Raw, UnsetType, structs
 
 from outfitter_proto.bus import Entry, Message
 from outfitter_proto.codec import encode
@@ -23,11 +23,14 @@ from outfitter_proto.records import (
     Commit,
     DeadLetter,
     Host,
+    InputPosition,
     MessageSource,
     Note,
     Put,
     Transition,
 )
+from outfitter_service.core.ledger import Ledger
+from outfitter_service.runtime.identity import Identity
 
 
 def ledger_batch(
@@ -74,6 +77,31 @@ def commit_entries(
         told.append(piece)
     end = Commit(writer=writer, checkpoint=Raw(ledger[-1].value or b""), positions=positions, dropped=dropped)
     return [*told, Entry(writer.encode(), encode(end))]
+
+
+def checkpoint(
+    identity: Identity,
+    ledger: Ledger,
+    position: InputPosition,
+    *,
+    at: datetime,
+    boot_id: str | None,
+    snapshot: datetime | UnsetType,
+) -> Checkpoint:
+    """The checkpoint of a commit that was just sealed."""
+    return Checkpoint(
+        writer=identity.writer,
+        instance=identity.instance,
+        cluster=identity.cluster,
+        scope=identity.scope,
+        commit=ledger.commits,
+        token=ledger.token,
+        input=position,
+        at=at,
+        machine_id=identity.machine_id,
+        boot_id=boot_id,
+        snapshot=snapshot,
+    )
 
 
 def note_entry(note: Note) -> Entry:

@@ -1,0 +1,73 @@
+"""A processor and its drivers, put together from the settings and run together: what serves one partition's hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import anyio
+
+from outfitter_proto.bus import Bus
+from outfitter_proto.names import topics
+from outfitter_service.config import Settings
+from outfitter_service.core.decide import Rules
+from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.drivers import DriverPool
+from outfitter_service.runtime.identity import Identity
+from outfitter_service.runtime.processor import Limits, Processor
+from outfitter_service.runtime.remit import Remit
+from outfitter_service.runtime.snapshots import Pace
+from outfitter_service.runtime.supervisor import Loaded
+
+
+class PartitionServer:
+    """Serves `remit`'s hosts from one partition."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        settings: Settings,
+        loaded: Mapping[str, Loaded],
+        *,
+        partition: int,
+        identity: Identity,
+        remit: Remit,
+        metrics: Metrics,
+        take_over: bool = False,
+        still_mine: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
+        self.partition = partition
+        self._host = identity.host
+        self._pool = DriverPool(loaded, metrics=metrics)
+        self.processor = Processor(
+            bus,
+            topics=topics(settings.cluster),
+            partition=partition,
+            identity=identity,
+            remit=remit,
+            rules=Rules(
+                writer=identity.writer,
+                specs={name: each.spec for name, each in loaded.items()},
+                lease_s=settings.lease,
+                wait_s=settings.wait,
+                retention_s=settings.ended_retention,
+                forgets_hosts=identity.host is None,
+            ),
+            limits=Limits(
+                lease_grace_s=settings.lease_grace,
+                checkpoint_interval_s=settings.checkpoint_interval,
+                take_over=take_over,
+                history=Pace() if settings.history else None,
+            ),
+            metrics=metrics,
+            drivers=self._pool,
+            still_mine=still_mine,
+        )
+
+    async def run(self) -> None:
+        """Serve until the processor has stopped; see `Processor.run` for what it raises."""
+        async with anyio.create_task_group() as tasks:
+            started = anyio.Event()
+            tasks.start_soon(lambda: self._pool.run(self.processor.emit, started=started, host=self._host))
+            await started.wait()
+            await self.processor.run()
+            tasks.cancel_scope.cancel()
