@@ -150,10 +150,11 @@ class Waits(Collector):
         self._counts = [0] * (len(buckets) + 1)
         self._sum = 0.0
 
-    def observe(self, seconds: float) -> None:
-        """Count one wait."""
-        self._counts[bisect_left(self._buckets, seconds)] += 1
-        self._sum += seconds
+    def observe(self, waits: Iterable[float]) -> None:
+        """Count waits (seconds)."""
+        for seconds in waits:
+            self._counts[bisect_left(self._buckets, seconds)] += 1
+            self._sum += seconds
 
     def collect(self) -> Iterator[Metric]:
         bounds = [*(str(float(bucket)) for bucket in self._buckets), "+Inf"]

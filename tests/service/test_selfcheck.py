@@ -26,45 +26,56 @@ def record(worker: str, state: str, *devices: str, shared: bool = False) -> Allo
     )  # fmt: skip
 
 
-def taken(holders: Holders, *records: Allocation) -> list[Violation]:
-    return holders.take({each.key: each for each in records})
+class Ledger:
+    """Takes commits as the ledger has them."""
+
+    def __init__(self) -> None:
+        self.holders = Holders()
+        self.records: dict[str, Allocation] = {}
+
+    def take(self, *records: Allocation, dropped: str | None = None) -> list[Violation]:
+        changed: dict[str, Allocation | None] = {each.key: each for each in records}
+        if dropped is not None:
+            changed[dropped] = None
+        before = {key: self.records[key] for key in changed.keys() & self.records.keys()}
+        self.records |= {each.key: each for each in records}
+        return self.holders.take(changed, before=before)
 
 
 @pytest.mark.parametrize("state", ["preparing", "allocated", "releasing"])
 def test_a_device_that_is_given_to_two_is_seen(state: str) -> None:
-    holders = Holders()
-    assert taken(holders, record("a", state, "G0")) == []
-    assert taken(holders, record("b", state, "G1", "G0")) == [Violation("G0", "h/b/1", "h/a/1")]
+    ledger = Ledger()
+    assert ledger.take(record("a", state, "G0")) == []
+    assert ledger.take(record("b", state, "G1", "G0")) == [Violation("G0", "h/b/1", "h/a/1")]
 
 
 def test_two_in_one_commit_are_seen() -> None:
-    assert len(taken(Holders(), record("a", "allocated", "G0"), record("b", "allocated", "G0"))) == 1
+    assert len(Ledger().take(record("a", "allocated", "G0"), record("b", "allocated", "G0"))) == 1
 
 
 @pytest.mark.parametrize("state", ["ended", "failed", "pending"])
 def test_a_device_that_was_let_go_in_the_same_commit_is_free(state: str) -> None:
-    holders = Holders()
-    taken(holders, record("a", "allocated", "G0"))
-    assert taken(holders, record("b", "allocated", "G0"), record("a", state)) == []
+    ledger = Ledger()
+    ledger.take(record("a", "allocated", "G0"))
+    assert ledger.take(record("b", "allocated", "G0"), record("a", state)) == []
 
 
 def test_a_record_that_is_deleted_holds_nothing() -> None:
-    holders = Holders()
-    taken(holders, record("a", "allocated", "G0"))
-    assert holders.take({"h/a/1": None, "h/b/1": record("b", "allocated", "G0")}) == []
+    ledger = Ledger()
+    ledger.take(record("a", "allocated", "G0"))
+    assert ledger.take(record("b", "allocated", "G0"), dropped="h/a/1") == []
 
 
 def test_what_is_shared_is_nobodys_alone() -> None:
-    holders = Holders()
-    assert (
-        taken(holders, record("a", "allocated", "G0", shared=True), record("b", "allocated", "G0", shared=True)) == []
-    )
+    ledger = Ledger()
+    one, other = record("a", "allocated", "G0", shared=True), record("b", "allocated", "G0", shared=True)
+    assert ledger.take(one, other) == []
 
 
 def test_a_repeated_record_is_no_violation() -> None:
-    holders = Holders()
-    taken(holders, record("a", "allocated", "G0"))
-    assert taken(holders, record("a", "releasing", "G0")) == []
+    ledger = Ledger()
+    ledger.take(record("a", "allocated", "G0"))
+    assert ledger.take(record("a", "releasing", "G0")) == []
 
 
 async def test_a_ledger_that_breaks_the_promise_is_counted_and_said_so_when_it_is_replayed(

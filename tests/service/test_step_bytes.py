@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from outfitter_proto.bus import Message
 from outfitter_proto.codec import encode
 from outfitter_proto.names import topics
-from outfitter_proto.records import Checkpoint, Commit, Deregister, InputPosition, Register, ResourceRequest, Transition
+from outfitter_proto.records import Checkpoint, Commit, Deregister, InputPosition, Register, ResourceRequest
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
 from outfitter_service.core.ledger import Ledger
@@ -31,8 +31,8 @@ def test_each_step_of_one_batch_tells_the_record_as_it_was_then() -> None:
         writer="host/h", instance="i", cluster="c", scope="host", commit=1, token=1, input=position, at=NOW
     )
     written = dict(batch.transaction(names, checkpoint))
-    assert [step.to for step in batch.history if isinstance(step, Transition)] == ["allocated", "ended"]
+    assert [step.to for _, step in batch.steps] == ["allocated", "ended"]
     *steps, end = written[names.history]
-    assert [entry.value for entry in steps] == [encode(step) for step in batch.history]
+    assert [entry.value for entry in steps] == [encode(step) for _, step in batch.steps]
     assert end.value == encode(Commit(writer="host/h", checkpoint=checkpoint))
     assert [entry.key for entry in written[names.allocations]] == [b"h/w/1", b"@checkpoint/host/h"]

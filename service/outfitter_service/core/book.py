@@ -68,7 +68,12 @@ def shape(record: Allocation) -> Shape:
 def exclusive_ids(record: Allocation) -> list[str]:
     """The canonical ids of the devices that a record has to itself."""
     shared = record.shared
-    return [info["id"] for resource, infos in record.resources.items() if resource not in shared for info in infos]
+    ids = []
+    for resource, infos in record.resources.items():
+        if resource not in shared:
+            for info in infos:
+                ids.append(info["id"])  # noqa: PERF401 - a comprehension is a call, and this is done for each grant
+    return ids
 
 
 def shared_ids(record: Allocation) -> list[str]:
@@ -242,10 +247,8 @@ class HostBook:
     def index(self, key: str, record: Allocation) -> None:
         """Take in a record that is new or was taken out before."""
         incarnation = (record.source.offset, key)
-        known = self.incarnations.get(record.worker)
-        if known is None:
-            self.incarnations[record.worker] = (incarnation,)
-        elif incarnation not in known:
+        known = self.incarnations.setdefault(record.worker, (incarnation,))
+        if incarnation not in known:
             self.incarnations[record.worker] = tuple(sorted((*known, incarnation)))
         state = record.state
         if state in HOLDING_STATES:
@@ -300,15 +303,14 @@ class HostBook:
                 self._count(self.sharers, name, count)
 
     def _count(self, tally: Tally, name: str, count: int) -> None:
-        tally.add(name, count)
-        unused = self.unused(name)
+        used = tally.add(name, count) or not self.unused(name)
         for shelf in self.shelves.values():
             positions = shelf.places.get(name)
             if positions is not None:
-                if unused:
-                    shelf.put_back(positions)
-                else:
+                if used:
                     shelf.take(positions)
+                else:
+                    shelf.put_back(positions)
 
 
 def _one_name_each(groups: Iterable[tuple[str, ...]]) -> dict[str, str]:

@@ -117,12 +117,9 @@ class Draft:
         state = advance(before, step)
         if fields:
             base = structs.replace(base, **fields)
+        since = base.since if before == state else now
         after = structs.replace(
-            base,
-            state=state,
-            since=base.since if before == state else now,
-            writer=self.rules.writer,
-            commit=self.ledger.commits + 1,
+            base, state=state, since=since, writer=self.rules.writer, commit=self.ledger.commits + 1
         )
         key = after.key
         decision = self.decision

@@ -80,7 +80,10 @@ def hindrance(view: View, specs: Mapping[str, ResourceSpec], amounts: Mapping[st
             return Obstacle(
                 ReasonCode.UNKNOWN_RESOURCE, explain.unknown_resource(resource, specs), resource, final=True
             )
-        found = _trouble(view, spec, amount)
+        inventory = view.inventory(resource)
+        if inventory.healthy >= amount and inventory.failure is None and not inventory.asking and spec.state == _OK:
+            continue
+        found = _trouble(view, spec, amount, inventory)
         if found is not None:
             if found.final:
                 return found
@@ -88,13 +91,10 @@ def hindrance(view: View, specs: Mapping[str, ResourceSpec], amounts: Mapping[st
     return stuck
 
 
-def _trouble(view: View, spec: ResourceSpec, amount: int) -> Obstacle | None:
+def _trouble(view: View, spec: ResourceSpec, amount: int, inventory: Inventory) -> Obstacle | None:
     name = spec.name
-    inventory = view.inventory(name)
     if spec.state != _OK:
         return Obstacle(ReasonCode(spec.state), explain.not_in_effect(spec), name, final=True)
-    if inventory.healthy >= amount and inventory.failure is None and not inventory.asking:
-        return None
     if inventory.asking:
         return Obstacle(ReasonCode.NOT_REPORTED, explain.not_reported(spec), name)
     waits = spec.on_failure == OnFailure.WAIT
@@ -123,14 +123,6 @@ def may_name_more(view: View, spec: ResourceSpec, amount: int, inventory: Invent
     return inventory.asked <= len(inventory.devices) and inventory.asked < view.held_count(spec.name) + amount
 
 
-def infos(devices: Mapping[str, tuple[KnownDevice, ...]]) -> dict[str, list[dict[str, str]]]:
-    """The infos of a grant: each device's properties with its `id`, and `local_index` in the granted order."""
-    told: dict[str, list[dict[str, str]]] = {}
-    for resource, chosen in devices.items():
-        told[resource] = [info(device, ordinal) for ordinal, device in enumerate(chosen)]
-    return told
-
-
 def info(device: KnownDevice, ordinal: int) -> dict[str, str]:
     number = str(ordinal)
     told = {"index": number, **device.properties, "id": device.id, "local_index": number}
@@ -141,41 +133,37 @@ def info(device: KnownDevice, ordinal: int) -> dict[str, str]:
     return told
 
 
-def aliases(devices: Mapping[str, tuple[KnownDevice, ...]]) -> dict[str, list[str]] | UnsetType:
-    """The other names of a grant's devices. The record keeps them: after a restart, another resource may show the
-    same device before the driver that knows its names has reported."""
-    found: dict[str, list[str]] = {}
-    for chosen in devices.values():
-        for device in chosen:
-            if device.aliases:
-                found[device.id] = list(device.aliases)
-    return found or UNSET
+class Terms(Struct, gc=False):
+    """What a grant says of its devices: their infos, the variables and CDI names they come with, and their other
+    names. The record keeps those: after a restart, another resource may show the same device before the driver that
+    knows its names has reported."""
+
+    infos: dict[str, list[dict[str, str]]]
+    env: dict[str, str]
+    cdi: list[str]
+    aliases: dict[str, list[str]] | UnsetType
 
 
-def environment(devices: Mapping[str, tuple[KnownDevice, ...]]) -> tuple[dict[str, str], list[str]]:
-    """The variables and CDI names of a grant: values of several devices joined with commas, equal ones once."""
-    only = _only(devices)
-    if only is not None:
-        return dict(only.env), list(dict.fromkeys(only.cdi)) if only.cdi else []
+def terms(devices: Devices) -> Terms:
+    """The terms of a grant: each device's properties with its `id`, and `local_index` in the granted order; values
+    of one variable joined with commas, equal ones once."""
+    infos: dict[str, list[dict[str, str]]] = {}
     values: dict[str, dict[str, None]] = {}
     cdi: dict[str, None] = {}
-    for chosen in devices.values():
+    aliases: dict[str, list[str]] = {}
+    for resource, chosen in devices.items():
+        told = infos[resource] = []
         for device in chosen:
+            told.append(info(device, len(told)))
             if device.env:
                 for variable, value in device.env.items():
                     values.setdefault(variable, {})[value] = None
             if device.cdi:
                 cdi.update(dict.fromkeys(device.cdi))
-    return {variable: ",".join(items) for variable, items in values.items()}, list(cdi)
-
-
-def _only(devices: Mapping[str, tuple[KnownDevice, ...]]) -> KnownDevice | None:
-    """The device of a grant that has one and no more."""
-    if len(devices) == 1:
-        (chosen,) = devices.values()
-        if len(chosen) == 1:
-            return chosen[0]
-    return None
+            if device.aliases:
+                aliases[device.id] = list(device.aliases)
+    env = {variable: ",".join(items) for variable, items in values.items()} if values else {}
+    return Terms(infos, env, list(cdi), aliases or UNSET)
 
 
 def shares(
@@ -197,8 +185,10 @@ def shares(
                 start = used[resource]
                 used[resource] = start + asked.amount
                 own[resource] = devices[resource][start : used[resource]]
-        env, cdi = environment(own)
+        said = terms(own)
         result[operator] = OperatorShare(
-            resources={resource: [device.id for device in chosen] for resource, chosen in own.items()}, env=env, cdi=cdi
+            resources={resource: [device.id for device in chosen] for resource, chosen in own.items()},
+            env=said.env,
+            cdi=said.cdi,
         )
     return result

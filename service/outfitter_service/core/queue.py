@@ -27,7 +27,7 @@ def admit(draft: Draft, record: Allocation) -> Allocation:
     view = draft.view(record.host)
     discovery.ask_anew(draft, view, record)
     claimed = _claims_before(draft, view, record) if view.book.queue else ()
-    record, obstacle = _attempt(draft, record, claimed, new=True)
+    record, obstacle = _attempt(draft, view, record, claimed, new=True)
     if obstacle is None:
         return record
     position = bisect_left(view.book.queue, queue_entry(record)) + 1
@@ -64,7 +64,7 @@ def schedule(draft: Draft, host: str, *, whole: bool = False) -> None:
             if known.wait_until is not None and known.wait_until <= draft.now:
                 give_up(draft, known)
             else:
-                record, obstacle = _attempt(draft, known, claimed)
+                record, obstacle = _attempt(draft, draft.view(host), known, claimed)
                 if obstacle is not None:
                     if obstacle.code == ReasonCode.BUSY:
                         claimed |= _exclusive(draft, record.request.amounts)
@@ -124,10 +124,9 @@ def _exclusive(draft: Draft, resources: Collection[str]) -> set[str]:
 
 
 def _attempt(
-    draft: Draft, record: Allocation, claimed: Collection[str], *, new: bool = False
+    draft: Draft, view: View, record: Allocation, claimed: Collection[str], *, new: bool = False
 ) -> tuple[Allocation, policy.Obstacle | None]:
     """Grant a worker what it wants, or fail it. If it has to wait: its record as it is then, and the obstacle."""
-    view = draft.view(record.host)
     while True:
         outcome = policy.place(view, draft.rules.specs, record.request.amounts, claimed)
         if isinstance(outcome, dict):
@@ -155,7 +154,7 @@ def _without(record: Allocation, obstacle: policy.Obstacle) -> Allocation:
 def _grant(draft: Draft, record: Allocation, devices: policy.Devices, *, new: bool) -> Allocation:
     specs = draft.rules.specs
     draft.token += 1
-    env, cdi = policy.environment(devices)
+    terms = policy.terms(devices)
     shared = []
     prepared = []
     prepares = False
@@ -172,13 +171,13 @@ def _grant(draft: Draft, record: Allocation, devices: policy.Devices, *, new: bo
         structs.replace(
             record,
             token=draft.token,
-            resources=policy.infos(devices),
+            resources=terms.infos,
             operators=policy.shares(record.request, devices, shared) if record.request.operators else {},
-            env=env,
-            cdi=cdi,
+            env=terms.env,
+            cdi=terms.cdi,
             shared=shared,
             prepared=prepared or UNSET,
-            aliases=policy.aliases(devices),
+            aliases=terms.aliases,
             reason=None,
             reason_code=None,
             queue_position=None,

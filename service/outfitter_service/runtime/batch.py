@@ -19,7 +19,6 @@ from outfitter_proto.records import (
     Checkpoint,
     DeadLetter,
     Heartbeat,
-    HistoryRecord,
     Host,
     Note,
     Refresh,
@@ -60,7 +59,8 @@ class Batch:
         written to that topic."""
         self.ledger = ledger
         self.now = now
-        self.history: list[HistoryRecord] = []
+        self.notes: list[Note] = []
+        self.steps: list[tuple[str, Transition]] = []
         self.letters: list[DeadLetter] = []
         self.about: dict[str, dict[str, str | None]] = {}
         self.commands: list[m.Command] = []
@@ -81,13 +81,13 @@ class Batch:
         self._base = base
         self._meet = meet
         self._history = history
-        self._steps: list[Entry] = []
+        self._told: list[Entry] = []
         self._positions: dict[str, int] = {}
 
     @property
     def empty(self) -> bool:
         """Nothing to write (heartbeats move leases in memory only)."""
-        return not (self.values or self.history or self.letters)
+        return not (self.values or self.steps or self.notes or self.letters)
 
     def decide(self, event: m.Event) -> Decision:
         """Decide one event and apply what it changes. One that meets a defect of ours changes nothing, for itself
@@ -105,6 +105,7 @@ class Batch:
             self.apply(decision.changes)
             for step in decision.history:
                 self._tell(step)
+        if decision.commands:
             self.commands += decision.commands
         if decision.follow_ups:
             self.follow_ups += decision.follow_ups
@@ -172,27 +173,23 @@ class Batch:
 
     def _keep(self, key: str, record: Allocation | Host | None) -> None:
         value = None if record is None else encode(record)
-        size = 0 if value is None else len(value)
-        old = self.values.get(key)
-        if old is None:
-            size += len(key) + 16
-        elif old[1] is not None:
-            size -= len(old[1])
         self.values[key] = (record, value)
-        self.bytes += size
+        # what an earlier value of this key took is counted as well: few have any, and it is a bound
+        self.bytes += len(key) + 16 + (0 if value is None else len(value))
 
     def _tell(self, step: Transition | Refresh) -> None:
         """Encode a step here and now: its record's bytes are mostly those that were just made for the ledger."""
-        self.history.append(step)
+        key = f"{step.host}/{step.worker}/{step.incarnation}"
+        if type(step) is Transition:
+            self.steps.append((key, step))
         if not self._history:
             return
-        key = f"{step.host}/{step.worker}/{step.incarnation}"
         if type(step) is Transition:
             record, value = self.values[key]
             entry = step_entry(key, step, value if record is step.record else None)
         else:
             entry = Entry(key.encode(), encode(step))
-        self._steps.append(entry)
+        self._told.append(entry)
         self.history_bytes += len(entry.value or b"")
 
     def transaction(self, topics: Topics, checkpoint: Checkpoint) -> list[tuple[str, list[Entry]]]:
@@ -200,9 +197,5 @@ class Batch:
         ledger = ledger_batch(self.values, checkpoint)
         if not self._history:
             return batches(topics, [], self.letters, ledger)
-        history = [note_entry(record) for record in self.history if type(record) is Note]
-        history += self._steps
-        history += commit_entries(
-            checkpoint, ledger, self.values, self._positions, self.piece.entry if self.piece else None
-        )
-        return batches(topics, history, self.letters, ledger)
+        end = commit_entries(checkpoint, ledger, self.values, self._positions, self.piece.entry if self.piece else None)
+        return batches(topics, [*map(note_entry, self.notes), *self._told, *end], self.letters, ledger)

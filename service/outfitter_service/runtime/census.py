@@ -42,15 +42,22 @@ class Census:
         self._known.clear()
         self.take({record.key: record for record in records})
 
-    def take(self, changed: Mapping[str, Allocation | None]) -> None:
-        """Take in one commit's allocations by key (None: deleted)."""
+    def take(self, changed: Mapping[str, Allocation | None]) -> dict[str, Allocation]:
+        """Take in one commit's allocations by key (None: deleted); return those that there were already, as they
+        were."""
+        records = self._records
+        before: dict[str, Allocation] = {}
         for key, record in changed.items():
-            old = self._records.pop(key, None)
+            old = records.get(key)
             if old is not None:
+                before[key] = old
                 self._count(old, -1)
             if record is not None:
-                self._records[key] = record
+                records[key] = record
                 self._count(record, 1)
+            elif old is not None:
+                del records[key]
+        return before
 
     def _count(self, record: Allocation, count: int) -> None:
         # plain dicts: this runs twice for each record of a commit, and a Counter costs microseconds

@@ -247,7 +247,7 @@ class Cycle:
     def _seal(self, work: Work) -> Checkpoint:
         """Nothing more goes into this commit. What follows from it is decided for the next one."""
         agenda, batch = self._station.agenda, work.batch
-        batch.history += agenda.notes
+        batch.notes += agenda.notes
         work.notes = len(agenda.notes)
         self._unnumbered |= batch.hosts
         if self._station.portion.whole:

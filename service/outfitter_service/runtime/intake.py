@@ -37,7 +37,7 @@ class Intake:
         self._partition = partition
         self._wake = wake
         self._healed = healed
-        self._drained = anyio.Event()
+        self._drained: anyio.Event | None = None
         self._resumed = anyio.Event()
         self.messages: deque[Message] = deque()
         self.bytes = 0
@@ -84,7 +84,7 @@ class Intake:
 
     async def _fetch(self, reader: Reader) -> None:
         while True:
-            while self._full:
+            if self._full:
                 self._drained = anyio.Event()
                 await self._drained.wait()
             messages = await reader.fetch(max_records=READ_AHEAD, timeout=1.0)
@@ -125,8 +125,9 @@ class Intake:
         """Hand out the next message. It is read again only after `reset`, or comes back by `give_back`."""
         message = self.messages.popleft()
         self.bytes -= len(message.value or b"")
-        if not self._full:
+        if self._drained is not None and not self._full:
             self._drained.set()
+            self._drained = None
         return message
 
     def give_back(self, messages: Sequence[Message]) -> None:

@@ -5,7 +5,7 @@ It shares nothing with the indexes that decisions are made by, so that a defect 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from outfitter_proto.records import HOLDING_STATES, Allocation
@@ -24,33 +24,34 @@ class Holders:
 
     def __init__(self) -> None:
         self._holder: dict[tuple[str, str], str] = {}
-        self._devices: dict[str, list[tuple[str, str]]] = {}
 
     def replay(self, records: Iterable[Allocation]) -> list[Violation]:
         """Begin anew with all records of a ledger."""
         self._holder.clear()
-        self._devices.clear()
-        return self.take({record.key: record for record in records})
+        return self.take({record.key: record for record in records}, before={})
 
-    def take(self, changed: dict[str, Allocation | None]) -> list[Violation]:
-        """Take in one commit's allocations by key (None: deleted), what lets go first, as the ledger has them."""
-        taking: list[tuple[str, Allocation]] = []
-        for key, record in changed.items():
-            for device in self._devices.pop(key, ()):
+    def take(self, changed: Mapping[str, Allocation | None], *, before: Mapping[str, Allocation]) -> list[Violation]:
+        """Take in one commit's allocations by key (None: deleted), what lets go first, as the ledger has them.
+        `before` are those of them that there were already, as they were."""
+        for key, record in before.items():
+            for device in _exclusive(record):
                 if self._holder.get(device) == key:
                     del self._holder[device]
-            if record is not None and record.state in HOLDING_STATES:
-                taking.append((key, record))
         found: list[Violation] = []
-        for key, record in taking:
-            devices = self._devices[key] = [
-                (record.host, info["id"])
-                for resource, infos in record.resources.items()
-                if resource not in record.shared
-                for info in infos
-            ]
-            for device in devices:
-                other = self._holder.setdefault(device, key)
-                if other != key:
-                    found.append(Violation(device[1], key, other))
+        for key, taking in changed.items():
+            if taking is not None:
+                for device in _exclusive(taking):
+                    other = self._holder.setdefault(device, key)
+                    if other != key:
+                        found.append(Violation(device[1], key, other))
         return found
+
+
+def _exclusive(record: Allocation) -> list[tuple[str, str]]:
+    """The devices that a live record has to itself: host and id."""
+    if record.state not in HOLDING_STATES:
+        return []
+    host, shared = record.host, record.shared
+    return [
+        (host, info["id"]) for resource, infos in record.resources.items() if resource not in shared for info in infos
+    ]

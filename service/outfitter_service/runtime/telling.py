@@ -6,6 +6,8 @@ It looks at what was committed and changes nothing.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
+from collections.abc import Iterable
 
 import structlog
 
@@ -45,14 +47,8 @@ class Telling:
         for letter in batch.letters[:LOGGED]:
             about = batch.about.get(letter.key, {})
             self.log.warning("dead letter", reason=letter.reason, field=letter.field, source=letter.key, **about)
-        now_ms = time.time() * 1000
-        transitions = [step for step in batch.history if type(step) is Transition]
-        grants: dict[str, int] = {}
-        for step in transitions:
-            self._count(step, now_ms, grants)
-        for resource, count in grants.items():
-            metrics.grants.labels(resource).inc(count)
-        for step in transitions[:LOGGED]:
+        self._count(batch.steps)
+        for _, step in batch.steps[:LOGGED]:
             self.log.info(
                 step.to,
                 host=step.host,
@@ -61,26 +57,35 @@ class Telling:
                 event_kind=step.event,
                 explanation=step.explanation,
             )
-        if len(transitions) > LOGGED:
-            self.log.info("and more transitions in one commit", more=len(transitions) - LOGGED)
+        if len(batch.steps) > LOGGED:
+            self.log.info("and more transitions in one commit", more=len(batch.steps) - LOGGED)
         kept = {key: at for key, (at, _) in batch.values.items() if at is None or type(at) is Allocation}
-        self.census.take(kept)
-        self._complain(self._holders.take(kept))
+        self._complain(self._holders.take(kept, before=self.census.take(kept)))
 
-    def _count(self, step: Transition, now_ms: float, grants: dict[str, int]) -> None:
-        """Count one transition; `grants` by resource are summed up, for there are many."""
-        metrics = self._metrics
-        key = f"{step.host}/{step.worker}/{step.incarnation}"
-        record = step.record
-        if not isinstance(record, Allocation) or step.to == step.from_:
-            return
-        if step.to == ALLOCATED:
+    def _count(self, steps: Iterable[tuple[str, Transition]]) -> None:
+        """Count transitions; grants and their waits are summed up first, for there are many."""
+        now_ms = time.time() * 1000
+        waits: list[float] = []
+        grants: defaultdict[str, int] = defaultdict(int)
+        for key, step in steps:
+            record = step.record
+            if not isinstance(record, Allocation):
+                continue
+            if step.to != ALLOCATED:
+                self._count_other(key, step, record)
+                continue
             registered_ms = self._registered_ms.pop(key, None)
             if registered_ms is not None:
-                metrics.allocation_seconds.observe(max(0.0, now_ms - registered_ms) / 1000)
+                waits.append(max(0.0, now_ms - registered_ms) / 1000)
             for resource in record.resources:
-                grants[resource] = grants.get(resource, 0) + 1
-        elif step.to in FINAL_STATES:
+                grants[resource] += 1
+        self._metrics.allocation_seconds.observe(waits)
+        for resource, count in grants.items():
+            self._metrics.grants.labels(resource).inc(count)
+
+    def _count_other(self, key: str, step: Transition, record: Allocation) -> None:
+        metrics = self._metrics
+        if step.to in FINAL_STATES:
             self._registered_ms.pop(key, None)
             if step.to == FAILED:
                 metrics.failures.labels(record.reason_code or "").inc()
