@@ -5,12 +5,13 @@ JSON in UTF-8 through msgspec. A body and its key must name the same host: the b
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
 import msgspec
 
-from outfitter_proto.records import DeadLetter, HistoryRecord, LedgerRecord, Registration
+from outfitter_proto.records import NAME_PATTERN, DeadLetter, HistoryRecord, LedgerRecord, Registration
 
 MAX_MESSAGE_BYTES = 64 * 1024
 """The longest registration that is read (the registrations topic's `max.message.bytes`)."""
@@ -60,6 +61,8 @@ def _dead_letter() -> msgspec.json.Decoder[DeadLetter]:
     return msgspec.json.Decoder(DeadLetter)
 
 
+_NAME = NAME_PATTERN[1 : NAME_PATTERN.index("$")]
+_are_names = re.compile(f"{_NAME}/{_NAME}/{_NAME}").fullmatch
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -89,12 +92,26 @@ def decode_registration(value: bytes | None, *, key: bytes | None = None) -> Reg
         message = _registration().decode(value)
     except _UNREADABLE as error:
         raise _translate(what, value, Registration, error) from error
+    incarnation = message.incarnation
+    if not _are_names(f"{message.host}/{message.worker}/{'any' if incarnation is None else incarnation}"):
+        raise _misnamed(what, message)
     if key is not None and key != message.host.encode():
         named = key[:300].decode("utf-8", "replace")
         raise WireError(
             what, f"the body names host {message.host!r} but the key is {named!r}; both must be the host", "$.host"
         )
     return message
+
+
+def _misnamed(what: str, message: Registration) -> WireError:
+    from outfitter_proto import faults
+
+    for field in ("host", "worker", "incarnation"):
+        value = getattr(message, field)
+        if value is not None and not re.fullmatch(_NAME, value):
+            break
+    fault = faults.misnamed(value, field)
+    return WireError(what, fault.problem, fault.field)
 
 
 def decode_ledger(value: bytes, *, key: bytes | None = None) -> LedgerRecord:

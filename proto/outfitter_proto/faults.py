@@ -14,6 +14,8 @@ import msgspec
 
 MAX_SHOWN = 80
 
+A_NAME = "Expected a name (1 to 253 letters, digits, '.', '_' and '-', the first a letter or a digit)"
+
 _AT = re.compile(r"^(?P<problem>.*) - at `(?P<bad_key>key` in `)?(?P<path>\$[^`]*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`")
 _STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>[0-9]+)\]|(?P<any>\[\.\.\.\])")
@@ -57,10 +59,15 @@ def locate(body: bytes, kind: Any, error: Exception) -> Fault:
     return Fault(f"{problem}; found {_shown(found)}" if found is not _NOTHING else problem, _path(steps))
 
 
+def misnamed(value: str, field: str) -> Fault:
+    """What is wrong with a `value` that is no name."""
+    return Fault(f"{A_NAME}; found {_shown(value)}", f"$.{field}")
+
+
 def _for_people(problem: str) -> str:
     """The one regular expression there is, in words."""
     if problem.startswith("Expected `str` matching regex "):
-        return "Expected a name (1 to 253 letters, digits, '.', '_' and '-', the first a letter or a digit)"
+        return A_NAME
     return problem
 
 

@@ -93,6 +93,17 @@ def test_a_host_that_is_no_name_is_refused(host: str) -> None:
     assert "Expected a name" in str(error)
 
 
+@pytest.mark.parametrize("kind", ["register", "heartbeat", "deregister"])
+@pytest.mark.parametrize("field", ["host", "worker", "incarnation"])
+@pytest.mark.parametrize("name", ["", "a/b", "b/", "a\n", "-a", "a" * 254, "ü"])
+def test_each_part_of_an_allocations_key_must_be_a_name(kind: str, field: str, name: str) -> None:
+    body = {"type": kind, "host": "h", "worker": "w", "incarnation": "i"}
+    assert codec.decode_registration(msgspec.json.encode(body)).worker == "w"
+    error = refused(msgspec.json.encode(body | {field: name}))
+    assert error.field == f"$.{field}"
+    assert error.problem.startswith("Expected a name")
+
+
 def test_the_wrong_one_of_thousands_of_keys_is_found() -> None:
     many = ",".join(f'"k{i}":{{"amount":1}}' for i in range(2_500))
     assert refused(f'{HEAD},"resources":{{{many},"gpu":{{"amount":0}}}}}}').field == "$.resources.gpu.amount"

@@ -7,10 +7,15 @@ last said of one host. Both are levels: after a restart they are observed anew.
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 from msgspec import Struct
 
 from outfitter_proto.records import Deregister, Health, Heartbeat, Register, Source
+
+NO_ITEMS: dict[str, Any] = {}
+NO_NAMES: list[str] = []
+"""What those records share that have nothing to say: a record's containers are never changed."""
 
 
 class SpecState(enum.StrEnum):

@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 from outfitter_proto.records import Health, OperatorShare, ReasonCode, ResolvedRequest
 from outfitter_service.core import explain
 from outfitter_service.core.book import Inventory
-from outfitter_service.core.model import KnownDevice, OnFailure, ResourceSpec, SpecState
+from outfitter_service.core.model import NO_ITEMS, NO_NAMES, KnownDevice, OnFailure, ResourceSpec, SpecState
 from outfitter_service.core.view import View
 
 _HEALTHY = Health.HEALTHY
@@ -162,8 +162,8 @@ def terms(devices: Devices) -> Terms:
                 cdi.update(dict.fromkeys(device.cdi))
             if device.aliases:
                 aliases[device.id] = list(device.aliases)
-    env = {variable: ",".join(items) for variable, items in values.items()} if values else {}
-    return Terms(infos, env, list(cdi), aliases or UNSET)
+    env = {variable: ",".join(items) for variable, items in values.items()} if values else NO_ITEMS
+    return Terms(infos, env, list(cdi) if cdi else NO_NAMES, aliases or UNSET)
 
 
 def shares(

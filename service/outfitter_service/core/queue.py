@@ -155,8 +155,8 @@ def _grant(draft: Draft, record: Allocation, devices: policy.Devices, *, new: bo
     specs = draft.rules.specs
     draft.token += 1
     terms = policy.terms(devices)
-    shared = []
-    prepared = []
+    shared: list[str] = []
+    prepared: list[str] = []
     prepares = False
     for resource in devices:
         spec = specs[resource]
@@ -172,10 +172,10 @@ def _grant(draft: Draft, record: Allocation, devices: policy.Devices, *, new: bo
             record,
             token=draft.token,
             resources=terms.infos,
-            operators=policy.shares(record.request, devices, shared) if record.request.operators else {},
+            operators=policy.shares(record.request, devices, shared) if record.request.operators else m.NO_ITEMS,
             env=terms.env,
             cdi=terms.cdi,
-            shared=shared,
+            shared=shared or m.NO_NAMES,
             prepared=prepared or UNSET,
             aliases=terms.aliases,
             reason=None,

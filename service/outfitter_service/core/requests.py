@@ -52,7 +52,7 @@ def resolve(rules: Rules, message: Register) -> Resolved:
         priority=message.priority,
         labels=message.labels,
     )
-    return Resolved(request, unavailable, problem)
+    return Resolved(request, unavailable or m.NO_ITEMS, problem)
 
 
 def _not_in_effect(

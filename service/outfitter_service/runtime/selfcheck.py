@@ -23,35 +23,36 @@ class Holders:
     """The holder of each exclusive device, by host and what was committed."""
 
     def __init__(self) -> None:
-        self._holder: dict[tuple[str, str], str] = {}
+        self._holders: dict[str, dict[str, str]] = {}
 
     def replay(self, records: Iterable[Allocation]) -> list[Violation]:
         """Begin anew with all records of a ledger."""
-        self._holder.clear()
+        self._holders.clear()
         return self.take({record.key: record for record in records}, before={})
 
     def take(self, changed: Mapping[str, Allocation | None], *, before: Mapping[str, Allocation]) -> list[Violation]:
         """Take in one commit's allocations by key (None: deleted), what lets go first, as the ledger has them.
         `before` are those of them that there were already, as they were."""
-        for key, record in before.items():
-            for device in _exclusive(record):
-                if self._holder.get(device) == key:
-                    del self._holder[device]
+        for key, left in before.items():
+            holder = self._holders.get(left.host, {})
+            for device in _exclusive(left):
+                if holder.get(device) == key:
+                    del holder[device]
         found: list[Violation] = []
-        for key, taking in changed.items():
-            if taking is not None:
-                for device in _exclusive(taking):
-                    other = self._holder.setdefault(device, key)
-                    if other != key:
-                        found.append(Violation(device[1], key, other))
+        for key, record in changed.items():
+            if record is None:
+                continue
+            holder = self._holders.setdefault(record.host, {})
+            for device in _exclusive(record):
+                other = holder.setdefault(device, key)
+                if other != key:
+                    found.append(Violation(device, key, other))
         return found
 
 
-def _exclusive(record: Allocation) -> list[tuple[str, str]]:
-    """The devices that a live record has to itself: host and id."""
+def _exclusive(record: Allocation) -> list[str]:
+    """The ids of the devices that a live record has to itself."""
     if record.state not in HOLDING_STATES:
         return []
-    host, shared = record.host, record.shared
-    return [
-        (host, info["id"]) for resource, infos in record.resources.items() if resource not in shared for info in infos
-    ]
+    shared = record.shared
+    return [info["id"] for resource, infos in record.resources.items() if resource not in shared for info in infos]
