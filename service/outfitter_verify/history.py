@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from outfitter_verify import wire
 from outfitter_verify.ledger import Change, Ledger
 from outfitter_verify.logs import Log, Record
 from outfitter_verify.report import Findings
+from outfitter_verify.retelling import Retelling
 
 
 class Step(NamedTuple):
@@ -32,16 +33,24 @@ class History:
         self._steps: dict[tuple[str, str, int], list[Step]] = {}
         self._oldest: dict[str, int] = {}
         self._last: dict[str, tuple[str, int, int]] = {}
+        self._retelling = Retelling(log, findings)
         for record in log.records:
             try:
                 self._take(record)
-            except (wire.DamagedError, AttributeError, TypeError) as error:
+            except (wire.DamagedError, AttributeError, LookupError, TypeError) as error:
                 self._wrong(record.offset, f"it is no history record: {error}")
 
     def _take(self, record: Record) -> None:
         body = wire.parse(record.value or b"")
-        if body.get("type") != "transition":
-            return
+        match body.get("type"):
+            case "transition":
+                self._transition(record, body)
+            case "refresh":
+                self._retelling.refresh(body)
+            case "commit":
+                self._retelling.commit(record.offset, body)
+
+    def _transition(self, record: Record, body: Mapping[str, Any]) -> None:
         self._findings.look("history")
         self._findings.counts["transitions"] += 1
         told = wire.allocation(body["record"]) if isinstance(body.get("record"), dict) else None
@@ -56,6 +65,7 @@ class History:
             )
         before = body.get("from")
         self._chain(record.offset, told, before)
+        self._retelling.step(told)
         self.sources[told.key].add(told.source)
         step = Step(record.offset, before, told.state, wire.fingerprint(told.body))
         self._steps.setdefault((told.key, told.writer, told.commit), []).append(step)
@@ -96,6 +106,7 @@ class History:
         for name, steps in self._steps.items():
             if name not in ledger.changes:
                 self._invented(ledger, name, steps[-1])
+        self._retelling.compare(ledger)
 
     def _telling(self, changes: Mapping[tuple[str, str, int], Change]) -> set[tuple[str, str]]:
         """The writers, and which of their instances, that tell anything: the history can be switched off."""

@@ -32,7 +32,7 @@ class Suspicion(NamedTuple):
 class Change(NamedTuple):
     """What a commit made of one allocation, for the history to tell: its state, and the one before.
 
-    `known` is False where the state before cannot be seen.
+    `known` is False where the state before cannot be seen; `digest` is of the whole record.
     """
 
     offset: int
@@ -40,6 +40,7 @@ class Change(NamedTuple):
     before: str | None
     known: bool
     fingerprint: bytes
+    digest: bytes
     instance: str
 
 
@@ -266,5 +267,11 @@ class Ledger:
         known = self.commits.in_the_open(record.writer, after, written.offset)
         state = before.record.state if before is not None else None
         self.changes[record.key, record.writer, record.commit] = Change(
-            written.offset, record.state, state, known, wire.fingerprint(record.body), instance
+            offset=written.offset,
+            state=record.state,
+            before=state,
+            known=known,
+            fingerprint=wire.fingerprint(record.body),
+            digest=wire.digest(record.body),
+            instance=instance,
         )

@@ -17,7 +17,7 @@ def play(seed: int, markers: bool, turns: int) -> World:
 
 worlds = st.builds(play, st.integers(0, 2**32), st.booleans(), st.integers(1, 25))
 parts = st.floats(0, 1)
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=40, deadline=None)
 
 
 def commit_end(world: World, part: float) -> int:

@@ -11,14 +11,14 @@ from outfitter_verify.wire import partition_of
 from support.streams import HOST, PARTITION, PARTITIONS, World, lived_in
 
 Plant = Callable[[World], None]
-PLANTS: dict[str, tuple[str, Plant]] = {}
+PLANTS: dict[str, tuple[str, str, Plant]] = {}
 
 
-def planted(by: str) -> Callable[[Plant], Plant]:
-    """This function plants a violation that the check `by` must find."""
+def planted(by: str, says: str = "") -> Callable[[Plant], Plant]:
+    """This function plants a violation that the check `by` must find, and tell in words that include `says`."""
 
     def keep(plant: Plant) -> Plant:
-        PLANTS[plant.__name__.replace("_", " ")] = (by, plant)
+        PLANTS[plant.__name__.replace("_", " ")] = (by, says, plant)
         return plant
 
     return keep
@@ -363,13 +363,19 @@ def a_dead_letter_is_written_twice(world: World) -> None:
     world.commit(world.allocation("e", "pending"))
 
 
-@planted("dead-letters")
+@planted("dead-letters", says="not those of its message")
 def a_dead_letter_has_other_bytes_than_its_message(world: World) -> None:
     world.refuse(world.say(b"["), sha256="0" * 64)
     world.commit(world.allocation("e", "pending"))
 
 
-@planted("dead-letters")
+@planted("dead-letters", says="it is no dead letter")
+def something_else_stands_among_the_dead_letters(world: World) -> None:
+    world.letters.append("x", {"type": "dead-letter"})
+    world.commit(world.allocation("e", "pending"))
+
+
+@planted("dead-letters", says="under the key")
 def a_dead_letter_stands_under_anothers_key(world: World) -> None:
     world.refuse(world.say(b"["), source={"topic": world.registrations.topic, "partition": PARTITION, "offset": 0})
     world.commit(world.allocation("e", "pending"))
@@ -426,11 +432,16 @@ def history_tells_of_other_devices_than_the_ledger(world: World) -> None:
     world.commit(record, tell=False)
 
 
-@planted("history")
+@planted("history", says="and its last step led to")
 def history_leaves_out_a_step_in_between(world: World) -> None:
     record = world.allocation("b", "ended")
     world.tell(record, "releasing")
     world.commit(record, world.allocation("e", "pending"), tell=False)
+
+
+@planted("history", says="the ledger has it allocated")
+def history_begins_elsewhere_than_the_ledger(world: World) -> None:
+    history_leaves_out_a_step_in_between(world)
 
 
 @planted("history")
@@ -449,6 +460,31 @@ def a_transitions_record_is_anothers(world: World) -> None:
     world.commit(record)
 
 
+@planted("history", says="rebuilds another record")
+def a_refresh_tells_something_else_than_the_ledger_has(world: World) -> None:
+    world.refresh(world.allocation("b", "allocated", reason="one"))
+    world.commit(world.allocation("b", "allocated", reason="another"), world.allocation("e", "pending"), tell=False)
+
+
+@planted("history", says="does not tell of a change")
+def a_refresh_is_not_told(world: World) -> None:
+    world.commit(world.allocation("b", "allocated", reason="another"), tell=False, to=world.position)
+
+
+@planted("history", says="begins with a step from")
+def an_allocation_begins_in_the_middle(world: World) -> None:
+    record = world.allocation("e", "allocated", devices=["GPU-5"])
+    world.tell(record, "pending")
+    world.commit(record, tell=False)
+
+
+@planted("partitions", says="in another partition")
+def a_transition_is_in_another_partition(world: World) -> None:
+    other = next(name for number in range(99) if partition_of(name := f"gpu-{number}", PARTITIONS) != PARTITION)
+    world.tell(world.allocation("e", "pending") | {"host": other}, None)
+    world.commit(world.allocation("e", "pending"))
+
+
 @planted("history")
 def history_holds_something_else(world: World) -> None:
     world.history.append(HOST, b"{")
@@ -461,12 +497,12 @@ def history_holds_something_else(world: World) -> None:
 @pytest.mark.parametrize("name", PLANTS)
 def test_the_planted_violation_is_found(name: str) -> None:
     """…by the check that it is meant for, and at a place that exists."""
-    by, plant = PLANTS[name]
+    by, says, plant = PLANTS[name]
     world = lived_in()
     assert world.violated() == set()
     plant(world)
     report = world.report()
-    found = [violation for violation in report.violations if violation.check == by]
+    found = [violation for violation in report.violations if violation.check == by and says in violation.what]
     assert found, f"{report}"
     for violation in found:
         assert violation.place.offset >= 0
@@ -474,7 +510,7 @@ def test_the_planted_violation_is_found(name: str) -> None:
 
 
 def test_every_check_has_a_planted_violation() -> None:
-    assert {by for by, _ in PLANTS.values()} == set(CHECKS)
+    assert {by for by, _, _ in PLANTS.values()} == set(CHECKS)
 
 
 @pytest.mark.parametrize("markers", [True, False], ids=["kafka", "embedded"])

@@ -146,6 +146,8 @@ class World:
             before = self.now.get(key, {}).get("state")
             if tell and before != record["state"]:
                 self.tell(record, before)
+            elif tell:
+                self.refresh(record)
             self.now[key] = dict(record)
             self.allocations.append(key, record)
         checkpoint = {
@@ -156,6 +158,9 @@ class World:
         }  # fmt: skip
         self.position = position
         self.allocations.append(f"@checkpoint/{self.writer}", checkpoint | fields)
+        dropped = [record for record in ordered if isinstance(record, str)]
+        end = {"type": "commit", "writer": self.writer, "checkpoint": checkpoint | fields, "dropped": dropped}
+        self.history.append(self.writer, end)
         if self.markers:
             for stream in (self.history, self.letters, self.allocations):
                 stream.marker()
@@ -169,6 +174,15 @@ class World:
             "from": before, "to": record["state"], "record": record,
         }  # fmt: skip
         self.history.append("/".join(named.values()), transition | fields)
+
+    def refresh(self, record: Mapping[str, Any]) -> None:
+        """What has changed of a record without a step."""
+        named = {name: record[name] for name in ("host", "worker", "incarnation")}
+        before = self.now["/".join(named.values())]
+        changed = {name: value for name, value in record.items() if before.get(name) != value}
+        if changed:
+            told = {"type": "refresh", "at": AT, **named, "writer": self.writer, "event": "x", "explanation": "x"}
+            self.history.append("/".join(named.values()), told | {"changed": changed})
 
     # --- what the checker says ---
 
@@ -312,6 +326,7 @@ class Player:
                     self._become(key, "failed", changed)
                 elif key not in changed:
                     changed[key] = record | {"queue_position": 7, "commit": self.world.commits + 1}
+                    self.world.refresh(changed[key])
             case "preparing":
                 if self.choose(2):
                     self._become(key, "allocated", changed)

@@ -1,0 +1,79 @@
+"""The ledger as history alone tells it: each allocation's record after each commit, rebuilt from steps and refreshes.
+
+A commit in history is what stands before its `commit` record: transitions with whole records, refreshes with the fields
+that changed, and in the `commit` record itself queue positions and what was deleted.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from outfitter_verify import wire
+from outfitter_verify.ledger import Ledger
+from outfitter_verify.logs import Log
+from outfitter_verify.report import Findings
+
+Name = tuple[str, str, int]
+"""Allocation, writer, commit."""
+
+
+class Retelling:
+    """What history rebuilds. Feed it every record in order; then `compare`."""
+
+    def __init__(self, log: Log, findings: Findings) -> None:
+        self._log = log
+        self._findings = findings
+        self._now: dict[str, dict[str, Any]] = {}
+        self._touched: defaultdict[str, set[str]] = defaultdict(set)
+        self._rebuilt: dict[Name, bytes] = {}
+        self._ends: dict[tuple[str, int], int] = {}
+
+    def step(self, told: wire.Allocation) -> None:
+        """A transition: the whole record after it."""
+        self._now[told.key] = dict(told.body)
+        self._touched[told.writer].add(told.key)
+
+    def refresh(self, body: Mapping[str, Any]) -> None:
+        """Fields that have changed without a step."""
+        key = f"{body.get('host')}/{body.get('worker')}/{body.get('incarnation')}"
+        changed = body.get("changed")
+        if not isinstance(changed, dict):
+            raise wire.DamagedError("a refresh without what changed")
+        if key in self._now:
+            self._now[key] |= changed
+            self._touched[str(body.get("writer"))].add(key)
+
+    def commit(self, offset: int, body: Mapping[str, Any]) -> None:
+        """The end of a commit."""
+        checkpoint = wire.checkpoint(body["checkpoint"])
+        writer, number = checkpoint.writer, checkpoint.commit
+        self._ends[writer, number] = offset
+        for key, position in (body.get("positions") or {}).items():
+            if key in self._now:
+                self._now[key] |= {"queue_position": position, "writer": writer, "commit": number}
+                self._touched[writer].add(key)
+        for key in self._touched.pop(writer, ()):
+            self._rebuilt[key, writer, number] = wire.digest(self._now[key])
+        for key in body.get("dropped") or ():
+            self._now.pop(key, None)
+
+    def compare(self, ledger: Ledger) -> None:
+        """The rebuilt records are the ledger's, at each commit of which both have everything."""
+        for name, digest in self._rebuilt.items():
+            change = ledger.changes.get(name)
+            if change is not None and change.digest != digest:
+                self._wrong(ledger, name, change.offset, "rebuilds another record than the ledger's")
+        if self._log.start > 0:
+            return
+        for name, change in ledger.changes.items():
+            if change.known and name not in self._rebuilt and name[1:] in self._ends:
+                self._wrong(ledger, name, change.offset, "does not tell of a change")
+
+    def _wrong(self, ledger: Ledger, name: Name, offset: int, what: str) -> None:
+        key, writer, number = name
+        self._findings.wrong(
+            "history", self._log.place(self._ends[writer, number]), f"history {what} of {key} in commit {number}",
+            ledger.log.place(offset),
+        )  # fmt: skip
