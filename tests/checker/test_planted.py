@@ -107,6 +107,13 @@ def a_record_answers_another_registration_than_before(world: World) -> None:
     world.commit(world.allocation("b", "allocated", source=source), world.allocation("e", "pending"))
 
 
+@planted("steps")
+def what_ended_before_it_registered_changes(world: World) -> None:
+    world.deregister("f")
+    world.commit(world.allocation("f", "ended"), world.allocation("e", "pending"))
+    world.commit(world.allocation("f", "ended", reason="another"))
+
+
 # --- tokens ---
 
 
@@ -289,6 +296,12 @@ def a_writer_is_in_another_partition(world: World) -> None:
     world.writer = f"partition/{(PARTITION + 1) % PARTITIONS}"
     world.commits = 0
     world.commit()
+
+
+@planted("partitions", says="it answers registration partition")
+def a_record_answers_a_registration_of_another_partition(world: World) -> None:
+    source = {"partition": PARTITION + 1, "offset": world.registrations.end - 1}
+    world.commit(world.allocation("e", "pending", source=source))
 
 
 # --- answers ---
