@@ -83,6 +83,7 @@ class Batch:
         self._history = history
         self._told: list[Entry] = []
         self._positions: dict[str, int] = {}
+        self._stepless: dict[str, None] = {}
 
     @property
     def empty(self) -> bool:
@@ -151,13 +152,14 @@ class Batch:
             if type(change) is PutAllocation:
                 self.hosts.add(change.record.host)
                 self._keep(key, change.record)
-            elif type(change) is PutHost:
-                self.announced[change.record.host] = None
-                self._keep(key, change.record)
-            elif type(change) is DropHost:
-                self.announced[change.host] = None
-                self._keep(key, None)
             elif key:
+                self._stepless[key] = None
+                if type(change) is PutHost:
+                    self.announced[change.record.host] = None
+                    self._keep(key, change.record)
+                    continue
+                if type(change) is DropHost:
+                    self.announced[change.host] = None
                 self._keep(key, None)
 
     def renumber(self, host: str, full: float) -> bool:
@@ -197,5 +199,7 @@ class Batch:
         ledger = ledger_batch(self.values, checkpoint)
         if not self._history:
             return batches(topics, [], self.letters, ledger)
-        end = commit_entries(checkpoint, ledger, self.values, self._positions, self.piece.entry if self.piece else None)
+        stepless = {key: self.values[key] for key in self._stepless}
+        piece = self.piece.entry if self.piece is not None else None
+        end = commit_entries(checkpoint, ledger[-1], stepless, self._positions, piece)
         return batches(topics, [*map(note_entry, self.notes), *self._told, *end], self.letters, ledger)

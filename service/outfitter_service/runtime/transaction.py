@@ -58,24 +58,24 @@ def ledger_batch(
 
 def commit_entries(
     checkpoint: Checkpoint,
-    ledger: Sequence[Entry],
-    values: Mapping[str, tuple[Allocation | Host | None, bytes | None]],
+    last: Entry,
+    stepless: Mapping[str, tuple[Allocation | Host | None, bytes | None]],
     positions: dict[str, int],
     piece: Entry | None,
 ) -> list[Entry]:
-    """What history says at the end of a commit, besides its steps: all else that makes up `ledger`, whose last entry is
-    the `checkpoint`'s. `piece` is one of a snapshot."""
+    """What history says at the end of a commit, besides its steps: what was put or deleted without one, in the form of
+    `ledger_batch`, and the checkpoint, as in the ledger's `last` entry. `piece` is one of a snapshot."""
     writer = checkpoint.writer
     told: list[Entry] = []
     dropped: list[str] = []
-    for key, (record, value) in values.items():
+    for key, (record, value) in stepless.items():
         if value is None:
             dropped.append(key)
         elif type(record) is Host:
             told.append(Entry(key.encode(), encode(Put(writer=writer, key=key, record=Raw(value)))))
     if piece is not None:
         told.append(piece)
-    end = Commit(writer=writer, checkpoint=Raw(ledger[-1].value or b""), positions=positions, dropped=dropped)
+    end = Commit(writer=writer, checkpoint=Raw(last.value or b""), positions=positions, dropped=dropped)
     return [*told, Entry(writer.encode(), encode(end))]
 
 
