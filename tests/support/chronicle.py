@@ -129,14 +129,14 @@ class Chronicle:
         """All memory is lost; the ledger is read again by a new run."""
         self._restore()
         self.snapshots = self._begin()
-        self.snapshots.adopt(self._last_checkpoint())
+        self.snapshots.adopt(self.last_checkpoint())
 
     def take_anew(self) -> None:
         """The same run takes the partition again, and goes on with its snapshot."""
         self.snapshots.take_back()
         self._restore()
         self.batch = self._new_batch()
-        self.snapshots.adopt(self._last_checkpoint())
+        self.snapshots.adopt(self.last_checkpoint())
 
     def switch(self, *, history: bool) -> None:
         """Another run, with history or without."""
@@ -167,9 +167,10 @@ class Chronicle:
             else:
                 self.topic[key] = entry.value
 
-    def _last_checkpoint(self) -> Checkpoint | None:
+    def last_checkpoint(self) -> Checkpoint:
         found = decode_ledger(self.topic[f"@checkpoint/{self.rules.writer}"])
-        return found if isinstance(found, Checkpoint) else None
+        assert isinstance(found, Checkpoint)
+        return found
 
     def _restore(self) -> None:
         self.ledger = Ledger()
@@ -204,8 +205,7 @@ class Chronicle:
     def check(self) -> None:
         """The end of history is the ledger, from where the checkpoint says that a snapshot was begun, and from the
         beginning."""
-        checkpoint = self._last_checkpoint()
-        assert checkpoint is not None
+        checkpoint = self.last_checkpoint()
         if checkpoint.snapshot is UNSET:
             return
         for start in (0, self.starts[checkpoint.snapshot]):

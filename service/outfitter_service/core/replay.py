@@ -123,21 +123,19 @@ class Replay:
             line = _decode_line(value)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
-        if type(line) is _Transition:
-            stamp = _decode_stamp(line.record)
-            progress = self._progress(stamp.writer)
-            if progress.commit is not None and stamp.commit > progress.commit + 1:
-                self._lose(stamp.writer, progress)
-                progress.pending.clear()
-        else:
-            progress = self._progress(line.writer)
+        stamp = _decode_stamp(line.record) if type(line) is _Transition else None
+        writer = stamp.writer if stamp is not None else line.writer
+        progress = self._progress(writer)
         if progress.over:
             return
+        if stamp is not None and progress.commit is not None and stamp.commit > progress.commit + 1:
+            self._lose(writer, progress)
+            progress.pending.clear()
         if type(line) is _Commit:
             self._commit(line, progress)
             return
         # what comes before a first piece is in a piece
-        if progress.begun is not None or (type(line) is _Snapshot and line.part == 0):
+        if progress.begun is not None or progress.pending or (type(line) is _Snapshot and line.part == 0):
             progress.pending.append(line)
 
     def _progress(self, writer: str) -> Progress:

@@ -1,0 +1,157 @@
+"""A manager's snapshots on a bus: complete without anybody's doing, never in the way of a commit."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from outfitter_proto.bus import Entry, TooLargeError, Writer
+from outfitter_service.cli import rebuilding
+from outfitter_service.config import Connection
+from outfitter_service.runtime.snapshots import Pace
+from outfitter_service.runtime.station import Limits
+from support.faulty_bus import FaultyBus, no_faults
+from support.house import CLUSTER, HOST, TOPICS, WITHIN_S, House, another, deregister, register, serving, static
+
+WORKERS = 30
+SMALL = Pace(piece_bytes=1)
+"""A record in each piece."""
+
+
+class NarrowBus(FaultyBus):
+    """An embedded bus whose history takes no record of more than `most` bytes; `refused` counts those."""
+
+    most = 1 << 30
+    refused = 0
+
+    async def open_writer(self, identity: str, partition: int) -> Writer:
+        return _NarrowWriter(self, await super().open_writer(identity, partition))
+
+
+class _NarrowWriter(Writer):
+    def __init__(self, bus: NarrowBus, inner: Writer) -> None:
+        self._bus = bus
+        self._inner = inner
+        self.partition = inner.partition
+
+    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        for topic, entries in batches:
+            if topic == TOPICS.history and any(len(entry.value or b"") > self._bus.most for entry in entries):
+                self._bus.refused += 1
+                raise TooLargeError(f"a record of more than {self._bus.most} bytes")
+        await self._inner.commit(batches)
+
+    @property
+    def tainted(self) -> bool:
+        return self._inner.tainted
+
+    @property
+    def max_batch_bytes(self) -> int:
+        return self._inner.max_batch_bytes
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+@pytest.fixture
+async def bus(tmp_path: Path) -> AsyncIterator[NarrowBus]:
+    async with NarrowBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus:
+        yield bus
+
+
+def manager(bus: NarrowBus, folder: Path, pace: Pace | None) -> AbstractAsyncContextManager[House]:
+    """Another run of the host's manager."""
+    limits = Limits(lease_grace_s=0.1, history=pace)
+    return serving(bus, static(WORKERS), folder, limits=limits, identity=another(instance=str(pace)))
+
+
+async def fill(house: House) -> None:
+    for number in range(WORKERS + 5):
+        await house.say(register(f"w{number}", gpu=1, lease_s=None))
+    await house.state(f"w{WORKERS + 4}", "pending")
+
+
+async def marked(house: House) -> None:
+    """Wait until the checkpoint names a whole snapshot."""
+    with anyio.fail_after(WITHIN_S):
+        while "snapshot" not in (await house.records())[f"@checkpoint/host/{HOST}"]:  # noqa: ASYNC110 - it tells nobody
+            await anyio.sleep(0.005)
+
+
+async def compared(bus: NarrowBus) -> rebuilding.Comparison:
+    where = Connection(bus=bus.url, host=HOST, cluster=CLUSTER)
+    return rebuilding.compare(await rebuilding.rebuild(bus, where, None, None), None)
+
+
+def pieces(history: list[dict[str, Any]]) -> list[int]:
+    return [len(line["records"]) for line in history if line["type"] == "snapshot"]
+
+
+async def test_a_snapshot_of_a_large_state_is_completed_although_nothing_else_happens(
+    bus: NarrowBus, tmp_path: Path
+) -> None:
+    async with manager(bus, tmp_path, None) as house:
+        await fill(house)
+    assert pieces(await house.history()) == []
+    async with manager(bus, tmp_path, SMALL) as house:
+        await marked(house)
+        told = pieces(await house.history())
+        assert len(told) > WORKERS
+        assert max(told) == 1
+        assert (await compared(bus)).differences == []
+
+
+async def test_a_snapshot_cut_off_by_a_crash_is_made_anew_by_the_next_manager(bus: NarrowBus, tmp_path: Path) -> None:
+    async with manager(bus, tmp_path, None) as house:
+        await fill(house)
+
+    async def crash(point: str) -> None:
+        if point == "commit:after" and len(pieces(await house.history())) > WORKERS // 2:
+            over.set()
+            await anyio.sleep_forever()
+
+    over = anyio.Event()
+    async with manager(bus, tmp_path, SMALL) as house:
+        bus.script = crash
+        with anyio.fail_after(WITHIN_S):
+            await over.wait()
+    bus.script = no_faults
+    async with manager(bus, tmp_path, Pace(piece_bytes=1000)) as house:
+        await house.say(deregister("w0"), register("new", gpu=1, lease_s=None))
+        await house.state("new", "pending")
+        await marked(house)
+        told = await compared(bus)
+        assert (told.differences, told.unknown, told.writers) == ([], [], 1)
+
+
+async def test_a_piece_that_the_bus_refuses_for_its_size_is_made_smaller_and_holds_up_nobody(
+    bus: NarrowBus, tmp_path: Path
+) -> None:
+    async with manager(bus, tmp_path, None) as house:
+        await fill(house)
+    bus.most = 10_000
+    async with manager(bus, tmp_path, Pace()) as house:
+        await house.say(deregister("w0"))
+        await house.state(f"w{WORKERS}", "allocated")
+        await marked(house)
+        assert bus.refused > 0
+        assert 1 < len(pieces(await house.history())) < WORKERS
+        assert (await compared(bus)).differences == []
+
+
+async def test_a_record_that_history_takes_in_no_snapshot_costs_the_snapshot_only(
+    bus: NarrowBus, tmp_path: Path
+) -> None:
+    async with manager(bus, tmp_path, None) as house:
+        await house.say(register("large", gpu=1, lease_s=None, labels={"x": "x" * 9_000}))
+        await house.state("large", "allocated")
+    bus.most = 9_500
+    async with manager(bus, tmp_path, Pace(piece_bytes=100)) as house:
+        await house.say(register("next", gpu=1, lease_s=None))
+        await house.state("next", "allocated")
+        assert bus.refused > 0
