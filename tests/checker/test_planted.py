@@ -8,7 +8,7 @@ import pytest
 
 from outfitter_verify import CHECKS, check
 from outfitter_verify.wire import partition_of
-from support.streams import HOST, PARTITION, PARTITIONS, World, lived_in
+from support.streams import HOST, PARTITION, PARTITIONS, TOPIC_ID, World, lived_in
 
 Plant = Callable[[World], None]
 PLANTS: dict[str, tuple[str, str, Plant]] = {}
@@ -123,6 +123,14 @@ def a_token_is_given_twice(world: World) -> None:
     world.commit(world.allocation("e", "allocated", devices=["GPU-5"]))
 
 
+@planted("tokens", says="was given before")
+def a_token_is_lower_than_the_last_one(world: World) -> None:
+    world.token += 5
+    world.commit()
+    record = world.allocation("e", "allocated", devices=["GPU-5"])
+    world.commit(record | {"token": record["token"] - 3})
+
+
 @planted("tokens")
 def two_grants_of_one_commit_have_one_token(world: World) -> None:
     world.register("f")
@@ -224,7 +232,7 @@ def a_new_manager_begins_behind_where_the_last_one_stopped(world: World) -> None
     world.commit()
 
 
-@planted("positions")
+@planted("positions", says="counts from below it")
 def another_input_counts_from_below_the_last_one(world: World) -> None:
     world.commit(input={"topic_id": "B" * 22, "partition": PARTITION, "from": 0, "to": 0})
 
@@ -289,6 +297,11 @@ def a_hosts_record_is_in_another_partition(world: World) -> None:
     other = next(name for number in range(99) if partition_of(name := f"gpu-{number}", PARTITIONS) != PARTITION)
     world.allocations.append(f"@host/{other}", {"type": "host", "host": other})
     world.commit(world.allocation("e", "pending"))
+
+
+@planted("partitions", says="input partition")
+def a_commit_tells_of_another_partitions_input(world: World) -> None:
+    world.commit(input={"topic_id": TOPIC_ID, "partition": PARTITION + 1, "from": world.position, "to": world.position})
 
 
 @planted("partitions")

@@ -37,7 +37,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from support.broker import Broker, _free_port
+from support.broker import Broker, free_port
 
 LISTENERS = {
     "plain": "PLAINTEXT", "tls": "SSL", "mutual": "SSL", "othername": "SSL",
@@ -59,7 +59,7 @@ class SecureBroker(Broker):
         self.stranger = trustme.CA(key_type=trustme.KeyType.RSA)
         self._signer = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         self._files = folder
-        self._ports = {name: _free_port() for name in LISTENERS}
+        self._ports = {name: free_port() for name in LISTENERS}
         self.passwords = {"admin": secrets.token_urlsafe(18)}
         self.ca = self._write("ca.pem", self.authority.cert_pem.bytes())
         self.other_ca = self._write("other-ca.pem", self.stranger.cert_pem.bytes())
@@ -193,7 +193,7 @@ class SecureBroker(Broker):
         return {"kty": "RSA", "kid": "test", "use": "sig", "alg": "RS256", "n": n, "e": e}
 
     def _broker_settings(self) -> dict[str, str]:
-        controller = _free_port()
+        controller = free_port()
         where = {name.upper(): f"127.0.0.1:{port}" for name, port in self._ports.items()}
         protocols = {name.upper(): protocol for name, protocol in LISTENERS.items()} | {"CONTROLLER": "SASL_PLAINTEXT"}
         password = self.passwords["admin"]
