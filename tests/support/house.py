@@ -28,6 +28,7 @@ from outfitter_service.runtime import loading
 from outfitter_service.runtime.drivers import DriverPool
 from outfitter_service.runtime.identity import Identity, host_identity
 from outfitter_service.runtime.processor import Limits, Processor
+from outfitter_service.runtime.remit import Remit
 
 HOST = "h"
 CLUSTER = "outfitter"
@@ -166,6 +167,7 @@ async def serving(
     folder: Path,
     *,
     identity: Identity | None = None,
+    remit: Remit | None = None,
     limits: Limits | None = None,
     ready: bool = True,
     **rules: Any,
@@ -188,6 +190,7 @@ async def serving(
         limits=limits or Limits(lease_grace_s=0.1),
         metrics=metrics,
         drivers=pool,
+        remit=remit,
     )
     house = House(bus, processor, metrics)
 
@@ -201,7 +204,7 @@ async def serving(
 
     async with anyio.create_task_group() as tasks:
         started = anyio.Event()
-        tasks.start_soon(lambda: pool.run(processor.emit, started=started, host=HOST))
+        tasks.start_soon(lambda: pool.run(processor.emit, started=started, host=identity.host))
         await started.wait()
         tasks.start_soon(live)
         try:

@@ -1,0 +1,71 @@
+"""Managers that must not work beside each other in cluster scope: of another scope, or under one replica's name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from outfitter_service.runtime.identity import of_partition, replica_identity
+from outfitter_service.runtime.processor import ForeignManagerError
+from outfitter_service.runtime.remit import PartitionRemit
+from support.faulty_bus import FaultyBus
+from support.fleet import Fleet, hosts
+from support.house import CLUSTER, serving, static
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
+    async with Fleet(tmp_path, f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL", "outfitter") as fleet:
+        yield fleet
+
+
+async def test_two_processes_under_one_replicas_name_are_one_too_many(fleet: Fleet, tmp_path: Path) -> None:
+    first = fleet.start("one")
+    other = Fleet(tmp_path / "other", fleet.url, fleet.cluster)
+    second = other.start("one")
+    fleet.managers.append(second)
+    assert await anyio.to_thread.run_sync(first.wait) == 1
+    assert "replica" in first.log_tail().splitlines()[-1]
+    await fleet.register(hosts(4), ["a"])
+    await fleet.answered()
+
+
+async def test_of_managers_of_both_scopes_that_start_at_one_moment_at_least_one_gives_up(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL"
+    identity = of_partition(replica_identity(CLUSTER), 0)
+    committing: list[str] = []
+    both = anyio.Event()
+
+    def at_once(name: str) -> FaultyBus:
+        async def script(point: str) -> None:
+            if point == "commit:before" and not both.is_set():
+                committing.append(name)
+                if len(committing) == 2:
+                    both.set()
+                await both.wait()
+
+        return FaultyBus(url, script)
+
+    async with at_once("host") as one, at_once("cluster") as two:
+        of_host = serving(one, static(1), tmp_path, ready=False)
+        of_cluster = serving(
+            two, static(1), tmp_path, ready=False, identity=identity, remit=PartitionRemit(0, 1, identity.writer)
+        )
+        async with of_host as first, of_cluster as second:
+            with anyio.fail_after(20):
+                while not (first.ended.is_set() or second.ended.is_set()):  # noqa: ASYNC110 - either of two
+                    await anyio.sleep(0.01)
+            failures = [house.failure for house in (first, second) if house.failure is not None]
+            assert failures
+            assert all(isinstance(_only(failure), ForeignManagerError) for failure in failures)
+
+
+def _only(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        [error] = error.exceptions
+    return error
