@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check bench kafka constraints clean
+.PHONY: demo test check bench simulate kafka constraints clean
 
 demo: $(READY)
 	$(BIN)/outfitter demo
@@ -20,6 +20,9 @@ check: $(READY)
 
 bench: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m bench --out bench-results.json
+
+simulate: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(SIMULATE_ARGS)
 
 kafka:
 	$(PYTHON) deploy/kafka/local_kafka.py broker

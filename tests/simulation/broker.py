@@ -29,7 +29,7 @@ CONCURRENT_TRANSACTIONS = 51
 FENCED = frozenset({INVALID_PRODUCER_EPOCH, INVALID_PRODUCER_ID})
 
 EMPTY, ONGOING, PREPARE, COMPLETE = "empty", "ongoing", "prepare", "complete"
-LONG_POLL_S = 0.5
+LONG_POLL_S = 1.5
 
 
 class RefusedError(Exception):
@@ -96,12 +96,6 @@ class Broker:
         }
         self.transactions: dict[str, Transaction] = {}
         self.timed_out = 0
-        self.begun = 0
-
-    @property
-    def busy(self) -> bool:
-        """Whether a transaction is open, or decided and not marked everywhere."""
-        return any(transaction.state in (ONGOING, PREPARE) for transaction in self.transactions.values())
 
     async def run(self) -> None:
         """What a broker does by itself."""
@@ -179,7 +173,6 @@ class Broker:
         if transaction.state != ONGOING:
             transaction.state = ONGOING
             transaction.begun = self._loop.time()
-            self.begun += 1
             transaction.logs = {}
         transaction.logs.update(dict.fromkeys(logs))
 

@@ -45,6 +45,7 @@ class ModelBus(Bus):
     """One process's bus."""
 
     url = "model://broker"
+    writer: type[ModelWriter]
 
     def __init__(self, broker: Broker, link: Link, *, transaction_timeout_s: float = 5.0) -> None:
         self._broker = broker
@@ -82,7 +83,7 @@ class ModelBus(Bus):
         return ModelReader(self, log, start, committed=committed)
 
     async def open_writer(self, identity: str, partition: int) -> Writer:
-        writer = ModelWriter(self, identity, partition)
+        writer = self.writer(self, identity, partition)
         await writer.take()
         return writer
 
@@ -217,7 +218,7 @@ class ModelWriter(Writer):
         groups = [(self._bus.log(topic, self.partition), entries) for topic, entries in batches if entries]
         if not groups:
             return
-        size = sum(len(key or b"") + len(value or b"") for key, value in groups[-1][1])
+        size = sum(len(entry.key or b"") + len(entry.value or b"") for entry in groups[-1][1])
         if size > MAX_BATCH_BYTES:
             raise TooLargeError(f"{size} bytes are more than {MAX_BATCH_BYTES}")
         finished = False
@@ -309,3 +310,6 @@ class ModelWriter(Writer):
                 await self._end_transaction(commit=commit)
             except (RefusedError, BusUnavailableError):
                 return  # nobody waits for it any more
+
+
+ModelBus.writer = ModelWriter

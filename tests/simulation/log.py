@@ -76,8 +76,8 @@ class Log:
     def append(self, entries: Sequence[Entry], now: float, part: Part | None = None) -> int:
         """Write records; the offset of the first."""
         first = self.end
-        for key, value in entries:
-            self._add(Record(self.end, key, value, int(now * 1000), part))
+        for entry in entries:
+            self._add(Record(self.end, entry.key, entry.value, int(now * 1000), part))
         self._tell()
         return first
 

@@ -110,11 +110,9 @@ class Loop(asyncio.BaseEventLoop):
         """SIGKILL: nothing of it ever runs again, no `finally` either."""
         process.dead = True
 
-    def bury(self, process: Process) -> None:
-        """Let what a killed process left behind end, once nobody looks any more, so that Python has nothing to say."""
+    def raise_up(self, process: Process) -> None:
+        """Let a killed process go on, once nobody looks any more, so that its tasks can be ended in an orderly way."""
         process.dead = process.stopped = False
-        for task in process.tasks:
-            task.cancel()
         self._list(process)
 
     # --- what asyncio asks of a loop ---

@@ -5,7 +5,6 @@ This is the only module that knows how a manager is put together; everything els
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import anyio
@@ -26,8 +25,6 @@ from simulation.owners import BOOT, Owners
 
 CLUSTER = "outfitter"
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
-
-MakeBus = Callable[[Link], Bus]
 
 
 class MachineClock(Clock):

@@ -33,7 +33,9 @@ class Weather(NamedTuple):
     answer_lost: float = 0.0
     late: float = 0.0
     refused: float = 0.0
-    """The broker answers with an error of its own although it may have done what was asked."""
+    """The broker answers with an error of its own, be it that it did what was asked or not."""
+    requests: tuple[str, ...] = ()
+    """The requests that are meant (empty: all)."""
 
 
 CALM = Weather()
@@ -79,21 +81,23 @@ class Link:
             raise BusUnavailableError("the simulation is over")
         mine: asyncio.Future[Any] = loop.create_future()
         world = loop.within(loop.world)
-        fate = dice()
+        fate = dice() if not weather.requests or what in weather.requests else 1.0
         there = weather.latency_s * (0.2 + dice() ** 3 * 5)
-        lost = late = hushed = False
+        lost = late = hushed = refused = False
         if fate < weather.request_lost:
             lost = True
         elif fate < weather.request_lost + weather.answer_lost:
             hushed = True
         elif fate < weather.request_lost + weather.answer_lost + weather.late:
             late, there = True, RESET_S + dice() * LATEST_S
+        elif fate < 1.0:
+            refused = dice() < weather.refused
 
         def arrive() -> None:
             if network.down or (self.cut and not late):
                 return
             try:
-                result = answer()
+                result = answer() if not refused or dice() < 0.5 else RefusedError(REQUEST_TIMED_OUT)
             except Exception as error:  # noqa: BLE001 - the broker's answer, whatever it is
                 result = error
             if late or hushed:
@@ -101,6 +105,8 @@ class Link:
                     process.name, f"{what} arrived late" if late else f"{what} done, answer lost"
                 )
             network.watch(process, what, "done")
+            if refused:
+                result = RefusedError(REQUEST_TIMED_OUT)
             if late or hushed:
                 return
             if isinstance(result, asyncio.Future):
@@ -135,8 +141,6 @@ class Link:
             network.lost += 1
             network.late += late
             raise result
-        if dice() < weather.refused and not isinstance(result, Exception):
-            raise RefusedError(REQUEST_TIMED_OUT)
         if isinstance(result, Exception):
             raise result
         return result

@@ -29,7 +29,7 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
         ledger = world.broker.logs[TOPICS.allocations, site.partition]
         wrong += _lent_too_early(world, ledger, site.host)
         wrong += _at_rest(world, site.host, report)
-        wrong += _lives_as_written(world, ledger, site.host)
+    wrong += at_odds(world)
     wrong += [f"PROMISE 2: {key} was not served although nothing stood in its way" for key in world.stalled]
     wrong += [
         f"{manager.process.name} ended: {manager.ended!r}"
@@ -110,8 +110,15 @@ def _at_rest(world: World, host: str, report: Report) -> list[str]:
     return wrong
 
 
+def at_odds(world: World) -> list[str]:
+    """Where a serving manager has something else in mind than what the ledger says (as it may, during a commit)."""
+    wrong: list[str] = []
+    for site in world.sites:
+        wrong += _lives_as_written(world, world.broker.logs[TOPICS.allocations, site.partition], site.host)
+    return wrong
+
+
 def _lives_as_written(world: World, ledger: model.Log, host: str) -> list[str]:
-    """What the serving manager has in mind is what the ledger says."""
     written: dict[str, Allocation] = {}
     checkpoint: Checkpoint | None = None
     for record, _ in ledger.committed():

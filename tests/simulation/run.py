@@ -11,8 +11,12 @@ import structlog
 from msgspec import Struct
 
 from simulation import promises
+from simulation.client import ModelBus
 from simulation.loop import START_S, Loop, current, running
-from simulation.world import World, Wrap
+from simulation.world import MakeBus, World
+
+MOMENTS = 30
+"""How often it is looked whether managers have in mind what is committed."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -28,11 +32,15 @@ class Outcome(Struct, frozen=True, kw_only=True):
     log: list[str] = []
 
 
-def run(seed: int, *, wrap: Wrap | None = None, traced: bool = False) -> Outcome:
-    """Run one seed. `wrap` puts something around each manager's bus; `traced` has all written down."""
+def run(seed: int, *, make_bus: MakeBus = ModelBus, traced: bool = False) -> Outcome:
+    """Run one seed. `make_bus` makes each manager's bus; `traced` has all written down."""
     with _told(traced) as lines, running(seed) as loop:
-        world = World(loop, seed, wrap=wrap, log=lines if traced else None)
+        world = World(loop, seed, make_bus=make_bus, log=lines if traced else None)
         loop.run_until_complete(loop.spawn(loop.world, world.main))
+        for _ in range(MOMENTS):  # not in the middle of a commit
+            if not promises.at_odds(world):
+                break
+            loop.run_until_complete(loop.spawn(loop.world, lambda: asyncio.sleep(0.13)))
         steps, digest, seconds = loop.steps, loop.digest, loop.time() - START_S
         violations, counts = promises.check(world)
         loop.run_until_complete(loop.spawn(loop.world, lambda: _end(world)))
@@ -44,16 +52,15 @@ def run(seed: int, *, wrap: Wrap | None = None, traced: bool = False) -> Outcome
 
 async def _end(world: World) -> None:
     """End every task there is: nobody looks any more, and Python has nothing to complain about."""
-    world.bury()
+    world.close()
     me = asyncio.current_task()
     for _ in range(100):
+        await asyncio.sleep(1.0)  # a task that has not begun must not be cancelled: its coroutine would complain
         left = [task for process in world.processes for task in process.tasks if not task.done() and task is not me]
         if not left:
             return
         for task in left:
-            if task in world.loop.world.tasks:
-                task.cancel()
-        await asyncio.sleep(1.0)
+            task.cancel()
     raise RuntimeError(f"these tasks do not end: {left}")
 
 

@@ -65,7 +65,7 @@ def plan(dice: random.Random, devices: int, *, last: bool) -> Plan:
         wait_s=dice.choice((None, None, 5.0)),
         priority=dice.choice((0, 0, 0, 1)),
         patience_s=dice.uniform(5.0, 40.0),
-        use_s=dice.choice((0.2, 2.0, 8.0, 20.0)) * dice.random(),
+        use_s=dice.choice((0.2, 4.0, 15.0, 40.0)) * dice.random(),
         crashes=dice.random() < 0.3,
     )
 
@@ -201,6 +201,7 @@ class Worker:
 
     async def _next(self, reader: Reader, key: bytes, timeout: float) -> dict[str, Any] | None:
         """The newest of the records that have come, if one of them is this incarnation's."""
+        await anyio.sleep(max(0.0, min(timeout, 0.1 + 0.3 * self._dice.random())))
         try:
             messages = await reader.fetch(timeout=max(0.001, timeout))
         except OffsetOutOfRangeError as error:

@@ -14,7 +14,6 @@ from typing import Any
 import anyio
 from msgspec import Struct
 
-from outfitter_proto.bus import Bus
 from outfitter_proto.names import Topics, topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.metrics import Metrics
@@ -32,11 +31,15 @@ TOPICS: Topics = topics(CLUSTER)
 COMPACTED = {TOPICS.registrations: False, TOPICS.allocations: True, TOPICS.history: False, TOPICS.dead_letters: False}
 POINTS = ("EndTxn", "EndTxn", "Produce", "AddPartitionsToTxn", "InitProducerId", "ListOffsets", "Fetch", "Metadata")
 STAGES = ("sent", "done", "answered")
+STORMS: tuple[tuple[str, ...], ...] = (
+    (), (), ("EndTxn",), ("EndTxn", "AddPartitionsToTxn"), ("Produce",), ("InitProducerId", "EndTxn"), ("Fetch",),
+)  # fmt: skip
+"""The requests to which something happens: to all of them seldom, or to some of them often."""
 REST_S = 240.0
 """How long the world may take, once all faults are over, until every worker was served and has left."""
 LONGEST_LEASE_S = 15.0
 
-Wrap = Callable[[Bus], Bus]
+MakeBus = Callable[..., ModelBus]
 
 
 class Setting(Struct, kw_only=True, frozen=True):
@@ -55,7 +58,8 @@ class Setting(Struct, kw_only=True, frozen=True):
 def setting(seed: int) -> Setting:
     """The setting of a seed."""
     dice = random.Random(f"{seed}/setting")
-    bad = dice.choice((0.0, 0.0, 0.01, 0.04))
+    requests = dice.choice(STORMS)
+    bad = dice.choice((0.0, 0.01, 0.03, 0.06)) * (5 if requests else 1)
     return Setting(
         partitions=dice.choice((1, 1, 2)),
         hosts=dice.choice((1, 1, 2, 3)),
@@ -68,6 +72,7 @@ def setting(seed: int) -> Setting:
             answer_lost=bad * dice.random(),
             late=bad * dice.random(),
             refused=bad * dice.random() * 0.5,
+            requests=requests,
         ),
         habits=Habits(
             marker_s=dice.choice((0.002, 0.05, 0.5)),
@@ -81,7 +86,7 @@ def setting(seed: int) -> Setting:
 class World:
     """See the module. `log`, if there is one, collects what happened, for people."""
 
-    def __init__(self, loop: Loop, seed: int, *, wrap: Wrap | None = None, log: list[str] | None = None) -> None:
+    def __init__(self, loop: Loop, seed: int, *, make_bus: MakeBus = ModelBus, log: list[str] | None = None) -> None:
         self.loop = loop
         self.seed = seed
         self.setting = setting(seed)
@@ -97,7 +102,7 @@ class World:
         self.stalled: list[str] = []
         self.faults = 0
         self.over = False
-        self._wrap = wrap or (lambda bus: bus)
+        self._make_bus = make_bus
         self._trap: tuple[str, str, int, Callable[[Process], None]] | None = None
         self.sites = [self._site(number) for number in range(self.setting.hosts)]
         self._started = 0
@@ -153,7 +158,7 @@ class World:
         self._started += 1
         process = Process(f"m{self._started}@{site.host}")
         link = Link(self.network, process)
-        bus = self._wrap(ModelBus(self.broker, link, transaction_timeout_s=self.setting.transaction_timeout_s))
+        bus = self._make_bus(self.broker, link, transaction_timeout_s=self.setting.transaction_timeout_s)
         site.skew_s += self.dice.uniform(-1.0, 1.0)
         manager = Manager(self.loop, link, bus, TOPICS, site, f"{self._started:04}-{process.name}")
         self.managers.append(manager)
@@ -329,20 +334,12 @@ class World:
         for site in self.sites:
             self._ensure(site)
         await anyio.sleep(5.0)
-        await self._pause_between_commits()
 
-    async def _pause_between_commits(self) -> None:
-        """Wait for a moment at which what is committed and what managers know of it are the same."""
-        begun = -1
-        while begun != self.broker.begun or self.broker.busy:
-            begun = self.broker.begun
-            await anyio.sleep(0.1)
-
-    def bury(self) -> None:
-        """End every process, for Python's sake."""
+    def close(self) -> None:
+        """Nobody looks any more: every process may go on, without a bus."""
         for manager in self.managers:
             manager.link.closed = True
-            self.loop.bury(manager.process)
+            self.loop.raise_up(manager.process)
         for worker in self.workers:
             worker.bus.link.closed = True
-            self.loop.bury(worker.process)
+            self.loop.raise_up(worker.process)

@@ -1,0 +1,379 @@
+"""Bugs that are planted on purpose, each a mistake that a manager or its bus adapter could well contain.
+
+A simulator that does not find them finds nothing. Each says within how many seeds it must be found; what was measured
+stands in the README. Most sit in the bus, where they are independent of how the runtime is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+from msgspec import Struct, structs
+
+from outfitter_proto.bus import CommitUnknownError, Entry, FencedError, Message, Reader
+from outfitter_service.core import decide
+from outfitter_service.core import model as m
+from outfitter_service.core.leases import Leases
+from outfitter_service.core.ledger import Ledger
+from outfitter_service.runtime.agenda import Agenda
+from outfitter_service.runtime.attendance import Attendance
+from outfitter_service.runtime.cycle import Cycle, Work
+from outfitter_service.runtime.intake import Intake
+from outfitter_service.runtime.processor import Processor
+from simulation.broker import FENCED, Producer, RefusedError
+from simulation.client import ModelBus, ModelReader, ModelWriter
+from simulation.log import Log
+from simulation.run import Outcome, run
+
+CHECKPOINT = b"@checkpoint/"
+
+
+class Bug(Struct, frozen=True, kw_only=True):
+    """A planted bug: its name, what it does, how many seeds it may take to be found, and where it sits."""
+
+    name: str
+    what: str
+    within: int
+    bus: type[ModelBus] = ModelBus
+    patches: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+class Hunt(Struct, frozen=True, kw_only=True):
+    """What came of looking for a bug: after how many seeds it was found (None: it was not), and by what."""
+
+    bug: str
+    seeds: int | None
+    steps: int
+    outcome: Outcome | None = None
+
+
+def hunt(bug: Bug, *, first: int = 0) -> Hunt:
+    """Run seeds, from `first` on, until one of them finds `bug`, or as many as it may take."""
+    steps = 0
+    with bug.patches():
+        for number in range(bug.within):
+            outcome = run(first + number, make_bus=bug.bus)
+            steps += outcome.steps
+            if outcome.violations:
+                return Hunt(bug=bug.name, seeds=number + 1, steps=steps, outcome=outcome)
+    return Hunt(bug=bug.name, seeds=None, steps=steps)
+
+
+# --- in the writer -----------------------------------------------------------------------------------------
+
+
+class _LateFence(ModelWriter):
+    async def take(self) -> None:
+        """Later."""
+
+    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        if self._producer is None:
+            await super().take()
+        await super().commit(batches)
+
+
+class _Forgetful(ModelWriter):
+    async def _produce(self, producer: Producer, log: Log, entries: Sequence[Entry]) -> None:
+        try:
+            await super()._produce(producer, log, entries)
+        except RefusedError as error:
+            if error.code in FENCED:
+                raise
+
+
+class _Stubborn(ModelWriter):
+    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        try:
+            await super().commit(batches)
+        except CommitUnknownError:
+            await self._again(batches)
+
+    async def _again(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        self._spent = self._begun = self._ending = False
+        self._sequences.clear()
+        await self.take()
+        await super().commit(batches)
+
+
+class _Zombie(ModelWriter):
+    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        try:
+            await super().commit(batches)
+        except FencedError:
+            self._spent = self._begun = self._ending = False
+            self._sequences.clear()
+            await self.take()
+            await super().commit(batches)
+
+
+class _Untainted(ModelWriter):
+    @property
+    def tainted(self) -> bool:
+        return self._spent
+
+
+class _TwoSteps(ModelWriter):
+    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        *before, (topic, entries) = batches
+        await super().commit([*before, (topic, entries[:-1])])
+        await super().commit([(topic, entries[-1:])])
+
+
+class _TakesFirst(ModelWriter):
+    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        *before, (topic, entries) = batches
+        await super().commit([*before, (topic, [*reversed(entries[:-1]), entries[-1]])])
+
+
+class _GroupWriter(ModelWriter):
+    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        await super().commit(batches)
+        checkpoint = batches[-1][1][-1]
+        position = msgspec.json.decode(checkpoint.value or b"")["input"]["to"]
+        await self._bus._ask("OffsetCommit", lambda: _groups(self._bus).update({checkpoint.key: position}))
+
+
+def _writing(kind: type[ModelWriter]) -> type[ModelBus]:
+    class Buggy(ModelBus):
+        writer = kind
+
+    return Buggy
+
+
+# --- in the bus --------------------------------------------------------------------------------------------
+
+
+def _groups(bus: ModelBus) -> dict[bytes | None, int]:
+    found: dict[bytes | None, int] = bus._broker.__dict__.setdefault("groups", {})
+    return found
+
+
+class _Rewriting(ModelReader):
+    """Reads checkpoints with something of them replaced."""
+
+    change: Callable[[bytes | None, dict[str, Any]], None]
+
+    async def fetch(self, *, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:
+        found = await super().fetch(max_records=max_records, timeout=timeout)
+        return [self._changed(message) for message in found]
+
+    def _changed(self, message: Message) -> Message:
+        if message.value is None or not (message.key or b"").startswith(CHECKPOINT):
+            return message
+        body = msgspec.json.decode(message.value)
+        self.change(message.key, body)
+        return structs.replace(message, value=msgspec.json.encode(body))
+
+
+class _GroupBus(ModelBus):
+    writer = _GroupWriter
+
+    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
+        reader = await super().open_reader(topic, partition, start=start, committed=committed)
+        assert isinstance(reader, ModelReader)
+        rewriting = _Rewriting(self, reader._log, reader.position, committed=committed)
+
+        def change(key: bytes | None, body: dict[str, Any]) -> None:
+            body["input"]["to"] = _groups(self).get(key, body["input"]["to"])
+
+        rewriting.change = change
+        return rewriting
+
+
+class _Tokenless(ModelBus):
+    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
+        reader = await super().open_reader(topic, partition, start=start, committed=committed)
+        assert isinstance(reader, ModelReader)
+        rewriting = _Rewriting(self, reader._log, reader.position, committed=committed)
+        rewriting.change = lambda _, body: body.update(token=0)
+        return rewriting
+
+
+class _Deaf(ModelBus):
+    async def offsets(self, topic: str, partition: int) -> tuple[int, int]:
+        start, _ = await super().offsets(topic, partition)
+        return start, 0
+
+
+class _Uncommitted(ModelBus):
+    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
+        return await super().open_reader(topic, partition, start=start, committed=False)
+
+    async def stable_end(self, topic: str, partition: int) -> int:
+        return (await self.offsets(topic, partition))[1]
+
+
+class _Hasty(ModelBus):
+    async def stable_end(self, topic: str, partition: int) -> int:
+        log = self.log(topic, partition)
+        _, end = await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=True))
+        found: int = end
+        return found
+
+
+# --- in the runtime ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _acting_early() -> Iterator[None]:
+    commit = Cycle._commit
+
+    async def act_and_commit(self: Cycle, work: Work, checkpoint: Any) -> None:
+        for command in work.batch.commands:
+            record, _ = work.batch.values.get(command.allocation, (None, None))
+            self._station.drivers.perform(command, record)  # type: ignore[arg-type]
+        await commit(self, work, checkpoint)
+
+    with patch.object(Cycle, "_commit", act_and_commit):
+        yield
+
+
+def _judge_by_the_clock(self: Attendance, position: int) -> list[m.LeaseExpired]:
+    due = self.leases.due(self._now())
+    for key in due:
+        self.leases.drop(key)
+    return [m.LeaseExpired(allocation=key) for key in due]
+
+
+@contextmanager
+def _short_leases() -> Iterator[None]:
+    start = Leases.start
+
+    def start_shorter(self: Leases, key: str, length_s: float, now: float) -> None:
+        start(self, key, length_s * 0.6, now)
+
+    with patch.object(Leases, "start", start_shorter):
+        yield
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """What should have been done is not."""
+
+
+BUGS: tuple[Bug, ...] = (
+    Bug(
+        name="fence-after-restore",
+        what="the ledger is read first, and the predecessor is fenced by the first commit",
+        within=40,
+        bus=_writing(_LateFence),
+    ),
+    Bug(
+        name="forgotten-future",
+        what="a produce that failed is not noticed, and the transaction is committed without it",
+        within=40,
+        bus=_writing(_Forgetful),
+    ),
+    Bug(
+        name="position-from-the-group",
+        what="the input goes on at the consumer group's offset, which is committed after the records",
+        within=40,
+        bus=_GroupBus,
+    ),
+    Bug(
+        name="lease-judged-while-behind",
+        what="a lease is over when its time is, whatever heartbeats lie unread in the input",
+        within=40,
+        patches=lambda: patch.object(Attendance, "expired", _judge_by_the_clock),
+    ),
+    Bug(
+        name="end-of-the-input-not-asked",
+        what="a lease that has run out is judged when the broker was reached, not when what it has was read",
+        within=200,
+        bus=_Deaf,
+    ),
+    Bug(
+        name="unknown-commit-retried",
+        what="a commit whose outcome is unknown is made once more",
+        within=40,
+        bus=_writing(_Stubborn),
+    ),
+    Bug(
+        name="no-taint",
+        what="a producer whose request was repeated is kept: a late EndTxn ends a later transaction",
+        within=400,
+        bus=_writing(_Untainted),
+    ),
+    Bug(
+        name="zombie-goes-on",
+        what="a fenced writer takes its identity again and goes on with what it has in mind",
+        within=40,
+        bus=_writing(_Zombie),
+    ),
+    Bug(
+        name="checkpoint-apart",
+        what="the checkpoint is committed after the records that it is about",
+        within=40,
+        bus=_writing(_TwoSteps),
+    ),
+    Bug(
+        name="grants-before-releases",
+        what="within a commit, what takes devices stands before what lets go of them",
+        within=40,
+        bus=_writing(_TakesFirst),
+    ),
+    Bug(
+        name="token-restarted",
+        what="fencing tokens begin anew after a restart",
+        within=40,
+        bus=_Tokenless,
+    ),
+    Bug(
+        name="uncommitted-ledger",
+        what="the ledger is restored with what no transaction has committed",
+        within=40,
+        bus=_Uncommitted,
+    ),
+    Bug(
+        name="restore-to-the-stable-offset",
+        what="the ledger is read up to the last stable offset, which another writer's open transaction holds back",
+        within=200,
+        bus=_Hasty,
+    ),
+    Bug(
+        name="acting-before-the-commit",
+        what="drivers are called before the commit that says so has returned",
+        within=100,
+        patches=_acting_early,
+    ),
+    Bug(
+        name="rollback-forgotten",
+        what="what a failed commit decided stays in mind",
+        within=40,
+        patches=lambda: patch.object(Ledger, "rollback", lambda self: (self.settle(), self.keep())),
+    ),
+    Bug(
+        name="internal-events-dropped",
+        what="deaths, driver reports and commands' ends of a failed commit are not decided again",
+        within=100,
+        patches=lambda: patch.object(Agenda, "give_back", _nothing),
+    ),
+    Bug(
+        name="messages-dropped",
+        what="messages of a failed commit are not decided again",
+        within=100,
+        patches=lambda: patch.object(Intake, "give_back", _nothing),
+    ),
+    Bug(
+        name="foreign-instance-fenced-back",
+        what="a fenced manager takes the partition again without looking who has it",
+        within=40,
+        patches=lambda: patch.object(Processor, "_refuse_successor", _nothing),
+    ),
+    Bug(
+        name="short-leases",
+        what="a lease is over before the worker believes so",
+        within=40,
+        patches=_short_leases,
+    ),
+    Bug(
+        name="lent-without-taking-back",
+        what="a device that a driver prepared is free at once when its worker is gone",
+        within=40,
+        patches=lambda: patch.object(decide, "_lets_go", lambda *_: False),
+    ),
+)
+"""All of them."""
