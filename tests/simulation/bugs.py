@@ -250,6 +250,11 @@ def _short_leases() -> Iterator[None]:
         yield
 
 
+class _Everything:
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
 def _nothing(*_: Any, **__: Any) -> None:
     """What should have been done is not."""
 
@@ -346,10 +351,16 @@ BUGS: tuple[Bug, ...] = (
         patches=lambda: patch.object(Ledger, "rollback", lambda self: (self.settle(), self.keep())),
     ),
     Bug(
-        name="internal-events-dropped",
-        what="deaths, driver reports and commands' ends of a failed commit are not decided again",
-        within=100,
-        patches=lambda: patch.object(Agenda, "give_back", _nothing),
+        name="commands-not-issued-again",
+        what="what an unfinished record of the ledger implies is not done after a restore",
+        within=40,
+        patches=lambda: patch.object(Agenda, "answered", lambda _: _Everything()),
+    ),
+    Bug(
+        name="nobody-attended-to",
+        what="leases and owners of before a restore are forgotten by it",
+        within=40,
+        patches=lambda: patch.object(Attendance, "restart", _nothing),
     ),
     Bug(
         name="messages-dropped",

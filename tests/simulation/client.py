@@ -18,6 +18,7 @@ from outfitter_proto.bus import (
     CommitUnknownError,
     Entry,
     FencedError,
+    Membership,
     Message,
     OffsetOutOfRangeError,
     Reader,
@@ -75,6 +76,17 @@ class ModelBus(Bus):
         log = self.log(topic, partition)
         found: tuple[int, int] = await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=False))
         return found
+
+    async def join(
+        self,
+        group: str,
+        topic: str,
+        *,
+        replica: str | None = None,
+        session_timeout: float = 10.0,
+        heartbeat_interval: float = 1.0,
+    ) -> Membership:
+        raise BusUnavailableError("nobody joins a group here")
 
     async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
         log = self.log(topic, partition)
