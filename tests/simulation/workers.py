@@ -23,6 +23,8 @@ from simulation.loop import Loop, Process
 from simulation.owners import Owners
 
 FINAL = ("ended", "failed")
+NEVER_AGAIN = 0.2
+"""How often a worker that ended without a word is gone for good."""
 GIVES_UP_S = 25.0
 """How long a worker tries to register."""
 
@@ -106,18 +108,18 @@ class Worker:
         self._sent_at = 0.0
 
     async def main(self) -> None:
-        """Live until the world closes, then once more to the good end."""
+        """Live until the world closes, then once more to the good end; unless it crashes and never comes back."""
         number = 0
         while True:
             number += 1
             last = self.closing
-            await self._incarnation(str(number), plan(self._dice, self._devices, last=last))
-            if last:
+            ended_well = await self._incarnation(str(number), plan(self._dice, self._devices, last=last))
+            if last or (not ended_well and self._dice.random() < NEVER_AGAIN):
                 break
             await anyio.sleep(self._dice.random() ** 2 * 5)
         self.finished = True
 
-    async def _incarnation(self, incarnation: str, plan: Plan) -> None:
+    async def _incarnation(self, incarnation: str, plan: Plan) -> bool:
         key = f"{self._host}/{self._name}/{incarnation}"
         self.waiting_for = None
         body = {
@@ -139,6 +141,7 @@ class Worker:
         if pid is not None:
             self._owners.end(pid)
         self.waiting_for = None
+        return said_all
 
     async def _register(self, body: dict[str, Any]) -> Reader | None:
         """Register, as often as it takes; a registration that is not acknowledged may be there nevertheless."""
