@@ -65,6 +65,7 @@ class ReasonCode(enum.StrEnum):
     MISCONFIGURED = "misconfigured"
     INVALID_REQUEST = "invalid-request"
     WAITED_TOO_LONG = "waited-too-long"
+    TOO_MANY_WAITING = "too-many-waiting"
     PREPARE_FAILED = "prepare-failed"
     DEREGISTERED = "deregistered"
     WITHDRAWN = "withdrawn"

@@ -35,9 +35,16 @@ class Core(RuleBasedStateMachine):
         confirms=st.booleans(),
         on_failure=st.sampled_from(m.OnFailure),
         disk_state=st.sampled_from([m.SpecState.OK, m.SpecState.OK, m.SpecState.MISCONFIGURED]),
+        bounds=st.sampled_from([{}, {}, {"max_waiting": 2}, {"max_over": 1}, {"max_incarnations": 2}]),
     )
     def begin(
-        self, chunk: int, prepares: bool, confirms: bool, on_failure: m.OnFailure, disk_state: m.SpecState
+        self,
+        chunk: int,
+        prepares: bool,
+        confirms: bool,
+        on_failure: m.OnFailure,
+        disk_state: m.SpecState,
+        bounds: dict[str, int],
     ) -> None:
         specs = [
             m.ResourceSpec(name="gpu", amount=1, prepares=prepares, on_failure=on_failure),
@@ -45,7 +52,7 @@ class Core(RuleBasedStateMachine):
             m.ResourceSpec(name="net", amount=1, shared=True),
             m.ResourceSpec(name="disk", amount=1, on_demand=True, on_failure=on_failure, state=disk_state),
         ]
-        rules = Rules(writer="host/h", specs={spec.name: spec for spec in specs}, chunk=chunk, retention_s=50)
+        rules = Rules(writer="host/h", specs={spec.name: spec for spec in specs}, chunk=chunk, retention_s=50, **bounds)
         self.world = World(rules)
 
     # --- workers ---

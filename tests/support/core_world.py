@@ -85,6 +85,7 @@ def fingerprint(book: HostBook) -> dict[str, Any]:
         "deadlines": list(book.deadlines),
         "incarnations": dict(book.incarnations),
         "finals": {second: set(keys) for second, keys in book.finals.items()},
+        "over": book.over,
     }
 
 

@@ -144,7 +144,7 @@ class HostBook:
     have a device to themselves and together with others. `queue` has every pending record in order, `shapes` the
     same by what they want, `deadlines` when those give up who do not wait for ever. `incarnations` are all that are
     remembered of each worker, the newest last: the offsets of their first registrations, and their keys. `finals` are
-    the records that are over, by the second in which they ended.
+    the records that are over, by the second in which they ended, and `over` how many those are.
     """
 
     def __init__(self, host: str) -> None:
@@ -160,6 +160,7 @@ class HostBook:
         self.deadlines: list[tuple[datetime, str]] = []
         self.incarnations: dict[str, tuple[tuple[int, str], ...]] = {}
         self.finals: dict[int, set[str]] = {}
+        self.over = 0
         self._same: dict[str, str] = {}
 
     def inventory(self, resource: str) -> Inventory:
@@ -192,9 +193,10 @@ class HostBook:
         """Nobody has the device, alone or together with others. `name` is canonical."""
         return name not in self.locks and name not in self.sharers
 
-    def has_due(self, *, now: datetime, over_before: datetime) -> bool:
-        """Whether somebody has waited too long by `now`, or is over since before `over_before`."""
-        if self.deadlines and self.deadlines[0][0] <= now:
+    def has_due(self, *, now: datetime, over_before: datetime, max_over: int) -> bool:
+        """Whether somebody has waited too long by `now`, is over since before `over_before`, or more than `max_over`
+        are over."""
+        if self.over > max_over or (self.deadlines and self.deadlines[0][0] <= now):
             return True
         return any(second < over_before.timestamp() for second in islice(self.finals, 1))
 
@@ -262,6 +264,7 @@ class HostBook:
                 insort(self.deadlines, (record.wait_until, key))
         elif state in FINAL_STATES:
             self.finals.setdefault(final_second(record), set()).add(key)
+            self.over += 1
 
     def unindex(self, key: str, record: Allocation) -> None:
         """Take out what `index` put in, but for the worker's incarnations: those stay until `forget`."""
@@ -283,6 +286,7 @@ class HostBook:
             second = final_second(record)
             keys = self.finals[second]
             keys.discard(key)
+            self.over -= 1
             if not keys:
                 del self.finals[second]
 

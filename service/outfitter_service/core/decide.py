@@ -28,6 +28,7 @@ from outfitter_proto.records import (
 )
 from outfitter_service.core import discovery, queue
 from outfitter_service.core import model as m
+from outfitter_service.core.book import final_second
 from outfitter_service.core.draft import Decision, Draft, Rules
 from outfitter_service.core.ledger import DropAllocation, DropHost, Ledger, PutAllocation
 from outfitter_service.core.requests import differences, resolve
@@ -37,6 +38,9 @@ __all__ = ["SHOWN_POSITIONS", "Decision", "Rules", "decide", "implied", "is_due"
 
 SHOWN_POSITIONS = 32
 """Queue positions are kept exact for this many waiters of a host; further back they are as of some time ago."""
+
+TOLD_WITHIN = timedelta(seconds=30)
+"""No record is forgotten, whatever the crowd, before it has been in the ledger: a commit takes at most so long."""
 
 UNSEEN = -1
 """The offset of a first registration that has not been seen: its deregistration came before it."""
@@ -130,8 +134,11 @@ def _register(draft: Draft, message: Register, source: Source) -> None:
     if known is not None:
         _register_again(draft, key, known, message)
         return
-    for _, older in draft.book(message.host).incarnations.get(message.worker, ()):
-        _supersede(draft, older, message.incarnation)
+    older = draft.book(message.host).incarnations.get(message.worker, ())
+    for _, earlier in older:
+        _supersede(draft, earlier, message.incarnation)
+    if len(older) >= draft.rules.max_incarnations:
+        _forget_oldest(draft, [earlier for _, earlier in older])
     resolved = resolve(draft.rules, message)
     wait_s = message.wait_s if message.wait_s is not None else draft.rules.wait_s
     record = Allocation(
@@ -152,6 +159,15 @@ def _register(draft: Draft, message: Register, source: Source) -> None:
         draft.step(Step.FAIL, reason, record, new=True, reason=reason, reason_code=code, wait_until=None)
     elif queue.admit(draft, record).state not in FINAL_STATES:
         draft.decision.renewed.append(key)
+
+
+def _forget_oldest(draft: Draft, keys: list[str]) -> None:
+    """A worker that is started again and again: of its earliest runs those that are over go, but for the last ones."""
+    surplus = len(keys) + 1 - draft.rules.max_incarnations
+    told = _told_by_now(draft)
+    known = draft.ledger.allocations
+    over = [key for key in keys if known[key].state in FINAL_STATES and final_second(known[key]) < told]
+    draft.decision.changes += [DropAllocation(key) for key in over[:surplus]]
 
 
 def _register_again(draft: Draft, key: str, known: Allocation, message: Register) -> None:
@@ -332,6 +348,11 @@ def _lets_go(rules: Rules, record: Allocation) -> bool:
     return False
 
 
+def _told_by_now(draft: Draft) -> int:
+    """The second (Unix time) before which whatever ended has been committed, so that somebody could read it."""
+    return int((draft.now - TOLD_WITHIN).timestamp())
+
+
 # --- time ----------------------------------------------------------------------------------------------
 
 
@@ -339,7 +360,8 @@ def is_due(ledger: Ledger, rules: Rules, host: str, now: datetime) -> bool:
     """Whether a tick of `host` would come to anything."""
     book = ledger.hosts[host]
     over = now - timedelta(seconds=rules.retention_s)
-    return book.has_due(now=now, over_before=over) or (rules.forgets_hosts and book.is_idle(since=over))
+    due = book.has_due(now=now, over_before=over, max_over=rules.max_over)
+    return due or (rules.forgets_hosts and book.is_idle(since=over))
 
 
 def _tick(draft: Draft, host: str) -> None:
@@ -357,8 +379,14 @@ def _tick(draft: Draft, host: str) -> None:
         draft.decision.changes.append(DropHost(host))
         return
     limit = int(over_before.timestamp())
-    due = sorted([second for second in book.finals if second < limit])
-    over = [key for second in due for key in sorted(book.finals[second])]
+    surplus = book.over - rules.max_over
+    told = _told_by_now(draft)
+    over: list[str] = []
+    for second in sorted(book.finals):
+        if len(over) > rules.chunk or (second >= limit and (len(over) >= surplus or second >= told)):
+            break
+        ended = sorted(book.finals[second])
+        over += ended if second < limit else ended[: surplus - len(over)]
     draft.decision.changes += [DropAllocation(key) for key in over[: rules.chunk]]
     if late == rules.chunk or len(over) > rules.chunk:
         draft.decision.follow_ups.append(m.Tick(host=host))

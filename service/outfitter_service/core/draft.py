@@ -20,8 +20,12 @@ class Rules(Struct, frozen=True, kw_only=True):
     """What decisions are made by, besides the ledger: the configured resources and limits, and who writes.
 
     `lease_s` and `wait_s` are what a registration has that does not say (None: no lease, no end of waiting),
-    `retention_s` how long final records stay, `chunk` about how many
-    allocations one decision changes at most. With `forgets_hosts` a host of which nobody is remembered is forgotten.
+    `retention_s` how long final records stay, `chunk` about how many allocations one decision changes at most. With
+    `forgets_hosts` a host of which nobody is remembered is forgotten.
+
+    What a flood of names costs is bounded: `max_waiting` workers of a host may wait, `max_over` of its records that are
+    over are kept, and `max_incarnations` of one worker; then those that ended first are forgotten before their time
+    (not those of the last seconds).
     """
 
     writer: str
@@ -31,6 +35,9 @@ class Rules(Struct, frozen=True, kw_only=True):
     retention_s: float = 3600.0
     chunk: int = 256
     forgets_hosts: bool = False
+    max_waiting: int = 10_000
+    max_over: int = 10_000
+    max_incarnations: int = 64
 
 
 class Decision(Struct, kw_only=True, gc=False):

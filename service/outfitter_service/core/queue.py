@@ -30,6 +30,10 @@ def admit(draft: Draft, record: Allocation) -> Allocation:
     record, obstacle = _attempt(draft, view, record, claimed, new=True)
     if obstacle is None:
         return record
+    if len(view.book.queue) >= draft.rules.max_waiting:
+        told = f"{draft.rules.max_waiting} workers of this host wait already, and no more are let in"
+        code = ReasonCode.TOO_MANY_WAITING
+        return draft.step(Step.FAIL, told, record, new=True, reason=told, reason_code=code, wait_until=None)
     position = bisect_left(view.book.queue, queue_entry(record)) + 1
     return draft.step(
         Step.REGISTER,
