@@ -1,0 +1,39 @@
+"""History in cluster scope: a writer is a partition and has many hosts, and writers change hands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outfitter_proto.bus import connect
+from outfitter_service.cli import rebuilding
+from outfitter_service.config import Connection
+from support.fleet import PARTITIONS, Fleet, hosts
+
+pytestmark = pytest.mark.timeout(120)
+
+
+async def test_every_partition_is_rebuilt_with_all_its_hosts_after_its_owner_was_killed(tmp_path: Path) -> None:
+    url = f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL"
+    names = hosts(8)
+    async with Fleet(tmp_path, url, "outfitter") as fleet:
+        one = fleet.start("one")
+        await fleet.register(names, ["a", "b", "c"])
+        await fleet.are({(name, worker): "allocated" for name in names for worker in "ab"})
+        one.kill9()
+        fleet.start("two", replica=False)
+        await fleet.deregister(names, ["a"])
+        await fleet.are({(name, "c"): "allocated" for name in names})
+    where = Connection(bus=url, host=names[0], cluster="outfitter")
+    async with connect(url) as bus:
+        parts = await rebuilding.rebuild(bus, where, None, None)
+        told = rebuilding.compare(parts, None)
+        assert (told.differences, told.unknown, told.writers) == ([], [], PARTITIONS)
+        assert told.records == len(fleet.records)
+        of_one = await rebuilding.rebuild(bus, where, names[0], None)
+        assert rebuilding.compare(of_one, names[0]).differences == []
+        found = rebuilding.allocations(of_one, names[0])
+        assert {(one.record.host, one.record.worker, one.record.state) for one in found} == {
+            (names[0], "a", "ended"), (names[0], "b", "allocated"), (names[0], "c", "allocated"),
+        }  # fmt: skip
