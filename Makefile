@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check bench simulate kafka constraints clean
+.PHONY: demo test check bench chaos simulate kafka constraints clean
 
 demo: $(READY)
 	$(BIN)/outfitter demo
@@ -23,6 +23,11 @@ bench: $(READY)
 
 simulate: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(SIMULATE_ARGS)
+
+# SEED says what the load does and whom the faults hit, KAFKA (4.3 or 3.9) what most of them run on.
+chaos: $(READY)
+	SEED=$(or $(SEED),1) KAFKA=$(or $(KAFKA),4.3) CHAOS_OUT=chaos-results.json \
+		$(BIN)/pytest tests/chaos --override-ini python_files='fault_*.py' --quiet $(PYTEST_ARGS)
 
 kafka:
 	$(PYTHON) deploy/kafka/local_kafka.py broker

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from msgspec import convert, to_builtins
 
-from chaos.harm import Harmed
+from chaos.harm import Harmed, harmed_cluster
 from chaos.report import PROPERTY, Row, document, seed, table
 from chaos.scene import Note
 from support.cluster import NEW, OLD, KafkaCluster, running
-from support.kafka_proxy import KafkaProxy
 
 VERSIONS = {"3.9": OLD, "4.3": NEW}
 
@@ -36,10 +35,8 @@ def three_brokers(kafka_version: str, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="session")
 def harmed(kafka_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harmed]:
     """One broker, and the proxy that leads to it."""
-    with KafkaProxy() as proxy:
-        cluster = KafkaCluster(tmp_path_factory.mktemp("kafka"), nodes=1, kafka=kafka_version, proxy=proxy.listen)
-        with running(cluster):
-            yield Harmed(cluster, proxy)
+    with harmed_cluster(tmp_path_factory.mktemp("kafka"), nodes=1, kafka=kafka_version) as harmed:
+        yield harmed
 
 
 @pytest.fixture

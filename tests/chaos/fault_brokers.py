@@ -6,9 +6,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
 import pytest
 
 from chaos.scene import Note, playing
+from outfitter_proto.bus import Bus, BusUnavailableError, Entry, TopicSpec, connect
 from outfitter_proto.names import host_writer, transactional_id
 from support.cluster import KafkaCluster
 
@@ -78,10 +81,10 @@ def test_a_transaction_coordinator_that_moves_away_and_back_loses_nothing(
                 elsewhere = scene.dice.choice([node for node in NODES if node != before])
                 three_brokers.move_transaction_coordinator(identity, elsewhere)
                 assert three_brokers.transaction_coordinator(identity) == elsewhere
-                trouble.kills += 1
+                trouble.begin()
                 scene.fleet.await_answers(1, since=time.monotonic())
                 three_brokers.move_transaction_coordinator(identity, before)
-                trouble.kills += 1
+                trouble.begin()
 
 
 def test_a_controller_that_dies_or_freezes_loses_nothing(
@@ -99,3 +102,38 @@ def test_a_controller_that_dies_or_freezes_loses_nothing(
             scene.freeze(three_brokers.brokers[node].pid, 8, trouble)
             three_brokers.settle()
             assert three_brokers.controller() != node
+
+
+async def test_a_broker_that_wakes_up_is_not_believed_where_the_log_ends(three_brokers: KafkaCluster) -> None:
+    """For a tenth of a second it takes itself for the leader: a ledger restored from it would lack commits."""
+    topic = three_brokers.new_cluster()
+    async with connect(f"kafka://{three_brokers.direct}") as bus:
+        await bus.create_topics([TopicSpec(topic, 1, {})])
+    for _ in range(3):
+        node = three_brokers.leader(topic, 0)
+        addresses = three_brokers.direct.split(",")
+        woken = addresses.pop(node - 1)
+        three_brokers.brokers[node].pause()
+        try:
+            async with connect(f"kafka://{','.join(addresses)}") as bus:
+                with anyio.fail_after(60):
+                    await published(bus, topic)
+                _, end = await bus.offsets(topic, 0)
+        finally:
+            three_brokers.brokers[node].resume()
+        for urls in 20 * [f"kafka://{woken}", f"kafka://{woken},{addresses[0]}"]:
+            async with connect(urls) as fresh:
+                assert (await fresh.offsets(topic, 0))[1] == end
+                assert await fresh.stable_end(topic, 0) == end
+                async with await fresh.open_reader(topic, 0, start=end, committed=True) as reader:
+                    assert await reader.fetch(timeout=0.01) == []
+        await anyio.to_thread.run_sync(three_brokers.settle)
+
+
+async def published(bus: Bus, topic: str) -> int:
+    """Publish a record, as often as it takes."""
+    while True:
+        try:
+            return await bus.publish(topic, 0, Entry(b"k", b"v"))
+        except BusUnavailableError:
+            await anyio.sleep(0.1)

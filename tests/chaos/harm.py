@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from chaos.scene import Scene, Trouble
 from outfitter_proto.names import host_writer, transactional_id
-from support.cluster import KafkaCluster
+from support.cluster import NEW, KafkaCluster, running
 from support.kafka_proxy import FETCH, INIT_PRODUCER_ID, PRODUCE, Fault, Harm, KafkaProxy
 
 STRIKES_WITHIN = 60.0
@@ -19,16 +22,23 @@ class Harmed(NamedTuple):
     proxy: KafkaProxy
 
 
+@contextmanager
+def harmed_cluster(folder: Path, *, nodes: int, kafka: str = NEW) -> Iterator[Harmed]:
+    """So many brokers, started, and one proxy before all of them."""
+    with KafkaProxy() as proxy, running(KafkaCluster(folder, nodes=nodes, kafka=kafka, proxy=proxy.listen)) as cluster:
+        yield Harmed(cluster, proxy)
+
+
 def writer_of(scene: Scene, host: str) -> str:
     """The transactional id of a host's manager, which is its producer's client id too."""
     return transactional_id(scene.cluster, host_writer(host))
 
 
-def strike(harmed: Harmed, scene: Scene, key: int, harm: Harm, trouble: Trouble, *, times: int = 1) -> Fault:
-    """Do harm to the next request of this kind that one host's manager sends."""
-    host = scene.dice.choice(scene.hosts)
+def strike(harmed: Harmed, scene: Scene, key: int, harm: Harm, trouble: Trouble, *, host: str | None = None) -> Fault:
+    """Do harm to the next request of this kind that one host's manager sends (any host's, unless `host` says)."""
+    host = host or scene.dice.choice(scene.hosts)
     client = None if key == FETCH else writer_of(scene, host)
-    fault = harmed.proxy.harm(key, harm, client=client, times=times)
+    fault = harmed.proxy.harm(key, harm, client=client)
     if key == INIT_PRODUCER_ID:  # sent when a manager takes its partition
         scene.managers[host].kill9()
         scene.managers[host].start(ready=False)

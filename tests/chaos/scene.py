@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +17,7 @@ import anyio
 from chaos.fleet import Fleet
 from chaos.report import Row, seed
 from outfitter_proto import topics as all_topics
-from outfitter_proto.bus import TopicSpec, connect
-from outfitter_proto.names import topics
+from outfitter_proto.bus import connect
 from outfitter_proto.partitioning import partition_of
 from outfitter_verify import verify
 from support.cluster import KafkaCluster
@@ -32,14 +31,14 @@ Note = Callable[[Row], None]
 
 
 class Trouble:
-    """A fault under way: count here what is killed, and `begin` when it strikes, if it did not at once."""
+    """A fault under way: say `begin` when it strikes, and each time that one more is killed."""
 
     def __init__(self) -> None:
-        self.since = time.monotonic()
+        self.since: float | None = None
         self.kills = 0
 
     def begin(self, kills: int = 1) -> None:
-        self.since = time.monotonic()
+        self.since = self.since or time.monotonic()
         self.kills += kills
 
 
@@ -54,11 +53,9 @@ class Scene:
         note: Note,
         *,
         extra: str = "",
-        ledger: Mapping[str, str] | None = None,
     ) -> None:
-        """`extra`: more of the managers' settings, a line each. `ledger`: settings of the allocations topic."""
+        """`extra`: more of the managers' settings, a line each."""
         self.broker = broker
-        self._ledger = dict(ledger or {})
         self.name = name
         self.dice = random.Random(f"{seed()}/{name}")
         self.cluster = broker.new_cluster()
@@ -78,9 +75,6 @@ class Scene:
 
         async def make() -> None:
             async with connect(f"kafka://{self.broker.direct}") as bus:
-                if self._ledger:
-                    name = topics(self.cluster).allocations
-                    await bus.create_topics([TopicSpec(name, PARTITIONS, {"cleanup.policy": "compact"} | self._ledger)])
                 await all_topics.create(bus, self.cluster, partitions=PARTITIONS)
 
         anyio.run(make)
@@ -105,9 +99,11 @@ class Scene:
             AssertionError: a promise was broken, or something asked was not answered.
         """
         trouble = Trouble()
+        since = time.monotonic()
         before = self.fleet.said
         yield trouble
         healed = time.monotonic()
+        since = trouble.since or since
         self.fleet.await_answers(ENOUGH, since=healed)
         until = time.monotonic()
         lost = self.fleet.pause()
@@ -119,8 +115,8 @@ class Scene:
             kills=trouble.kills,
             violations=tuple(violations),
             lost=tuple(lost),
-            first_answer_s=self.fleet.first_answer(trouble.since),
-            gap_s=self.fleet.longest_gap(trouble.since, until),
+            first_answer_s=self.fleet.first_answer(since),
+            gap_s=self.fleet.longest_gap(since, until),
         )
         self._note(row)
         assert not violations, violations

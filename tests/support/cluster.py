@@ -21,7 +21,7 @@ from typing import Any
 import anyio
 from aiokafka.protocol.admin import AlterPartitionReassignmentsRequest
 from confluent_kafka import ElectionType, KafkaError, KafkaException, Producer, TopicCollection
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from outfitter_proto.bus import connect
 from support.broker import Broker, BrokerError, KafkaBroker, free_port
@@ -121,6 +121,15 @@ class KafkaCluster(KafkaBroker):
         self.admin.delete_topics([probe])[probe].result(30)
         self.settle()
 
+    def configure(self, topic: str, **settings: str) -> None:
+        """Change some of a topic's settings, with `_` for dots, and leave the others."""
+        entries = [
+            ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+            for name, value in settings.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        self.admin.incremental_alter_configs([resource])[resource].result(15)
+
     def settle(self, within: float = READY_WITHIN) -> None:
         """Wait until all replicas are in sync and the leaders are where they belong: else later faults hit nothing."""
         deadline = time.monotonic() + within
@@ -169,7 +178,11 @@ class KafkaCluster(KafkaBroker):
                 assert answer.error_code == 0, answer
 
         anyio.run(reassign)
-        self.settle()
+        self._until(
+            lambda: self._led_as_preferred() and self.transaction_coordinator(identity) == node,
+            f"coordinating {identity} on node {node}",
+            time.monotonic() + READY_WITHIN,
+        )
 
     def controller(self) -> int:
         """The active controller: the leader of the highest epoch that any node has written down. (The metadata's

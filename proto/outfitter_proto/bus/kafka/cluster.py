@@ -84,7 +84,12 @@ class Cluster:
         Raises:
             BusError: nobody answered; what the first one failed with.
         """
-        nodes = self._connector.directory.order()[:SURVEYED]
+        directory = self._connector.directory
+        if len(directory.order()) == 1:
+            await self.topic(name, fresh=True)  # which tells of the others
+        nodes = directory.order()[:SURVEYED]
+        if len(nodes) == 1:
+            return
         answers = 0
         failures: list[BusError] = []
 
