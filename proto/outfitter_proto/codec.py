@@ -121,14 +121,17 @@ def decode_ledger(value: bytes, *, key: bytes | None = None) -> LedgerRecord:
         UnknownTypeError: a type of a later version.
         WireError: damaged, or stored under another key than its own.
     """
-    what = f"ledger record {key.decode('utf-8', 'replace')}" if key is not None else "ledger record"
     try:
         record = _ledger().decode(value)
     except _UNREADABLE as error:
-        raise _translate(what, value, LedgerRecord, error) from error
+        raise _translate(_ledger_record(key), value, LedgerRecord, error) from error
     if key is not None and record.key.encode() != key:
-        raise WireError(what, f"its body belongs under the key {record.key!r}")
+        raise WireError(_ledger_record(key), f"its body belongs under the key {record.key!r}")
     return record
+
+
+def _ledger_record(key: bytes | None) -> str:
+    return f"ledger record {key.decode('utf-8', 'replace')}" if key is not None else "ledger record"
 
 
 def decode_history(value: bytes) -> HistoryRecord:

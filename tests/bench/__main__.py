@@ -11,20 +11,22 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import anyio
 import msgspec
 
-from bench import embedded, machine, replay
+from bench import embedded, machine, replay, replicas
 from bench.kafka import RATES, Contest, Run, Sizes
 from bench.report import Row, table
 from outfitter_proto.bus.kafka.adapter import KafkaBus
 from support.broker import Broker
 from support.manager import environment
 
-QUICK = Sizes(backlog=10_000, seconds=3.0, rounds=1, ledger=20_000)
-PARTS = ("backlog", "latency", "restore", "embedded")
+QUICK = Sizes(backlog=10_000, slow_backlog=1000, seconds=3.0, rounds=1, ledger=20_000, held=2000, replicas=2000)
+PARTS = ("backlog", "framework", "latency", "restore", "kill", "replicas", "embedded")
+MIB = 1024 * 1024
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -84,10 +86,16 @@ async def measure_kafka(contest: Contest, parts: Sequence[str]) -> list[Row]:
         rows.append(Row(f"size of a {name} record", "bytes", len(record)))
     if "backlog" in parts:
         rows += await measure_backlog(contest)
+    if "framework" in parts:
+        rows += await measure_framework(contest)
     if "latency" in parts:
         rows += await measure_latency(contest)
     if "restore" in parts:
         rows += await measure_restore(contest)
+    if "kill" in parts:
+        rows += await measure_kill(contest)
+    if "replicas" in parts:
+        rows += await measure_replicas(contest)
     return rows
 
 
@@ -108,10 +116,52 @@ async def measure_backlog(contest: Contest) -> list[Row]:
         Row("  transactions", "1/s", *(middle(kind, lambda run: run.commits) for kind in ("outfitter", "bare"))),
         Row("  CPU a registration", "us",
             *(middle(kind, lambda run: run.cpu_us) for kind in ("outfitter", "bare"))),
+        Row("  memory afterwards", "MiB",
+            *(middle(kind, lambda run: run.memory / MIB) for kind in ("outfitter", "bare"))),
         Row("bare loop, one record of 418 bytes for each", "1/s", None, middle("plain", lambda run: run.rate)),
         Row("  transactions", "1/s", None, middle("plain", lambda run: run.commits)),
         Row("  CPU a record", "us", None, middle("plain", lambda run: run.cpu_us)),
     ]  # fmt: skip
+
+
+async def measure_framework(contest: Contest) -> list[Row]:
+    """The same job in FastStream, if it is installed (the extra `bench`)."""
+    if find_spec("faststream") is None:
+        say("FastStream is not installed (pip install 'outfitter[bench]'): left out")
+        return []
+    say("backlog: FastStream")
+    run = await contest.backlog("faststream")
+    return [
+        Row("the same job in FastStream, without transactions", "1/s", None, run.rate),
+        Row("  CPU a registration", "us", None, run.cpu_us),
+    ]
+
+
+async def measure_kill(contest: Contest) -> list[Row]:
+    """What a crash of the manager costs the next worker."""
+    say(f"kill -9 of a manager with {contest.sizes.held} allocations")
+    took = await contest.after_kill()
+    return [
+        Row(f"kill -9 to the next answer, {contest.sizes.held} allocations", "ms", machine.median(took)),
+        Row("  the longest", "ms", max(took)),
+    ]
+
+
+async def measure_replicas(contest: Contest) -> list[Row]:
+    """Cluster scope on this machine."""
+    rows: list[Row] = []
+    for number in (1, 2, 3):
+        say(f"{number} replicas of cluster scope")
+        cluster = contest.fresh_name("replicas")
+        found = await replicas.rate(
+            contest.folder / cluster, contest.url, cluster, replicas=number, count=contest.sizes.replicas
+        )
+        rows.append(Row(f"{number} replicas, answered while it is published", "1/s", found))
+    say("a replica is killed")
+    cluster = contest.fresh_name("replacement")
+    gone = await replicas.replacement(contest.folder / cluster, contest.url, cluster)
+    rows.append(Row(f"replica killed to all answered, session {replicas.SESSION_S:g} s", "s", gone))
+    return rows
 
 
 async def measure_latency(contest: Contest) -> list[Row]:
@@ -149,9 +199,9 @@ async def measure_restore(contest: Contest) -> list[Row]:
     cluster = await contest.new_cluster("ledger")
     async with KafkaBus(contest.url) as bus:
         await replay.fill(bus, cluster, contest.samples["ledger"], contest.sizes.ledger)
-    rates: dict[str, list[float]] = {"bare": [], "outfitter": []}
+    runs: dict[str, list[replay.Replayed]] = {"bare": [], "outfitter": []}
     for number in range(contest.sizes.rounds):
-        for kind, found in rates.items():
+        for kind, found in runs.items():
             say(f"restore {number + 1}/{contest.sizes.rounds}: {kind}")
             done = await anyio.run_process(
                 [sys.executable, "-m", "bench.replay", kind, contest.url, cluster], env=environment(), stderr=None
@@ -159,10 +209,16 @@ async def measure_restore(contest: Contest) -> list[Row]:
             seen = msgspec.json.decode(done.stdout, type=replay.Replayed)
             if seen.records < contest.sizes.ledger:
                 raise RuntimeError(f"{kind} read {seen.records} records of {contest.sizes.ledger}")
-            found.append(seen.records / seen.seconds)
+            found.append(seen)
+
+    def middle(figure: Callable[[replay.Replayed], float]) -> tuple[float, float]:
+        ours, bare = (machine.median([figure(run) for run in runs[kind]]) for kind in ("outfitter", "bare"))
+        return ours, bare
+
     return [
         Row(f"replay of a ledger of {contest.sizes.ledger} records", "1/s",
-            machine.median(rates["outfitter"]), machine.median(rates["bare"]))
+            *middle(lambda run: run.records / run.seconds), aim=">= 0.7"),
+        Row("  memory it takes", "MiB", *middle(lambda run: run.grown / MIB)),
     ]  # fmt: skip
 
 

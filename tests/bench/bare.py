@@ -99,8 +99,8 @@ async def loop(job: Job) -> None:
     await consumer.start()
     consumer.assign([source])
     decode = msgspec.json.Decoder(Asked).decode
-    ledger = _answers(job.ledger, job)
-    history = _answers(job.history, job) if job.history is not None else None
+    ledger = answers(job.ledger, job)
+    history = answers(job.history, job) if job.history is not None else None
     most = min(MOST_RECORDS, (BUILDER_BYTES - ROOM) // (max(len(job.ledger), len(job.history or b"")) + 128))
     print("ready", flush=True)
     try:
@@ -109,18 +109,18 @@ async def loop(job: Job) -> None:
             if not messages:
                 continue
             await producer.begin_transaction()
-            answers = producer.create_batch()
+            records = producer.create_batch()
             steps = producer.create_batch()
             for message in messages:
                 asked = decode(message.value)
                 key = f"{asked.host}/{asked.worker}/{asked.incarnation}".encode()
                 worker, incarnation = asked.worker.encode(), asked.incarnation.encode()
-                answers.append(timestamp=None, key=key, value=ledger(worker, incarnation))
+                records.append(timestamp=None, key=key, value=ledger(worker, incarnation))
                 if history is not None:
                     steps.append(timestamp=None, key=key, value=history(worker, incarnation))
             if job.checkpoint is not None:
-                answers.append(timestamp=None, key=b"@checkpoint/bare", value=job.checkpoint)
-            sent: list[tuple[str, Any]] = [(job.ledger_topic, answers)]
+                records.append(timestamp=None, key=b"@checkpoint/bare", value=job.checkpoint)
+            sent: list[tuple[str, Any]] = [(job.ledger_topic, records)]
             if history is not None:
                 sent.insert(0, (job.history_topic, steps))
             futures = [await producer.send_batch(batch, topic, partition=0) for topic, batch in sent]
@@ -132,7 +132,7 @@ async def loop(job: Job) -> None:
         await producer.stop()
 
 
-def _answers(sample: bytes, job: Job) -> Callable[[bytes, bytes], bytes]:
+def answers(sample: bytes, job: Job) -> Callable[[bytes, bytes], bytes]:
     """A function that puts a worker's name and incarnation where the sample has its own: no encoding at all."""
     pattern = sample.replace(b"%", b"%%")
     pattern = pattern.replace(job.incarnation.encode(), b"%(i)b").replace(job.worker.encode(), b"%(w)b")

@@ -1,4 +1,5 @@
-"""Outfitter on Kafka against the bare loop: throughput from a backlog, latency at three rates, and replaying a ledger.
+"""Outfitter on Kafka against the bare loop: throughput from a backlog, latency at three rates, replaying a ledger, and
+the time to an answer after a manager was killed.
 
 One broker, both sides by turns, so that what else the machine does hits both. The bare loop runs twice over: with
 a manager's own records (`bare`, what the ratios are to), and with one record of a registration's size for each
@@ -10,10 +11,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
+import anyio
 import msgspec
 from msgspec import Struct
 
@@ -21,7 +24,7 @@ from bench import loads, machine
 from bench.bare import Job
 from outfitter_proto import topics as wanted_topics
 from outfitter_proto.bus.kafka.adapter import KafkaBus
-from outfitter_proto.names import checkpoint_key, host_writer, topics
+from outfitter_proto.names import Topics, checkpoint_key, host_writer, topics
 from support.manager import Manager, environment
 
 RATES = (20, 200, 1000)
@@ -29,25 +32,31 @@ READY_WITHIN = 30.0
 
 
 class Sizes(Struct, frozen=True, kw_only=True):
-    """How much is measured: registrations of a backlog, seconds at each rate, rounds, records of a ledger."""
+    """How much is measured: registrations of a backlog, and of FastStream's, seconds at each rate, rounds, records of a
+    ledger that is replayed, allocations in the ledger of a manager that is killed, registrations for replicas."""
 
     backlog: int = 50_000
+    slow_backlog: int = 10_000
     seconds: float = 6.0
     rounds: int = 3
-    ledger: int = 200_000
+    ledger: int = 1_000_000
+    held: int = 40_000
+    replicas: int = 20_000
 
 
 class Run(Struct, kw_only=True):
-    """One backlog's figures: answers and transactions a second, CPU microseconds an answer (without the start)."""
+    """One backlog's figures: answers and transactions a second, CPU microseconds an answer (without the start), bytes
+    of memory in use at the end."""
 
     rate: float
     commits: float
     cpu_us: float
+    memory: int
 
 
 def config(workers: int) -> str:
     """A manager's configuration with so many devices that none of `workers` waits."""
-    resources = [loads.resource(first) for first in range(0, workers, loads.DEVICES)]
+    resources = [loads.nth_resource(first) for first in range(0, workers, loads.DEVICES)]
     described = [
         f'[external-resource.{name}]\namount = 1\ndriver = "static"\nparam.count = {loads.DEVICES}\n'
         for name in resources
@@ -72,7 +81,16 @@ class Contest:
     @contextmanager
     def manager(self, cluster: str, workers: int) -> Iterator[int]:
         """A manager at work; its pid."""
-        manager = Manager(
+        manager = self.new_manager(cluster, workers)
+        manager.start()
+        try:
+            yield manager.pid
+        finally:
+            manager.stop()
+
+    def new_manager(self, cluster: str, workers: int) -> Manager:
+        """A manager that is not started yet, with devices for `workers`."""
+        return Manager(
             self.folder / cluster,
             config(workers),
             bus=self.url,
@@ -80,17 +98,15 @@ class Contest:
             cluster=cluster,
             arguments=["--log-level", "warning"],
         )
-        manager.start()
-        try:
-            yield manager.pid
-        finally:
-            manager.stop()
 
-    @contextmanager
-    def bare(self, cluster: str, *, plain: bool) -> Iterator[int]:
+    def bare(self, cluster: str, *, plain: bool) -> AbstractContextManager[int]:
         """A bare loop at work; its pid."""
+        return self.process("bench.bare", cluster, self.job(cluster, plain=plain))
+
+    def job(self, cluster: str, *, plain: bool) -> Job:
+        """What the bare loop does on a cluster's topics."""
         names = topics(cluster)
-        job = Job(
+        return Job(
             bootstrap=self.bootstrap,
             identity=f"{cluster}-bare",
             source=names.registrations,
@@ -103,14 +119,18 @@ class Contest:
             checkpoint=self.samples["checkpoint"],
             uvloop=machine.has_uvloop(),
         )
+
+    @contextmanager
+    def process(self, module: str, cluster: str, job: Job) -> Iterator[int]:
+        """A process that does a job and says `ready`; its pid."""
         path = self.folder / f"{cluster}.json"
         path.write_bytes(msgspec.json.encode(job))
         process = subprocess.Popen(
-            [sys.executable, "-m", "bench.bare", str(path)], stdout=subprocess.PIPE, env=environment(), text=True
+            [sys.executable, "-m", module, str(path)], stdout=subprocess.PIPE, env=environment(), text=True
         )
         try:
             if process.stdout is None or process.stdout.readline() != "ready\n":
-                raise RuntimeError("the bare loop did not start; what it said is above")
+                raise RuntimeError(f"{module} did not start; what it said is above")
             yield process.pid
         finally:
             process.terminate()
@@ -143,35 +163,80 @@ class Contest:
                 self._start_cpu[kind] = machine.cpu_seconds(pid)
         cluster = await self.new_cluster(kind)
         names = topics(cluster)
-        count = self.sizes.backlog
+        count = self.sizes.slow_backlog if kind == "faststream" else self.sizes.backlog
         async with KafkaBus(self.url) as bus:
             await loads.publish_backlog(bus, cluster, range(count))
             with self.side(kind, cluster) as pid:
                 await loads.wait_until_answered(bus, names, 0, count)
+                found = await self._all(bus, names, count, checkpoints=kind != "faststream")
                 cpu = machine.cpu_seconds(pid) - self._start_cpu[kind]
-            found = await loads.progress(bus, names, 0)
-        if found.answers != count:
-            raise RuntimeError(f"{kind} answered {found.answers} registrations of {count}")
+                memory = machine.resident_bytes(pid)
         seconds = count / found.rate
-        return Run(rate=found.rate, commits=len(found.commits) / seconds, cpu_us=cpu / count * 1e6)
+        return Run(rate=found.rate, commits=len(found.commits) / seconds, cpu_us=cpu / count * 1e6, memory=memory)
+
+    @staticmethod
+    async def _all(bus: KafkaBus, names: Topics, count: int, *, checkpoints: bool) -> loads.Progress:
+        """What became of a backlog once all of it is answered: what was waited for may be markers and checkpoints."""
+        with anyio.fail_after(loads.ANSWERED_WITHIN):
+            while True:
+                found = await loads.progress(bus, names, 0, checkpoints=checkpoints)
+                if found.answers >= count:
+                    return found
 
     def side(self, kind: str, cluster: str) -> AbstractContextManager[int]:
-        if kind == "outfitter":
-            return self.manager(cluster, self.sizes.backlog)
-        return self.bare(cluster, plain=kind == "plain")
+        match kind:
+            case "outfitter":
+                return self.manager(cluster, self.sizes.backlog)
+            case "faststream":
+                return self.process("bench.framework", cluster, self.job(cluster, plain=False))
+            case _:
+                return self.bare(cluster, plain=kind == "plain")
 
     async def latency(self, kind: str, cluster: str, rate: int, first: int) -> list[float]:
         """Milliseconds from registration to infos, at `rate` a second."""
         count = max(20, int(rate * self.sizes.seconds))
         return await loads.latencies(self.url, cluster, rate=rate, first=first, count=count)
 
+    async def after_kill(self) -> list[float]:
+        """Kill -9 a manager whose ledger has `Sizes.held` allocations, and start it again; milliseconds from each kill
+        to the infos, decoded, of a worker that registered right after it."""
+        cluster, held, rounds = await self.new_cluster("kill"), self.sizes.held, self.sizes.rounds
+        names = topics(cluster)
+        manager = self.new_manager(cluster, held + rounds)
+        took: list[float] = []
+        async with KafkaBus(self.url) as bus:
+            await loads.publish_backlog(bus, cluster, range(held))
+            manager.start()
+            try:
+                await loads.wait_until_answered(bus, names, 0, held)
+                await self._all(bus, names, held, checkpoints=True)
+                for number in range(held, held + rounds):
+                    _, end = await bus.offsets(names.allocations, 0)
+                    async with await bus.open_reader(names.allocations, 0, start=end, committed=True) as reader:
+                        begun = time.perf_counter()
+                        manager.kill9()
+                        manager.start(ready=False)
+                        await loads.publish_backlog(bus, cluster, range(number, number + 1))
+                        key = f"{loads.HOST}/{loads.worker(number)}/{loads.incarnation(number)}".encode()
+                        with anyio.fail_after(loads.ANSWERED_WITHIN):
+                            while not any(m.key == key and loads.infos_in(m) for m in await reader.fetch(timeout=1.0)):
+                                pass
+                        took.append((time.perf_counter() - begun) * 1000)
+            finally:
+                manager.stop()
+        return took
+
     async def new_cluster(self, kind: str) -> str:
         """A cluster with topics as `outfitter topics create` makes them, of one partition."""
-        self._runs += 1
-        cluster = f"bench-{self._runs}-{kind}"
+        cluster = self.fresh_name(kind)
         async with KafkaBus(self.url) as bus:
             await wanted_topics.create(bus, cluster, partitions=1)
         return cluster
+
+    def fresh_name(self, kind: str) -> str:
+        """A cluster name that was not used yet."""
+        self._runs += 1
+        return f"bench-{self._runs}-{kind}"
 
 
 def plain_answer() -> bytes:

@@ -50,17 +50,18 @@ def worker(number: int) -> str:
     return f"worker-{number:08d}"
 
 
-def resource(number: int) -> str:
+def nth_resource(number: int) -> str:
     return f"gpu-{number // DEVICES:03d}"
 
 
-def registration(number: int) -> bytes:
-    """One worker's registration for one device, of `REGISTRATION_BYTES` bytes, without a lease."""
+def registration(number: int, *, host: str = HOST, resource: str | None = None) -> bytes:
+    """One worker's registration for one device, of `REGISTRATION_BYTES` bytes, without a lease. `resource` left out:
+    the one that has devices left."""
     empty = Register(
-        host=HOST,
+        host=host,
         worker=worker(number),
         incarnation=incarnation(number),
-        resources={resource(number): ResourceRequest(amount=1)},
+        resources={resource or nth_resource(number): ResourceRequest(amount=1)},
         lease_s=None,
         labels={"job": "mnist", "note": ""},
     )
@@ -85,8 +86,9 @@ async def wait_until_answered(bus: Bus, names: Topics, since: int, count: int) -
     await bus.stable_end(names.allocations, 0)
 
 
-async def progress(bus: Bus, names: Topics, since: int) -> Progress:
-    """What was answered after offset `since`: each worker counts once, and only if it got its device."""
+async def progress(bus: Bus, names: Topics, since: int, *, checkpoints: bool = True) -> Progress:
+    """What was answered after offset `since`: each worker counts once, and only if it got its device. Without
+    `checkpoints` each answer is a commit of its own."""
     end = await bus.stable_end(names.allocations, 0)
     granted: set[bytes] = set()
     commits: list[tuple[int, int]] = []
@@ -96,6 +98,8 @@ async def progress(bus: Bus, names: Topics, since: int) -> Progress:
             if not key.startswith(b"@checkpoint/"):
                 if key not in granted and infos_in(message):
                     granted.add(key)
+                    if not checkpoints:
+                        commits.append((message.timestamp_ms, len(granted)))
             elif granted and (not commits or len(granted) > commits[-1][1]):
                 commits.append((message.timestamp_ms, len(granted)))
     return Progress(answers=len(granted), commits=commits)

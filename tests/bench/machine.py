@@ -20,6 +20,12 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
+def resident_bytes(pid: int | None = None) -> int:
+    """The memory that a process (this one by default) has in use now (field 2 of proc(5) `statm`)."""
+    pages = int(Path(f"/proc/{pid or os.getpid()}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """The value below which `share` (0 to 1) of `values` lie, as measured: none between two is made up."""
     ordered = sorted(values)

@@ -1,4 +1,4 @@
-"""Replaying a ledger, in a process of its own: as the service does it, or as a bare read.
+"""Replaying a ledger, in a process of its own: as the service does it, or as a bare read. And what it takes in memory.
 
 The bare read is aiokafka's consumer, committed records only, each decoded to a struct and kept by its key.
 """
@@ -22,18 +22,20 @@ from outfitter_proto.bus.kafka.reader import FETCH_BYTES
 from outfitter_proto.names import host_writer, topics, transactional_id
 from outfitter_proto.records import Allocation, Checkpoint, InputPosition, LedgerRecord
 from outfitter_service.cli.serve import COLLECT_AFTER
+from outfitter_service.runtime.remit import HostRemit
 from outfitter_service.runtime.restore import restore
 
-WRITTEN_AT_ONCE = 400
+WRITTEN_AT_ONCE = 700
 NO_MORE_WITHIN_MS = 5000
 
 
 class Replayed(msgspec.Struct, kw_only=True):
-    """How long it took and what there was."""
+    """How long it took, what there was, and the bytes that the process had grown by at the end."""
 
     records: int
     kept: int
     seconds: float
+    grown: int
 
 
 async def fill(bus: Bus, cluster: str, sample: bytes, count: int) -> None:
@@ -67,8 +69,15 @@ async def by_service(url: str, cluster: str) -> Replayed:
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
     async with KafkaBus(url) as bus:
-        found = await restore(bus, topics(cluster).allocations, 0, host=loads.HOST, writer=host_writer(loads.HOST))
-        return Replayed(records=found.records, kept=len(found.ledger.allocations), seconds=found.seconds)
+        remit = HostRemit(loads.HOST, host_writer(loads.HOST))
+        before = machine.resident_bytes()
+        found = await restore(bus, topics(cluster).allocations, 0, remit)
+        return Replayed(
+            records=found.records,
+            kept=len(found.ledger.allocations),
+            seconds=found.seconds,
+            grown=machine.resident_bytes() - before,
+        )
 
 
 async def bare(url: str, cluster: str) -> Replayed:
@@ -85,6 +94,7 @@ async def bare(url: str, cluster: str) -> Replayed:
     await consumer.start()
     consumer.assign([source])
     try:
+        before = machine.resident_bytes()
         begun = time.perf_counter()
         end = (await consumer.end_offsets([source]))[source]
         decode = msgspec.json.Decoder(LedgerRecord).decode
@@ -94,7 +104,12 @@ async def bare(url: str, cluster: str) -> Replayed:
             for message in (await consumer.getmany(source, timeout_ms=1000, max_records=10_000)).get(source, ()):
                 count += 1
                 state[message.key] = decode(message.value)
-        return Replayed(records=count, kept=len(state), seconds=time.perf_counter() - begun)
+        return Replayed(
+            records=count,
+            kept=len(state),
+            seconds=time.perf_counter() - begun,
+            grown=machine.resident_bytes() - before,
+        )
     finally:
         await consumer.stop()
 

@@ -108,7 +108,10 @@ class Ledger:
 
     def restore(self, change: Change) -> None:
         """Apply a change that is already committed."""
-        self._apply(change)
+        if type(change) is PutAllocation:
+            self._put(change.record.key, change.record)
+        else:
+            self._apply(change)
 
     def touched(self) -> list[tuple[str, Allocation | Host | None]]:
         """The keys changed since the last seal, with what is under them now (None: a tombstone)."""
