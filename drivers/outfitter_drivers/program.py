@@ -17,6 +17,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+LOGIN_PASSWORD = "OUTFITTER_KAFKA_SASL_PASSWORD"  # noqa: S105 - a name
+"""What no program of a driver's needs to know of the environment."""
 MAX_STDOUT_BYTES = 1024 * 1024
 """A line of device indexes is short; a program that prints more than this has gone wrong."""
 
@@ -76,7 +78,7 @@ def run_to_end(
 def _popen(command: Sequence[str], env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
-        env=env,
+        env={name: value for name, value in (os.environ if env is None else env).items() if name != LOGIN_PASSWORD},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

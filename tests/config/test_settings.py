@@ -30,7 +30,14 @@ DEFAULTS = {
     "log_level": "info",
     "strict": False,
     "history": True,
-}
+    **{
+        f"kafka_{name}": None
+        for name in (
+            "security_protocol", "sasl_mechanism", "sasl_username", "sasl_password_file", "sasl_token_file",
+            "ca_file", "cert_file", "key_file", "key_password_file",
+        )
+    },
+}  # fmt: skip
 
 
 def test_the_defaults_are_these() -> None:

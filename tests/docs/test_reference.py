@@ -18,7 +18,8 @@ TEXT = PAGE.read_text()
 
 @pytest.mark.parametrize("option", SETTINGS, ids=lambda option: option.name)
 def test_the_page_has_each_setting_with_its_kind_and_default(option: Option) -> None:
-    default = "the hostname, lower-cased" if option.name == "host" else f"`{option.default()}`"
+    default = "–" if option.default() is None else f"`{option.default()}`"
+    default = "the hostname, lower-cased" if option.name == "host" else default
     assert f"| `{option.name}` | {option.type} | {default} |" in TEXT
 
 
@@ -39,6 +40,7 @@ def test_the_page_has_each_metric_with_its_labels_and_no_other() -> None:
     metrics = Metrics(["gpu"])
     metrics.show(lambda: None)
     metrics.partition_ready.labels("0")  # the others are there from the start
+    metrics.count_refusals(int)
     labels: dict[str, set[str]] = {}
     for family in metrics.registry.collect():
         suffix = {"info": "_info", "counter": "_total"}.get(family.type, "")

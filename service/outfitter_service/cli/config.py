@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import click
@@ -12,11 +11,8 @@ from outfitter_service.cli import output
 from outfitter_service.cli.options import config as config_option
 from outfitter_service.cli.options import json_output
 from outfitter_service.config import ConfigurationError, Problem, ResourceConfig, Settings, Severity, inspect
+from outfitter_service.config.problems import masked
 from outfitter_service.core.model import SpecState
-
-_SECRET = re.compile(r"secret|passw|passphrase|token|credential|api.?key|private.?key", re.IGNORECASE)
-_URL_SECRET = re.compile(r"(?<=://)([^/@:]*):([^/@]*)@")
-_MASK = "***"
 
 
 @click.group()
@@ -107,10 +103,8 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def mask(key: str, value: Any) -> Any:
-    """The value, with what must not be seen replaced: values of keys that speak of secrets, passwords in URLs."""
-    if not isinstance(value, str):
-        return value
-    return _MASK if _SECRET.search(key) else _URL_SECRET.sub(rf"\1:{_MASK}@", value)
+    """The value, with what must not be seen replaced; see `masked`."""
+    return masked(key, value) if isinstance(value, str) else value
 
 
 def _shown(settings: Settings) -> dict[str, Any]:
@@ -144,9 +138,11 @@ def _resource(item: ResourceConfig) -> dict[str, Any]:
 
 
 def _values(settings: Settings) -> list[tuple[str, Any]]:
-    from outfitter_service.config.options import SETTINGS
+    from outfitter_service.config.options import KAFKA, SETTINGS
 
-    return [(option.name, getattr(settings, option.field)) for option in SETTINGS]
+    values = [(option.name, getattr(settings, option.field)) for option in SETTINGS]
+    of_kafka = settings.bus.startswith("kafka://")
+    return [(name, value) for name, value in values if of_kafka or value is not None or not name.startswith(KAFKA)]
 
 
 def _rows(settings: Settings) -> list[tuple[object, ...]]:

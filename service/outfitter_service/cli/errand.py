@@ -119,6 +119,7 @@ class Errand:
         return {
             **os.environ,
             **record.env,
+            **{f"OUTFITTER_KAFKA_{name.replace('-', '_').upper()}": value for name, value in self._where.login.items()},
             "OUTFITTER_BUS": self._where.bus,
             "OUTFITTER_CLUSTER": self._where.cluster,
             "OUTFITTER_HOST": self._asked.host,

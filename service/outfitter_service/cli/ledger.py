@@ -217,7 +217,7 @@ async def fetch(reader: Reader, *, timeout: float = 1.0) -> list[Message]:
 @asynccontextmanager
 async def opened(connection: Connection) -> AsyncIterator[Bus]:
     """The bus of a connection, while the block runs."""
-    async with buses.connect(connection.bus) as bus:
+    async with buses.connect(connection.bus, connection.login) as bus:
         yield bus
 
 

@@ -1,4 +1,4 @@
-"""Bus, host, cluster and whether there is history alone, for commands that need nothing else and must start fast.
+"""Bus, host, cluster, the log-in and whether there is history: for commands that need no more and must start fast.
 
 The same sources in the same order as `settings.load`, without looking at the rest of the file, and without loading
 what only a file of Flink's needs unless there is one.
@@ -17,16 +17,18 @@ from outfitter_service.config import options, sources
 from outfitter_service.config.problems import ConfigurationError, Problem
 
 _WANTED = ("bus", "host", "cluster", "history")
+_TABLE = [option for option in options.SETTINGS if option.name in _WANTED or option.name.startswith(options.KAFKA)]
 
 
 class Connection(Struct, frozen=True, kw_only=True):
     """Where to meet the manager: the bus, this machine's name there, and whose topics. `history`: whether its manager
-    writes that topic."""
+    writes that topic. `login`: how to be let in by Kafka's brokers, as `bus.connect` takes it."""
 
     bus: str
     host: str
     cluster: str
     history: bool = True
+    login: dict[str, str] = {}
 
 
 def connection(
@@ -37,32 +39,37 @@ def connection(
     """The connection from `overrides` (the command line's), the environment, a file if there is one, and defaults.
 
     Raises:
-        ConfigurationError: the file cannot be used, or one of the four values is wrong.
+        ConfigurationError: the file cannot be used, or one of these values is wrong.
     """
     environment = os.environ if environment is None else environment
     texts: dict[str, tuple[str, str, str]] = {}
     found = sources.find(path, environment)
-    settings = [option for option in options.SETTINGS if option.name in _WANTED]
     if found is not None:
         source = sources.read(found)
-        keys = {option.name: {option.flat_key} | ({option.name} if source.toml else set()) for option in settings}
+        keys = {option.name: {option.flat_key} | ({option.name} if source.toml else set()) for option in _TABLE}
+        paths = {option.name for option in _TABLE if option.is_path}
         for entry in source.entries:
             for name, spellings in keys.items():
                 if entry.key in spellings and isinstance(entry.value, str):
-                    texts[name] = (entry.value, str(found), entry.key)
-    for option in settings:
+                    value = str(found.absolute().parent / entry.value) if name in paths else entry.value
+                    texts[name] = (value, str(found), entry.key)
+    for option in _TABLE:
         if environment.get(option.variable):
             texts[option.name] = (environment[option.variable], "environment", option.variable)
         if overrides and overrides.get(option.name) is not None:
             texts[option.name] = (overrides[option.name], "command line", f"--{option.name}")
     values: dict[str, Any] = {}
     problems: list[Problem] = []
-    for option in settings:
-        text, place, key = texts.get(option.name) or (option.default() or "", "default", option.name)
+    for option in _TABLE:
+        default = option.default()
+        if option.name not in texts and default is None:
+            continue
+        text, place, key = texts.get(option.name) or (default or "", "default", option.name)
         try:
             values[option.name] = option.parse(text)
         except ValueError as error:
             problems.append(Problem(file=place, key=key, found=text, problem=str(error)))
     if problems:
         raise ConfigurationError(problems)
-    return Connection(**values)
+    login = {name.removeprefix(options.KAFKA): value for name, value in values.items() if name not in _WANTED}
+    return Connection(**{name: values[name] for name in _WANTED}, login=login)

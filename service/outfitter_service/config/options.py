@@ -40,7 +40,7 @@ class Option(NamedTuple):
 
     @property
     def field(self) -> str:
-        return self.name.replace("-", "_")
+        return _word(self.name)
 
     @property
     def flat_key(self) -> str:
@@ -48,7 +48,16 @@ class Option(NamedTuple):
 
     @property
     def variable(self) -> str:
-        return "OUTFITTER_" + self.name.replace("-", "_").upper()
+        return f"OUTFITTER_{_word(self.name).upper()}"
+
+    @property
+    def is_path(self) -> bool:
+        """Whether it names a file; in a configuration file, from that file's folder on."""
+        return self.name.endswith("-file")
+
+
+def _word(name: str) -> str:
+    return name.replace("-", "_").replace(".", "_")
 
 
 class ResourceOption(NamedTuple):
@@ -82,7 +91,7 @@ def name_of(what: str) -> Parse:
 
 def bus_url(value: str) -> str:
     url = value.strip()
-    if not url.startswith(("kafka://", "sqlite:///")):
+    if not url.startswith(("kafka://", "sqlite:///")) or (url.startswith("kafka://") and set(url) & set("@?")):
         raise ValueError("is no bus; write kafka://host:9092[,host:9092] or sqlite:///path/to/bus.db")
     return url
 
@@ -241,6 +250,50 @@ SETTINGS: tuple[Option, ...] = (
     Option(
         "strict", "true or false", flag, _always("false"),
         "Refuse to start when any resource is misconfigured, instead of serving the others.",
+    ),
+)  # fmt: skip
+
+KAFKA = "kafka."
+"""How to be let in by Kafka's brokers: the settings below it are those of `outfitter_proto.bus.kafka.access`."""
+
+SETTINGS += (
+    Option(
+        "kafka.security-protocol", "PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL",
+        choice("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"), _always(None),
+        "What the brokers' listener speaks. PLAINTEXT by default, which believes everybody.",
+    ),
+    Option(
+        "kafka.sasl-mechanism", "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER",
+        choice("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"), _always(None),
+        "How to log in with a SASL protocol. SCRAM-SHA-512 by default.",
+    ),
+    Option(
+        "kafka.sasl-username", "text", text, _always(None),
+        "Who logs in. Not with OAUTHBEARER, where the token says so.",
+    ),
+    Option(
+        "kafka.sasl-password-file", "path", text, _always(None),
+        "The file with the password, read anew for each connection. Or the variable OUTFITTER_KAFKA_SASL_PASSWORD.",
+    ),
+    Option(
+        "kafka.sasl-token-file", "path", text, _always(None),
+        "The file with the OAUTHBEARER token, read anew for each connection: whoever keeps it fresh replaces it whole.",
+    ),
+    Option(
+        "kafka.ca-file", "path", text, _always(None),
+        "The certificate authorities that may have signed the brokers' certificates (PEM). The system's by default.",
+    ),
+    Option(
+        "kafka.cert-file", "path", text, _always(None),
+        "The client certificate for mutual TLS, with its chain (PEM).",
+    ),
+    Option(
+        "kafka.key-file", "path", text, _always(None),
+        "The client certificate's key, if it is in a file of its own (PEM).",
+    ),
+    Option(
+        "kafka.key-password-file", "path", text, _always(None),
+        "The file with that key's password, if it has one.",
     ),
 )  # fmt: skip
 

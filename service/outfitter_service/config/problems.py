@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable
 
-from msgspec import Struct
+from msgspec import Struct, structs
+
+MASK = "***"
+
+_SECRET = re.compile(r"secret|passw|passphrase|token|credential|api.?key|private.?key", re.IGNORECASE)
+_URL_SECRET = re.compile(r"(?<=://)[^/]*@|\?.*$")
 
 
 class Severity(enum.StrEnum):
@@ -33,6 +39,10 @@ class Problem(Struct, frozen=True, kw_only=True):
     severity: Severity = Severity.ERROR
     resource: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.found is not None:
+            structs.force_setattr(self, "found", masked(self.key, self.found))
+
     def __str__(self) -> str:
         found = f" (found {shorten(self.found)})" if self.found is not None else ""
         suggestion = f"; {self.suggestion}" if self.suggestion else ""
@@ -47,6 +57,18 @@ class ConfigurationError(Exception):
         self.problems = tuple(problems)
         lines = [message] if message else []
         super().__init__("\n".join(lines + [str(problem) for problem in self.problems]))
+
+
+def masked(key: str, value: str) -> str:
+    """The value, with what must not be seen replaced: values of keys that speak of secrets (but for the names of files
+    with them), and what stands in a URL beside its address."""
+    if _SECRET.search(key) and not key.endswith("-file"):
+        return MASK
+    return _URL_SECRET.sub(_hide, value) if "://" in value else value
+
+
+def _hide(match: re.Match[str]) -> str:
+    return f"{MASK}@" if match[0].endswith("@") else f"?{MASK}"
 
 
 def shorten(text: str, limit: int = 80) -> str:

@@ -47,10 +47,28 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log_level: str
     strict: bool
     history: bool
+    kafka_security_protocol: str | None = None
+    kafka_sasl_mechanism: str | None = None
+    kafka_sasl_username: str | None = None
+    kafka_sasl_password_file: str | None = None
+    kafka_sasl_token_file: str | None = None
+    kafka_ca_file: str | None = None
+    kafka_cert_file: str | None = None
+    kafka_key_file: str | None = None
+    kafka_key_password_file: str | None = None
     resources: tuple[ResourceConfig, ...] = ()
     file: Path | None = None
     origins: dict[str, str] = {}
     problems: tuple[Problem, ...] = ()
+
+    @property
+    def login(self) -> dict[str, str]:
+        """How to be let in by Kafka's brokers, as `bus.connect` takes it."""
+        return {
+            option.name.removeprefix(options.KAFKA): value
+            for option in options.SETTINGS
+            if option.name.startswith(options.KAFKA) and (value := getattr(self, option.field)) is not None
+        }
 
 
 class Inspection(NamedTuple):
@@ -163,6 +181,9 @@ class _Reading:
         elif name in self.settings:
             self._say(item, f"is given twice, in {self.settings[name].place} too", "keep one of them")
         else:
+            option = _SETTINGS[name]
+            if option.is_path and isinstance(item.value, str) and self.source is not None:
+                item = item._replace(value=str(self.source.path.absolute().parent / item.value))
             self.settings[name] = item
 
     def _suggestion(self, name: str) -> str:
@@ -220,6 +241,7 @@ class _Reading:
         self.problems += built.problems
         self._suggest_keys(built.configs)
         values = {option.field: self._setting(option) for option in options.SETTINGS}
+        self._check_login(values)
         problems = tuple(self.problems)
         if any(problem.severity is Severity.ERROR and problem.resource is None for problem in problems):
             return Inspection(None, problems)
@@ -235,6 +257,23 @@ class _Reading:
             ),
             problems,
         )
+
+    def _check_login(self, values: Mapping[str, Any]) -> None:
+        """Whether the settings for Kafka go together. The files are looked at by whoever connects."""
+        if not str(values["bus"]).startswith("kafka://"):
+            return
+        from outfitter_proto.bus import BusConfigurationError
+        from outfitter_proto.bus.kafka import access
+
+        given = {
+            name.removeprefix(options.KAFKA): values[option.field]
+            for name, option in _SETTINGS.items()
+            if name.startswith(options.KAFKA) and values[option.field] is not None
+        }
+        try:
+            access.described(values["bus"], given, self.environment)
+        except BusConfigurationError as error:
+            self._say(Given(None, "", options.KAFKA.rstrip(".")), str(error), None)
 
     def _resource_names(self) -> list[str]:
         if self.names is None:

@@ -94,7 +94,7 @@ class Service:
         """
         settings = self.settings
         with alone_on_machine(settings.host) if settings.scope == "host" else nullcontext():
-            bus = buses.connect(settings.bus)
+            bus = buses.connect(settings.bus, settings.login)
             self.metrics.count_refusals(lambda: bus.refusals)
             log.info(
                 "starting",

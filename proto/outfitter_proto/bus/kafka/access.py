@@ -135,17 +135,25 @@ class _Token(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has no ty
 
 def access(url: str, settings: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None) -> Access:
     """Read `kafka://host[:port][,host[:port]…]`, `settings` (by the names in `SETTINGS`) and, for what they leave
-    out, the `OUTFITTER_KAFKA_…` variables of the environment.
+    out, the `OUTFITTER_KAFKA_…` variables of the environment; and see whether the files can be used.
 
     Raises:
         BusConfigurationError: the URL or a setting is not usable; the message names it and what is valid.
     """
+    found = described(url, settings, environment)
+    found.options()
+    return found
+
+
+def described(
+    url: str, settings: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
+) -> Access:
+    """As `access`, without looking into any file."""
     environment = os.environ if environment is None else environment
     given = {name: environment[variable(name)] for name in SETTINGS if environment.get(variable(name))}
     given |= settings or {}
     found = Access(url, _nodes(url), given, environment.get(PASSWORD_VARIABLE) or None)
     _check(found, given, has_password=bool(environment.get(PASSWORD_VARIABLE)))
-    found.options()
     return found
 
 
