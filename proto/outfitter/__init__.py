@@ -31,7 +31,13 @@ if TYPE_CHECKING:
     from outfitter.infos import ExternalResourceInfos
     from outfitter.operators import Changes, OperatorContext, OperatorView
     from outfitter_drivers.api import ExternalResourceInfo
-    from outfitter_proto.bus import BusConfigurationError, BusError, BusUnavailableError
+    from outfitter_proto.bus import (
+        BusAuthenticationError,
+        BusAuthorizationError,
+        BusConfigurationError,
+        BusError,
+        BusUnavailableError,
+    )
     from outfitter_proto.names import InvalidNameError
     from outfitter_proto.records import Allocation
 
@@ -41,6 +47,8 @@ __all__ = [
     "AllocationError",
     "AllocationFailedError",
     "AllocationNotUsableError",
+    "BusAuthenticationError",
+    "BusAuthorizationError",
     "BusConfigurationError",
     "BusError",
     "BusUnavailableError",

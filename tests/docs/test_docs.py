@@ -25,7 +25,7 @@ from support.documents import DOCUMENTS, ROOT, Snippet, here_documents, name_of,
 
 documents = pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 
-KAFKAS = {"--isolation-level"}
+KAFKAS = {"--isolation-level", "--producer"}
 """Options of Kafka's own programs that are spoken of."""
 
 

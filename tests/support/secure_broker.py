@@ -1,15 +1,16 @@
 """A real broker that lets nobody in unasked: a listener for each way of logging in, and the authorizer on.
 
-`secure_broker` is one for a module's tests. All its credentials are made when it starts: a certificate authority of its
-own (trustme), a key that signs tokens, SCRAM users. Whoever has no ACL may do nothing; `admin` may do everything.
+`secure_broker` is one for a process's tests. All its credentials are made when it starts: a certificate authority of
+its own (trustme), a key that signs tokens, SCRAM users. Whoever has no ACL may do nothing; `admin` may do everything.
 
-    login = secure_broker.login("scram", "manager")      # as `connect(url, login)` takes it
-    secure_broker.allow("User:manager", "READ", "topic", name)
+    login = secure_broker.scram("manager")               # as `connect(url, login)` takes it
+    secure_broker.allow(right("User:manager", "Read", "topic", name))
 """
 
 from __future__ import annotations
 
 import base64
+import datetime
 import json
 import os
 import secrets
@@ -33,18 +34,17 @@ from confluent_kafka.admin import (
     UserScramCredentialDeletion,
     UserScramCredentialUpsertion,
 )
-from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from support.broker import Broker, free_port
 
 LISTENERS = {
-    "plain": "PLAINTEXT", "tls": "SSL", "mutual": "SSL", "othername": "SSL",
+    "plain": "PLAINTEXT", "tls": "SSL", "mutual": "SSL", "othername": "SSL", "expired": "SSL",
     "sasl": "SASL_SSL", "open": "SASL_PLAINTEXT", "short": "SASL_PLAINTEXT",
 }  # fmt: skip
-"""`plain` wants nothing, `mutual` a client certificate; `othername` shows a certificate for another host; `open` is
-SASL without TLS, `short` the same with sessions of `SESSION_S`."""
+"""`plain` wants nothing, `mutual` a client certificate; `othername` and `expired` show certificates that
+are not to be believed; `open` is SASL without TLS, `short` the same with sessions of `SESSION_S`."""
 SESSION_S = 2.0
 ISSUER, AUDIENCE = "https://issuer.example", "kafka"
 _LOGIN_MODULE = "org.apache.kafka.common.security"
@@ -61,11 +61,13 @@ class SecureBroker(Broker):
         self._files = folder
         self._ports = {name: free_port() for name in LISTENERS}
         self.passwords = {"admin": secrets.token_urlsafe(18)}
-        self.ca = self._write("ca.pem", self.authority.cert_pem.bytes())
-        self.other_ca = self._write("other-ca.pem", self.stranger.cert_pem.bytes())
-        for name, host in (("server", "127.0.0.1"), ("othername", "broker.example")):
-            self._certificate(name, self.authority, host)
-        self._write("keys.json", json.dumps({"keys": [self._public_key()]}).encode())
+        self.ca = self.write("ca.pem", self.authority.cert_pem.bytes())
+        self.other_ca = self.write("other-ca.pem", self.stranger.cert_pem.bytes())
+        self._certificate("server", self.authority, "127.0.0.1")
+        self._certificate("othername", self.authority, "broker.example")
+        yesterday = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+        self._certificate("expired", self.authority, "127.0.0.1", not_after=yesterday)
+        self.write("keys.json", json.dumps({"keys": [self._public_key()]}).encode())
         super().__init__(folder, self._broker_settings())
         self.port = self._ports["open"]
         self.bootstrap = f"127.0.0.1:{self.port}"
@@ -84,13 +86,24 @@ class SecureBroker(Broker):
         protocol = LISTENERS[listener]
         login = {
             "security-protocol": protocol, "sasl-mechanism": mechanism, "sasl-username": user,
-            "sasl-password-file": str(self._write(f"{user}.password", self.passwords[user].encode())),
+            "sasl-password-file": str(self.write(f"{user}.password", self.passwords[user].encode())),
         }  # fmt: skip
         return login | ({"ca-file": str(self.ca)} if protocol.endswith("SSL") else {})
 
-    def mutual(self, user: str, authority: trustme.CA | None = None) -> dict[str, str]:
-        """How `user` shows a client certificate."""
-        self._certificate(user, authority or self.authority, f"{user}.example", common_name=user)
+    def administrator(self) -> dict[str, str]:
+        """How `admin` logs in, at `open`."""
+        return self.plain("admin", self.passwords["admin"])
+
+    def plain(self, user: str, password: str) -> dict[str, str]:
+        """How somebody logs in at `open` with PLAIN; the broker knows `admin` only."""
+        return {
+            "security-protocol": "SASL_PLAINTEXT", "sasl-mechanism": "PLAIN", "sasl-username": user,
+            "sasl-password-file": str(self.write(f"{user}.plain", password.encode())),
+        }  # fmt: skip
+
+    def mutual(self, user: str, authority: trustme.CA | None = None, *, password: str | None = None) -> dict[str, str]:
+        """How `user` shows a client certificate, whose key may be locked with a password."""
+        self._certificate(user, authority or self.authority, f"{user}.example", common_name=user, password=password)
         return {
             "security-protocol": "SSL", "ca-file": str(self.ca),
             "cert-file": str(self._files / f"{user}.crt"), "key-file": str(self._files / f"{user}.key"),
@@ -98,19 +111,19 @@ class SecureBroker(Broker):
 
     def oauth(self, user: str, *, listener: str = "sasl", **claims: Any) -> dict[str, str]:
         """How `user` shows a token; `claims` replace those that the broker believes."""
-        token = self._write(f"{user}.token", self.token(user, **claims).encode())
+        token = self.write(f"{user}.token", self.token(user, **claims).encode())
         protocol = LISTENERS[listener]
         login = {"security-protocol": protocol, "sasl-mechanism": "OAUTHBEARER", "sasl-token-file": str(token)}
         return login | ({"ca-file": str(self.ca)} if protocol.endswith("SSL") else {})
 
-    def token(self, user: str, *, lifetime: float = 600.0, **claims: Any) -> str:
-        """A signed JSON Web Token (RFC 7519)."""
+    def token(self, user: str, *, lifetime: float = 600.0, signed: bool = True, **claims: Any) -> str:
+        """A JSON Web Token (RFC 7519)."""
         now = int(time.time())
         body = {"sub": user, "iss": ISSUER, "aud": AUDIENCE, "iat": now, "exp": now + int(lifetime), **claims}
-        head = {"alg": "RS256", "kid": "test", "typ": "JWT"}
-        signed = b".".join(_base64(json.dumps(part).encode()) for part in (head, body))
-        signature = self._signer.sign(signed, padding.PKCS1v15(), hashes.SHA256())
-        return (signed + b"." + _base64(signature)).decode()
+        head = {"alg": "RS256", "kid": "test", "typ": "JWT"} if signed else {"alg": "none"}
+        text = b".".join(_base64(json.dumps(part).encode()) for part in (head, body))
+        signature = self._signer.sign(text, padding.PKCS1v15(), hashes.SHA256()) if signed else b""
+        return (text + b"." + _base64(signature)).decode()
 
     # --- what an administrator does ---------------------------------------------------------------------------
 
@@ -122,6 +135,7 @@ class SecureBroker(Broker):
                 {
                     "bootstrap.servers": f"127.0.0.1:{self._ports['open']}", "security.protocol": "SASL_PLAINTEXT",
                     "sasl.mechanism": "PLAIN", "sasl.username": "admin", "sasl.password": self.passwords["admin"],
+                    "log_level": 0,
                 }
             )  # fmt: skip
         return self._admin
@@ -145,12 +159,6 @@ class SecureBroker(Broker):
         """Take rights away, and wait until they are gone."""
         self._await(self.admin.delete_acls([_only(right) for right in rights]))
 
-    def withdraw_all(self) -> None:
-        everything = AclBindingFilter(
-            ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
-        )
-        self._await(self.admin.delete_acls([everything]))
-
     def start(self) -> None:
         os.environ["JAVA_TOOL_OPTIONS"] = (
             f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={(self._files / 'keys.json').as_uri()}"
@@ -167,23 +175,33 @@ class SecureBroker(Broker):
         for future in futures.values():
             future.result(20)
 
-    def _write(self, name: str, content: bytes) -> Path:
+    def write(self, name: str, content: bytes) -> Path:
+        """A file with a secret, replaced whole."""
         path = self._files / name
-        path.write_bytes(content)
-        path.chmod(0o600)
-        return path
+        unfinished = path.with_suffix(".new")
+        unfinished.write_bytes(content)
+        unfinished.chmod(0o600)
+        return unfinished.rename(path)
 
-    def _certificate(self, name: str, authority: trustme.CA, host: str, common_name: str | None = None) -> None:
-        made = authority.issue_cert(host, common_name=common_name, key_type=trustme.KeyType.RSA)
+    def _certificate(
+        self,
+        name: str,
+        authority: trustme.CA,
+        host: str,
+        *,
+        common_name: str | None = None,
+        not_after: datetime.datetime | None = None,
+        password: str | None = None,
+    ) -> None:
+        made = authority.issue_cert(host, common_name=common_name, key_type=trustme.KeyType.RSA, not_after=not_after)
         key = serialization.load_pem_private_key(made.private_key_pem.bytes(), None)
-        plain = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        lock = serialization.BestAvailableEncryption(password.encode()) if password else serialization.NoEncryption()
+        # Kafka takes no other form than PKCS#8.
+        pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, lock)
         chain = b"".join(blob.bytes() for blob in made.cert_chain_pems)
-        assert x509.load_pem_x509_certificate(chain)
-        self._write(f"{name}.pem", plain + chain)
-        self._write(f"{name}.key", plain)
-        self._write(f"{name}.crt", chain)
+        self.write(f"{name}.pem", pem + chain)
+        self.write(f"{name}.key", pem)
+        self.write(f"{name}.crt", chain)
 
     def _public_key(self) -> dict[str, str]:
         """A JSON Web Key (RFC 7517)."""
@@ -221,6 +239,8 @@ class SecureBroker(Broker):
             "ssl.keystore.location": str(self._files / "server.pem"),
             "listener.name.othername.ssl.keystore.type": "PEM",
             "listener.name.othername.ssl.keystore.location": str(self._files / "othername.pem"),
+            "listener.name.expired.ssl.keystore.type": "PEM",
+            "listener.name.expired.ssl.keystore.location": str(self._files / "expired.pem"),
             "listener.name.mutual.ssl.client.auth": "required",
             "ssl.principal.mapping.rules": "RULE:^.*CN=([^,]+).*$/$1/,DEFAULT",
         }
@@ -247,10 +267,18 @@ class SecureBroker(Broker):
 
 
 def right(principal: str, operation: str, kind: str, name: str, *, prefixed: bool = False) -> AclBinding:
-    """An ACL as `kafka-acls` would make it: `right("User:w", "WRITE", "TOPIC", "outfitter.registrations")`."""
+    """An ACL as `kafka-acls` would make it: `right("User:w", "Write", "topic", "outfitter.registrations")`."""
+    kind = {"transactional-id": "transactional_id"}.get(kind, kind)
+    operation = {"DescribeConfigs": "describe_configs"}.get(operation, operation)
     pattern = ResourcePatternType.PREFIXED if prefixed else ResourcePatternType.LITERAL
     return AclBinding(
-        ResourceType[kind], name, pattern, principal, "*", AclOperation[operation], AclPermissionType.ALLOW
+        ResourceType[kind.upper()],
+        name,
+        pattern,
+        principal,
+        "*",
+        AclOperation[operation.upper()],
+        AclPermissionType.ALLOW,
     )
 
 
@@ -264,9 +292,9 @@ def _base64(data: bytes) -> bytes:
     return base64.urlsafe_b64encode(data).rstrip(b"=")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def secure_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
-    """One broker for the tests of a module: leave no ACL behind."""
+    """One broker for this process: use principals and a cluster of your own."""
     broker = SecureBroker(tmp_path_factory.mktemp("kafka"))
     try:
         broker.start()

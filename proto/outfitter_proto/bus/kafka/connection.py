@@ -28,7 +28,7 @@ from aiokafka.protocol.offset import OffsetRequest
 
 from outfitter_proto.bus.kafka import diagnosis
 from outfitter_proto.bus.kafka.access import Access, Node
-from outfitter_proto.bus.kafka.diagnosis import LoginRefusedError
+from outfitter_proto.bus.kafka.diagnosis import LoginRefusedError, ended
 from outfitter_proto.bus.kafka.directory import Directory
 from outfitter_proto.bus.kafka.protocol import MetadataRequest, SaslAuthenticateRequest
 from outfitter_proto.bus.port import BusAuthenticationError, BusError, BusUnavailableError
@@ -75,6 +75,14 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
     def idle(self) -> bool:
         """Whether no answer is being waited for."""
         return not self._requests
+
+    def close(self, *reasons: Any, **named: Any) -> asyncio.Future[None] | None:
+        """aiokafka's, at once: TLS's farewells are not waited for, since all answers are in or given up."""
+        writer = self._writer
+        closed: asyncio.Future[None] | None = super().close(*reasons, **named)
+        if writer is not None:
+            writer.transport.abort()
+        return closed
 
     async def _do_sasl_handshake(self) -> None:
         """Log in; called by `connect`.
@@ -165,12 +173,12 @@ class Connector:
                 # A listener that wants a log-in lets anybody ask for versions, and hangs up at the first real question.
                 await connection.send(MetadataRequest([]))
         except diagnosis.FAILURES as error:
-            connection.close()
+            await ended(connection)
             if isinstance(error, TimeoutError):
                 self._hung(node)
             raise await diagnosis.verdict(access, node, error, timeout=timeout) from error
         except BaseException:
-            connection.close()
+            await ended(connection)
             raise
         connection._on_close_cb = on_close
         connection.hung = lambda: self._hung(node)
@@ -218,7 +226,7 @@ class _Connections:
                 errors.append(diagnosis.unavailable(self._connector.access, node, error, timeout=self._timeout))
                 continue
             finally:
-                connection.close()
+                await ended(connection)
             if client._sync_task is None:
                 client._sync_task = asyncio.create_task(client._md_synchronizer())
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import anyio
@@ -158,6 +159,14 @@ async def _attempt(question: Awaitable[Any]) -> Any:
         return None
 
 
+async def ended(connection: AIOKafkaConnection) -> None:
+    """Close it, and wait until it is closed; not for long."""
+    closed = connection.close()
+    if connection._protocol is not None:  # else it never was open
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([closed], timeout=1)
+
+
 async def _speaks_tls(node: Node) -> bool:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent there: only whether it answers
@@ -165,8 +174,14 @@ async def _speaks_tls(node: Node) -> bool:
         _, writer = await asyncio.open_connection(node.host, node.port, ssl=context)
     except ssl.SSLError as error:
         return "ALERT" in (error.reason or "")
-    writer.close()
+    await _abort(writer)
     return True
+
+
+async def _abort(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+    with suppress(OSError):
+        await writer.wait_closed()
 
 
 async def _listen_in_silence(access: Access, node: Node) -> ssl.SSLError | bool | None:
@@ -181,13 +196,15 @@ async def _listen_in_silence(access: Access, node: Node) -> ssl.SSLError | bool 
     except ssl.SSLError as error:
         return error
     finally:
-        writer.transport.abort()
+        await _abort(writer)
 
 
 async def _speaks_plainly(node: Node) -> bool:
     connection = AIOKafkaConnection(node.host, node.port, request_timeout_ms=int(PROBE_WITHIN * 1000))
-    await connection.connect()
-    connection.close()
+    try:
+        await connection.connect()
+    finally:
+        await ended(connection)
     return True
 
 
@@ -201,4 +218,4 @@ async def _offered_mechanisms(access: Access, node: Node) -> list[str]:
         answer = await connection.send(SaslHandShakeRequest(_NO_MECHANISM))
         return list(answer.enabled_mechanisms)
     finally:
-        connection.close()
+        await ended(connection)
