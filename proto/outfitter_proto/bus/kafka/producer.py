@@ -122,6 +122,7 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
             stopped = False
             try:
                 with anyio.move_on_after(within):
+                    self._look_at_failures()  # aborting forgets them
                     if self.is_open:
                         await self.abort_transaction()
                     await self.stop()
