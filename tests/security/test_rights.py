@@ -22,7 +22,7 @@ from outfitter.session import WorkerSession
 from outfitter_proto import rights, topics
 from outfitter_proto.bus import Bus, BusAuthorizationError, BusConfigurationError, Entry, Right
 from outfitter_proto.bus.kafka import KafkaBus
-from outfitter_proto.names import host_writer
+from outfitter_proto.names import host_writer, managers_group, partition_writer
 from outfitter_proto.names import topics as names_of
 from outfitter_proto.records import Register, ResourceRequest
 from outfitter_service.cli import ledger
@@ -52,7 +52,15 @@ def granted(cluster: str = "outfitter") -> dict[str, list[tuple[str, str, str, b
 
 ROLES = granted()
 MANAGER = f"manager-{HOST}"
+SCOPES = {MANAGER: "host", "manager": "cluster"}
 NEEDED = [each for each in ROLES[MANAGER] if each[0] != "DescribeConfigs"]
+
+
+def looked_for(role: str, cluster: str) -> list[Right]:
+    """What a manager of that role looks for at its start."""
+    if SCOPES[role] == "host":
+        return rights.of_manager(cluster, [host_writer(HOST)])
+    return rights.of_manager(cluster, [partition_writer(0)], [managers_group(cluster)])
 
 
 def acls(broker: SecureBroker, role: str, user: str, cluster: str, leave_out: int | None = None) -> list[AclBinding]:
@@ -81,10 +89,12 @@ def user() -> str:
 # --- the page ---------------------------------------------------------------------------------------------
 
 
-def test_the_page_grants_a_manager_what_it_looks_for_at_its_start() -> None:
-    assert [Right(operation, kind, name) for operation, kind, name, _ in NEEDED] == rights.of_manager(
-        "outfitter", [host_writer(HOST)]
-    )
+@pytest.mark.parametrize("role", SCOPES)
+def test_the_page_grants_a_manager_what_it_looks_for_at_its_start(role: str) -> None:
+    found = [(op, kind, name) for op, kind, name, _ in ROLES[role] if op != "DescribeConfigs"]
+    for (op, kind, name), wanted in zip(found, looked_for(role, "outfitter"), strict=True):
+        assert (op, kind) == wanted[:2]
+        assert wanted.name.startswith(name)
 
 
 def test_kafkas_own_tool_takes_a_command_of_the_page(secure_broker: SecureBroker) -> None:
@@ -107,15 +117,18 @@ def test_kafkas_own_tool_takes_a_command_of_the_page(secure_broker: SecureBroker
 # --- everything works with them ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("manager_role", SCOPES)
 async def test_with_the_least_rights_a_worker_gets_its_device_and_a_monitor_sees_it(
-    secure_broker: SecureBroker, cluster: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    manager_role: str, secure_broker: SecureBroker, cluster: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     people = {role: user() for role in ROLES}
     for role, name in people.items():
         acls(secure_broker, role, name, cluster)
     acls(secure_broker, "operator", people["worker"], cluster)
-    login = secure_broker.oauth(people[MANAGER])
-    async with managing(secure_broker.at("sasl"), login, cluster, tmp_path, host=HOST) as manager:
+    login = secure_broker.oauth(people[manager_role])
+    async with managing(
+        secure_broker.at("sasl"), login, cluster, tmp_path, host=HOST, scope=SCOPES[manager_role]
+    ) as manager:
         assert manager.failure is None
         async with (
             client(secure_broker, secure_broker.oauth(people["worker"])) as bus,
@@ -129,28 +142,38 @@ async def test_with_the_least_rights_a_worker_gets_its_device_and_a_monitor_sees
                 assert {s.record.worker for s in (await ledger.read(watching, cluster)).allocations} == {"w"}
                 told = [item.setting for item in await topics.check(watching, cluster)]
                 assert "(settings)" not in told
+                group = [Right("Describe", "group", managers_group(cluster))]
+                assert await watching.missing_rights(group) == []
+                assert len(await bus.missing_rights(group)) == 1
         assert manager.count("outfitter_authentication_failures_total") == 0
     assert manager.failure is None
-    assert "not shown to this principal" not in caplog.text
+    printed = capfd.readouterr().out
+    assert "ready" in printed
+    assert "not shown to this principal" not in printed
 
 
 # --- each one removed ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", range(len(NEEDED)), ids=[f"{op} {name}" for op, _, name, _ in NEEDED])
+@pytest.mark.parametrize(
+    ("role", "number"),
+    [(role, n) for role in SCOPES for n, each in enumerate(ROLES[role]) if each[0] != "DescribeConfigs"],
+    ids=[f"{role}: {op} {name}" for role in SCOPES for op, _, name, _ in ROLES[role] if op != "DescribeConfigs"],
+)
 async def test_without_a_right_a_manager_says_which_and_does_not_start(
-    number: int, secure_broker: SecureBroker, cluster: str, tmp_path: Path
+    role: str, number: int, secure_broker: SecureBroker, cluster: str, tmp_path: Path
 ) -> None:
     name = user()
-    acls(secure_broker, MANAGER, name, cluster, leave_out=number)
+    acls(secure_broker, role, name, cluster, leave_out=number)
     async with client(secure_broker, secure_broker.oauth(name)) as bus:
-        wanted = rights.of_manager(cluster, [host_writer(HOST)])
+        wanted = looked_for(role, cluster)
         with anyio.fail_after(WITHIN):
             while len(await bus.missing_rights(wanted)) > 1:  # noqa: ASYNC110 - until what was granted has arrived
                 await anyio.sleep(0.05)
-    async with managing(secure_broker.at("sasl"), secure_broker.oauth(name), cluster, tmp_path, host=HOST) as manager:
+    login = secure_broker.oauth(name)
+    async with managing(secure_broker.at("sasl"), login, cluster, tmp_path, host=HOST, scope=SCOPES[role]) as manager:
         pass
-    operation, kind, on, _ = granted(cluster)[MANAGER][number]
+    operation, kind, on = wanted[number]
     assert isinstance(manager.failure, BusAuthorizationError)
     said = str(manager.failure)
     assert f"{operation} on {kind} {on!r} is not granted to User:{name}" in said

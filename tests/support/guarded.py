@@ -31,13 +31,14 @@ class Managed:
 
 @asynccontextmanager
 async def managing(
-    url: str, login: Mapping[str, str], cluster: str, folder: Path, *, host: str | None = None
+    url: str, login: Mapping[str, str], cluster: str, folder: Path, *, host: str | None = None, scope: str = "host"
 ) -> AsyncIterator[Managed]:
     """A manager with two devices `gpu`. The block begins when it is ready, or has ended by itself (`failure`)."""
     settings = "".join(f'{name} = "{value}"\n' for name, value in login.items())
     path = folder / "outfitter.toml"
     path.write_text(
-        f'bus = "{url}"\ncluster = "{cluster}"\nhost = "{host or cluster}"\nlease = "20s"\nhttp = "127.0.0.1:0"\n'
+        f'bus = "{url}"\nscope = "{scope}"\ncluster = "{cluster}"\nhost = "{host or cluster}"\n'
+        f'lease = "20s"\nhttp = "127.0.0.1:0"\n'
         f'external-resources = ["gpu"]\n[external-resource.gpu]\namount = 1\ndriver = "static"\nparam.count = 2\n'
         f"[kafka]\n{settings}"
     )

@@ -137,9 +137,10 @@ class Service:
         """Say all that is missing at once, before anything is tried."""
         cluster = self.settings.cluster
         if self.settings.scope == "cluster":
-            wanted = rights.of_manager(cluster, [partition_writer(0)], [managers_group(cluster)])
+            writers, groups = [partition_writer(0)], [managers_group(cluster)]
         else:
-            wanted = rights.of_manager(cluster, [host_writer(self.settings.host)])
+            writers, groups = [host_writer(self.settings.host)], []
+        wanted = rights.of_manager(cluster, writers, groups, history=self.settings.history)
         missing = await bus.missing_rights(wanted)
         if missing:
             raise BusAuthorizationError(f"{bus.url}: {'; '.join(missing)}")
