@@ -47,8 +47,8 @@ _FATAL = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTIC
 _GROUP = (KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._STATE)
 
 
-def settings(bus: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """librdkafka's settings for `kafka://host:port[,…]` and the `OUTFITTER_KAFKA_…` variables of `environment`.
+def settings(bus: str, login: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Any]:
+    """librdkafka's settings for `kafka://host:port[,…]`, `login`, and `environment`'s `OUTFITTER_KAFKA_…` variables.
 
     Raises:
         UnreadableError: a secret's file cannot be read.
@@ -56,7 +56,7 @@ def settings(bus: str, environment: Mapping[str, str]) -> dict[str, Any]:
     prefix = "OUTFITTER_KAFKA_"
     names = (*_NAMES, *_SECRETS, _TOKEN)
     variables = {name: environment.get(prefix + name.upper().replace("-", "_")) for name in names}
-    given = {name: value for name, value in variables.items() if value}
+    given = {name: value for name, value in (variables | dict(login)).items() if value}
     found: dict[str, Any] = {"bootstrap.servers": bus.removeprefix("kafka://").rstrip("/")}
     for name, setting in _SECRETS.items():
         if name in given:
@@ -190,8 +190,9 @@ class Source:
         position = start
         consumer.assign([TopicPartition(topic, number, start)])
         while position < end:
-            messages = consumer.consume(5000, timeout=0.5)
-            for message in messages:
+            first = consumer.poll(0.5)
+            # what is there already comes with it: `consume` with a time limit would wait for as many as it may return
+            for message in [first, *consumer.consume(5000, timeout=0)] if first is not None else []:
                 error = message.error()
                 if error is None:
                     position = _offset(message) + 1

@@ -22,14 +22,16 @@ def verify(
     cluster: str = "outfitter",
     config: Mapping[str, Any] | None = None,
     *,
+    login: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
     patience_s: float = 60.0,
 ) -> Report:
     """Read all that is committed on `bus` now, and check it. Blocks; run it in a thread from async code.
 
-    `bus` is `kafka://host:port[,…]`, `sqlite:///path`, or bare `host:port` addresses. `config` are settings by
-    librdkafka's names, which win over what `environment` (the process's by default) says in its `OUTFITTER_KAFKA_…`
-    variables. `patience_s` bounds each wait for the brokers, and for transactions that are still open.
+    `bus` is `kafka://host:port[,…]`, `sqlite:///path`, or bare `host:port` addresses. `login` says how to be let in
+    (`sasl-username`, `ca-file`, …: the names of the configuration's `kafka.…` settings); what it leaves out is looked
+    up in the `OUTFITTER_KAFKA_…` variables of `environment`, the process's by default. `config` are further settings
+    by librdkafka's names. `patience_s` bounds each wait for the brokers, and for transactions that are still open.
 
     Raises:
         UnreadableError: no such bus or topics, no rights, a transaction that stays open, confluent-kafka is missing.
@@ -40,6 +42,7 @@ def verify(
         return check(embedded.reading(bus, cluster))
     from outfitter_verify import kafka
 
-    settings = kafka.settings(bus, os.environ if environment is None else environment) | dict(config or {})
+    settings = kafka.settings(bus, login or {}, os.environ if environment is None else environment)
+    settings |= config or {}
     with kafka.Source(settings, cluster, patience_s=patience_s) as source:
         return check(source.reading())

@@ -35,6 +35,7 @@ def test_it_logs_in_with_a_password_a_token_or_a_certificate_and_says_what_is_wr
         for login in logins:
             report = verify(secure_broker.at(listener), "t-login", environment=environment(login), patience_s=20)
             assert report.ok
+            assert verify(secure_broker.at(listener), "t-login", login=login, environment={}, patience_s=20).ok
 
     wrong = tmp_path / "wrong"
     wrong.write_text("not this one")
