@@ -160,3 +160,26 @@ def test_without_history_there_are_no_snapshots() -> None:
     checkpoint = structs.replace(chronicle.last_checkpoint(), snapshot=chronicle.now)
     snapshots.adopt(checkpoint)
     assert snapshots.newest(None) is UNSET
+
+
+def test_a_snapshot_is_given_up_when_somebody_else_wrote_meanwhile_or_its_beginning_is_unsure() -> None:
+    chronicle = writer(Pace())
+    mine = structs.replace(chronicle.last_checkpoint(), snapshot=UNSET, instance="one")
+
+    def underway(*, committed: bool) -> Snapshots:
+        snapshots = Snapshots("host/h", "one", ONE_EACH)
+        piece = snapshots.piece(chronicle.ledger, chronicle.now, commit=1)
+        if committed:
+            snapshots.settle(piece, 0)
+        assert snapshots.underway
+        return snapshots
+
+    for committed, checkpoint, goes_on in [
+        (True, mine, True),
+        (True, structs.replace(mine, instance="other"), False),
+        (True, structs.replace(mine, snapshot=chronicle.now), False),
+        (False, mine, False),
+    ]:
+        snapshots = underway(committed=committed)
+        snapshots.adopt(checkpoint)
+        assert snapshots.underway is goes_on
