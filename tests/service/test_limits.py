@@ -8,13 +8,18 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import pytest
 
 from outfitter_proto.bus import Entry
+from outfitter_service.core import model as m
+from outfitter_service.runtime import batch
 from outfitter_service.runtime.intake import READ_AHEAD
 from outfitter_service.runtime.processor import Limits
 from service.conftest import Serve
+from service.test_large_commits import NarrowBus
 from support.faulty_bus import FaultyBus, no_faults
 from support.house import HOST, TOPICS, House, register, static
+from support.verdict import verdict
 
 FLOOD = 2 * READ_AHEAD + 2000
 
@@ -99,3 +104,50 @@ async def test_other_hosts_messages_are_passed_over_and_not_kept_however_long_a_
             assert await settled(house) == 1
         await house.state("mine", "allocated")
         assert house.processor.position == FLOOD + 2
+
+
+@pytest.mark.parametrize("kind", ["crashes", "too large"])
+async def test_a_poisonous_message_costs_itself_only_whenever_the_manager_is_killed(
+    url: str, serve: Serve, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before, with and after the commit that leaves it behind: the next manager neither stops at it nor skips
+    what came with it."""
+    well = batch.decide
+
+    def decide(ledger: Any, rules: Any, event: m.Event, now: Any) -> Any:
+        if isinstance(event, m.Incoming) and event.message.worker == "poison":
+            raise RuntimeError("a defect")
+        return well(ledger, rules, event, now)
+
+    poison = register("poison", gpu=1)
+    if kind == "crashes":
+        monkeypatch.setattr(batch, "decide", decide)
+    else:
+        poison["labels"] = {"note": "x" * 20_000}
+    async with NarrowBus(url) as bus:
+        for number, kill_at in enumerate(("1 before", "1 after", "2 before", "2 after")):
+            killed = anyio.Event()
+            commits = 0
+
+            async def kill(point: str, kill_at: str = kill_at, killed: anyio.Event = killed) -> None:
+                nonlocal commits
+                commits += point == "commit:before"
+                if point.startswith("commit") and f"{commits} {point.partition(':')[2]}" == kill_at:
+                    killed.set()
+                    await anyio.sleep_forever()
+
+            async with serve(static(9), on=bus, ready=False) as house:
+                bus.script = no_faults
+                await house.say(register(f"before{number}", gpu=1), poison, register(f"after{number}", gpu=1))
+                bus.script = kill
+                with anyio.fail_after(20):
+                    await killed.wait()
+            bus.script = no_faults
+        async with serve(static(9), on=bus) as house:
+            for number in range(4):
+                await house.state(f"before{number}", "allocated")
+                await house.state(f"after{number}", "allocated")
+            letters = await house.dead_letters(4)
+            assert [letter["source"]["offset"] for letter in letters] == [1, 4, 7, 10]
+            assert not [key for key in await house.records() if "poison" in key]
+            assert (await verdict(bus.url)).violations == ()
