@@ -38,7 +38,7 @@ def verify(ctx: click.Context, /, config: str | None, since: float | None, as_js
     from outfitter_verify import verify as look
 
     where = connection(config, options.given(ctx))
-    report = look(where.bus, where.cluster)
+    report = look(where.bus, where.cluster, login=where.login)
     earliest = 0.0 if since is None else (time.time() - since) * 1000
     found = [violation for violation in report.violations if violation.timestamp_ms >= earliest]
     if as_json:
