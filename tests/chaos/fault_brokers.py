@@ -12,7 +12,6 @@ import pytest
 
 from chaos.scene import Note, playing
 from outfitter_proto.bus import Bus, BusUnavailableError, Entry, TopicSpec, connect
-from outfitter_proto.names import host_writer, transactional_id
 from support.cluster import KafkaCluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
@@ -73,7 +72,7 @@ def test_a_transaction_coordinator_that_moves_away_and_back_loses_nothing(
     three_brokers: KafkaCluster, tmp_path: Path, note: Note
 ) -> None:
     with playing(three_brokers, tmp_path, "coordinator", note) as scene:
-        identities = [transactional_id(scene.cluster, host_writer(host)) for host in scene.hosts]
+        identities = [scene.writer_id(host) for host in scene.hosts]
         with scene.fault("each transaction coordinator moves twice, no broker down") as trouble:
             trouble.begin(0)
             for identity in identities:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.harm import STRIKES_WITHIN, Harmed, strike, writer_of
+from chaos.harm import STRIKES_WITHIN, Harmed, strike
 from chaos.scene import Note, playing
 from support.kafka_proxy import ADD_PARTITIONS_TO_TXN, END_TXN, FETCH, INIT_PRODUCER_ID, NAMES, PRODUCE, Harm
 
@@ -36,7 +36,7 @@ def test_a_commit_whose_outcome_is_unknown_is_found_out_and_never_repeated(
         host = scene.dice.choice(scene.hosts)
         manager = scene.managers[host]
         with scene.fault(f"a commit of unknown outcome ({done})") as trouble:
-            fault = harmed.proxy.harm(END_TXN, harm, client=writer_of(scene, host), times=1000)
+            fault = harmed.proxy.harm(END_TXN, harm, client=scene.writer_id(host), times=1000)
             assert fault.struck.wait(STRIKES_WITHIN)
             trouble.begin()
             manager.wait_for(lambda: manager.metric("outfitter_commits_total", outcome="unknown"))

@@ -11,7 +11,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -49,18 +49,25 @@ class Worker:
 
 
 class Fleet:
-    """`workers` for each of `hosts`, which have `devices` each. `start`, `pause`, `resume`, `close`; all times are
-    `time.monotonic()`."""
+    """`workers` for each of `hosts`, which have `devices` each and are written by `writers`. Times are monotonic."""
 
     def __init__(
-        self, bootstrap: str, cluster: str, hosts: Sequence[str], *, seed: str, workers: int = 8, devices: int = 4
+        self,
+        bootstrap: str,
+        cluster: str,
+        hosts: Sequence[str],
+        writers: Iterable[str],
+        *,
+        seed: str,
+        workers: int = 8,
+        devices: int = 4,
     ) -> None:
         self.hosts = list(hosts)
         self.said = 0
         self.answers: list[tuple[float, float, str]] = []
         """When it was asked, when the first record of that incarnation was seen, and the host."""
-        self.commits: dict[str, list[float]] = {host: [] for host in hosts}
-        """When each host's checkpoints were seen."""
+        self.commits: dict[str, list[float]] = {writer: [] for writer in writers}
+        """When each writer's checkpoints were seen."""
         self.refused: list[str] = []
         """What the broker did not take, and why: a stock client tries for two minutes."""
         self._cluster = cluster
@@ -147,7 +154,7 @@ class Fleet:
         ) - since  # fmt: skip
 
     def longest_gap(self, since: float, until: float) -> float:
-        """The longest time without a commit, of the host where that was longest."""
+        """The longest time without a commit, of the writer whose was longest."""
         longest = 0.0
         for times in self.commits.values():
             points = [since, *(at for at in times if since < at < until), until]
@@ -222,9 +229,9 @@ class Fleet:
         now = time.monotonic()
         key = (message.key() or b"").decode()
         if key.startswith("@"):
-            host = key.removeprefix("@checkpoint/host/")
-            if host in self.commits:
-                self.commits[host].append(now)
+            writer = key.removeprefix("@checkpoint/")
+            if writer in self.commits:
+                self.commits[writer].append(now)
             return
         worker = self._workers.get(key.rpartition("/")[0])
         value = message.value()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from chaos.scene import Scene, Trouble
-from outfitter_proto.names import host_writer, transactional_id
 from support.cluster import NEW, KafkaCluster, running
 from support.kafka_proxy import FETCH, INIT_PRODUCER_ID, PRODUCE, Fault, Harm, KafkaProxy
 
@@ -29,15 +28,10 @@ def harmed_cluster(folder: Path, *, nodes: int, kafka: str = NEW) -> Iterator[Ha
         yield Harmed(cluster, proxy)
 
 
-def writer_of(scene: Scene, host: str) -> str:
-    """The transactional id of a host's manager, which is its producer's client id too."""
-    return transactional_id(scene.cluster, host_writer(host))
-
-
 def strike(harmed: Harmed, scene: Scene, key: int, harm: Harm, trouble: Trouble, *, host: str | None = None) -> Fault:
     """Do harm to the next request of this kind that one host's manager sends (any host's, unless `host` says)."""
     host = host or scene.dice.choice(scene.hosts)
-    client = None if key == FETCH else writer_of(scene, host)
+    client = None if key == FETCH else scene.writer_id(host)
     fault = harmed.proxy.harm(key, harm, client=client)
     if key == INIT_PRODUCER_ID:  # sent when a manager takes its partition
         scene.managers[host].kill9()
@@ -51,5 +45,5 @@ def strike(harmed: Harmed, scene: Scene, key: int, harm: Harm, trouble: Trouble,
 
 def in_a_transaction(harmed: Harmed, scene: Scene, host: str) -> None:
     """Return while this host's manager has a transaction open, and for some seconds will not get further."""
-    fault = harmed.proxy.harm(PRODUCE, Harm.LATE_ANSWER, client=writer_of(scene, host))
+    fault = harmed.proxy.harm(PRODUCE, Harm.LATE_ANSWER, client=scene.writer_id(host))
     assert fault.struck.wait(STRIKES_WITHIN), "it committed nothing"

@@ -18,6 +18,7 @@ from chaos.fleet import Fleet
 from chaos.report import Row, seed
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import connect
+from outfitter_proto.names import host_writer, partition_writer, transactional_id
 from outfitter_proto.partitioning import partition_of
 from outfitter_verify import verify
 from support.cluster import KafkaCluster
@@ -43,32 +44,50 @@ class Trouble:
 
 
 class Scene:
-    """See the module. `managers` are by host; the first two hosts share a partition, the third has the other one."""
+    """See the module. Two of three hosts share one partition, the third has the other one.
+
+    `managers`: in host scope one for each host, by its name; in cluster scope replicas of which each may have either
+    partition, by the replica's name.
+    """
 
     def __init__(
-        self,
-        broker: KafkaCluster,
-        folder: Path,
-        name: str,
-        note: Note,
-        *,
-        extra: str = "",
+        self, broker: KafkaCluster, folder: Path, name: str, note: Note, *, extra: str = "", replicas: int = 0
     ) -> None:
-        """`extra`: more of the managers' settings, a line each."""
+        """`extra`: more of the managers' settings, a line each. `replicas`: so many managers of cluster scope."""
         self.broker = broker
         self.name = name
         self.dice = random.Random(f"{seed()}/{name}")
         self.cluster = broker.new_cluster()
         self.hosts = [_host_in(0), _host_in(0), _host_in(1)]
         self._note = note
-        config = (
+        self._config = (
             f'{extra}\nlease-grace = "100ms"\nexternal-resources = ["gpu"]\n[external-resource.gpu]\n'
             f'amount = 1\ndriver = "static"\nparam.count = {DEVICES}\n'
         )
-        self.managers = {
-            host: Manager(folder / host, config, bus=broker.url, host=host, cluster=self.cluster) for host in self.hosts
+        if replicas:
+            names = [f"replica-{number}" for number in range(replicas)]
+            self.managers = {
+                name: self._manager(folder, name, "--scope", "cluster", "--replica", name) for name in names
+            }
+        else:
+            self.managers = {host: self._manager(folder, host) for host in self.hosts}
+        self.writers = {
+            host: partition_writer(partition_of(host, PARTITIONS)) if replicas else host_writer(host)
+            for host in self.hosts
         }
-        self.fleet = Fleet(broker.direct, self.cluster, self.hosts, seed=f"{seed()}/{name}", devices=DEVICES)
+        """Who writes of each host."""
+        self.fleet = Fleet(
+            broker.direct, self.cluster, self.hosts, self.writers.values(), seed=f"{seed()}/{name}", devices=DEVICES
+        )
+
+    def _manager(self, folder: Path, name: str, *arguments: str) -> Manager:
+        return Manager(
+            folder / name, self._config, bus=self.broker.url, host=name, cluster=self.cluster, arguments=arguments
+        )
+
+    def writer_id(self, host: str) -> str:
+        """The transactional id that this host's records are written with, which is the producer's client id, too."""
+        return transactional_id(self.cluster, self.writers[host])
 
     def start(self) -> None:
         """Make the topics, start everything, and wait until each host has answered."""
