@@ -122,16 +122,16 @@ class Shelf:
                 self.free.append(-position)
         self.free.reverse()
 
-    def take(self, positions: list[int]) -> None:
+    def take(self, name: str) -> None:
         free = self.free
-        for position in positions:
+        for position in self.places[name]:
             at = bisect_left(free, -position)
             if at < len(free) and free[at] == -position:
                 del free[at]
 
-    def put_back(self, positions: list[int]) -> None:
+    def put_back(self, name: str) -> None:
         free = self.free
-        for position in positions:
+        for position in self.places[name]:
             at = bisect_left(free, -position)
             if self.devices[position].health == Health.HEALTHY and free[at : at + 1] != [-position]:
                 free.insert(at, -position)
@@ -140,11 +140,12 @@ class Shelf:
 class HostBook:
     """One host's records and indexes.
 
-    `live` are the records that hold devices. `locks` and `sharers` count by canonical name how many live records
-    have a device to themselves and together with others. `queue` has every pending record in order, `shapes` the
-    same by what they want, `deadlines` when those give up who do not wait for ever. `incarnations` are all that are
-    remembered of each worker, the newest last: the offsets of their first registrations, and their keys. `finals` are
-    the records that are over, by the second in which they ended, and `over` how many those are.
+    `shelves` are by resource, `shown` by device. `live` are the records that hold devices. `locks` and `sharers`
+    count by canonical name how many live records have a device to themselves and together with others. `queue` has
+    every pending record in order, `shapes` the same by what they want, `deadlines` when those give up who do not wait
+    for ever. `incarnations` are all that are remembered of each worker, the newest last: the offsets of their first
+    registrations, and their keys. `finals` are the records that are over, by the second in which they ended, and
+    `over` how many those are.
     """
 
     def __init__(self, host: str) -> None:
@@ -152,6 +153,7 @@ class HostBook:
         self.record: Host | None = None
         self.inventories: dict[str, Inventory] = {}
         self.shelves: dict[str, Shelf] = {}
+        self.shown: dict[str, tuple[Shelf, ...]] = {}
         self.live: dict[str, Allocation] = {}
         self.locks = Tally()
         self.sharers = Tally()
@@ -216,10 +218,12 @@ class HostBook:
             return
         if any(device.aliases for device in (*before, *inventory.devices)):
             self._rename()
-        elif inventory.devices:
+            return
+        if inventory.devices:
             self.shelves[resource] = Shelf(inventory.devices, self)
         else:
             self.shelves.pop(resource, None)
+        self._show()
 
     def _rename(self) -> None:
         """Aliases have changed, in whatever resource: work out anew which names mean one device."""
@@ -238,6 +242,16 @@ class HostBook:
             for resource, inventory in self.inventories.items()
             if inventory.devices
         }
+        self._show()
+
+    def _show(self) -> None:
+        """Work out anew which shelves show a device: one for nearly all of them."""
+        self.shown = {}
+        for shelf in self.shelves.values():
+            alone = (shelf,)
+            for name in shelf.places:
+                others = self.shown.get(name)
+                self.shown[name] = (*others, shelf) if others else alone
 
     # --- records ---
 
@@ -308,13 +322,11 @@ class HostBook:
 
     def _count(self, tally: Tally, name: str, count: int) -> None:
         used = tally.add(name, count) or not self.unused(name)
-        for shelf in self.shelves.values():
-            positions = shelf.places.get(name)
-            if positions is not None:
-                if used:
-                    shelf.take(positions)
-                else:
-                    shelf.put_back(positions)
+        for shelf in self.shown.get(name, ()):
+            if used:
+                shelf.take(name)
+            else:
+                shelf.put_back(name)
 
 
 def _one_name_each(groups: Iterable[tuple[str, ...]]) -> dict[str, str]:
