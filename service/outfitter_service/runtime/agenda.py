@@ -29,8 +29,16 @@ class Agenda:
         self._reports: dict[tuple[str, str], m.DriverReport] = {}
 
     def add(self, event: m.Event) -> None:
+        """Queue an event. An inventory that nobody has looked at yet is replaced by the next one: drivers that report
+        again and again while the bus is away pile up nothing."""
         if isinstance(event, m.DriverReport):
+            before = self._reports.get((event.host, event.resource))
             self._reports[event.host, event.resource] = event
+            if before is not None and not event.asked:
+                for place, queued in enumerate(self.queue):
+                    if queued is before:
+                        self.queue[place] = event
+                        return
         self.queue.append(event)
 
     def give_back(self, events: Iterable[m.Event], *, but: Iterable[m.Event]) -> None:

@@ -1,0 +1,45 @@
+"""What waits to be decided: each inventory once, as it is now, and everything that nothing says twice."""
+
+from __future__ import annotations
+
+from outfitter_service.core import model as m
+from outfitter_service.runtime.agenda import Agenda
+from outfitter_service.runtime.clock import Clock
+
+
+def report(name: str, *, host: str = "h", resource: str = "gpu", asked: int = 0) -> m.DriverReport:
+    devices = (m.KnownDevice(id=name, properties={}),)
+    return m.DriverReport(host=host, resource=resource, devices=devices, asked=asked)
+
+
+def test_a_driver_that_reports_again_and_again_while_nothing_is_decided_piles_up_nothing() -> None:
+    agenda = Agenda(Clock())
+    agenda.add(report("first"))
+    agenda.add(m.OwnerDied(allocation="h/w/1", detail=""))
+    agenda.add(report("other", resource="fpga"))
+    agenda.add(report("elsewhere", host="i"))
+    for number in range(1000):
+        agenda.add(report(f"{number}"))
+    assert [*agenda.queue] == [
+        report("999"), m.OwnerDied(allocation="h/w/1", detail=""), report("other", resource="fpga"),
+        report("elsewhere", host="i"),
+    ]  # fmt: skip
+
+
+def test_a_report_after_one_that_was_taken_up_comes_last() -> None:
+    agenda = Agenda(Clock())
+    agenda.add(report("first"))
+    taken = agenda.queue.popleft()
+    agenda.add(m.Reschedule(host="h"))
+    agenda.add(report("second"))
+    assert [*agenda.queue] == [m.Reschedule(host="h"), report("second")]
+    agenda.give_back([taken], but=[])
+    agenda.add(report("third"))
+    assert [*agenda.queue] == [report("first"), m.Reschedule(host="h"), report("third")]
+
+
+def test_the_answers_of_a_driver_that_is_asked_are_all_kept() -> None:
+    agenda = Agenda(Clock())
+    agenda.add(report("a", asked=1))
+    agenda.add(report("b", asked=2))
+    assert [event.asked for event in agenda.queue if isinstance(event, m.DriverReport)] == [1, 2]
