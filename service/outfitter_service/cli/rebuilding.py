@@ -6,8 +6,9 @@ writer's state is whole, at last to the oldest that there is: a wrong guess cost
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import AsyncExitStack
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import anyio
 from msgspec import UNSET, Struct
@@ -73,24 +74,40 @@ async def _rebuild_partition(
     bus: Bus, where: Connection, topic: str, partition: int, host: str | None, until: datetime | None
 ) -> Part:
     found = await ledger.read_partition(bus, names.topics(where.cluster).allocations, partition)
-    checkpoints = {change.record.writer: change.record for change in found if isinstance(change.record, Checkpoint)}
-    if host is not None and names.host_writer(host) in checkpoints:
-        checkpoints = {names.host_writer(host): checkpoints[names.host_writer(host)]}
+    checkpoints = {
+        change.record.writer: change.record
+        for change in found
+        if isinstance(change.record, Checkpoint) and _may_write_of(change.record, host)
+    }
     now = {change.key: change.message.value for change in found if change.message.value is not None}
     part = Part(partition=partition, ledger=now, checkpoints=checkpoints, replay=Replay())
     earliest, _ = await bus.offsets(topic, partition)
     end = await bus.stable_end(topic, partition)
-    moment = _guess(checkpoints, until)
+    begun = await _begun(bus, topic, partition)
+    # whoever fell silent before the oldest that there is cannot be found, however far back one looks
+    told = {writer: one for writer, one in checkpoints.items() if begun is not None and one.at > begun - journal.MARGIN}
+    moment = _guess(told, until)
     while checkpoints:
         start = await journal.offset_at(bus, topic, partition, moment) if moment is not None else earliest
         commits = {writer: checkpoint.commit for writer, checkpoint in checkpoints.items()}
-        part.replay = await _play(bus, topic, partition, Replay(until=until, commits=commits), commits, start, end)
-        if start <= earliest or moment is None or all(_settled(one) for one in part.writers.values()):
+        part.replay = await _play(bus, topic, partition, Replay(until=until, commits=commits), told, start, end)
+        if start <= earliest or moment is None or all(part.writers[writer].known for writer in told):
             break
-        reference = until or max(checkpoint.at for checkpoint in checkpoints.values())
+        reference = until or max(checkpoint.at for checkpoint in told.values())
         back = max(reference - moment, FIRST_GUESS) * FURTHER
         moment = reference - back if back < timedelta(days=366) else None
     return part
+
+
+def _may_write_of(checkpoint: Checkpoint, host: str | None) -> bool:
+    return host is None or checkpoint.scope != "host" or checkpoint.writer == names.host_writer(host)
+
+
+async def _begun(bus: Bus, topic: str, partition: int) -> datetime | None:
+    """When the oldest message that there is was written; None: there is none."""
+    async with AsyncExitStack() as stack:
+        first = await (await journal.stretch(stack, bus, topic, partition, start=None)).next()
+    return datetime.fromtimestamp(first.timestamp_ms / 1000, UTC) if first is not None else None
 
 
 def _guess(checkpoints: dict[str, Checkpoint], until: datetime | None) -> datetime | None:
@@ -101,35 +118,32 @@ def _guess(checkpoints: dict[str, Checkpoint], until: datetime | None) -> dateti
     return min([until - FIRST_GUESS, *marks])
 
 
-def _settled(progress: Progress) -> bool:
-    """Its state is known: it is whole, or the writer is younger than that."""
-    return progress.whole is not None or progress.first == 1
-
-
 async def _play(
-    bus: Bus, topic: str, partition: int, replay: Replay, commits: dict[str, int], start: int, end: int
+    bus: Bus, topic: str, partition: int, replay: Replay, wanted: Collection[str], start: int, end: int
 ) -> Replay:
+    """Read on until nothing more is to come of those that are `wanted`."""
     async with AsyncExitStack() as stack:
         stretch = await journal.stretch(stack, bus, topic, partition, start=start, end=end)
         while (message := await stretch.next()) is not None:
             replay.take(message.value or b"")
-            if commits and all((one := replay.writers.get(writer)) is not None and one.over for writer in commits):
+            if all((one := replay.writers.get(writer)) is not None and one.over for writer in wanted):
                 break
     return replay
 
 
-async def oldest(bus: Bus, where: Connection, part: Part, writer: str) -> datetime | None:
-    """The oldest moment to which `writer` can be replayed; None: to none."""
+async def oldest(bus: Bus, where: Connection, part: Part, writers: Collection[str]) -> dict[str, datetime]:
+    """The oldest moment to which each of `writers` can be replayed; one that cannot be at all is left out."""
     topic = names.topics(where.cluster).history
     replay = Replay()
+    found: dict[str, datetime] = {}
     async with AsyncExitStack() as stack:
         stretch = await journal.stretch(stack, bus, topic, part.partition, start=None)
-        while (message := await stretch.next()) is not None:
+        while len(found) < len(writers) and (message := await stretch.next()) is not None:
             replay.take(message.value or b"")
-            progress = replay.writers.get(writer)
-            if progress is not None and progress.whole is not None:
-                return progress.whole
-    return None
+            for writer, progress in replay.writers.items():
+                if progress.whole is not None and writer in writers:
+                    found.setdefault(writer, progress.whole)
+    return found
 
 
 def allocations(parts: list[Part], host: str | None) -> list[ledger.Stored]:

@@ -68,23 +68,17 @@ async def _look(where: Connection, host: str | None, at: datetime | None, check:
 
     async with ledger.opened(where) as bus:
         parts = await rebuilding.rebuild(bus, where, host, at)
-        missing = {
-            writer: part
-            for part in parts
-            for writer, progress in part.writers.items()
-            if progress.whole is None and progress.first != 1
-        }
-        known = any(progress.whole is not None for part in parts for progress in part.writers.values())
-        for writer, part in missing.items():
-            begins = await rebuilding.oldest(bus, where, part, writer)
-            told = _unknown(writer, at, begins)
-            if not known:
-                raise OutfitterCliError(told)
-            warn(told)
         if not any(part.checkpoints for part in parts):
-            raise OutfitterCliError(
-                "the ledger has no writer yet: nothing was ever decided" + (f" for {host}" if host else "")
-            )
+            raise OutfitterCliError("nothing was ever decided" + (f" for host {host}" if host else ""))
+        known = any(progress.whole is not None for part in parts for progress in part.writers.values())
+        for part in parts:
+            missing = [name for name, one in part.writers.items() if not one.known]
+            begins = await rebuilding.oldest(bus, where, part, missing) if missing else {}
+            for writer in missing:
+                told = _unknown(writer, at, begins.get(writer))
+                if not known:
+                    raise OutfitterCliError(told)
+                warn(told)
         allocations = rebuilding.allocations(parts, host)
         comparison = None
         if check:

@@ -97,6 +97,11 @@ class Progress:
     def commit(self) -> int | None:
         return self.checkpoint.commit if self.checkpoint is not None else None
 
+    @property
+    def known(self) -> bool:
+        """Its state is known: it is whole, or all its commits, the first included, came later: there was nothing."""
+        return self.whole is not None or (self.first == 1 and self.checkpoint is None)
+
 
 class Replay:
     """Give it one partition's history in order. `records` is what the ledger held after the last commit of each writer
