@@ -75,7 +75,7 @@ class Cycle:
         self._full = writer.max_batch_bytes * FILL
         self._log = station.telling.log
         self._decided = place.position  # what comes after all that was decided
-        self._checkpointed = place.position
+        self._checkpointed = place.position  # what comes after the last commit's input
         self._committed_at = 0.0
         self._ticked_at = 0.0
         self._announcements = Announcements(station, ledger, since=since)
@@ -266,7 +266,7 @@ class Cycle:
             InputPosition(
                 topic_id=self.place.topic_id,
                 partition=self._station.partition,
-                from_=self.place.position,
+                from_=self._checkpointed,
                 to=work.position,
                 base=self.place.base or UNSET,
             ),
@@ -389,7 +389,7 @@ class Cycle:
         if lost.start < place.position:
             place.base += place.position
         station.intake.reset(lost.start)
-        self._decided = place.position = lost.start
+        self._decided = self._checkpointed = place.position = lost.start
         station.input_lost(str(lost))
         self._open = self._new_work()
         return None
