@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from bench.loads import HOST, incarnation, registration, resource, worker
+from bench.loads import HOST, incarnation, registration, worker
 from outfitter_proto.bus import Message
 from outfitter_proto.codec import encode
 from outfitter_proto.names import host_writer, topics
@@ -25,6 +25,7 @@ from outfitter_service.runtime.batch import Batch
 from outfitter_service.runtime.snapshots import Pace, Snapshots
 
 WORKERS = 2000
+RESOURCE = "gpu-000"
 TOPICS = topics()
 WRITER = host_writer(HOST)
 INFO = {"model": "NVIDIA H100 80GB HBM3", "memory.total_bytes": "85899345920", "pci.bus_id": "0000:3b:00.0"}
@@ -34,7 +35,7 @@ class Meter:
     """One writer whose commits are counted, by type of record. `devices` below the number of workers: they queue."""
 
     def __init__(self, devices: int) -> None:
-        self.rules = Rules(writer=WRITER, specs={resource(0): m.ResourceSpec(name=resource(0))}, lease_s=None)
+        self.rules = Rules(writer=WRITER, specs={RESOURCE: m.ResourceSpec(name=RESOURCE)}, lease_s=None)
         self.ledger = Ledger()
         self.snapshots = Snapshots(WRITER, "measured", Pace())
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
@@ -46,7 +47,7 @@ class Meter:
         known = tuple(
             m.KnownDevice(id=f"GPU-{n:08d}-8a56", properties=INFO | {"index": str(n)}) for n in range(devices)
         )
-        self.batch.decide(m.DriverReport(host=HOST, resource=resource(0), devices=known))
+        self.batch.decide(m.DriverReport(host=HOST, resource=RESOURCE, devices=known))
         self.commit()
         self.bytes.clear()
 
@@ -84,7 +85,7 @@ def measure(devices: int, together: int) -> Counter[str]:
     meter = Meter(devices)
     messages: list[bytes] = []
     for number in range(WORKERS):
-        messages.append(registration(number))
+        messages.append(registration(number, resource=RESOURCE))
         if number >= devices - 1:
             gone = number - devices + 1
             messages.append(encode(Deregister(host=HOST, worker=worker(gone), incarnation=incarnation(gone))))
