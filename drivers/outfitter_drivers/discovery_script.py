@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Collection, Mapping, Sequence
 
 import anyio
@@ -89,17 +90,20 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
     `prepare` calls it again only where this driver does not know the answer (the manager was restarted, or other
     devices than those were granted), and then with the token. So a script must answer a repeated `allocate` of
     one worker and incarnation with the same devices, and a repeated `release` with success. What was allocated
-    for a worker that has not been granted it is released when others ask in vain, and at the end.
+    for a worker and not granted to it within `offer_stands` is released when others ask in vain, and at the end.
     """
 
     knows_holders = True
     not_granted_hint = None
+    offer_stands: float = 10.0
+    """Seconds in which a grant follows from an offer, if one does: until then what is offered is nobody else's."""
 
     def __init__(self, script: str, arguments: Sequence[str] = (), *, timeout: float = DEFAULT_TIMEOUT) -> None:
         super().__init__(script, arguments, timeout=timeout)
         # A call may have to release what nobody was granted and ask a second time, and to wait for another that does.
         self.call_timeout = 6 * timeout + 5
         self._allocated: dict[Worker, tuple[str, ...]] = {}
+        self._offered_at: dict[Worker, float] = {}
         self._granted: set[Worker] = set()
         self._highest_token: dict[str, int] = {}
         self._choosing = anyio.Lock()
@@ -133,7 +137,7 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
 
     async def aclose(self) -> None:
         async with self._choosing:
-            await self._release_ungranted()
+            await self._release_ungranted(time.monotonic())
 
     async def _choose(self, amount: int, worker: Worker) -> tuple[str, ...]:
         known = self._allocated.get(worker)
@@ -143,8 +147,10 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
             await self._release(known, worker)
         try:
             indexes = await self._allocate(amount, worker)
-        except NotEnoughDevicesError:
-            if not await self._release_ungranted():
+        except NotEnoughDevicesError as error:
+            if not await self._release_ungranted(time.monotonic() - self.offer_stands):
+                if standing := [one.worker for one in self._allocated if one not in self._granted]:
+                    raise TemporaryDriverError(f"{error}; worker {standing[0]} is about to get some") from error
                 raise
             indexes = await self._allocate(amount, worker)
         # `outfitter discover` asks for nobody: it wants to know and keeps nothing.
@@ -161,6 +167,7 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
             raise kind(f"{self._script} allocate {amount} {outcome}")
         indexes = tuple(parse_indexes(outcome.stdout))
         self._allocated[worker] = indexes
+        self._offered_at[worker] = time.monotonic()
         return indexes
 
     async def _release(self, indexes: Sequence[str], worker: Worker, *, token: int | None = None) -> None:
@@ -168,13 +175,14 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
         if outcome.code != 0:
             raise TemporaryDriverError(f"{self._script} release {len(indexes)} {outcome}")
         self._allocated.pop(worker, None)
+        self._offered_at.pop(worker, None)
         self._granted.discard(worker)
 
-    async def _release_ungranted(self) -> bool:
-        """Take back what was allocated for workers that were never granted it; whether there was any."""
+    async def _release_ungranted(self, since: float) -> bool:
+        """Take back what was allocated by then for workers that were never granted it; whether there was any."""
         released = False
         for worker, indexes in list(self._allocated.items()):
-            if worker in self._granted:
+            if worker in self._granted or self._offered_at[worker] > since:
                 continue
             try:
                 await self._release(indexes, worker)

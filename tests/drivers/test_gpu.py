@@ -321,10 +321,28 @@ async def test_a_release_that_fails_is_an_error_and_can_be_repeated(
     await driver.unprepare(grant(7, "4", "5"))
 
 
+async def test_what_was_just_offered_to_one_worker_is_not_taken_back_for_another(
+    books: tuple[AllocateReleaseDriver, Path], tmp_path: Path
+) -> None:
+    """Its grant may be under way; whoever asked in vain asks again soon."""
+    driver, log = books
+    taken = tmp_path / "taken"
+    (tmp_path / "answer").write_text(f"[ ! -e {taken} ] || exit 1; touch {taken}; echo 4,5")
+    assert await indexes(driver, 2) == ["4", "5"]
+    other = Worker(host="h", resource="gpu", worker="v", incarnation="v-1")
+    with pytest.raises(TemporaryDriverError, match="worker w is about to get some"):
+        await indexes(driver, 2, other)
+    await driver.prepare(grant(7, "4", "5"))
+    with pytest.raises(NotEnoughDevicesError):
+        await indexes(driver, 2, other)
+    assert "release" not in log.read_text()
+
+
 async def test_what_was_allocated_but_never_granted_is_taken_back_when_others_ask_in_vain(
     books: tuple[AllocateReleaseDriver, Path], tmp_path: Path
 ) -> None:
     driver, log = books
+    driver.offer_stands = 0.0
     taken = tmp_path / "taken"
     (tmp_path / "answer").write_text(f"[ ! -e {taken} ] || {{ rm {taken}; exit 1; }}; touch {taken}; echo 4,5")
     other = Worker(host="h", resource="gpu", worker="v", incarnation="v-1")
