@@ -95,6 +95,7 @@ class Scene:
         async def make() -> None:
             async with connect(f"kafka://{self.broker.direct}") as bus:
                 await all_topics.create(bus, self.cluster, partitions=PARTITIONS)
+                assert await all_topics.check(bus, self.cluster) == []  # as many copies as there are brokers, and so on
 
         anyio.run(make)
         with ThreadPoolExecutor(len(self.managers)) as pool:
