@@ -19,6 +19,14 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
 NODES = (1, 2, 3)
 
 
+def test_without_a_fault_nothing_is_lost_and_no_gap_is_seen(
+    three_brokers: KafkaCluster, tmp_path: Path, note: Note
+) -> None:
+    """The control: what the figures of the others are to be compared with."""
+    with playing(three_brokers, tmp_path, "no fault", note) as scene, scene.fault("nothing, for 5 s"):
+        time.sleep(5)
+
+
 def test_each_broker_killed_in_turn_loses_nothing(three_brokers: KafkaCluster, tmp_path: Path, note: Note) -> None:
     with playing(three_brokers, tmp_path, "kill -9", note) as scene:
         for node in NODES:

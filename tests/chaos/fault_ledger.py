@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaProducer
 
 from bus.test_kafka_compaction import plain_consumer_dies
 from chaos.harm import Harmed, strike
-from chaos.scene import Note, playing
+from chaos.scene import Note, Scene, playing
 from outfitter_proto.bus import Entry, connect
 from outfitter_proto.names import topics
 from support.broker import KafkaBroker
@@ -71,32 +71,54 @@ def test_a_damaged_record_stops_its_own_host_alone_until_it_is_put_right_as_the_
     harmed: Harmed, tmp_path: Path, note: Note
 ) -> None:
     with playing(harmed.broker, tmp_path, "damage", note) as scene:
-        host, beside, elsewhere = scene.hosts
+        host, *others = scene.hosts
         manager = scene.managers[host]
         key = f"{host}/damaged/1"
         with scene.fault("a damaged record in the ledger, put right as the guide says", expected=key) as trouble:
             trouble.begin()
-            anyio.run(
-                write, scene.broker.url, topics(scene.cluster).allocations, Entry(key.encode(), b'{"type":"alloc')
-            )
+            anyio.run(damage, scene, key)
             manager.kill9()
             manager.start(ready=False)
             assert manager.wait() == 1
-            assert key in manager.log_tail()
-            assert "damaged" in manager.log_tail()
-            scene.fleet.await_answers(3, since=time.monotonic(), hosts=[beside, elsewhere])
-            forget = guide().replace("kafka://127.0.0.1:9092", scene.broker.url)
-            for example, ours in ('"outfitter"', f'"{scene.cluster}"'), ("gpu-3/tm-17/run-1", key), ("gpu-3", host):
-                assert example in forget
-                forget = forget.replace(example, ours)
-            subprocess.run([sys.executable, "-c", forget], check=True, timeout=60)
+            assert re.search(rf"{key}.*damaged", manager.log_tail())
+            scene.fleet.await_answers(3, since=time.monotonic(), hosts=others)
+            put_right(scene, host, key)
             manager.start()
 
 
-async def write(url: str, topic: str, entry: Entry) -> None:
-    """Damage the first partition, which the first host's name hashes to."""
-    async with connect(url) as bus:
-        await bus.publish(topic, 0, entry)
+def test_a_damaged_record_stops_its_own_host_alone_in_cluster_scope_as_well(
+    harmed: Harmed, tmp_path: Path, note: Note
+) -> None:
+    with playing(harmed.broker, tmp_path, "damage", note, replicas=1) as scene:
+        host, *others = scene.hosts
+        [manager] = scene.managers.values()
+        key = f"{host}/damaged/1"
+        name = "a damaged record in the ledger, put right as the guide says (cluster scope)"
+        with scene.fault(name, expected=key) as trouble:
+            trouble.begin()
+            anyio.run(damage, scene, key)
+            manager.kill9()
+            manager.start()
+            scene.fleet.await_answers(3, since=time.monotonic(), hosts=others)
+            manager.wait_for(lambda: scene.fleet.refusals)
+            assert all(re.search(rf"{key}.*damaged", reason) for reason in scene.fleet.refusals)
+            put_right(scene, host, key)
+            manager.restart()
+
+
+async def damage(scene: Scene, key: str) -> None:
+    """Write half a record into the first partition, which the first host's name hashes to."""
+    async with connect(scene.broker.url) as bus:
+        await bus.publish(topics(scene.cluster).allocations, 0, Entry(key.encode(), b'{"type":"alloc'))
+
+
+def put_right(scene: Scene, host: str, key: str) -> None:
+    """Run the guide's program, with our names in the places of those in its last line."""
+    forget = guide().replace("kafka://127.0.0.1:9092", scene.broker.url)
+    for example, ours in ('"outfitter"', f'"{scene.cluster}"'), ("gpu-3/tm-17/run-1", key), ("gpu-3", host):
+        assert example in forget
+        forget = forget.replace(example, ours)
+    subprocess.run([sys.executable, "-c", forget], check=True, timeout=60)
 
 
 def guide() -> str:

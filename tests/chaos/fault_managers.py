@@ -34,12 +34,13 @@ def test_a_manager_killed_in_a_transaction_loses_nothing(harmed: Harmed, tmp_pat
 
 
 @pytest.mark.parametrize("seconds", [2, 10])
-def test_a_manager_frozen_in_a_transaction_loses_nothing(
+def test_a_manager_frozen_in_a_transaction_loses_nothing_and_hides_the_others_answers_no_longer_than_its_time_out(
     harmed: Harmed, tmp_path: Path, note: Note, seconds: int
 ) -> None:
     """Two seconds are less than its transaction may last, ten are more: the broker ends it and fences the manager."""
     with playing(harmed.broker, tmp_path, f"manager frozen {seconds}", note) as scene:
-        host = scene.hosts[0]
-        with scene.fault(f"a manager: SIGSTOP {seconds} s in a transaction") as trouble:
+        host, beside, _ = scene.hosts
+        name = f"a manager: SIGSTOP {seconds} s in a transaction, as its partition's other host sees it"
+        with scene.fault(name, seen_by=[beside]) as trouble:
             in_a_transaction(harmed, scene, host)
             scene.freeze(scene.managers[host].pid, seconds, trouble)

@@ -7,6 +7,7 @@ seed; when it does it depends on the answers. The fleet knows the wire contract 
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 import threading
@@ -70,6 +71,8 @@ class Fleet:
         """When each writer's checkpoints were seen."""
         self.refused: list[str] = []
         """What the broker did not take, and why: a stock client tries for two minutes."""
+        self.refusals: list[str] = []
+        """Why registrations and goodbyes came back as dead letters."""
         self._cluster = cluster
         self._devices = devices
         now = time.monotonic()
@@ -101,9 +104,9 @@ class Fleet:
     # --- from outside -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        topic = f"{self._cluster}.allocations"
-        partitions = self._consumer.list_topics(topic, timeout=20).topics[topic].partitions
-        self._consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+        topics = (f"{self._cluster}.allocations", f"{self._cluster}.dead-letters")
+        found = self._consumer.list_topics(timeout=20).topics
+        self._consumer.assign([TopicPartition(name, number, 0) for name in topics for number in found[name].partitions])
         self._thread.start()
 
     def await_answers(
@@ -146,18 +149,19 @@ class Fleet:
 
     # --- figures -----------------------------------------------------------------------------------------------
 
-    def first_answer(self, since: float) -> float:
-        """Seconds from `since` until the last of the hosts had answered something that was said after it."""
-        return max(
+    def first_answer(self, since: float, hosts: Iterable[str]) -> float:
+        """Seconds from `since` until the last of these hosts had answered something that was said after it."""
+        first = [
             min((seen for asked, seen, of in self.answers if of == host and asked >= since), default=float("inf"))
-            for host in self.hosts
-        ) - since  # fmt: skip
+            for host in hosts
+        ]
+        return max(first) - since
 
-    def longest_gap(self, since: float, until: float) -> float:
-        """The longest time without a commit, of the writer whose was longest."""
+    def longest_gap(self, since: float, until: float, writers: Iterable[str]) -> float:
+        """The longest time without a commit, of the one of these writers whose was longest."""
         longest = 0.0
-        for times in self.commits.values():
-            points = [since, *(at for at in times if since < at < until), until]
+        for writer in writers:
+            points = [since, *(at for at in self.commits[writer] if since < at < until), until]
             longest = max(longest, *(after - before for before, after in pairwise(points)))
         return longest
 
@@ -228,6 +232,9 @@ class Fleet:
     def _hear(self, message: Message) -> None:
         now = time.monotonic()
         key = (message.key() or b"").decode()
+        if (message.topic() or "").endswith(".dead-letters"):
+            self._hear_refusal(json.loads(message.value() or b"{}"), now)
+            return
         if key.startswith("@"):
             writer = key.removeprefix("@checkpoint/")
             if writer in self.commits:
@@ -248,3 +255,15 @@ class Fleet:
             worker.phase = "holding"
             worker.leaves = now + 0.1 + worker.dice.random() * 0.5
             worker.due = now
+
+    def _hear_refusal(self, letter: dict[str, Any], now: float) -> None:
+        """A registration that comes back as a dead letter is answered, and over; a goodbye is said again."""
+        body = json.loads(base64.b64decode(letter["body"]))
+        worker = self._workers.get(f"{body['host']}/{body['worker']}")
+        if worker is None or worker.key != f"{body['host']}/{body['worker']}/{body['incarnation']}":
+            return
+        again = {("register", "asked"): "idle", ("deregister", "leaving"): "holding"}.get((body["type"], worker.phase))
+        if again is not None:
+            self.refusals.append(letter["reason"])
+            worker.phase = again
+            worker.due = now + 0.5 + worker.dice.random()

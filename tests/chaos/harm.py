@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from chaos.scene import Scene, Trouble
 from support.cluster import NEW, KafkaCluster, running
-from support.kafka_proxy import FETCH, INIT_PRODUCER_ID, PRODUCE, Fault, Harm, KafkaProxy
+from support.kafka_proxy import END_TXN, FETCH, INIT_PRODUCER_ID, Fault, Harm, KafkaProxy
 
 STRIKES_WITHIN = 60.0
 
@@ -44,6 +44,6 @@ def strike(harmed: Harmed, scene: Scene, key: int, harm: Harm, trouble: Trouble,
 
 
 def in_a_transaction(harmed: Harmed, scene: Scene, host: str) -> None:
-    """Return while this host's manager has a transaction open, and for some seconds will not get further."""
-    fault = harmed.proxy.harm(PRODUCE, Harm.LATE_ANSWER, client=scene.writer_id(host))
+    """Return when this host's writer has written all of a transaction, and its request to commit went nowhere."""
+    fault = harmed.proxy.harm(END_TXN, Harm.NEVER_SENT, client=scene.writer_id(host))
     assert fault.struck.wait(STRIKES_WITHIN), "it committed nothing"

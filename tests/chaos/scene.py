@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,10 +110,13 @@ class Scene:
             print(f"--- {manager.log}\n{manager.log_tail()}")
 
     @contextmanager
-    def fault(self, name: str, *, expected: str | None = None) -> Iterator[Trouble]:
+    def fault(
+        self, name: str, *, expected: str | None = None, seen_by: Sequence[str] | None = None
+    ) -> Iterator[Trouble]:
         """What the block does is the fault. After it: each host answers again, all is checked, a row is noted.
 
-        `expected`: a key that the fault itself has written to, which the checker therefore complains of.
+        `expected`: a key that the fault itself has written to, which the checker therefore complains of. `seen_by`: the
+        hosts whose figures are noted, all by default.
 
         Raises:
             AssertionError: a promise was broken, or something asked was not answered.
@@ -124,6 +127,7 @@ class Scene:
         yield trouble
         healed = time.monotonic()
         since = trouble.since or since
+        hosts = seen_by or self.hosts
         self.fleet.await_answers(ENOUGH, since=healed)
         until = time.monotonic()
         lost = self.fleet.pause()
@@ -135,8 +139,8 @@ class Scene:
             kills=trouble.kills,
             violations=tuple(violations),
             lost=tuple(lost),
-            first_answer_s=self.fleet.first_answer(since),
-            gap_s=self.fleet.longest_gap(since, until),
+            first_answer_s=self.fleet.first_answer(since, hosts),
+            gap_s=self.fleet.longest_gap(since, until, {self.writers[host] for host in hosts}),
         )
         self._note(row)
         assert not violations, violations
