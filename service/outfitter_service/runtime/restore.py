@@ -6,7 +6,10 @@ own, and builds the core's ledger from it. It repairs nothing: a record it canno
 
 from __future__ import annotations
 
+import gc
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import structlog
@@ -57,6 +60,31 @@ async def restore(bus: Bus, topic: str, partition: int, remit: Remit) -> Restore
     """
     begun = time.monotonic()
     read = await _read_log(bus, topic, partition, remit)
+    with _nothing_collected():
+        ledger, checkpoint = _build(read, remit, f"{topic}/{partition}")
+    return Restored(
+        ledger=ledger,
+        checkpoint=checkpoint,
+        rivals=read.rivals,
+        records=read.records,
+        end=read.end,
+        seconds=time.monotonic() - begun,
+    )
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """What a ledger is built of stays: to look through it for garbage meanwhile takes a tenth of the time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _build(read: _Log, remit: Remit, place: str) -> tuple[Ledger, Checkpoint | None]:
     ledger = Ledger()
     checkpoint: Checkpoint | None = None
     allocations: list[Allocation] = []
@@ -64,7 +92,7 @@ async def restore(bus: Bus, topic: str, partition: int, remit: Remit) -> Restore
     remit.admit_all()
     for key, value in read.last.items():
         try:
-            record = _read(key, value, f"{topic}/{partition}")
+            record = _read(key, value, place)
         except LedgerRefusedError as error:
             host = host_of(key)
             if host is None or not remit.refuse(host, str(error)):
@@ -90,14 +118,7 @@ async def restore(bus: Bus, topic: str, partition: int, remit: Remit) -> Restore
     if checkpoint is not None:
         ledger.restore(SetToken(checkpoint.token))
         ledger.commits = checkpoint.commit
-    return Restored(
-        ledger=ledger,
-        checkpoint=checkpoint,
-        rivals=read.rivals,
-        records=read.records,
-        end=read.end,
-        seconds=time.monotonic() - begun,
-    )
+    return ledger, checkpoint
 
 
 def _read(key: bytes, value: bytes, place: str) -> LedgerRecord:
