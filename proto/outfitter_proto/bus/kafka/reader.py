@@ -27,7 +27,7 @@ from outfitter_proto.bus.port import (
 
 LONG_POLL = 0.5
 """Seconds a broker holds a fetch for which there is nothing; new records are sent at once."""
-DECODED_BYTES = 4 * 1024 * 1024
+DECODED_BYTES = 1024 * 1024
 """Of records in memory at which no further batch is unpacked: hundreds of packed ones fit in one answer."""
 BY_MISTAKE_S = 0.05
 """Seconds until a fetch is repeated for an offset that is there after all."""

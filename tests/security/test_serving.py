@@ -1,0 +1,236 @@
+"""`outfitter serve` and the other commands as processes, on a broker that lets nobody in unasked."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+from aiokafka.protocol.produce import ProduceRequest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from confluent_kafka import Producer
+
+from outfitter_proto.bus import Entry, connect
+from outfitter_proto.bus.kafka import KafkaBus
+from outfitter_proto.names import topics as names_of
+from support.manager import Manager, ManagerError, StartManager, files_config
+from support.secure_broker import SecureBroker, right
+
+pytestmark = pytest.mark.kafka
+
+HOST = "gpu-3"
+MEBIBYTE = 1024 * 1024
+MORE_MEMORY = 128 * MEBIBYTE
+"""What may be added to a manager's resident memory by messages that unpack to hundreds of mebibytes."""
+
+
+def table(login: Mapping[str, str]) -> str:
+    """A login as the end of a configuration."""
+    return "[kafka]\n" + "".join(f'{name} = "{value}"\n' for name, value in login.items())
+
+
+def variables(login: Mapping[str, str]) -> dict[str, str]:
+    """The same as a process's environment."""
+    return {f"OUTFITTER_KAFKA_{name.replace('-', '_').upper()}": value for name, value in login.items()}
+
+
+@pytest.fixture
+async def manager(secure_broker: SecureBroker, cluster: str, tmp_path: Path, start_manager: StartManager) -> Manager:
+    """A manager that logs in with SCRAM over TLS, with the least rights."""
+    of, user = names_of(cluster), f"m-{secrets.token_hex(4)}"
+    secure_broker.allow(
+        *(right(f"User:{user}", "Write", "topic", topic) for topic in of if topic != of.registrations),
+        *(right(f"User:{user}", "Read", "topic", topic) for topic in (of.registrations, of.allocations)),
+        right(f"User:{user}", "DescribeConfigs", "topic", f"{cluster}.", prefixed=True),
+        right(f"User:{user}", "Write", "transactional-id", f"{cluster}-host-{HOST}"),
+    )
+    config = files_config(tmp_path / "gpus", gpus=4) + table(secure_broker.scram(user))
+    return start_manager(
+        config, bus=secure_broker.at("sasl"), host=HOST, cluster=cluster, arguments=("--log-level", "debug")
+    )
+
+
+async def test_every_command_works_with_its_own_log_in_and_none_tells_a_secret(
+    manager: Manager, secure_broker: SecureBroker, cluster: str, tmp_path: Path
+) -> None:
+    of, worker, monitor = names_of(cluster), f"w-{secrets.token_hex(4)}", f"o-{secrets.token_hex(4)}"
+    secure_broker.allow(
+        right(f"User:{worker}", "Write", "topic", of.registrations),
+        right(f"User:{worker}", "Read", "topic", of.allocations),
+        right(f"User:{monitor}", "Read", "topic", f"{cluster}.", prefixed=True),
+        right(f"User:{monitor}", "DescribeConfigs", "topic", f"{cluster}.", prefixed=True),
+    )
+    (tmp_path / "empty.toml").write_text("")
+    nothing_else = {"OUTFITTER_CONFIG": str(tmp_path / "empty.toml")}
+    by_variable = nothing_else | variables(secure_broker.scram(worker))
+    del by_variable["OUTFITTER_KAFKA_SASL_PASSWORD_FILE"]
+    by_variable["OUTFITTER_KAFKA_SASL_PASSWORD"] = secure_broker.passwords[worker]
+    looking = nothing_else | variables(secure_broker.oauth(monitor))
+    said = []
+
+    def outfitter(*arguments: str, env: Mapping[str, str], code: int = 0) -> str:
+        done = manager.outfitter(*arguments, env=env)
+        said.append(done.stdout + done.stderr)
+        assert done.returncode == code, done.stderr
+        return done.stdout
+
+    program = (
+        "from outfitter import RuntimeContext\n"
+        "with RuntimeContext(operator='x') as context:\n"
+        "    print(len(context.get_external_resource_infos('gpu')))\n"
+    )
+    run = ("run", "--resource", "gpu=2", "--", sys.executable, "-c", program)
+    assert outfitter(*run, env=by_variable) == "2\n"
+    outfitter("status", env=looking)
+    assert json.loads(outfitter("topics", "check", "--json", env=looking))["differences"] is not None
+    config = str(manager.config)
+    password = {"OUTFITTER_KAFKA_SASL_PASSWORD": secure_broker.passwords[worker]}
+    shown = outfitter("config", "show", config, env=password)
+    assert "kafka.sasl-password-file" in shown
+    outfitter("config", "show", config, "--json", env=password)
+    outfitter("config", "check", config, env={})
+    wrong = looking | {"OUTFITTER_KAFKA_SASL_TOKEN_FILE": str(secure_broker.write("t", b"eyJ.secret.token"))}
+    outfitter("status", env=wrong, code=1)
+    assert "the token is refused" in said[-1]
+    outfitter("--debug", "status", env=by_variable | {"OUTFITTER_KAFKA_SASL_PASSWORD": "wrong-horse"}, code=1)
+    assert f"User:{worker} in: a wrong password" in said[-1]
+    everything = "".join(said) + manager.log_tail() + manager.metrics()
+    token = (secure_broker.folder / f"{monitor}.token").read_text()
+    for secret in (*secure_broker.passwords.values(), token, "eyJ.secret.token", "wrong-horse"):
+        assert secret not in everything
+
+
+async def test_a_manager_that_may_not_log_in_ends_with_one_line_that_says_why(
+    secure_broker: SecureBroker, cluster: str, tmp_path: Path
+) -> None:
+    config = files_config(tmp_path / "gpus") + table(secure_broker.plain("admin", "wrong"))
+    manager = Manager(tmp_path / "refused", config, bus=secure_broker.at("open"), host=HOST, cluster=cluster)
+    with pytest.raises(ManagerError, match="ended with 1 before it was ready"):
+        manager.start()
+    lines = [line for line in manager.log_tail().splitlines() if line.startswith("outfitter: kafka://")]
+    assert len(lines) == 1
+    assert "does not let User:admin in: an unknown user or a wrong password" in lines[0]
+
+
+# --- what unpacks to more than there should be -----------------------------------------------------------------
+
+
+def packed(codec: int, values: list[bytes]) -> bytes:
+    builder = DefaultRecordBatchBuilder(
+        magic=2, compression_type=codec, is_transactional=0, producer_id=-1, producer_epoch=-1, base_sequence=-1,
+        batch_size=2**31 - 1,
+    )  # fmt: skip
+    for number, value in enumerate(values):
+        builder.append(number, None, HOST.encode(), value, [])
+    return bytes(builder.build())
+
+
+async def publish(bus: KafkaBus, topic: str, batch: bytes) -> None:
+    request = ProduceRequest(transactional_id=None, required_acks=-1, timeout=30_000, topics=[(topic, [(0, batch)])])
+    answer = await bus._cluster.ask_leader(topic, 0, request, lambda found: found.topics[0][1][0][1])
+    assert answer.topics[0][1][0][1] == 0
+
+
+async def dead_letters(bus: KafkaBus, topic: str) -> list[dict[str, Any]]:
+    end = await bus.stable_end(topic, 0)
+    found: list[dict[str, Any]] = []
+    async with await bus.open_reader(topic, 0, start=None, committed=True) as reader:
+        while reader.position < end:
+            found += [json.loads(message.value or b"{}") for message in await reader.fetch()]
+    return found
+
+
+async def test_packed_bombs_are_dead_letters_in_bounded_memory_and_do_not_come_again_at_a_restart(
+    manager: Manager, secure_broker: SecureBroker, cluster: str
+) -> None:
+    """200 MB of zeros in 64 kB with zstd, what fits there with gzip and lz4, and 300 MB in pieces below the limit."""
+    of = names_of(cluster)
+    bombs = [packed(4, [bytes(200_000_000)]), packed(1, [bytes(60_000_000)]), packed(3, [bytes(15_000_000)])]
+    bombs += [packed(4, [bytes(2_000_000)])] * 150
+    assert all(len(bomb) < 64 * 1024 for bomb in bombs)
+    crowd = packed(4, [b""] * 60_000)
+    process = psutil.Process(manager.pid)
+    before = process.memory_info().rss
+    async with connect(secure_broker.at("open"), secure_broker.administrator()) as bus:
+        assert isinstance(bus, KafkaBus)
+        for bomb in (*bombs, crowd):
+            await publish(bus, of.registrations, bomb)
+        most = 0
+        while len(letters := await dead_letters(bus, of.dead_letters)) < len(bombs) + 1:
+            most = max(most, process.memory_info().rss)
+        most = max(most, process.memory_info().rss)
+        print(f"resident memory: {before / MEBIBYTE:.0f} MiB before, at most {most / MEBIBYTE:.0f} MiB")
+        assert most - before < MORE_MEMORY
+        offsets = [letter["source"]["offset"] for letter in letters]
+        assert offsets == sorted(set(offsets))
+        manager.kill9()
+        manager.start()
+        body = {
+            "type": "register",
+            "host": HOST,
+            "worker": "w",
+            "incarnation": "1",
+            "resources": {"gpu": {"amount": 1}},
+        }
+        await bus.publish(of.registrations, 0, Entry(HOST.encode(), json.dumps(body).encode()))
+        deadline = time.monotonic() + 30
+        while not any(b'"allocated"' in (m or b"") for m in await values(bus, of.allocations)):
+            assert time.monotonic() < deadline
+        assert len(await dead_letters(bus, of.dead_letters)) == len(letters)
+    assert psutil.Process(manager.pid).memory_info().rss - before < MORE_MEMORY
+
+
+async def values(bus: KafkaBus, topic: str) -> list[bytes | None]:
+    end = await bus.stable_end(topic, 0)
+    found: list[bytes | None] = []
+    async with await bus.open_reader(topic, 0, start=None, committed=True) as reader:
+        while reader.position < end:
+            found += [message.value for message in await reader.fetch()]
+    return found
+
+
+async def test_a_stock_clients_packed_registrations_are_answered(
+    manager: Manager, secure_broker: SecureBroker, cluster: str
+) -> None:
+    of, codecs = names_of(cluster), ("gzip", "snappy", "lz4", "zstd")
+    for codec in codecs:
+        producer = Producer(
+            {
+                "bootstrap.servers": secure_broker.bootstrap, "security.protocol": "SASL_PLAINTEXT",
+                "sasl.mechanism": "PLAIN", "sasl.username": "admin", "sasl.password": secure_broker.passwords["admin"],
+                "compression.type": codec, "partitioner": "murmur2_random", "log_level": 0,
+            }
+        )  # fmt: skip
+        labels = {f"label-{n}": "packs well" for n in range(40)}
+        body = {"type": "register", "host": HOST, "worker": codec, "incarnation": "1", "labels": labels}
+        producer.produce(of.registrations, json.dumps(body).encode(), HOST.encode())
+        assert producer.flush(20) == 0
+    async with connect(secure_broker.at("open"), secure_broker.administrator()) as bus:
+        assert isinstance(bus, KafkaBus)
+        deadline = time.monotonic() + 30
+        answered: set[str] = set()
+        while answered != set(codecs):
+            assert time.monotonic() < deadline
+            records = [json.loads(value) for value in await values(bus, of.allocations) if value]
+            answered = {record["worker"] for record in records if record.get("state") == "allocated"}
+
+
+# --- HTTP --------------------------------------------------------------------------------------------------------
+
+
+async def test_nothing_that_is_asked_over_http_changes_anything(manager: Manager) -> None:
+    assert manager.url.startswith("http://127.0.0.1:")
+    async with aiohttp.ClientSession(manager.url) as session:
+        for path in ("/metrics", "/livez", "/readyz", "/", "/allocations"):
+            for method in ("POST", "PUT", "PATCH", "DELETE"):
+                async with session.request(method, path, data=b"x" * 100) as answer:
+                    assert answer.status in (404, 405)
+        async with session.get("/readyz") as answer:
+            assert answer.status == 200
