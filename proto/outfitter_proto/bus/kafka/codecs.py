@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Any
 
 MAX_UNPACKED = 2 * 1024 * 1024
-"""Bytes of one batch's records. Stock producers fill batches of at most one mebibyte before they pack them, and JSON packs
-some twenty to one at best, so that no more fits into the registrations' 64 KiB either."""
+"""Bytes of one batch's records. Stock producers fill batches of at most one mebibyte before they pack them, and JSON
+packs some twenty to one at best, so that no more fits into the registrations' 64 KiB either."""
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 NAMES = {NONE: "none", GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
