@@ -44,7 +44,7 @@ $(READY): pyproject.toml constraints.txt
 constraints:
 	$(BIN)/python -m pip install --quiet pip-tools
 	$(BIN)/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
-		--no-header --allow-unsafe --extra service --extra dev --extra uvloop --extra examples --output-file constraints.txt pyproject.toml
+		--no-header --allow-unsafe --extra service --extra dev --extra uvloop --extra examples --extra bench --output-file constraints.txt pyproject.toml
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
