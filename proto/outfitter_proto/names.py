@@ -87,8 +87,18 @@ def partition_writer(partition: int) -> str:
     return f"partition/{partition}"
 
 
+def sweeper_writer(partition: int) -> str:
+    """The writer identity of whoever dead-letters what is nobody's in a partition, in host scope: `sweeper/<n>`."""
+    return f"sweeper/{partition}"
+
+
+def sweepers_group(cluster: str) -> str:
+    """The group in which managers share the sweeping out: `<cluster>-sweepers`."""
+    return f"{cluster}-sweepers"
+
+
 def transactional_id(cluster: str, writer: str) -> str:
-    """The bus-side identity that fences: `<cluster>-host-<host>` or `<cluster>-partition-<n>`, no two alike.
+    """The bus-side identity that fences: `<cluster>-host-<host>`, `…-partition-<n>`, `…-sweeper-<n>`, no two alike.
 
     A cluster whose own name reads like one, such as `a-host-b`, has colons there, which no name can have: else a
     manager of cluster `a` on host `b-host-c` and one of cluster `a-host-b` on host `c` would fence each other.

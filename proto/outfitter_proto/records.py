@@ -306,7 +306,9 @@ class InputPosition(Struct, frozen=True, kw_only=True, gc=False):
     """The input that a commit consumed: offsets `from` (inclusive) to `to` (exclusive, the next to read).
 
     `base` is added to an offset to make a `Source.offset`: it is raised where an input begins again (a topic that was
-    made anew), so that what comes later always has the higher number. Left out: 0.
+    made anew), so that what comes later always has the higher number. Left out: 0. `begin` is a host's: the first
+    offset that its managers answer for, what is before it being the sweeper's; left out: 0. `claimed` is the sweeper's:
+    what is before this offset, and had no manager when that was written, is going to be a dead letter; left out: `to`.
     """
 
     topic_id: str
@@ -314,6 +316,8 @@ class InputPosition(Struct, frozen=True, kw_only=True, gc=False):
     from_: int = msgspec.field(name="from")
     to: int
     base: int | UnsetType = UNSET
+    begin: int | UnsetType = UNSET
+    claimed: int | UnsetType = UNSET
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="checkpoint", gc=False):
@@ -436,6 +440,15 @@ class Commit(Struct, frozen=True, kw_only=True, tag_field="type", tag="commit", 
 HistoryRecord = Transition | Note | Refresh | Put | Snapshot | Commit
 
 
+class NobodysCode(enum.StrEnum):
+    """Why a registration is nobody's: no manager would ever read it as its own."""
+
+    NO_KEY = "no-key"
+    BAD_KEY = "bad-key"
+    WRONG_PARTITION = "wrong-partition"
+    NO_MANAGER = "no-manager"
+
+
 class MessageSource(Struct, frozen=True, kw_only=True, gc=False):
     """Where a message stood."""
 
@@ -448,7 +461,8 @@ class DeadLetter(Struct, frozen=True, kw_only=True, tag_field="type", tag="dead-
     """A message that could not be understood or obeyed. Key: `topic/partition/offset`.
 
     `body` holds at most 48 KiB of its bytes (base64 on the wire), `length` and `sha256` are of all of it.
-    `field` is the JSON path of the wrong field, where there is one.
+    `field` is the JSON path of the wrong field, where there is one. `code` says of a message that is nobody's why it
+    is: see `NobodysCode`.
     """
 
     at: Utc
@@ -460,6 +474,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True, tag_field="type", tag="dead-
     body: bytes
     message_key: str | None = None
     field: str | None = None
+    code: str | UnsetType = UNSET
 
     @property
     def key(self) -> str:

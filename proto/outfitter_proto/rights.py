@@ -25,3 +25,11 @@ def of_manager(
         *(Right("Write", "transactional-id", names.transactional_id(cluster, writer)) for writer in writers),
         *(Right("Read", "group", group) for group in groups),
     ]
+
+
+def of_sweeper(cluster: str) -> list[Right]:
+    """What a host-scope manager needs besides to look after what is nobody's; without, it leaves that to others."""
+    return [
+        Right("Read", "group", names.sweepers_group(cluster)),
+        Right("Write", "transactional-id", names.transactional_id(cluster, names.sweeper_writer(0))),
+    ]

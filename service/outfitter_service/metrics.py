@@ -18,7 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from outfitter_proto import __version__
-from outfitter_proto.records import AllocationState, Health, ReasonCode
+from outfitter_proto.records import AllocationState, Health, NobodysCode, ReasonCode
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -197,6 +197,15 @@ class Metrics:
             "outfitter_events", "Events decided, by kind; messages and internal ones.", ["kind"], registry=r
         )
         self.dead_letters = Counter("outfitter_dead_letters", "Messages sent to the dead letters.", registry=r)
+        self.swept = Counter(
+            "outfitter_swept",
+            "Messages that were nobody's and sent to the dead letters here, by why.",
+            ["why"],
+            registry=r,
+        )
+        self.swept_partitions = Gauge(
+            "outfitter_swept_partitions", "Partitions in which this manager looks for what is nobody's.", registry=r
+        )
         self.allocation_seconds = Waits(
             "outfitter_allocation_seconds",
             "From the registration's arrival on the bus to its committed grant.",
@@ -228,6 +237,8 @@ class Metrics:
         )
         for kind in EVENT_KINDS:
             self.events.labels(kind)
+        for why in NobodysCode:
+            self.swept.labels(why)
         for cause in RELEASE_CAUSES:
             self.releases.labels(cause)
         for reason in ReasonCode:

@@ -48,7 +48,6 @@ BAD = {
         "h",
     ),
     "a body that contradicts its key": (body(host="other"), "h"),
-    "no key": (body(), None),
     "a heartbeat of nobody": (json.dumps(heartbeat("nobody")).encode(), "h"),
     "a deregistration of nobody": (json.dumps(deregister("nobody", None)).encode(), "h"),
     "garbage as large as the topic takes": (b"\xab" * 65_000, "h"),

@@ -87,10 +87,16 @@ class FaultyBus(Bus):
     async def join(
         self, group: str, topic: str, *, replica: str | None, session_timeout: float, heartbeat_interval: float
     ) -> Membership:
-        async with self._around("join"):
-            return await self._inner.join(
-                group, topic, replica=replica, session_timeout=session_timeout, heartbeat_interval=heartbeat_interval
-            )
+        await self.script("join:before")
+        inner = await self._inner.join(
+            group, topic, replica=replica, session_timeout=session_timeout, heartbeat_interval=heartbeat_interval
+        )
+        try:
+            await self.script("join:after")
+        except BaseException:
+            await inner.aclose()
+            raise
+        return inner
 
     async def maintain(self) -> None:
         async with self._around("maintain"):

@@ -269,6 +269,7 @@ class Cycle:
                 from_=self._checkpointed,
                 to=work.position,
                 base=self.place.base or UNSET,
+                begin=self.place.begin or UNSET,
             ),
             at=batch.now,
             # whoever goes on after a crash must see the same deaths: the boot that ended stays named until they are in
@@ -388,6 +389,7 @@ class Cycle:
             return error
         if lost.start < place.position:
             place.base += place.position
+            place.begin = 0
         station.intake.reset(lost.start)
         self._decided = self._checkpointed = place.position = lost.start
         station.input_lost(str(lost))

@@ -36,6 +36,7 @@ class PartitionServer:
         still_mine: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         self.partition = partition
+        self.identity = identity
         self._host = identity.host
         self._pool = DriverPool(loaded, metrics=metrics)
         self.processor = Processor(

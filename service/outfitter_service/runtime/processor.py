@@ -12,9 +12,10 @@ from collections.abc import Awaitable, Callable
 import anyio
 from msgspec import structs
 
-from outfitter_proto.bus import Bus, BusConfigurationError, BusError
+from outfitter_proto.bus import Bus, BusConfigurationError, BusError, Entry, Writer
+from outfitter_proto.codec import encode
 from outfitter_proto.names import Topics, transactional_id
-from outfitter_proto.records import AllocationState, Checkpoint
+from outfitter_proto.records import AllocationState, Checkpoint, Host
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
 from outfitter_service.core.ledger import Ledger
@@ -80,6 +81,10 @@ class Processor:
         self._doing = "taking the partition"
         self.ledger = Ledger()
         self.ready = False
+        self.served = anyio.Event()
+        """Set once registrations have been answered."""
+        self.neighbours: list[bytes] = []
+        """The records of the partition's other hosts, as they were when it was taken."""
         self.agenda = Agenda(clock)
         self.attendance = Attendance(
             bus,
@@ -228,6 +233,8 @@ class Processor:
                 self._refuse_foreign(restored)
                 if self._still_mine is None:
                     self._refuse_successor(restored)
+                if restored.checkpoint is None:
+                    restored = await self._announce(writer) or restored
                 place = await self._adopt(restored)
             except BusError as error:
                 return error
@@ -263,6 +270,17 @@ class Processor:
             self._log.warning("cannot look for managers of the other scope", error=str(error))
             return
         self._refuse_rivals(found)
+
+    async def _announce(self, writer: Writer) -> Restored | None:
+        """A host that is new to the ledger is named there before the ledger is read for where its input begins: so the
+        sweeper knows of it, or it knows of what the sweeper has claimed (roll.py)."""
+        host = self._station.identity.host
+        if host is None:
+            return None
+        now = self._station.clock.utc()
+        named = Host(host=host, manager=self._station.identity.manager(self._since), since=now)
+        await writer.commit([(self._station.topics.allocations, [Entry(named.key.encode(), encode(named))])])
+        return await self._restore()
 
     async def _refuse_if_replaced(self) -> None:
         """Look before fencing back; what cannot be read now is looked at again once the partition is taken."""
@@ -313,6 +331,7 @@ class Processor:
         station, agenda = self._station, self.agenda
         self.ledger = restored.ledger
         found = restored.checkpoint
+        self.neighbours = restored.neighbours
         self._seen_commit = self.ledger.commits
         station.telling.replayed(self.ledger)
         station.metrics.restore_seconds.set(restored.seconds)
@@ -343,11 +362,16 @@ class Processor:
         topic_id = (await station.bus.topic(station.topics.registrations)).id
         base = (found.input.base or 0) if found is not None else 0
         if found is not None and found.input.topic_id == topic_id:
-            return Place(topic_id=topic_id, position=found.input.to, base=base)
+            return Place(topic_id=topic_id, position=found.input.to, base=base, begin=found.input.begin or 0)
         if found is not None:
             base += found.input.to
             station.input_lost(f"the registrations topic is another one than before (it was {found.input.topic_id})")
         earliest, _ = await station.bus.offsets(station.topics.registrations, station.partition)
+        swept = restored.swept.input if found is None and own is not None and restored.swept is not None else None
+        if swept is not None and swept.topic_id == topic_id:
+            # what comes before had no manager, and is the sweeper's to answer
+            earliest = max(earliest, swept.claimed or swept.to)
+            return Place(topic_id=topic_id, position=earliest, base=base, begin=earliest)
         return Place(topic_id=topic_id, position=earliest, base=base)
 
     def _ended_boot(self, found: Checkpoint | None) -> str | None:
@@ -362,5 +386,7 @@ class Processor:
     def _set_ready(self, ready: bool) -> None:
         if ready != self.ready:
             self.ready = ready
+            if ready:
+                self.served.set()
             self._station.metrics.partition_ready.labels(str(self._station.partition)).set(ready)
             self._log.info("ready" if ready else "not ready")

@@ -1,16 +1,19 @@
 """Which hosts a processor serves, and so which of its partition's messages and records are its own.
 
 A host's manager serves that host and passes over all others of the partition in silence; who owns a whole partition
-serves every host that the partition function puts there, and answers for what is nobody's.
+serves every host that the partition function puts there, and answers for what is nobody's. In host scope the
+partition's sweeper does (sweeper.py).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 from outfitter_proto.bus import Message
 from outfitter_proto.names import InvalidNameError, check_name, checkpoint_key
 from outfitter_proto.partitioning import partition_of
+from outfitter_proto.records import NobodysCode
 
 REMEMBERED_KEYS = 10_000
 """How many keys' verdicts are remembered at most."""
@@ -19,6 +22,31 @@ NO_KEY = (
     "it has no key: key registrations with the host's name (console producer: parse.key=true), "
     "partitioned as Java does (librdkafka: partitioner=murmur2_random)"
 )
+
+
+class Nobodys(NamedTuple):
+    """Why a message is nobody's: for programs, and for people with what to do about it."""
+
+    code: NobodysCode
+    reason: str
+
+
+def misdirected(key: bytes | None, partition: int, partitions: int) -> Nobodys | None:
+    """Why no manager reads a message with `key` in `partition` out of `partitions` as its own, whoever there is."""
+    if key is None:
+        return Nobodys(NobodysCode.NO_KEY, NO_KEY)
+    try:
+        host = check_name(key.decode(), "host")
+    except (UnicodeDecodeError, InvalidNameError) as error:
+        return Nobodys(NobodysCode.BAD_KEY, f"its key names no host: {error}")
+    right = partition_of(host, partitions)
+    if right == partition:
+        return None
+    return Nobodys(
+        NobodysCode.WRONG_PARTITION,
+        f"host {host!r} belongs to partition {right} of {partitions}, not to {partition}: partition registrations "
+        "by their key as Java does (librdkafka: partitioner=murmur2_random)",
+    )
 
 
 class Remit(ABC):
@@ -75,7 +103,8 @@ class HostRemit(Remit):
         return message.key == self._key
 
     def refusal(self, message: Message) -> str | None:
-        return NO_KEY if message.key is None else None
+        del message  # what is nobody's is the sweeper's
+        return None
 
     def owns(self, key: bytes) -> bool:
         return key.startswith(self._prefixes) or key in self._exact
@@ -124,17 +153,8 @@ class PartitionRemit(Remit):
             return found
 
     def _why_not(self, key: bytes) -> str | None:
-        try:
-            host = check_name(key.decode(), "host")
-        except (UnicodeDecodeError, InvalidNameError) as error:
-            return f"its key names no host: {error}"
-        right = partition_of(host, self._partitions)
-        if right == self._partition:
-            return self.refused.get(host)
-        return (
-            f"host {host!r} belongs to partition {right} of {self._partitions}, not to {self._partition}: partition "
-            "registrations by their key as Java does (librdkafka: partitioner=murmur2_random)"
-        )
+        nobodys = misdirected(key, self._partition, self._partitions)
+        return nobodys.reason if nobodys is not None else self.refused.get(key.decode())
 
 
 def _writer(key: bytes, kind: bytes) -> str | None:

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from outfitter_proto.bus import Bus, OffsetOutOfRangeError
 from outfitter_proto.codec import UnknownTypeError, WireError, decode_ledger
-from outfitter_proto.names import host_of
+from outfitter_proto.names import checkpoint_key, host_of, sweeper_writer
 from outfitter_proto.records import Allocation, AllocationState, Checkpoint, Device, Host, LedgerRecord
 from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost, SetToken
 from outfitter_service.runtime.remit import Remit
@@ -25,6 +25,7 @@ from outfitter_service.runtime.remit import Remit
 log = structlog.get_logger("outfitter.restore")
 
 _KNOWN_STATES = frozenset(AllocationState)
+_HOST, _CHECKPOINT = b"@host/", b"@checkpoint/"
 
 LEDGER_FORMAT = 1
 """The newest `Checkpoint.format` that this version can work on."""
@@ -39,13 +40,15 @@ class LedgerRefusedError(RuntimeError):
 
 class Restored(Struct, frozen=True, kw_only=True):
     """A replayed ledger: the state, the newest checkpoint of this writer (None: it is new here), and figures. `rivals`
-    are the writers of the other scope that wrote about this one's hosts, `end` is the
-    offset up to which was read."""
+    are the writers of the other scope that wrote about this one's hosts, `neighbours` other hosts' records as they are
+    on the wire, `swept` the checkpoint of the partition's sweeper, `end` is the offset up to which was read."""
 
     ledger: Ledger
     checkpoint: Checkpoint | None
     rivals: list[str]
     end: int
+    neighbours: list[bytes]
+    swept: Checkpoint | None
     records: int
     seconds: float
 
@@ -65,7 +68,9 @@ async def restore(bus: Bus, topic: str, partition: int, remit: Remit) -> Restore
     return Restored(
         ledger=ledger,
         checkpoint=checkpoint,
-        rivals=read.rivals,
+        rivals=[rival for key in read.others if (rival := remit.rival(key)) is not None],
+        neighbours=[value for key, value in read.others.items() if key.startswith(_HOST)],
+        swept=_swept(read.others.get(checkpoint_key(sweeper_writer(partition)).encode())),
         records=read.records,
         end=read.end,
         seconds=time.monotonic() - begun,
@@ -121,6 +126,15 @@ def _build(read: _Log, remit: Remit, place: str) -> tuple[Ledger, Checkpoint | N
     return ledger, checkpoint
 
 
+def _swept(value: bytes | None) -> Checkpoint | None:
+    """The sweeper's checkpoint, as far as this version understands it: it is not this writer's to refuse."""
+    try:
+        record = decode_ledger(value) if value is not None else None
+    except WireError:
+        return None
+    return record if isinstance(record, Checkpoint) else None
+
+
 def _read(key: bytes, value: bytes, place: str) -> LedgerRecord:
     try:
         record = decode_ledger(value, key=key)
@@ -160,10 +174,11 @@ async def rivals_since(bus: Bus, topic: str, partition: int, remit: Remit, start
 
 
 class _Log(NamedTuple):
-    """What was read: the last value of each key that is the remit's, its rivals, how many records, and up to where."""
+    """What was read: the last value of each key that is the remit's, and of others' hosts and checkpoints; how many
+    records, and up to where."""
 
     last: dict[bytes, bytes]
-    rivals: list[str]
+    others: dict[bytes, bytes]
     records: int
     end: int
 
@@ -171,7 +186,7 @@ class _Log(NamedTuple):
 async def _read_log(bus: Bus, topic: str, partition: int, remit: Remit) -> _Log:
     end = await bus.stable_end(topic, partition)
     last: dict[bytes, bytes] = {}
-    rivals: dict[str, None] = {}
+    others: dict[bytes, bytes] = {}
     count = 0
     async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
         while reader.position < end:
@@ -186,14 +201,14 @@ async def _read_log(bus: Bus, topic: str, partition: int, remit: Remit) -> _Log:
                 key = message.key
                 if key is None:
                     continue
-                if not remit.owns(key):
-                    rival = remit.rival(key)
-                    if rival is not None and message.value is not None:
-                        rivals[rival] = None
-                    elif rival is not None:
-                        rivals.pop(rival, None)
-                elif message.value is None:
-                    last.pop(key, None)
+                if remit.owns(key):
+                    kept = last
+                elif key.startswith((_HOST, _CHECKPOINT)):
+                    kept = others
                 else:
-                    last[key] = message.value
-    return _Log(last, list(rivals), count, end)
+                    continue
+                if message.value is None:
+                    kept.pop(key, None)
+                else:
+                    kept[key] = message.value
+    return _Log(last, others, count, end)

@@ -27,6 +27,7 @@ from outfitter_service.runtime.partition import PartitionServer
 from outfitter_service.runtime.processor import Processor
 from outfitter_service.runtime.remit import HostRemit
 from outfitter_service.runtime.replica import Replica
+from outfitter_service.runtime.sweeper import Sweeper, is_candidate
 
 log = structlog.get_logger("outfitter.service")
 
@@ -171,7 +172,10 @@ class Service:
                 if bus.local:
                     tasks.start_soon(_maintain, bus)
                 tasks.start_soon(self._bound_the_end, tasks.cancel_scope)
-                await self._server_of(bus, registrations.partitions).run()
+                server = self._server_of(bus, registrations.partitions)
+                if isinstance(server, PartitionServer):
+                    tasks.start_soon(self._sweep, bus, server, registrations.partitions)
+                await server.run()
                 self.phase = "closing drivers"
                 tasks.cancel_scope.cancel()
         finally:
@@ -214,6 +218,24 @@ class Service:
         if self._replica is not None:
             return [server.processor for server in self._replica.servers.values()]
         return [self._server.processor] if self._server is not None else []
+
+    async def _sweep(self, bus: Bus, server: PartitionServer, partitions: int) -> None:
+        """Once the own host is served, look after what is nobody's."""
+        await server.processor.served.wait()
+        if not is_candidate(self.settings.host, server.processor.neighbours):
+            log.info("enough other managers look after what is nobody's")
+            return
+        sweeper = Sweeper(
+            bus,
+            topics=topics(self.settings.cluster),
+            partitions=partitions,
+            identity=server.identity,
+            metrics=self.metrics,
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(sweeper.run)
+            await self._stopping.wait()
+            tasks.cancel_scope.cancel()
 
     async def _bound_the_end(self, scope: anyio.CancelScope) -> None:
         """A last commit that hangs (the bus is away) is given up at its deadline: nothing decided is lost by that."""

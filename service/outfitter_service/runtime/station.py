@@ -38,12 +38,13 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class Place(Struct, kw_only=True):
-    """Where in the input a processor is. `position` is the next offset to decide; `base` is added to offsets to make
-    numbers that only grow, see `records.InputPosition`."""
+    """Where in the input a processor is. `position` is the next offset to decide; `base` and `begin` are as in
+    `records.InputPosition`."""
 
     topic_id: str
     position: int
     base: int = 0
+    begin: int = 0
 
 
 class Stop:

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from msgspec import Raw, UnsetType, structs
+from msgspec import UNSET, Raw, UnsetType, structs
 
 from outfitter_proto.bus import Entry, Message
 from outfitter_proto.codec import encode
@@ -115,7 +115,9 @@ def step_entry(key: str, step: Transition, record: bytes | None) -> Entry:
     return Entry(key.encode(), encode(told))
 
 
-def dead_letter(message: Message, reason: str, field: str | None, *, writer: str, at: datetime) -> DeadLetter:
+def dead_letter(
+    message: Message, reason: str, field: str | None, *, writer: str, at: datetime, code: str | UnsetType = UNSET
+) -> DeadLetter:
     """The dead letter of a message: at most 48 KiB of it, with its length and SHA-256."""
     body = message.value or b""
     return DeadLetter(
@@ -128,7 +130,13 @@ def dead_letter(message: Message, reason: str, field: str | None, *, writer: str
         length=len(body),
         sha256=hashlib.sha256(body).hexdigest(),
         body=body[:MAX_DEAD_LETTER_BODY],
+        code=code,
     )
+
+
+def letter_entries(letters: Sequence[DeadLetter]) -> list[Entry]:
+    """Dead letters under their keys."""
+    return [Entry(letter.key.encode(), encode(letter)) for letter in letters]
 
 
 def batches(
@@ -139,6 +147,6 @@ def batches(
     if history:
         found.append((topics.history, history))
     if letters:
-        found.append((topics.dead_letters, [Entry(letter.key.encode(), encode(letter)) for letter in letters]))
+        found.append((topics.dead_letters, letter_entries(letters)))
     found.append((topics.allocations, ledger))
     return found

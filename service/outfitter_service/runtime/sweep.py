@@ -1,0 +1,296 @@
+"""Sweeping one partition: each registration that is nobody's becomes one dead letter, with what to do about it.
+
+Dead letters and the position up to which the partition is swept are one transaction under the partition's own writer
+identity, so a sweeper that is replaced writes nothing more and its successor repeats nothing. It answers no
+registration and knows no rules; whose a message is says the ledger (roll.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable
+
+import anyio
+import structlog
+from msgspec import UNSET, Struct
+
+from outfitter_proto.bus import Bus, BusError, Entry, Message, OffsetOutOfRangeError, Reader, Writer
+from outfitter_proto.codec import encode
+from outfitter_proto.names import Topics, sweeper_writer, transactional_id
+from outfitter_proto.records import MAX_DEAD_LETTER_BODY, Checkpoint, InputPosition, NobodysCode
+from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.clock import Clock
+from outfitter_service.runtime.identity import Identity
+from outfitter_service.runtime.remit import Nobodys, misdirected
+from outfitter_service.runtime.restore import LedgerRefusedError
+from outfitter_service.runtime.roll import Roll, Standing
+from outfitter_service.runtime.transaction import dead_letter, letter_entries
+
+log = structlog.get_logger("outfitter.sweeper")
+
+GRACE_S = 5.0
+"""How long a message of a host without a manager waits for one: it may be starting."""
+SLICE, PACE_S = 2000, 0.1
+"""Registrations read at a stretch, and the seconds in between: most are for somebody, and need only be passed over."""
+LISTEN_S = 5.0
+HELD_MESSAGES, HELD_BYTES = 4000, 16 * 1024 * 1024
+"""What may wait to be answered before reading pauses."""
+LETTERS, LETTER_BYTES = 500, 2 * 1024 * 1024
+"""Dead letters of one transaction."""
+CHECKPOINT_RECORDS, CHECKPOINT_S = 20_000, 600.0
+"""Registrations passed over, or seconds, after which the position is written although nothing was swept."""
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
+_LOGGED = 20
+_NAMED = 10
+
+
+class Task(Struct, frozen=True, kw_only=True):
+    """What a sweep works with."""
+
+    bus: Bus
+    topics: Topics
+    partition: int
+    partitions: int
+    identity: Identity
+    metrics: Metrics
+    clock: Clock
+    grace_s: float = GRACE_S
+
+
+class _Held(Struct, kw_only=True):
+    """A message that is nobody's (`why`), or that may be (`host`; it is looked at again when it is `due`)."""
+
+    message: Message
+    due: float
+    host: str = ""
+    why: Nobodys | None = None
+
+
+class Sweep:
+    """Sweeps one partition for as long as `run` runs."""
+
+    def __init__(
+        self, task: Task, *, still_mine: Callable[[], Awaitable[bool]], served: Callable[[], Iterable[str]]
+    ) -> None:
+        """`still_mine` is asked before the partition is taken anew; `served` are the hosts that a dead letter names."""
+        self._task = task
+        self._still_mine = still_mine
+        self._served = served
+        self._held: deque[_Held] = deque()
+        self._bytes = 0
+        self._commits = 0
+        self._position = 0
+        self._claimed = 0
+        self._written_at = 0.0
+        self._input_id = ""
+        self.roll: Roll | None = None
+
+    async def run(self) -> None:
+        """Sweep until cancelled, through whatever happens to the bus. Returns if this version must not."""
+        delay = FIRST_DELAY_S
+        partition = self._task.partition
+        while True:
+            begun = self._task.clock.monotonic()
+            try:
+                await self._serve()
+            except LedgerRefusedError as error:
+                log.error("a partition cannot be swept", partition=partition, error=str(error))
+                return
+            except BusError as error:
+                if self._task.clock.monotonic() - begun > LONGEST_DELAY_S:
+                    delay = FIRST_DELAY_S
+                log.warning("sweeping is interrupted", partition=partition, error=str(error), delay_s=delay)
+            await anyio.sleep(delay)
+            delay = min(2 * delay, LONGEST_DELAY_S)
+            while not await self._still_mine():  # noqa: ASYNC110  (an answer of the bus, no event of ours)
+                await anyio.sleep(FIRST_DELAY_S)
+
+    # --- taking the partition ------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        task = self._task
+        identity = transactional_id(task.identity.cluster, sweeper_writer(task.partition))
+        async with await task.bus.open_writer(identity, task.partition) as writer:
+            self._input_id = (await task.bus.topic(task.topics.registrations)).id
+            roll = self.roll = Roll(
+                task.bus, task.topics.allocations, task.partition, input_id=self._input_id, clock=task.clock
+            )
+            await roll.catch_up()
+            start = self._begin(roll.checkpoint)
+            async with await task.bus.open_reader(
+                task.topics.registrations, task.partition, start=start, committed=False
+            ) as reader:
+                self._position = reader.position
+                log.info("sweeping", partition=task.partition, position=reader.position)
+                while not writer.tainted:
+                    await self._read(reader)
+                    await self._answer(writer, roll, reader.position)
+
+    def _begin(self, found: Checkpoint | None) -> int | None:
+        """Forget what was under way; where to read from (None: from the first registration there is)."""
+        self._held.clear()
+        self._bytes = 0
+        self._commits = found.commit if found is not None else 0
+        self._claimed = 0
+        self._written_at = self._task.clock.monotonic()
+        if found is None or found.input.topic_id != self._input_id:
+            return None
+        self._claimed = found.input.claimed or found.input.to
+        return found.input.to
+
+    # --- reading -------------------------------------------------------------------------------------------
+
+    async def _read(self, reader: Reader) -> None:
+        await anyio.sleep(PACE_S)
+        now = self._task.clock.monotonic()
+        wait = min(max(self._held[0].due - now, 0.0), LISTEN_S) if self._held else LISTEN_S
+        if len(self._held) >= HELD_MESSAGES or self._bytes >= HELD_BYTES:
+            await anyio.sleep(min(wait, PACE_S))
+            return
+        try:
+            messages = await reader.fetch(max_records=SLICE, timeout=wait)
+        except OffsetOutOfRangeError as error:
+            log.warning("registrations were gone before they were swept", wanted=reader.position, start=error.start)
+            await reader.seek(error.start)
+            self._held.clear()
+            self._position = self._claimed = error.start
+            return
+        due = self._task.clock.monotonic() + self._task.grace_s
+        for message in messages:
+            self._look_at(message, due)
+
+    def _look_at(self, message: Message, due: float) -> None:
+        """Keep a message unless it is surely somebody's."""
+        key = message.key
+        why = misdirected(key, self._task.partition, self._task.partitions)
+        host = key.decode() if why is None and key is not None else ""
+        if why is None and self.roll is not None and self.roll.standing(host, message.offset) is Standing.SERVED:
+            return
+        self._held.append(_Held(message=message, due=due, host=host, why=why))
+        self._bytes += len(message.value or b"")
+
+    # --- answering -----------------------------------------------------------------------------------------
+
+    async def _answer(self, writer: Writer, roll: Roll, read_to: int) -> None:
+        """Write the dead letters of the messages that are due, in order."""
+        if self._held and self._held[0].why is None and self._held[0].due <= self._task.clock.monotonic():
+            await roll.catch_up()
+            self._look_again(roll)
+        letters = self._ripe(roll)
+        end = letters[-1].message.offset + 1 if letters else 0
+        if end > self._claimed and any(held.why is None for held in letters):
+            self._claimed = end
+            await self._commit(writer, [], self._position)
+            await roll.catch_up()
+            self._look_again(roll)
+            letters = [held for held in self._ripe(roll) if held.message.offset < end]
+        if letters:
+            await self._commit(writer, letters, self._next(letters, read_to))
+        elif self._is_due(read_to):
+            await self._commit(writer, [], self._next([], read_to))
+
+    def _look_again(self, roll: Roll) -> None:
+        """Let go of what turned out to be somebody's."""
+        kept = deque(
+            held
+            for held in self._held
+            if held.why is not None or roll.standing(held.host, held.message.offset) is not Standing.SERVED
+        )
+        self._held = kept
+        self._bytes = sum(len(held.message.value or b"") for held in kept)
+
+    def _ripe(self, roll: Roll) -> list[_Held]:
+        """The first messages that are held, as far as it is sure that they are nobody's."""
+        now = self._task.clock.monotonic()
+        found: list[_Held] = []
+        size = 0
+        for held in self._held:
+            if held.why is None:
+                standing = roll.standing(held.host, held.message.offset)
+                if standing is not Standing.EARLIER and (standing is not Standing.UNKNOWN or held.due > now):
+                    break
+            size += min(len(held.message.value or b""), MAX_DEAD_LETTER_BODY)
+            if found and (len(found) >= LETTERS or size > LETTER_BYTES):
+                break
+            found.append(held)
+        return found
+
+    def _next(self, letters: list[_Held], read_to: int) -> int:
+        """The position when these are written."""
+        return self._held[len(letters)].message.offset if len(self._held) > len(letters) else read_to
+
+    def _is_due(self, read_to: int) -> bool:
+        """Whether the position is to be written for its own sake."""
+        passed = self._next([], read_to) - self._position
+        if passed >= CHECKPOINT_RECORDS:
+            return True
+        return passed > 0 and self._task.clock.monotonic() - self._written_at >= CHECKPOINT_S
+
+    async def _commit(self, writer: Writer, letters: list[_Held], position: int) -> None:
+        """One transaction: dead letters, and the position after them."""
+        task = self._task
+        reasons = {id(held): self._reason(held) for held in letters}
+        now = task.clock.utc()
+        written = [
+            dead_letter(
+                held.message, (why := reasons[id(held)]).reason, None,
+                writer=sweeper_writer(task.partition), at=now, code=why.code,
+            )
+            for held in letters
+        ]  # fmt: skip
+        checkpoint = self._checkpoint(position)
+        ledger = task.topics.allocations, [Entry(checkpoint.key.encode(), encode(checkpoint))]
+        await writer.commit([(task.topics.dead_letters, letter_entries(written)), ledger])
+        self._commits = checkpoint.commit
+        self._position = position
+        self._written_at = task.clock.monotonic()
+        for held in letters:
+            self._held.popleft()
+            self._bytes -= len(held.message.value or b"")
+        self._tell([reasons[id(held)] for held in letters], letters)
+
+    def _checkpoint(self, position: int) -> Checkpoint:
+        task = self._task
+        return Checkpoint(
+            writer=sweeper_writer(task.partition),
+            instance=task.identity.instance,
+            cluster=task.identity.cluster,
+            scope="sweeper",
+            commit=self._commits + 1,
+            token=0,
+            input=InputPosition(
+                topic_id=self._input_id,
+                partition=task.partition,
+                from_=self._position,
+                to=position,
+                claimed=self._claimed if self._claimed > position else UNSET,
+            ),
+            at=task.clock.utc(),
+            machine_id=task.identity.machine_id,
+            boot_id=task.identity.boot_id,
+        )
+
+    def _reason(self, held: _Held) -> Nobodys:
+        if held.why is not None:
+            return held.why
+        served = sorted(self._served())
+        more = f" and {len(served) - _NAMED} more" if len(served) > _NAMED else ""
+        return Nobodys(
+            NobodysCode.NO_MANAGER,
+            f"no manager serves host {held.host!r}; hosts served: {', '.join(served[:_NAMED]) or 'none'}{more}. "
+            f"Start one with `outfitter serve --host {held.host}`, and register again",
+        )
+
+    def _tell(self, reasons: list[Nobodys], letters: list[_Held]) -> None:
+        for code, count in Counter(why.code for why in reasons).items():
+            self._task.metrics.swept.labels(code).inc(count)
+        self._task.metrics.dead_letters.inc(len(letters))
+        for why, held in list(zip(reasons, letters, strict=True))[:_LOGGED]:
+            message = held.message
+            log.warning(
+                "dead letter: nobody's message",
+                source=f"{message.topic}/{message.partition}/{message.offset}",
+                reason=why.reason,
+            )
+        if len(letters) > _LOGGED:
+            log.warning("dead letters: nobody's messages", more=len(letters) - _LOGGED)
