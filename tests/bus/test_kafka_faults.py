@@ -173,6 +173,24 @@ async def test_a_writer_whose_broker_froze_knows_nothing_or_that_nothing_happene
             assert seen in ([b"1", b"3"], [b"1", b"2", b"3"])
 
 
+async def test_a_reader_says_whether_the_silence_is_the_topics_or_the_brokers(own_broker: Broker) -> None:
+    topic = KafkaBroker.new_cluster()
+    async with connect(own_broker.url) as bus:
+        await bus.create_topics([TopicSpec(topic, 1, {})])
+        await bus.offsets(topic, 0)
+        own_broker.pause()
+        try:
+            async with await bus.open_reader(topic, 0, start=0, committed=False) as reader:
+                assert await reader.fetch(timeout=0.01) == []
+                assert not reader.heard
+                own_broker.resume()
+                with anyio.fail_after(WITHIN):
+                    while not reader.heard:
+                        assert await reader.fetch(timeout=0.1) == []
+        finally:
+            own_broker.resume()
+
+
 async def test_a_commit_that_succeeded_after_a_request_was_repeated_leaves_the_writer_tainted(
     own_broker: Broker,
 ) -> None:

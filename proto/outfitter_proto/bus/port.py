@@ -124,6 +124,8 @@ class Reader(ABC):
 
     position: int
     """The next offset to be read. It passes holes and commit markers, so compare it, never an offset seen."""
+    heard: bool = True
+    """False until the bus has answered this reader for the first time: an empty list says nothing before."""
 
     @abstractmethod
     async def fetch(self, *, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:

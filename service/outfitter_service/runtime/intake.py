@@ -89,7 +89,7 @@ class Intake:
                 await self._drained.wait()
             messages = await reader.fetch(max_records=READ_AHEAD, timeout=1.0)
             self.position = reader.position
-            if not self.hearing:
+            if not self.hearing and reader.heard:
                 log.info("registrations are read again")
                 self.obstacle = None
                 self._healed()

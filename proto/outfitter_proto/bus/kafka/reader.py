@@ -51,6 +51,7 @@ class KafkaReader(Reader):
 
     def __init__(self, cluster: Cluster, topic: str, partition: int, start: int, *, committed: bool) -> None:
         self.position = start
+        self.heard = False
         self._cluster = cluster
         self._topic = topic
         self._partition = partition
@@ -82,6 +83,7 @@ class KafkaReader(Reader):
                 return []
             asked, self._asking = self._asking, None
             self._answer = asked.result()
+            self.heard = True
             if self._answer.next > self.position:
                 self._asking = self._ask(self._answer.next)
 
