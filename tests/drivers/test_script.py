@@ -208,3 +208,13 @@ async def test_output_in_a_message_is_one_short_printable_line(tmp_path: Path) -
     assert text.startswith("\\x1b[31mred\\x00 | second")
     assert len(text) < 350
     assert text.endswith("in all)")
+
+
+async def test_no_script_learns_the_password_to_the_bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTFITTER_KAFKA_SASL_PASSWORD", "hunter2")
+    monkeypatch.setenv("OUTFITTER_HOST", "h")
+    script = executable(tmp_path / "tell", "env")
+    for env in (None, dict(os.environ)):
+        told = (await run_script([str(script)], timeout=20, env=env)).stdout.decode()
+        assert "OUTFITTER_HOST=h" in told
+        assert "hunter2" not in told

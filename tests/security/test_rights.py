@@ -391,6 +391,38 @@ async def _publish_packed(bus: KafkaBus, topic: str, value: bytes) -> None:
     assert answer.topics[0][1][0][1] == 0
 
 
+async def test_a_transactional_id_alone_fences_and_writes_nothing_and_a_topic_alone_forges(
+    secure_broker: SecureBroker, cluster: str, tmp_path: Path
+) -> None:
+    """What the page says that these rights are worth; and that a manager which is fenced so goes on."""
+    of = names_of(cluster)
+    name, worker, fencer, forger = user(), user(), user(), user()
+    acls(secure_broker, MANAGER, name, cluster)
+    for role in ("worker", "operator"):
+        acls(secure_broker, role, worker, cluster)
+    secure_broker.allow(
+        right(f"User:{fencer}", "Write", "transactional-id", f"{cluster}-host-{HOST}"),
+        right(f"User:{forger}", "Write", "topic", of.allocations),
+    )
+    login = secure_broker.oauth(name)
+    async with (
+        managing(secure_broker.at("sasl"), login, cluster, tmp_path, host=HOST) as manager,
+        client(secure_broker, secure_broker.oauth(worker)) as bus,
+        client(secure_broker, secure_broker.oauth(fencer)) as fencing,
+        client(secure_broker, secure_broker.oauth(forger)) as forging,
+    ):
+        async with await fencing.open_writer(f"{cluster}-host-{HOST}", 0) as taken:
+            with pytest.raises(BusAuthorizationError, match=f"Write on topic '{of.allocations}'"):
+                await taken.commit([(of.allocations, [Entry(b"h/w/1", b"FORGED")])])
+        async with await asked(bus, cluster) as ours:
+            with anyio.fail_after(WITHIN):
+                assert (await ours.wait()).state == "allocated"
+        assert manager.failure is None
+        await forging.publish(of.allocations, 0, Entry(b"other/w/1", b"FORGED"))
+        async with await bus.open_reader(of.allocations, 0, start=None, committed=True) as reader:
+            assert b"FORGED" in [message.value for message in await reader.fetch()]
+
+
 async def test_any_writer_of_registrations_can_speak_for_any_host_and_only_a_prefix_of_its_own_keeps_it_apart(
     secure_broker: SecureBroker, cluster: str
 ) -> None:

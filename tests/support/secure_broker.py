@@ -55,8 +55,8 @@ class SecureBroker(Broker):
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.authority = trustme.CA(key_type=trustme.KeyType.RSA)
-        self.stranger = trustme.CA(key_type=trustme.KeyType.RSA)
+        self.authority = trustme.CA()
+        self.stranger = trustme.CA()
         self._signer = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         self._files = folder
         self._ports = {name: free_port() for name in LISTENERS}
@@ -193,7 +193,7 @@ class SecureBroker(Broker):
         not_after: datetime.datetime | None = None,
         password: str | None = None,
     ) -> None:
-        made = authority.issue_cert(host, common_name=common_name, key_type=trustme.KeyType.RSA, not_after=not_after)
+        made = authority.issue_cert(host, common_name=common_name, not_after=not_after)
         key = serialization.load_pem_private_key(made.private_key_pem.bytes(), None)
         lock = serialization.BestAvailableEncryption(password.encode()) if password else serialization.NoEncryption()
         # Kafka takes no other form than PKCS#8.

@@ -7,6 +7,8 @@ How it is built, and why:
   topic (see `repair`); a loop that asks once and looks at the answer has an error to raise for each of those.
 - Writing in transactions uses aiokafka's producer (`producer`, `writer`), which keeps the sequence numbers and the
   protocol of transactions, with the repairs that it needs on a subclass.
+- All connections, those of aiokafka's own clients included, come from one place (`connection`) that reads the secrets
+  anew (`access`), hears every refusal and says why (`diagnosis`); `authorization` names the rights that are missing.
 - Sharing partitions out among processes uses aiokafka's group coordinator without a consumer (`coordination`,
   `membership`): it only says who owns which, so nothing that is read or written can hold it up.
 
