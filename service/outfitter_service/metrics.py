@@ -85,21 +85,6 @@ class Standing(Struct, frozen=True, kw_only=True):
             oldest_unanswered_s=max((part.oldest_unanswered_s for part in found), default=0.0),
         )
 
-    @classmethod
-    def total(cls, parts: Iterable[Standing]) -> Standing:
-        """What several processors show together."""
-        devices, allocations, pending = Tally[tuple[str, str]](), Tally[tuple[str, str]](), Tally[str]()
-        watched_owners = leases = 0
-        for part in parts:
-            devices.update(part.devices)
-            allocations.update(part.allocations)
-            pending.update(part.pending)
-            watched_owners += part.watched_owners
-            leases += part.leases
-        return cls(
-            devices=devices, allocations=allocations, pending=pending, watched_owners=watched_owners, leases=leases
-        )
-
 
 class _StandingCollector(Collector):
     def __init__(self, resources: Iterable[str], standing: Callable[[], Standing | None]) -> None:

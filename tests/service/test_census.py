@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from outfitter_proto.records import Allocation, AllocationState, Health, ReasonCode, ResolvedRequest, Source
 from outfitter_service.core.book import HostBook, Inventory
 from outfitter_service.core.model import KnownDevice
+from outfitter_service.metrics import Standing
 from outfitter_service.runtime.census import OTHER, Census
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
@@ -133,3 +134,30 @@ async def test_the_gauges_show_a_grant_only_when_it_is_committed(bus: FaultyBus,
         go.set()
         await house.state("third", "allocated")
         assert shown() == [2, 0, 2]
+
+
+def test_what_several_processors_show_together_is_the_sum_and_of_ages_the_highest() -> None:
+    parts = [
+        Standing(
+            devices=Counter({("gpu", "free"): n}),
+            allocations=Counter({("gpu", "allocated"): n}),
+            pending=Counter({"busy": n}),
+            watched_owners=n,
+            leases=n,
+            records=n,
+            lag=n,
+            oldest_unanswered_s=n,
+        )
+        for n in (1, 2)
+    ]
+    assert Standing.together(parts) == Standing(
+        devices=Counter({("gpu", "free"): 3}),
+        allocations=Counter({("gpu", "allocated"): 3}),
+        pending=Counter({"busy": 3}),
+        watched_owners=3,
+        leases=3,
+        records=3,
+        lag=3,
+        oldest_unanswered_s=2,
+    )
+    assert Standing.together([]) == Standing(devices=Counter(), allocations=Counter(), pending=Counter())

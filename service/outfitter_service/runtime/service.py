@@ -212,7 +212,7 @@ class Service:
         return self._server
 
     def _standing(self) -> Standing:
-        return Standing.total(processor.standing() for processor in self._processors())
+        return Standing.together(processor.standing() for processor in self._processors())
 
     def _processors(self) -> list[Processor]:
         if self._replica is not None:
