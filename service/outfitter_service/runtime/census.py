@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from msgspec import UNSET
-
 from outfitter_proto.records import HOLDING_STATES, Allocation, Health
-from outfitter_service.core.book import HostBook, Inventory, exclusive_ids
+from outfitter_service.core.book import HostBook, Inventory
 from outfitter_service.core.states import PENDING
 from outfitter_service.metrics import Standing
+from outfitter_service.runtime.selfcheck import Holders, Violation
 
 OTHER = "(other)"
 """The resource of records that ask for one nobody has heard of: names that workers make up must not become labels."""
@@ -30,21 +29,21 @@ class Census:
         self._records: dict[str, Allocation] = {}
         self._allocations: dict[tuple[str, str], int] = {}
         self._pending: dict[str, int] = {}
-        self._held: dict[str, dict[str, int]] = {}
+        self._holders = Holders()
         self._known: dict[tuple[str, str], tuple[Inventory, object, _Ids]] = {}
 
-    def replay(self, records: Iterable[Allocation]) -> None:
-        """Begin anew with all records of a ledger."""
-        self._records.clear()
+    def replay(self, records: Iterable[Allocation]) -> list[Violation]:
+        """Begin anew with all records of a ledger; return what the self-check finds of them."""
+        self._records = {record.key: record for record in records}
         self._allocations.clear()
         self._pending.clear()
-        self._held.clear()
         self._known.clear()
-        self.take({record.key: record for record in records})
+        for record in self._records.values():
+            self._count(record, 1)
+        return self._holders.replay(self._records)
 
-    def take(self, changed: Mapping[str, Allocation | None]) -> dict[str, Allocation]:
-        """Take in one commit's allocations by key (None: deleted); return those that there were already, as they
-        were."""
+    def take(self, changed: Mapping[str, Allocation | None]) -> list[Violation]:
+        """Take in one commit's allocations by key (None: deleted); return what the self-check finds of them."""
         records = self._records
         before: dict[str, Allocation] = {}
         for key, record in changed.items():
@@ -57,7 +56,7 @@ class Census:
                 self._count(record, 1)
             elif old is not None:
                 del records[key]
-        return before
+        return self._holders.take(changed, before=before)
 
     def _count(self, record: Allocation, count: int) -> None:
         # plain dicts: this runs twice for each record of a commit, and a Counter costs microseconds
@@ -67,25 +66,14 @@ class Census:
         for resource in record.request.amounts:
             shown = (resource if holding or resource in self._resources else OTHER), state
             allocations[shown] = allocations.get(shown, 0) + count
-        if holding:
-            held = self._held.get(record.host)
-            if held is None:
-                held = self._held[record.host] = {}
-            ids = exclusive_ids(record)
-            for name in ids if record.aliases is UNSET else _names(record.aliases, ids):
-                total = held.get(name, 0) + count
-                if total:
-                    held[name] = total
-                else:
-                    del held[name]
-        elif state == PENDING and record.reason_code is not None:
+        if state == PENDING and record.reason_code is not None:
             self._pending[record.reason_code] = self._pending.get(record.reason_code, 0) + count
 
     def standing(self, books: Iterable[HostBook]) -> Standing:
         """What is counted here; `books` are the ledger's, for their inventories and names."""
         devices: Counter[tuple[str, str]] = Counter()
         for book in books:
-            held: Iterable[str] = self._held.get(book.host, ())
+            held: Iterable[str] = self._holders.held(book.host)
             if book.synonyms:
                 held = {book.canonical(name) for name in held}
             for resource, inventory in book.inventories.items():
@@ -110,9 +98,3 @@ class Census:
             known = inventory, book.synonyms, {health: frozenset(ids) for health, ids in grouped.items()}
             self._known[book.host, resource] = known
         return known[2]
-
-
-def _names(aliases: Mapping[str, Iterable[str]], ids: list[str]) -> Iterable[str]:
-    for device_id in ids:
-        yield device_id
-        yield from aliases.get(device_id, ())

@@ -5,8 +5,10 @@ It shares nothing with the indexes that decisions are made by, so that a defect 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
+
+from msgspec import UNSET
 
 from outfitter_proto.records import HOLDING_STATES, Allocation
 
@@ -25,10 +27,14 @@ class Holders:
     def __init__(self) -> None:
         self._holders: dict[str, dict[str, str]] = {}
 
-    def replay(self, records: Iterable[Allocation]) -> list[Violation]:
-        """Begin anew with all records of a ledger."""
+    def replay(self, records: Mapping[str, Allocation]) -> list[Violation]:
+        """Begin anew with all records of a ledger, by key."""
         self._holders.clear()
-        return self.take({record.key: record for record in records}, before={})
+        return self.take(records, before={})
+
+    def held(self, host: str) -> Collection[str]:
+        """The names of the devices of `host` that somebody has alone."""
+        return self._holders.get(host, {}).keys()
 
     def take(self, changed: Mapping[str, Allocation | None], *, before: Mapping[str, Allocation]) -> list[Violation]:
         """Take in one commit's allocations by key (None: deleted), what lets go first, as the ledger has them.
@@ -51,8 +57,11 @@ class Holders:
 
 
 def _exclusive(record: Allocation) -> list[str]:
-    """The ids of the devices that a live record has to itself."""
+    """The devices that a live record has to itself, under every name that it knows them by."""
     if record.state not in HOLDING_STATES:
         return []
     shared = record.shared
-    return [info["id"] for resource, infos in record.resources.items() if resource not in shared for info in infos]
+    ids = [info["id"] for resource, infos in record.resources.items() if resource not in shared for info in infos]
+    if record.aliases is UNSET:
+        return ids
+    return [name for device_id in ids for name in (device_id, *record.aliases.get(device_id, ()))]

@@ -18,7 +18,7 @@ from outfitter_service.core.states import ALLOCATED, FAILED
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.batch import Batch
 from outfitter_service.runtime.census import Census
-from outfitter_service.runtime.selfcheck import Holders, Violation
+from outfitter_service.runtime.selfcheck import Violation
 
 log = structlog.get_logger("outfitter.processor")
 
@@ -33,7 +33,6 @@ class Telling:
         """`place` is what every line says: the host, or the partition."""
         self._metrics = metrics
         self._registered_ms: dict[str, int] = {}
-        self._holders = Holders()
         self.census = Census(metrics.resources)
         self.log = log.bind(**place)
 
@@ -60,7 +59,7 @@ class Telling:
         if len(batch.steps) > LOGGED:
             self.log.info("and more transitions in one commit", more=len(batch.steps) - LOGGED)
         kept = {key: at for key, (at, _) in batch.values.items() if at is None or type(at) is Allocation}
-        self._complain(self._holders.take(kept, before=self.census.take(kept)))
+        self._complain(self.census.take(kept))
 
     def _count(self, steps: Iterable[tuple[str, Transition]]) -> None:
         """Count transitions; grants and their waits are summed up first, for there are many."""
@@ -101,8 +100,7 @@ class Telling:
 
     def replayed(self, ledger: Ledger) -> None:
         """The processor begins with this ledger."""
-        self.census.replay(ledger.allocations.values())
-        self._complain(self._holders.replay(ledger.allocations.values()))
+        self._complain(self.census.replay(ledger.allocations.values()))
 
     def _complain(self, violations: list[Violation]) -> None:
         for violation in violations:
