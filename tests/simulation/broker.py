@@ -14,39 +14,21 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from outfitter_proto.bus import Entry, Message, TopicInfo
+from simulation.errors import (
+    CONCURRENT_TRANSACTIONS,
+    INVALID_PRODUCER_EPOCH,
+    INVALID_PRODUCER_ID,
+    INVALID_TXN_STATE,
+    OUT_OF_ORDER_SEQUENCE,
+    OutOfRangeError,
+    RefusedError,
+)
+from simulation.group import Group
 from simulation.log import Log, Part, Seen
 from simulation.loop import Loop
 
-# Kafka's error codes
-NOT_ENOUGH_REPLICAS = 19
-REQUEST_TIMED_OUT = 7
-OUT_OF_ORDER_SEQUENCE = 45
-INVALID_PRODUCER_EPOCH = 47
-INVALID_TXN_STATE = 48
-INVALID_PRODUCER_ID = 49
-CONCURRENT_TRANSACTIONS = 51
-
-FENCED = frozenset({INVALID_PRODUCER_EPOCH, INVALID_PRODUCER_ID})
-
 EMPTY, ONGOING, PREPARE, COMPLETE = "empty", "ongoing", "prepare", "complete"
 LONG_POLL_S = 1.5
-
-
-class RefusedError(Exception):
-    """The broker's answer is an error code."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"error {code}")
-        self.code = code
-
-
-class OutOfRangeError(Exception):
-    """The offset that a fetch asked for is not there."""
-
-    def __init__(self, start: int, end: int) -> None:
-        super().__init__(f"there is {start} to {end}")
-        self.start = start
-        self.end = end
 
 
 class Producer(NamedTuple):
@@ -95,7 +77,11 @@ class Broker:
             for number in range(partitions)
         }
         self.transactions: dict[str, Transaction] = {}
+        self.groups: dict[str, Group] = {}
         self.timed_out = 0
+
+    def now(self) -> float:
+        return self._loop.time()
 
     async def run(self) -> None:
         """What a broker does by itself."""
@@ -103,6 +89,8 @@ class Broker:
         while True:
             await asyncio.sleep(self._habits.scan_s)
             now = self._loop.time()
+            for group in self.groups.values():
+                group.expel()
             for transaction in self.transactions.values():
                 if transaction.state == ONGOING and now - transaction.begun > transaction.timeout:
                     self.timed_out += 1

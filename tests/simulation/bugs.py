@@ -24,8 +24,9 @@ from outfitter_service.runtime.attendance import Attendance
 from outfitter_service.runtime.cycle import Cycle, Work
 from outfitter_service.runtime.intake import Intake
 from outfitter_service.runtime.processor import Processor
-from simulation.broker import FENCED, Producer, RefusedError
+from simulation.broker import Producer
 from simulation.client import ModelBus, ModelReader, ModelWriter
+from simulation.errors import FENCED, RefusedError
 from simulation.log import Log
 from simulation.run import Outcome, run
 

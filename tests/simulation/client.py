@@ -28,9 +28,12 @@ from outfitter_proto.bus import (
     UnknownTopicError,
     Writer,
 )
-from simulation import broker as kafka
-from simulation.broker import Broker, OutOfRangeError, Producer, RefusedError
+from simulation import errors
+from simulation.broker import Broker, Producer
+from simulation.errors import OutOfRangeError, RefusedError
+from simulation.group import Group
 from simulation.log import Log
+from simulation.membership import ModelMembership
 from simulation.network import REQUEST_TIMEOUT_S, Link, LostError
 
 WATCHDOG_S = REQUEST_TIMEOUT_S + 1.0
@@ -86,7 +89,10 @@ class ModelBus(Bus):
         session_timeout: float = 10.0,
         heartbeat_interval: float = 1.0,
     ) -> Membership:
-        raise BusUnavailableError("nobody joins a group here")
+        found = self._broker.groups.setdefault(group, Group(self._broker.partitions, self._broker.now))
+        return ModelMembership(
+            self.link, found, replica=replica, session_timeout=session_timeout, heartbeat_interval=heartbeat_interval
+        )
 
     async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
         log = self.log(topic, partition)
@@ -256,7 +262,7 @@ class ModelWriter(Writer):
         except TimeoutError as error:
             raise BusUnavailableError(f"writer {self.identity!r}: not acknowledged in time") from error
         except RefusedError as error:
-            if error.code in kafka.FENCED:
+            if error.code in errors.FENCED:
                 raise FencedError(f"writer {self.identity!r} was taken over") from error
             raise BusUnavailableError(f"writer {self.identity!r}: {error}") from error
 
@@ -274,7 +280,7 @@ class ModelWriter(Writer):
         except TimeoutError as error:
             raise CommitUnknownError(f"writer {self.identity!r}: no answer to the request to commit") from error
         except RefusedError as error:
-            if error.code in kafka.FENCED and not self._tainted:
+            if error.code in errors.FENCED and not self._tainted:
                 raise FencedError(f"writer {self.identity!r} was taken over") from error
             raise CommitUnknownError(f"writer {self.identity!r}: {error}") from error
         self._ending = self._begun = False
@@ -295,9 +301,9 @@ class ModelWriter(Writer):
                 self._tainted |= taints
                 await anyio.sleep(BACKOFF_S)
             except RefusedError as error:
-                if error.code == kafka.CONCURRENT_TRANSACTIONS:
+                if error.code == errors.CONCURRENT_TRANSACTIONS:
                     await anyio.sleep(NEXT_TRANSACTION_S)
-                elif fatal or error.code != kafka.REQUEST_TIMED_OUT:
+                elif fatal or error.code != errors.REQUEST_TIMED_OUT:
                     raise
                 else:
                     await anyio.sleep(BACKOFF_S)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
 from outfitter_drivers.api import (
     Device,
@@ -32,11 +32,10 @@ LOOK_S = 3.0
 class Bench:
     """One host's devices. `slow_s`: how long a driver's call takes at most; `failing`: how often it fails."""
 
-    def __init__(self, host: str, count: int, *, prepares: bool, dice: random.Random) -> None:
+    def __init__(self, host: str, count: int, *, dice: random.Random) -> None:
         self.host = host
         self.ids = [f"{host}-{RESOURCE}-{index}" for index in range(count)]
         self.missing: set[str] = set()
-        self.prepares = prepares
         self.slow_s = 0.0
         self.failing = 0.0
         self.ready_for: dict[str, str] = {}
@@ -44,12 +43,6 @@ class Bench:
         self.stale = 0
         self._highest: dict[str, int] = {}
         self._dice = dice
-
-    def driver(self) -> Loaded:
-        """The resource with a driver of a manager's own."""
-        driver = PreparingDriver(self) if self.prepares else ListingDriver(self)
-        spec = ResourceSpec(name=RESOURCE, amount=1, prepares=self.prepares, confirms=self.prepares)
-        return Loaded(spec=spec, driver=driver)
 
     async def take_time(self) -> None:
         """What hardware does: it takes its time, and now and then it fails."""
@@ -66,19 +59,27 @@ class Bench:
         return True
 
 
+def load(benches: Mapping[str, Bench], *, prepares: bool) -> dict[str, Loaded]:
+    """The resource, with a driver of one manager's own that reaches the benches of several hosts."""
+    driver = PreparingDriver(benches) if prepares else ListingDriver(benches)
+    spec = ResourceSpec(name=RESOURCE, amount=1, prepares=prepares, confirms=prepares)
+    return {RESOURCE: Loaded(spec=spec, driver=driver)}
+
+
 class ListingDriver(ExternalResourceDriver, Inventory):
     """Names the devices that are there."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
+    def __init__(self, benches: Mapping[str, Bench]) -> None:
+        self.benches = benches
 
     async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
         return []
 
     async def inventory(self, host: str) -> AsyncIterator[Sequence[Device]]:
+        bench = self.benches[host]
         told: list[str] | None = None
         while True:
-            found = [name for name in self.bench.ids if name not in self.bench.missing]
+            found = [name for name in bench.ids if name not in bench.missing]
             if found != told:
                 told = found
                 yield [Device(id=name, properties={"index": name.rpartition("-")[2]}) for name in found]
@@ -89,7 +90,7 @@ class PreparingDriver(ListingDriver, Preparation, InUseCheck):
     """Makes devices ready and takes them back."""
 
     async def prepare(self, grant: Grant) -> None:
-        bench = self.bench
+        bench = self.benches[grant.worker.host]
         await bench.take_time()
         if bench.fresh(grant):
             for device in grant.device_ids:
@@ -98,7 +99,7 @@ class PreparingDriver(ListingDriver, Preparation, InUseCheck):
                     bench.violations.append(f"{device} was made ready for {grant.allocation} while it was {other}'s")
 
     async def unprepare(self, grant: Grant) -> None:
-        bench = self.bench
+        bench = self.benches[grant.worker.host]
         await bench.take_time()
         if bench.fresh(grant):
             for device in grant.device_ids:
@@ -107,5 +108,5 @@ class PreparingDriver(ListingDriver, Preparation, InUseCheck):
                     bench.violations.append(f"{device} was taken back from {grant.allocation}, but it was {other}'s")
 
     async def in_use(self, grant: Grant) -> str | None:
-        await self.bench.take_time()
+        await self.benches[grant.worker.host].take_time()
         return None

@@ -1,24 +1,30 @@
-"""Simulated machines on which managers run: the real processor and the real driver pool, started again when they end.
+"""Simulated managers: the real ones, of either scope, put together as the service does.
 
 This is the only module that knows how a manager is put together; everything else of the runtime is left alone.
 """
 
 from __future__ import annotations
 
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 import anyio
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from outfitter_proto.bus import Bus
+from outfitter_proto.bus import MemberReplacedError
 from outfitter_proto.names import Topics, host_writer
+from outfitter_service import config
 from outfitter_service.core.decide import Rules
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.drivers import DriverPool
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.processor import ForeignManagerError, Limits, Processor
-from simulation.hardware import RESOURCE, Bench
+from outfitter_service.runtime.replica import Replica
+from simulation.client import ModelBus
+from simulation.hardware import Bench, load
 from simulation.loop import Loop, Process
 from simulation.network import Link
 from simulation.owners import BOOT, Owners
@@ -44,85 +50,180 @@ class MachineClock(Clock):
         return 0.0
 
 
-class Site(Struct, kw_only=True):
-    """What the managers of one host have in common."""
+class Host(Struct, kw_only=True):
+    """One machine with devices, and the partition that its name belongs to."""
 
-    host: str
+    name: str
     partition: int
     bench: Bench
     owners: Owners
+
+
+class Job(Struct, kw_only=True):
+    """What there is to do for a manager, by whatever instance: a host's, or a share of all hosts'."""
+
+    name: str
+    hosts: Sequence[Host]
+    machine: str
+    prepares: bool
     limits: Limits
     lease_s: float
     retention_s: float
     chunk: int
     metrics: Metrics
+    partitions: int
     skew_s: float = 0.0
 
+    @property
+    def benches(self) -> Mapping[str, Bench]:
+        return {host.name: host.bench for host in self.hosts}
 
-class Manager:
+
+class Manager(ABC):
     """One run of a manager. `ended` is how it ended by itself, None while it runs or when it was killed."""
 
-    def __init__(self, loop: Loop, link: Link, bus: Bus, topics: Topics, site: Site, instance: str) -> None:
+    def __init__(self, job: Job, link: Link) -> None:
+        self.job = job
         self.link = link
         self.process: Process = link.process
-        self.instance = instance
-        self.site = site
-        self.ended: BaseException | str | None = None
-        writer = host_writer(site.host)
-        identity = Identity(
-            cluster=CLUSTER,
-            scope="host",
-            host=site.host,
-            writer=writer,
-            instance=instance,
-            machine_id=f"machine-of-{site.host}",
-            boot_id=BOOT,
-            pid_ns=1,
-        )
-        loaded = {RESOURCE: site.bench.driver()}
-        self._pool = DriverPool(loaded, metrics=site.metrics)
-        self.processor = Processor(
-            bus,
-            topics=topics,
-            partition=site.partition,
-            identity=identity,
-            rules=Rules(
-                writer=writer,
-                specs={name: each.spec for name, each in loaded.items()},
-                lease_s=site.lease_s,
-                retention_s=site.retention_s,
-                chunk=site.chunk,
-            ),
-            limits=site.limits,
-            metrics=site.metrics,
-            drivers=self._pool,
-            clock=MachineClock(loop, site.skew_s),
-            owner_watch=lambda **options: site.owners.watch(self.process, options["died"]),
-        )
+        self.ended: BaseException | None = None
+        self.stopped = False
 
     @property
     def up(self) -> bool:
-        """Whether it runs, be it stopped or cut off."""
-        return self.ended is None and not self.process.dead
+        """Whether it runs, be it frozen or cut off."""
+        return self.ended is None and not self.stopped and not self.process.dead
 
     @property
     def gave_up(self) -> bool:
-        return isinstance(self.ended, ForeignManagerError)
+        """Somebody else does its job, and it said so."""
+        failure = self.ended
+        while isinstance(failure, BaseExceptionGroup) and len(failure.exceptions) == 1:
+            failure = failure.exceptions[0]
+        return isinstance(failure, ForeignManagerError | MemberReplacedError)
 
     async def main(self) -> None:
         """Serve until told to stop, or until it cannot go on."""
-        failure: Exception | None = None
-        site_host = self.site.host
         try:
-            async with anyio.create_task_group() as tasks:
-                started = anyio.Event()
-                tasks.start_soon(lambda: self._pool.run(self.processor.emit, started=started, host=site_host))
-                await started.wait()
-                try:
-                    await self.processor.run()
-                except Exception as error:  # noqa: BLE001 - the simulation looks at it
-                    failure = error
-                tasks.cancel_scope.cancel()
-        except Exception as error:  # noqa: BLE001 - the same
-            failure = error
-        self.ended = failure or "stopped"
+            await self._serve()
+            self.stopped = True
+        except Exception as error:  # noqa: BLE001 - the simulation looks at it
+            self.ended = error
+
+    @abstractmethod
+    def serving(self) -> list[tuple[int, Processor]]:
+        """The partitions that it answers for, and what does."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Begin an orderly shutdown."""
+
+    @abstractmethod
+    async def _serve(self) -> None: ...
+
+
+class HostManager(Manager):
+    """A manager of one host (host scope)."""
+
+    def __init__(self, loop: Loop, job: Job, link: Link, bus: ModelBus, topics: Topics, instance: str) -> None:
+        super().__init__(job, link)
+        [host] = job.hosts
+        writer = host_writer(host.name)
+        loaded = load(job.benches, prepares=job.prepares)
+        self._host = host
+        self._pool = DriverPool(loaded, metrics=job.metrics)
+        self.processor = Processor(
+            bus,
+            topics=topics,
+            partition=host.partition,
+            identity=Identity(
+                cluster=CLUSTER,
+                scope="host",
+                host=host.name,
+                writer=writer,
+                instance=instance,
+                machine_id=job.machine,
+                boot_id=BOOT,
+                pid_ns=1,
+            ),
+            rules=Rules(
+                writer=writer,
+                specs={name: each.spec for name, each in loaded.items()},
+                lease_s=job.lease_s,
+                retention_s=job.retention_s,
+                chunk=job.chunk,
+            ),
+            limits=job.limits,
+            metrics=job.metrics,
+            drivers=self._pool,
+            clock=MachineClock(loop, job.skew_s),
+            owner_watch=lambda **options: host.owners.watch(self.process, options["died"]),
+        )
+
+    def serving(self) -> list[tuple[int, Processor]]:
+        return [(self._host.partition, self.processor)] if self.processor.ready else []
+
+    def stop(self) -> None:
+        self.processor.stop()
+
+    async def _serve(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            started = anyio.Event()
+            tasks.start_soon(lambda: self._pool.run(self.processor.emit, started=started, host=self._host.name))
+            await started.wait()
+            await self.processor.run()
+            tasks.cancel_scope.cancel()
+
+
+SETTINGS = config.load(os.devnull, {"scope": "cluster", "host": "here"}, {})
+
+
+class ReplicaManager(Manager):
+    """A replica (cluster scope). A static one has the job's name."""
+
+    def __init__(
+        self, loop: Loop, job: Job, link: Link, bus: ModelBus, instance: str, *, static: bool, session_s: float
+    ) -> None:
+        super().__init__(job, link)
+        self._stopping = anyio.Event()
+        self.replica = Replica(
+            bus,
+            structs.replace(
+                SETTINGS,
+                replica=job.name if static else None,
+                session_timeout=session_s,
+                on_stop="stay" if static else "leave",
+                lease=job.lease_s,
+                lease_grace=job.limits.lease_grace_s,
+                ended_retention=job.retention_s,
+                checkpoint_interval=job.limits.checkpoint_interval_s,
+            ),
+            load(job.benches, prepares=job.prepares),
+            identity=Identity(
+                cluster=CLUSTER,
+                scope="cluster",
+                host=None,
+                writer="",
+                instance=instance,
+                machine_id=job.machine,
+                boot_id=None,
+                pid_ns=None,
+            ),
+            partitions=job.partitions,
+            metrics=job.metrics,
+            stopping=self._stopping,
+            clock=MachineClock(loop, job.skew_s),
+        )
+
+    def serving(self) -> list[tuple[int, Processor]]:
+        return [
+            (partition, server.processor)
+            for partition, server in self.replica.servers.items()
+            if server.processor.ready
+        ]
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def _serve(self) -> None:
+        await self.replica.run()

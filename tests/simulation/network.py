@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from outfitter_proto.bus import BusUnavailableError
-from simulation.broker import REQUEST_TIMED_OUT, RefusedError
+from simulation.errors import REQUEST_TIMED_OUT, RefusedError
 from simulation.loop import Loop, Process
 
 REQUEST_TIMEOUT_S = 3.0

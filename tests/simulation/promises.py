@@ -7,6 +7,7 @@ from collections import Counter
 
 from outfitter_proto.codec import decode_ledger
 from outfitter_proto.records import Allocation, Checkpoint
+from outfitter_service.runtime.processor import Processor
 from outfitter_verify import Log, Partition, Reading, Record, Report
 from outfitter_verify import check as verify
 from simulation import log as model
@@ -23,12 +24,12 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
     report = verify(_reading(world))
     wrong += [str(violation) for violation in report.violations]
     counts.update(report.counts)
-    for site in world.sites:
-        wrong += [f"{site.host}: {each}" for each in site.bench.violations]
-        counts["stale calls"] += site.bench.stale
-        ledger = world.broker.logs[TOPICS.allocations, site.partition]
-        wrong += _lent_too_early(world, ledger, site.host)
-        wrong += _at_rest(world, site.host, report)
+    for host in world.hosts:
+        wrong += [f"{host.name}: {each}" for each in host.bench.violations]
+        counts["stale calls"] += host.bench.stale
+        wrong += _lent_too_early(world, world.broker.logs[TOPICS.allocations, host.partition], host.name)
+        wrong += _at_rest(world, host.name, report)
+    wrong += _served(world)
     wrong += at_odds(world)
     wrong += [f"PROMISE 2: {key} was not served although nothing stood in its way" for key in world.stalled]
     wrong += [
@@ -39,6 +40,7 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
     wrong += [f"asyncio: {failure.get('message')}: {failure.get('exception')!r}" for failure in world.loop.failures]
     counts["gave up"] = sum(manager.gave_up for manager in world.managers)
     counts["runs"] = len(world.managers)
+    counts["expelled"] = sum(group.expelled for group in world.broker.groups.values())
     counts["timed out"] = world.broker.timed_out
     counts["lost"] = world.network.lost
     counts["late"] = world.network.late
@@ -99,57 +101,68 @@ def _lent_too_early(world: World, ledger: model.Log, host: str) -> list[str]:
 
 def _at_rest(world: World, host: str, report: Report) -> list[str]:
     """Everybody is gone: everything is over, and somebody manages the host."""
-    wrong = [
+    return [
         f"PROMISE 2: {key} is {record['state']} although its worker is long gone"
         for key, record in report.last.items()
         if key.startswith(f"{host}/") and record["state"] not in FINAL and key not in world.stalled
     ]
-    serving = [manager for manager in world.managers if manager.site.host == host and manager.up]
-    if not any(manager.processor.ready for manager in serving):
-        wrong.append(f"nobody serves {host}: {len(serving)} managers are up")
+
+
+def _served(world: World) -> list[str]:
+    """Each partition of a host is answered for by one manager of its job."""
+    wrong: list[str] = []
+    up = [manager for manager in world.managers if manager.up]
+    if world.setting.replicas:
+        for partition in range(world.setting.partitions):
+            serving = [m.process.name for m in up if partition in [number for number, _ in m.serving()]]
+            if len(serving) != 1:
+                wrong.append(f"partition {partition} is served by {serving or 'nobody'}; {len(up)} managers are up")
+    else:
+        for job in world.jobs:
+            serving = [m.process.name for m in up if m.job is job and m.serving()]
+            if not serving:
+                wrong.append(f"nobody serves {job.name}; {len(up)} managers are up")
     return wrong
 
 
 def at_odds(world: World) -> list[str]:
     """Where a serving manager has something else in mind than what the ledger says (as it may, during a commit)."""
     wrong: list[str] = []
-    for site in world.sites:
-        wrong += _lives_as_written(world, world.broker.logs[TOPICS.allocations, site.partition], site.host)
+    for manager in world.managers:
+        if manager.up:
+            for partition, processor in manager.serving():
+                ledger = world.broker.logs[TOPICS.allocations, partition]
+                host = manager.job.name if not world.setting.replicas else None
+                wrong += [f"{manager.process.name}: {each}" for each in _differences(processor, ledger, host)]
     return wrong
 
 
-def _lives_as_written(world: World, ledger: model.Log, host: str) -> list[str]:
+def _differences(processor: Processor, ledger: model.Log, host: str | None) -> list[str]:
+    """What a processor has in mind otherwise than the ledger has it: of one host, or of all."""
     written: dict[str, Allocation] = {}
     checkpoint: Checkpoint | None = None
     for record, _ in ledger.committed():
         key = (record.key or b"").decode()
-        if key.startswith(f"{host}/"):
+        if key.startswith("@checkpoint/") and record.value is not None:
+            found = decode_ledger(record.value, key=record.key)
+            if isinstance(found, Checkpoint) and (host is None or found.writer == f"host/{host}"):
+                checkpoint = found
+        elif not key.startswith("@") and (host is None or key.startswith(f"{host}/")):
             if record.value is None:
                 written.pop(key, None)
             else:
                 found = decode_ledger(record.value, key=record.key)
-                assert isinstance(found, Allocation)
-                written[key] = found
-        elif key == f"@checkpoint/host/{host}" and record.value is not None:
-            found = decode_ledger(record.value, key=record.key)
-            assert isinstance(found, Checkpoint)
-            checkpoint = found
+                if isinstance(found, Allocation):
+                    written[key] = found
     wrong: list[str] = []
-    for manager in world.managers:
-        if manager.site.host != host or not manager.up or not manager.processor.ready:
-            continue
-        ledger_now = manager.processor.ledger
-        if ledger_now.allocations != written:
-            differ = set(written.keys() ^ ledger_now.allocations.keys())
-            differ |= {
-                key
-                for key in written.keys() & ledger_now.allocations.keys()
-                if written[key] != ledger_now.allocations[key]
-            }
-            wrong.append(f"PROMISE 4: {manager.process.name} believes otherwise than the ledger: {sorted(differ)[:5]}")
-        if checkpoint is not None and (ledger_now.token, ledger_now.commits) != (checkpoint.token, checkpoint.commit):
-            wrong.append(
-                f"PROMISE 4: {manager.process.name} is at token {ledger_now.token} and commit {ledger_now.commits}, "
-                f"the ledger at {checkpoint.token} and {checkpoint.commit}"
-            )
+    mind = processor.ledger
+    if mind.allocations != written:
+        differ = written.keys() ^ mind.allocations.keys()
+        differ |= {key for key in written.keys() & mind.allocations.keys() if written[key] != mind.allocations[key]}
+        wrong.append(f"PROMISE 4: it believes otherwise than the ledger: {sorted(differ)[:5]}")
+    if checkpoint is not None and (mind.token, mind.commits) != (checkpoint.token, checkpoint.commit):
+        wrong.append(
+            f"PROMISE 4: it is at token {mind.token} and commit {mind.commits}, "
+            f"the ledger at {checkpoint.token} and {checkpoint.commit}"
+        )
     return wrong

@@ -11,8 +11,9 @@ import pytest
 
 from bus import test_contract as contract
 from outfitter_proto.bus import Entry
-from simulation.broker import CONCURRENT_TRANSACTIONS, INVALID_PRODUCER_EPOCH, Broker, Habits, Producer, RefusedError
+from simulation.broker import Broker, Habits, Producer
 from simulation.client import ModelBus
+from simulation.errors import CONCURRENT_TRANSACTIONS, INVALID_PRODUCER_EPOCH, RefusedError
 from simulation.log import Log
 from simulation.loop import Loop, Process, running
 from simulation.network import Link, LostError, Network, Weather

@@ -85,11 +85,12 @@ class Worker:
         name: str,
         partition: int,
         devices: int,
-        owners: Owners,
+        owners: Owners | None,
         dice: random.Random,
         told: Callable[[str, str], None],
     ) -> None:
-        """`told(what, key)` hears of each incarnation: `registered`, `answered`, `died`, `left`."""
+        """`owners`: those of a host whose manager watches them. `told(what, key)` hears of each incarnation:
+        `answered`, `died`, `left`."""
         self.process = Process(f"{host}/{name}")
         self.bus = bus
         self.holdings: list[Holding] = []
@@ -125,11 +126,13 @@ class Worker:
         body = {
             "type": "register", "host": self._host, "worker": self._name, "incarnation": incarnation,
             "resources": {RESOURCE: {"amount": plan.amount}}, "wait_s": plan.wait_s, "priority": plan.priority,
-            "lease_s": None if plan.owned else plan.lease_s,
+            "lease_s": plan.lease_s,
         }  # fmt: skip
-        pid = self._owners.begin() if plan.owned else None
-        if pid is not None:
-            body["owner"] = self._owners.describe(pid)
+        owners = self._owners if plan.owned else None
+        pid = 0
+        if owners is not None:
+            pid = owners.begin()
+            body |= {"owner": owners.describe(pid), "lease_s": None}
         said_all = False
         reader = await self._register(body)
         if reader is not None:
@@ -138,8 +141,8 @@ class Worker:
                 said_all = await self._live(key, body, plan, reader)
         if not said_all:
             self._told("died", key)
-        if pid is not None:
-            self._owners.end(pid)
+        if owners is not None:
+            owners.end(pid)
         self.waiting_for = None
         return said_all
 
@@ -163,7 +166,7 @@ class Worker:
         """From the registration to the end. Whether the manager knows of the end."""
         now = self._loop.time
         who = {name: body[name] for name in ("host", "worker", "incarnation")}
-        lease = math.inf if plan.owned else plan.lease_s
+        lease = math.inf if body["lease_s"] is None else plan.lease_s
         leaves_at = now() + plan.patience_s
         next_beat = now() + lease / 3
         holding: Holding | None = None

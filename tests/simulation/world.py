@@ -12,17 +12,18 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from outfitter_proto.names import Topics, topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.processor import Limits
+from outfitter_service.runtime.snapshots import Pace
 from simulation.broker import Broker, Habits
 from simulation.client import ModelBus
 from simulation.hardware import RESOURCE, Bench
 from simulation.loop import Loop, Process
-from simulation.managers import CLUSTER, Manager, Site
+from simulation.managers import CLUSTER, Host, HostManager, Job, Manager, ReplicaManager
 from simulation.network import CALM, Link, Network, Weather
 from simulation.owners import Owners
 from simulation.workers import Worker
@@ -35,6 +36,7 @@ STORMS: tuple[tuple[str, ...], ...] = (
     (), (), ("EndTxn",), ("EndTxn", "AddPartitionsToTxn"), ("Produce",), ("InitProducerId", "EndTxn"), ("Fetch",),
 )  # fmt: skip
 """The requests to which something happens: to all of them seldom, or to some of them often."""
+FAULTS = ("kill", "kill", "stop", "stop", "cut", "end", "down", "worker", "device", "slow", "compaction")
 REST_S = 240.0
 """How long the world may take, once all faults are over, until every worker was served and has left."""
 LONGEST_LEASE_S = 15.0
@@ -45,6 +47,10 @@ MakeBus = Callable[..., ModelBus]
 class Setting(Struct, kw_only=True, frozen=True):
     """What the seed decides before anything happens."""
 
+    replicas: int
+    """Managers of cluster scope; 0: host scope, one manager a host."""
+    static: bool
+    session_s: float
     partitions: int
     hosts: int
     workers: int
@@ -60,9 +66,13 @@ def setting(seed: int) -> Setting:
     dice = random.Random(f"{seed}/setting")
     requests = dice.choice(STORMS)
     bad = dice.choice((0.0, 0.01, 0.03, 0.06)) * (5 if requests else 1)
+    replicas = dice.choice((0, 0, 0, 2, 3))
     return Setting(
-        partitions=dice.choice((1, 1, 2)),
-        hosts=dice.choice((1, 1, 2, 3)),
+        replicas=replicas,
+        static=dice.random() < 0.5,
+        session_s=dice.choice((3.0, 6.0, 10.0)),
+        partitions=dice.choice((2, 3)) if replicas else dice.choice((1, 1, 2)),
+        hosts=dice.choice((2, 3, 4)) if replicas else dice.choice((1, 1, 2, 3)),
         workers=dice.choice((2, 3, 4)),
         trouble_s=dice.choice((20.0, 40.0, 60.0)),
         faults_every_s=dice.choice((2.0, 4.0, 8.0)),
@@ -104,7 +114,8 @@ class World:
         self.over = False
         self._make_bus = make_bus
         self._trap: tuple[str, str, int, Callable[[Process], None]] | None = None
-        self.sites = [self._site(number) for number in range(self.setting.hosts)]
+        self.hosts = [self._host(number) for number in range(self.setting.hosts)]
+        self.jobs = self._jobs()
         self._started = 0
 
     @property
@@ -117,24 +128,40 @@ class World:
         if self.log is not None:
             self.log.append(f"{self.loop.time() - 1000:9.3f} {who:10} {what}")
 
-    def _site(self, number: int) -> Site:
+    def _host(self, number: int) -> Host:
+        name = f"h{number}"
+        return Host(
+            name=name,
+            partition=partition_of(name, self.setting.partitions),
+            owners=Owners(self.loop, name),
+            bench=Bench(name, self.dice.choice((1, 2, 3)), dice=self.dice),
+        )
+
+    def _jobs(self) -> list[Job]:
+        if not self.setting.replicas:
+            return [self._job(host.name, [host]) for host in self.hosts]
+        first = self._job("r0", self.hosts)
+        return [first, *(structs.replace(first, name=f"r{number}") for number in range(1, self.setting.replicas))]
+
+    def _job(self, name: str, hosts: list[Host]) -> Job:
         dice = self.dice
-        host = f"h{number}"
-        return Site(
-            host=host,
-            partition=partition_of(host, self.setting.partitions),
-            owners=Owners(self.loop, host),
-            bench=Bench(host, dice.choice((1, 2, 3)), prepares=dice.random() < 0.4, dice=dice),
+        return Job(
+            name=name,
+            hosts=hosts,
+            machine=f"machine-of-{name}",
+            prepares=dice.random() < 0.4,
             limits=Limits(
                 batch_records=dice.choice((2, 5, 1000)),
                 lease_grace_s=dice.choice((0.5, 2.0)),
                 checkpoint_records=dice.choice((3, 20, 5000)),
                 checkpoint_interval_s=dice.choice((5.0, 3600.0)),
+                history=dice.choice((None, Pace(), Pace())),
             ),
             lease_s=10.0,
             retention_s=dice.choice((60.0, 3600.0)),
             chunk=dice.choice((1, 3, 256)),
             metrics=Metrics([RESOURCE]),
+            partitions=self.setting.partitions,
             skew_s=dice.uniform(-3.0, 3.0),
         )
 
@@ -144,38 +171,44 @@ class World:
         """The whole run."""
         world = self.loop.world
         self.loop.spawn(world, self.broker.run)
-        for site in self.sites:
-            self.start(site)
+        for job in self.jobs:
+            self.start(job)
+        for host in self.hosts:
             for number in range(self.setting.workers):
-                self._start_worker(site, f"w{number}")
+                self._start_worker(host, f"w{number}")
         self.network.weather = self.setting.weather
         await self._ill_treat()
         await self._rest()
         self.over = True
 
-    def start(self, site: Site) -> Manager:
-        """Start a manager of a host."""
+    def start(self, job: Job) -> Manager:
+        """Start a manager."""
         self._started += 1
-        process = Process(f"m{self._started}@{site.host}")
+        process = Process(f"m{self._started}@{job.name}")
         link = Link(self.network, process)
         bus = self._make_bus(self.broker, link, transaction_timeout_s=self.setting.transaction_timeout_s)
-        site.skew_s += self.dice.uniform(-1.0, 1.0)
-        manager = Manager(self.loop, link, bus, TOPICS, site, f"{self._started:04}-{process.name}")
+        job.skew_s += self.dice.uniform(-1.0, 1.0)
+        instance = f"{self._started:04}-{process.name}"
+        # what it makes of events and the like belongs to its process
+        manager: Manager = self.loop.within(process).run(self._make, job, link, bus, instance)
         self.managers.append(manager)
         self.loop.spawn(process, manager.main)
         self.note(process.name, "started")
         return manager
 
-    def _start_worker(self, site: Site, name: str) -> None:
-        process_dice = random.Random(f"{self.seed}/{site.host}/{name}")
+    def _make(self, job: Job, link: Link, bus: ModelBus, instance: str) -> Manager:
+        if not self.setting.replicas:
+            return HostManager(self.loop, job, link, bus, TOPICS, instance)
+        setting = self.setting
+        return ReplicaManager(self.loop, job, link, bus, instance, static=setting.static, session_s=setting.session_s)
 
-        def told(what: str, key: str) -> None:
-            self.note(key, what)
-
+    def _start_worker(self, host: Host, name: str) -> None:
+        dice = random.Random(f"{self.seed}/{host.name}/{name}")
         link = Link(self.network, Process(""))
         worker = Worker(
-            self.loop, ModelBus(self.broker, link), TOPICS, host=site.host, name=name, partition=site.partition,
-            devices=len(site.bench.ids), owners=site.owners, dice=process_dice, told=told,
+            self.loop, ModelBus(self.broker, link), TOPICS, host=host.name, name=name, partition=host.partition,
+            devices=len(host.bench.ids), owners=host.owners if not self.setting.replicas else None, dice=dice,
+            told=lambda what, key: self.note(key, what),
         )  # fmt: skip
         link.process = worker.process
         self.workers.append(worker)
@@ -192,21 +225,24 @@ class World:
                 self._set_trap()
             else:
                 self._fault()
-            for site in self.sites:
-                if not any(manager.up for manager in self.managers if manager.site is site):
-                    self._later(self.dice.random() * 3, self._ensure, site)
+            for job in self.jobs:
+                if not self._is_done(job):
+                    self._later(self.dice.random() * 3, self._ensure, job)
 
     def _later(self, seconds: float, act: Callable[..., Any], *args: Any) -> None:
         self.loop.call_later(seconds, act, *args, context=self.loop.within(self.loop.world))
 
-    def _ensure(self, site: Site) -> None:
-        if not any(manager.up for manager in self.managers if manager.site is site):
-            self.start(site)
+    def _is_done(self, job: Job) -> bool:
+        return any(manager.up for manager in self.managers if manager.job is job)
+
+    def _ensure(self, job: Job) -> None:
+        if not self._is_done(job):
+            self.start(job)
 
     def _fault(self) -> None:
         dice = self.dice
         up = [manager for manager in self.managers if manager.up]
-        kind = dice.choice(("kill", "kill", "stop", "stop", "cut", "down", "worker", "device", "slow", "compaction"))
+        kind = dice.choice(FAULTS)
         if kind == "worker":
             worker = dice.choice(self.workers)
             if dice.random() < 0.5:
@@ -214,13 +250,13 @@ class World:
             else:
                 self._cut(worker.bus.link, dice.random() * 20)
         elif kind == "device":
-            bench = dice.choice(self.sites).bench
+            bench = dice.choice(self.hosts).bench
             name = dice.choice(bench.ids)
             bench.missing.add(name)
             self.note(bench.host, f"device {name} is gone")
             self._later(dice.random() * 20, bench.missing.discard, name)
         elif kind == "slow":
-            bench = dice.choice(self.sites).bench
+            bench = dice.choice(self.hosts).bench
             bench.slow_s, bench.failing = dice.choice((0.0, 1.0, 8.0)), dice.choice((0.0, 0.3))
             self.note(bench.host, f"drivers take up to {bench.slow_s} s, and fail {bench.failing:.0%}")
         elif kind == "down":
@@ -239,7 +275,10 @@ class World:
         if kind == "kill":
             self.loop.kill(manager.process)
             self.note(manager.process.name, "killed")
-            self._later(self.dice.random() ** 2 * 6, self._ensure, manager.site)
+            self._later(self.dice.random() ** 2 * 6, self._ensure, manager.job)
+        elif kind == "end":
+            self.note(manager.process.name, "is told to stop")
+            self.loop.call_soon(manager.stop, context=self.loop.within(manager.process))
         elif kind == "stop":
             seconds = self.dice.random() ** 2 * 40
             self._stop(manager.process, seconds)
@@ -254,7 +293,7 @@ class World:
         """Somebody (an orchestrator) thinks that it is gone, and starts another one."""
         if not self.over and (manager.process.stopped or manager.link.cut):
             self.note(manager.process.name, "replaced while it is away")
-            self.start(manager.site)
+            self.start(manager.job)
 
     def _stop(self, process: Process, seconds: float) -> None:
         self.loop.stop_process(process)
@@ -283,7 +322,7 @@ class World:
 
     def _set_trap(self) -> None:
         """Harm whichever manager comes to a certain point of its work next."""
-        kind = self.dice.choice(("kill", "stop", "cut"))
+        kind = self.dice.choice(("kill", "stop", "cut", "end"))
         by_process = {manager.process: manager for manager in self.managers}
 
         def snap(process: Process) -> None:
@@ -317,9 +356,9 @@ class World:
         for manager in self.managers:
             manager.link.cut = False
             self._go_on(manager.process)
-        for site in self.sites:
-            site.bench.missing.clear()
-            site.bench.slow_s = site.bench.failing = 0.0
+        for host in self.hosts:
+            host.bench.missing.clear()
+            host.bench.slow_s = host.bench.failing = 0.0
         for worker in self.workers:
             worker.bus.link.cut = False
             self._go_on(worker.process)
@@ -327,12 +366,12 @@ class World:
         deadline = self.loop.time() + REST_S
         while self.loop.time() < deadline and not all(worker.finished for worker in self.workers):
             await anyio.sleep(1.0)
-            for site in self.sites:
-                self._ensure(site)
+            for job in self.jobs:
+                self._ensure(job)
         self.stalled = [worker.waiting_for or worker.process.name for worker in self.workers if not worker.finished]
         await anyio.sleep(LONGEST_LEASE_S * 2 + 10)
-        for site in self.sites:
-            self._ensure(site)
+        for job in self.jobs:
+            self._ensure(job)
         await anyio.sleep(5.0)
 
     def close(self) -> None:

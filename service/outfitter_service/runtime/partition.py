@@ -11,6 +11,7 @@ from outfitter_proto.names import topics
 from outfitter_service.config import Settings
 from outfitter_service.core.decide import Rules
 from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.drivers import DriverPool
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.processor import Limits, Processor
@@ -34,6 +35,7 @@ class PartitionServer:
         metrics: Metrics,
         take_over: bool = False,
         still_mine: Callable[[], Awaitable[bool]] | None = None,
+        clock: Clock = SYSTEM,
     ) -> None:
         self.partition = partition
         self.identity = identity
@@ -62,6 +64,7 @@ class PartitionServer:
             metrics=metrics,
             drivers=self._pool,
             still_mine=still_mine,
+            clock=clock,
         )
 
     async def run(self) -> None:

@@ -16,6 +16,7 @@ from outfitter_proto.bus import Bus, BusError, Membership
 from outfitter_proto.names import managers_group, topics
 from outfitter_service.config import Settings
 from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.identity import Identity, of_partition
 from outfitter_service.runtime.partition import PartitionServer
 from outfitter_service.runtime.remit import PartitionRemit
@@ -44,6 +45,7 @@ class Replica:
         partitions: int,
         metrics: Metrics,
         stopping: anyio.Event,
+        clock: Clock = SYSTEM,
     ) -> None:
         self.servers: dict[int, PartitionServer] = {}
         self._bus = bus
@@ -53,6 +55,7 @@ class Replica:
         self._partitions = partitions
         self._metrics = metrics
         self._stopping = stopping
+        self._clock = clock
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._membership: Membership | None = None
         self._emptied = anyio.Event()
@@ -152,6 +155,7 @@ class Replica:
             remit=PartitionRemit(partition, self._partitions, identity.writer),
             metrics=self._metrics,
             still_mine=lambda: self._still_mine(partition),
+            clock=self._clock,
         )
 
     async def _serve(self, partition: int, scope: anyio.CancelScope, tasks: TaskGroup) -> None:
