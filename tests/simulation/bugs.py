@@ -149,7 +149,7 @@ def _writing(kind: type[ModelWriter]) -> type[ModelBus]:
 
 
 def _groups(bus: ModelBus) -> dict[bytes | None, int]:
-    found: dict[bytes | None, int] = bus._broker.__dict__.setdefault("groups", {})
+    found: dict[bytes | None, int] = bus._broker.__dict__.setdefault("group_offsets", {})
     return found
 
 

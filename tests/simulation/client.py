@@ -41,6 +41,8 @@ TAKE_WITHIN_S = 3 * REQUEST_TIMEOUT_S
 BACKOFF_S = 0.02
 NEXT_TRANSACTION_S = 0.002
 STABLE_POLL_S = 0.01
+SLOWEST_POLL_S = 0.1
+"""Questions that are asked until the answer is another one are asked less and less often: they cost steps."""
 STABLE_WITHIN_S = 120.0
 MAX_BATCH_BYTES = 768 * 1024
 
@@ -108,9 +110,11 @@ class ModelBus(Bus):
     async def stable_end(self, topic: str, partition: int) -> int:
         log = self.log(topic, partition)
         _, end = await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=False))
+        pause = STABLE_POLL_S
         with anyio.move_on_after(STABLE_WITHIN_S):
-            while (await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=True)))[1] < end:  # noqa: ASYNC110 - a broker tells nobody
-                await anyio.sleep(STABLE_POLL_S)
+            while (await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=True)))[1] < end:
+                await anyio.sleep(pause)
+                pause = min(2 * pause, SLOWEST_POLL_S)
             found: int = end
             return found
         raise BusUnavailableError(f"a transaction in {topic}/{partition} has been open for {STABLE_WITHIN_S:g} s")
@@ -294,6 +298,7 @@ class ModelWriter(Writer):
     ) -> Any:
         """Ask until there is an answer. `fatal`: an error of the broker's that it may recover from ends the producer.
         `taints`: a copy that arrives late could still act."""
+        pause = NEXT_TRANSACTION_S
         while True:
             try:
                 return await self._bus.link.ask(what, answer)
@@ -302,7 +307,8 @@ class ModelWriter(Writer):
                 await anyio.sleep(BACKOFF_S)
             except RefusedError as error:
                 if error.code == errors.CONCURRENT_TRANSACTIONS:
-                    await anyio.sleep(NEXT_TRANSACTION_S)
+                    await anyio.sleep(pause)
+                    pause = min(2 * pause, SLOWEST_POLL_S)
                 elif fatal or error.code != errors.REQUEST_TIMED_OUT:
                     raise
                 else:

@@ -49,6 +49,7 @@ class Network:
 
     def __init__(self, loop: Loop, seed: int) -> None:
         self.loop = loop
+        self.world = loop.within(loop.world)
         self.weather = CALM
         self.down = False
         self.dice = random.Random(f"{seed}/network")
@@ -80,7 +81,7 @@ class Link:
         if self.closed:
             raise BusUnavailableError("the simulation is over")
         mine: asyncio.Future[Any] = loop.create_future()
-        world = loop.within(loop.world)
+        world = self.network.world
         fate = dice() if not weather.requests or what in weather.requests else 1.0
         there = weather.latency_s * (0.2 + dice() ** 3 * 5)
         lost = late = hushed = refused = False
