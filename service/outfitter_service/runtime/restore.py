@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import anyio.lowlevel
 import structlog
 from msgspec import Struct
 
@@ -29,6 +30,9 @@ _HOST, _CHECKPOINT = b"@host/", b"@checkpoint/"
 
 LEDGER_FORMAT = 1
 """The newest `Checkpoint.format` that this version can work on."""
+
+STRETCH = 2000
+"""Records taken in at a stretch: some 30 ms."""
 
 MARKERS_WAIT_S = 0.05
 """How long one fetch may wait: where nothing but transaction markers is left, nothing comes, and the position moves."""
@@ -64,7 +68,7 @@ async def restore(bus: Bus, topic: str, partition: int, remit: Remit) -> Restore
     begun = time.monotonic()
     read = await _read_log(bus, topic, partition, remit)
     with _nothing_collected():
-        ledger, checkpoint = _build(read, remit, f"{topic}/{partition}")
+        ledger, checkpoint = await _build(read, remit, f"{topic}/{partition}")
     return Restored(
         ledger=ledger,
         checkpoint=checkpoint,
@@ -89,13 +93,16 @@ def _nothing_collected() -> Iterator[None]:
             gc.enable()
 
 
-def _build(read: _Log, remit: Remit, place: str) -> tuple[Ledger, Checkpoint | None]:
+async def _build(read: _Log, remit: Remit, place: str) -> tuple[Ledger, Checkpoint | None]:
+    """The ledger of a log. It pauses now and then: who replays a million records must not seem dead meanwhile."""
     ledger = Ledger()
     checkpoint: Checkpoint | None = None
     allocations: list[Allocation] = []
     hosts: list[Host] = []
     remit.admit_all()
-    for key, value in read.last.items():
+    for number, (key, value) in enumerate(read.last.items()):
+        if number % STRETCH == 0:
+            await anyio.lowlevel.checkpoint()
         try:
             record = _read(key, value, place)
         except LedgerRefusedError as error:
@@ -117,7 +124,9 @@ def _build(read: _Log, remit: Remit, place: str) -> tuple[Ledger, Checkpoint | N
     for host_record in hosts:
         if host_record.host not in remit.refused:
             ledger.restore(PutHost(host_record))
-    for allocation in allocations:
+    for number, allocation in enumerate(allocations):
+        if number % STRETCH == 0:
+            await anyio.lowlevel.checkpoint()
         if allocation.host not in remit.refused:
             ledger.restore(PutAllocation(allocation))
     if checkpoint is not None:
