@@ -1,11 +1,16 @@
 """Fixtures that every test may use."""
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from support.broker import kafka_broker, own_broker
 from support.manager import manager, shared_manager, start_manager
 
 __all__ = ["anyio_backend", "kafka_broker", "manager", "own_broker", "shared_manager", "start_manager"]
+
+# a busy machine must not make a test red
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 
 @pytest.fixture
