@@ -36,7 +36,7 @@ from outfitter_proto.bus.port import (
     UnknownTopicError,
 )
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.records import Allocation, AllocationState, Deregister, Heartbeat, Register, Registration
+from outfitter_proto.records import Allocation, AllocationState, Deregister, Heartbeat, Host, Register, Registration
 
 MANAGER_PATIENCE = 4.0
 """Seconds from the acknowledged registration until nobody answering means that there is no manager."""
@@ -92,6 +92,9 @@ class WorkerSession:
         self._heartbeats = heartbeats and not attach
         self._on_lease_at_risk = on_lease_at_risk
         self._key = names.allocation_key(registration.host, registration.worker, registration.incarnation).encode()
+        self._host_key = names.host_key(registration.host).encode()
+        self._greeted: set[str] = set()
+        self._owed = False
         self._partitions = 0
         self._partition = 0
         self._reader: Reader | None = None
@@ -184,6 +187,9 @@ class WorkerSession:
         while not self._over:
             try:
                 await self._fetch()
+                if self._owed and self._registered and not self._answered:
+                    await self._publish(self.registration)
+                self._owed = False
                 attempt, heard = 0, True
             except (BusUnavailableError, BusAccessError) as error:
                 if isinstance(error, BusAccessError) and not heard:  # never was allowed to: nothing will come
@@ -284,6 +290,19 @@ class WorkerSession:
         for message in messages:
             if message.key == self._key:
                 self._take(message.value)
+            elif message.key == self._host_key and not self._answered:
+                self._greet(message.value)
+
+    def _greet(self, value: bytes | None) -> None:
+        """A manager that names itself before anybody has answered is told again: what was said when the host had no
+        manager yet may have gone to the dead letters."""
+        try:
+            record = codec.decode_ledger(value, key=self._host_key) if value is not None else None
+        except codec.WireError:
+            return
+        if isinstance(record, Host) and record.manager.stopped_at is None:
+            self._owed = self._owed or record.manager.instance not in self._greeted
+            self._greeted.add(record.manager.instance)
 
     def _take(self, value: bytes | None) -> None:
         if value is None:

@@ -77,12 +77,7 @@ class Answers:
             return sorted(
                 [*self._nobodys, *(offset for key in hosts for offset in hosts[key] if self._swept(key, offset))]
             )
-        own = [offset for offset in hosts.get(name.encode(), []) if offset >= self._inputs[writer].begin]
-        if any(other.startswith(("partition/", "sweeper/")) for other in self._inputs):
-            return own
-        # as long as nobody sweeps the partition, every manager that reads it reports what has no key at all
-        keyless = [record.offset for record in self._log.records if record.key is None]
-        return sorted([*own, *keyless])
+        return [offset for offset in hosts.get(name.encode(), []) if offset >= self._inputs[writer].begin]
 
     def _swept(self, key: bytes, offset: int) -> bool:
         """Whether a host's message is the sweeper's: the host has no manager, or one that began later."""

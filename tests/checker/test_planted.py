@@ -377,8 +377,9 @@ def a_message_whose_key_is_another_host_is_dropped(world: World) -> None:
 
 @planted("dead-letters")
 def a_message_without_a_key_is_dropped(world: World) -> None:
-    world.say({"type": "heartbeat", "host": HOST, "worker": "b", "incarnation": "1"}, key=None)
+    offset = world.say({"type": "heartbeat", "host": HOST, "worker": "b", "incarnation": "1"}, key=None)
     world.commit(world.allocation("e", "pending"))
+    swept(world, offset + 1)
 
 
 @planted("dead-letters")

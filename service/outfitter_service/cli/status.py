@@ -22,10 +22,12 @@ def status(ctx: click.Context, /, config: str | None, as_json: bool, **_options:
     """List the workers of all hosts, or of --host: what they hold, or why they wait.
 
     With --json: the allocation records as they stand on the bus, ended ones included until they are deleted there.
+    Hosts that workers ask for and that no manager serves are named on standard error.
     """
     import anyio
 
-    from outfitter_service.cli import ledger
+    from outfitter_proto.bus import Bus, BusError
+    from outfitter_service.cli import errors, ledger, unserved
     from outfitter_service.config import connection
 
     where = connection(config, options.given(ctx))
@@ -33,7 +35,23 @@ def status(ctx: click.Context, /, config: str | None, as_json: bool, **_options:
 
     async def look() -> ledger.Ledger:
         async with ledger.opened(where) as bus:
-            return await ledger.read(bus, where.cluster, narrowed)
+            found = await ledger.read(bus, where.cluster, narrowed)
+            await warn_of_unserved(bus, found)
+            return found
+
+    async def warn_of_unserved(bus: Bus, found: ledger.Ledger) -> None:
+        served = {record.host for record in found.hosts.values()}
+        try:
+            hosts = await unserved.find(bus, where.cluster, served=served, host=narrowed)
+        except BusError as error:
+            errors.warn(f"cannot tell which hosts have no manager: {error}")
+            return
+        for host, messages, last in hosts:
+            ago = output.age((datetime.now(UTC) - last).total_seconds())
+            errors.warn(
+                f"no manager serves host {host!r}: {messages} of its messages went to the dead letters, the last one "
+                f"{ago} ago. Start one with `outfitter serve --host {host}`"
+            )
 
     found = anyio.run(look).allocations
     if as_json:
