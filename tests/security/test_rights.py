@@ -53,13 +53,21 @@ def granted(cluster: str = "outfitter") -> dict[str, list[tuple[str, str, str, b
 ROLES = granted()
 MANAGER = f"manager-{HOST}"
 SCOPES = {MANAGER: "host", "manager": "cluster"}
-NEEDED = [each for each in ROLES[MANAGER] if each[0] != "DescribeConfigs"]
+
+
+def is_needed(granted: tuple[str, str, str, bool]) -> bool:
+    """Whether a manager refuses to start without it."""
+    operation, _, name, _ = granted
+    return operation != "DescribeConfigs" and "-sweeper" not in name
+
+
+NEEDED = [each for each in ROLES[MANAGER] if is_needed(each)]
 
 
 def looked_for(role: str, cluster: str) -> list[Right]:
     """What a manager of that role looks for at its start."""
     if SCOPES[role] == "host":
-        return rights.of_manager(cluster, [host_writer(HOST)])
+        return [*rights.of_manager(cluster, [host_writer(HOST)]), *rights.of_sweeper(cluster)]
     return rights.of_manager(cluster, [partition_writer(0)], [managers_group(cluster)])
 
 
@@ -150,6 +158,7 @@ async def test_with_the_least_rights_a_worker_gets_its_device_and_a_monitor_sees
     printed = capfd.readouterr().out
     assert "ready" in printed
     assert "not shown to this principal" not in printed
+    assert "takes no part in sweeping" not in printed
 
 
 # --- each one removed ---------------------------------------------------------------------------------------
@@ -157,8 +166,8 @@ async def test_with_the_least_rights_a_worker_gets_its_device_and_a_monitor_sees
 
 @pytest.mark.parametrize(
     ("role", "number"),
-    [(role, n) for role in SCOPES for n, each in enumerate(ROLES[role]) if each[0] != "DescribeConfigs"],
-    ids=[f"{role}: {op} {name}" for role in SCOPES for op, _, name, _ in ROLES[role] if op != "DescribeConfigs"],
+    [(role, n) for role in SCOPES for n, each in enumerate(ROLES[role]) if is_needed(each)],
+    ids=[f"{role}: {each[0]} {each[2]}" for role in SCOPES for each in ROLES[role] if is_needed(each)],
 )
 async def test_without_a_right_a_manager_says_which_and_does_not_start(
     role: str, number: int, secure_broker: SecureBroker, cluster: str, tmp_path: Path
