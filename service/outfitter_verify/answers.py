@@ -106,7 +106,9 @@ class Answers:
         said = self._said[offset]
         refused = any(letter.fits for letter in self._letters.get(offset, ()))
         place = ledger.log.place(commit.offset)
-        if said.kind is Kind.NONE or offset in self._nobodys or writer.name.startswith("sweeper/"):
+        # of a host without a manager only what asks for something needs a dead letter
+        unserved = writer.name.startswith("sweeper/") and said.kind in (Kind.REGISTER, Kind.UNSURE)
+        if said.kind is Kind.NONE or offset in self._nobodys or unserved:
             self._findings.look("dead-letters")
             if not refused and self._letter_log.start > 0:
                 self._findings.part("dead-letters", "dead letters were deleted by retention")

@@ -26,7 +26,7 @@ from outfitter_service.runtime.identity import host_identity
 from outfitter_service.runtime.sweeper import CANDIDATES, Sweeper, is_candidate
 from support import verdict as checker
 from support.faulty_bus import FaultyBus
-from support.house import CLUSTER, HOST, TOPICS, House, heartbeat, register, serving, static
+from support.house import CLUSTER, HOST, TOPICS, House, deregister, heartbeat, register, serving, static
 from support.wire_samples import SAMPLES
 
 WITHIN_S = 20.0
@@ -114,6 +114,18 @@ async def test_a_message_for_a_host_without_a_manager_becomes_a_dead_letter_that
         assert (letter.source.offset, letter.code, letter.message_key) == (offset, "no-manager", "nowhere")
         assert f"no manager serves host 'nowhere'; hosts served: {HOST}." in letter.reason
         assert "outfitter serve --host nowhere" in letter.reason
+
+
+async def test_heartbeats_and_farewells_to_a_host_without_a_manager_want_no_answer(made: FaultyBus) -> None:
+    """They can be many, and their registration has its dead letter. What cannot be read has one of its own."""
+    async with sweeping(made, grace=0.0):
+        for body in (heartbeat("w"), deregister("w")):
+            await say(made, body, HOST)
+        garbage = await say(made, b"\xff", HOST)
+        after = await say(made, b"", None)
+        await swept(made, after)
+        assert [letter.source.offset for letter in await letters(made, 2)] == [garbage, after]
+    assert (await checker.verdict(made.url)).violations == ()
 
 
 async def test_messages_for_a_host_whose_manager_stopped_or_died_wait_for_it(made: FaultyBus, tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ import structlog
 from msgspec import UNSET, Struct
 
 from outfitter_proto.bus import Bus, BusError, Entry, Message, OffsetOutOfRangeError, Reader, Writer
-from outfitter_proto.codec import encode
+from outfitter_proto.codec import WireError, decode_registration, encode
 from outfitter_proto.names import Topics, sweeper_writer, transactional_id
-from outfitter_proto.records import MAX_DEAD_LETTER_BODY, Checkpoint, InputPosition, NobodysCode
+from outfitter_proto.records import MAX_DEAD_LETTER_BODY, Checkpoint, InputPosition, NobodysCode, Register
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import Identity
@@ -55,6 +55,14 @@ class Task(Struct, frozen=True, kw_only=True):
     metrics: Metrics
     clock: Clock
     grace_s: float = GRACE_S
+
+
+def _asks(message: Message) -> bool:
+    """Whether it wants an answer: heartbeats and farewells to a host without a manager want none, and can be many."""
+    try:
+        return isinstance(decode_registration(message.value, key=message.key), Register)
+    except WireError:
+        return True
 
 
 class _Held(Struct, kw_only=True):
@@ -165,6 +173,8 @@ class Sweep:
         why = misdirected(key, self._task.partition, self._task.partitions)
         host = key.decode() if why is None and key is not None else ""
         if why is None and self.roll is not None and self.roll.standing(host, message.offset) is Standing.SERVED:
+            return
+        if why is None and not _asks(message):
             return
         self._held.append(_Held(message=message, due=due, host=host, why=why))
         self._bytes += len(message.value or b"")
