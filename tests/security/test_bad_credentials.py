@@ -50,7 +50,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_manager_whose_password_is_changed_answers_again_with_the_new_one(
-    secure_broker: SecureBroker, cluster: str, tmp_path: Path
+    secure_broker: SecureBroker, cluster: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The broker ends the session and refuses the old password; what was asked meanwhile is answered once."""
     manager_user, worker_user = f"m-{secrets.token_hex(4)}", f"w-{secrets.token_hex(4)}"
@@ -80,6 +80,7 @@ async def test_a_manager_whose_password_is_changed_answers_again_with_the_new_on
             assert before.record == held
         await until(lambda: manager.service.ready)
     assert manager.failure is None
+    assert caplog.text.count("no connection to broker") <= 5
 
 
 async def test_a_worker_whose_token_expires_is_warned_and_goes_on_with_a_fresh_one(

@@ -11,7 +11,13 @@ from collections.abc import Callable
 
 EVERY = 5.0
 """Seconds in which one and the same kind of line is logged once."""
-LOGGERS = ("aiokafka", "aiokafka.conn", "aiokafka.producer.sender", "aiokafka.consumer.group_coordinator")
+LOGGERS = (
+    "aiokafka",
+    "aiokafka.conn",
+    "aiokafka.producer.sender",
+    "aiokafka.consumer.group_coordinator",
+    "outfitter_proto.bus.kafka.connection",
+)
 
 _holders = 0
 
