@@ -22,6 +22,7 @@ from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
 from outfitter_proto.bus import Entry, TopicSpec, connect
+from outfitter_proto.bus.kafka import connection as connection_module
 from outfitter_proto.bus.kafka import producer as producer_module
 from outfitter_proto.bus.kafka.coordination import Coordination
 from outfitter_proto.bus.kafka.noise import EVERY, LOGGERS, OncePerInterval
@@ -68,6 +69,41 @@ async def test_the_private_attributes_that_writing_and_repairing_need_are_there(
     finally:
         await producer.stop()
         await consumer.stop()
+
+
+async def test_the_private_names_that_connections_need_are_there_and_called_as_they_were(
+    kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ours stand in for in one of aiokafka's clients must be met in the life of a writer."""
+    conn, client = aiokafka.conn.AIOKafkaConnection, aiokafka.client.AIOKafkaClient
+    for owner, names in {
+        conn: ("_do_sasl_handshake", "authenticator_plain", "authenticator_scram", "authenticator_oauth", "connect"),
+        client: ("bootstrap", "_get_conn", "_md_synchronizer", "_on_connection_closed", "force_metadata_update"),
+    }.items():
+        assert [name for name in names if not callable(getattr(owner, name, None))] == []
+    assert "await self._do_sasl_handshake()" in inspect.getsource(conn.connect)
+    attributes = inspect.getsource(conn.__init__), inspect.getsource(client.__init__)
+    for source, wanted in zip(
+        attributes,
+        (
+            ("_requests", "_writer", "_protocol", "_on_close_cb", "_sasl_mechanism"),
+            ("_conns", "_sync_task", "_request_timeout_ms", "_client_id"),
+        ),
+        strict=True,
+    ):
+        assert [name for name in wanted if f"self.{name} = " not in source] == []
+    met: set[str] = set()
+    for name in ("bootstrap", "get"):
+        ours = getattr(connection_module._Connections, name)
+
+        def recording(*args: object, name: str = name, ours: Callable[..., object] = ours, **more: object) -> object:
+            met.add(name)
+            return ours(*args, **more)
+
+        monkeypatch.setattr(connection_module._Connections, name, recording)
+    async with connect(kafka_broker.url) as bus, await bus.open_writer(KafkaBroker.new_cluster(), 0):
+        pass
+    assert met == {"bootstrap", "get"}
 
 
 async def test_the_private_names_that_membership_needs_are_there_and_called_as_they_were(
