@@ -13,12 +13,10 @@ from outfitter.session import WorkerSession
 from outfitter_proto.bus import BusAuthenticationError, connect
 from outfitter_proto.names import topics as names_of
 from outfitter_proto.records import Register, ResourceRequest
-from support.guarded import WITHIN, client, managing
+from support.guarded import HOST, WITHIN, client, managing
 from support.secure_broker import SecureBroker, right
 
 pytestmark = pytest.mark.kafka
-
-HOST = "gpu-3"
 
 
 def allow_manager(broker: SecureBroker, user: str, cluster: str) -> None:

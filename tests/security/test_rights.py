@@ -27,17 +27,17 @@ from outfitter_proto.names import topics as names_of
 from outfitter_proto.records import Register, ResourceRequest
 from outfitter_service.cli import ledger
 from support.documents import ROOT
-from support.guarded import WITHIN, client, managing
+from support.guarded import HOST, WITHIN, client, managing
 from support.secure_broker import SecureBroker, right
 
 pytestmark = pytest.mark.kafka
 
 PAGE = ROOT / "deploy" / "security.md"
-HOST = "gpu-3"
+PAGES_HOST = "gpu-3"
 
 
-def granted(cluster: str = "outfitter") -> dict[str, list[tuple[str, str, str, bool]]]:
-    """The page's commands, by principal: operation, kind, name with `cluster`'s prefix, whether prefixed."""
+def granted(cluster: str = "outfitter", host: str = PAGES_HOST) -> dict[str, list[tuple[str, str, str, bool]]]:
+    """The page's commands, by principal: operation, kind, name of `cluster` and `host`, whether prefixed."""
     found: dict[str, list[tuple[str, str, str, bool]]] = {}
     for line in re.findall(r"^grant (User:.*)$", PAGE.read_text(), re.MULTILINE):
         principal, *words = shlex.split(line)
@@ -45,35 +45,34 @@ def granted(cluster: str = "outfitter") -> dict[str, list[tuple[str, str, str, b
         operation = options.pop("--operation")
         prefixed = options.pop("--resource-pattern-type", "literal") == "prefixed"
         [(kind, name)] = options.items()
-        name = name.replace("outfitter", cluster, 1)
+        name = name.replace("outfitter", cluster, 1).replace(PAGES_HOST, host)
         found.setdefault(principal.removeprefix("User:"), []).append((operation, kind.lstrip("-"), name, prefixed))
     return found
 
 
 ROLES = granted()
-MANAGER = f"manager-{HOST}"
+MANAGER = f"manager-{PAGES_HOST}"
 SCOPES = {MANAGER: "host", "manager": "cluster"}
 
 
-def is_needed(granted: tuple[str, str, str, bool]) -> bool:
-    """Whether a manager refuses to start without it."""
-    operation, _, name, _ = granted
-    return operation != "DescribeConfigs" and "-sweeper" not in name
+def is_needed(each: tuple[str, str, str, bool]) -> bool:
+    """Whether a manager does not start without it."""
+    return each[0] != "DescribeConfigs" and "sweeper" not in each[2]
 
 
 NEEDED = [each for each in ROLES[MANAGER] if is_needed(each)]
 
 
-def looked_for(role: str, cluster: str) -> list[Right]:
+def looked_for(role: str, cluster: str, host: str = HOST) -> list[Right]:
     """What a manager of that role looks for at its start."""
     if SCOPES[role] == "host":
-        return [*rights.of_manager(cluster, [host_writer(HOST)]), *rights.of_sweeper(cluster)]
+        return [*rights.of_manager(cluster, [host_writer(host)]), *rights.of_sweeper(cluster)]
     return rights.of_manager(cluster, [partition_writer(0)], [managers_group(cluster)])
 
 
 def acls(broker: SecureBroker, role: str, user: str, cluster: str, leave_out: int | None = None) -> list[AclBinding]:
     """Grant `user` what the page grants to `role`, but for one; give what was granted."""
-    wanted = granted(cluster)[role]
+    wanted = granted(cluster, HOST)[role]
     given = [
         right(f"User:{user}", operation, kind, name, prefixed=prefixed)
         for number, (operation, kind, name, prefixed) in enumerate(wanted)
@@ -99,8 +98,8 @@ def user() -> str:
 
 @pytest.mark.parametrize("role", SCOPES)
 def test_the_page_grants_a_manager_what_it_looks_for_at_its_start(role: str) -> None:
-    found = [(op, kind, name) for op, kind, name, _ in ROLES[role] if op != "DescribeConfigs"]
-    for (op, kind, name), wanted in zip(found, looked_for(role, "outfitter"), strict=True):
+    found = [each for each in ROLES[role] if each[0] != "DescribeConfigs"]
+    for (op, kind, name, _), wanted in zip(found, looked_for(role, "outfitter", PAGES_HOST), strict=True):
         assert (op, kind) == wanted[:2]
         assert wanted.name.startswith(name)
 
@@ -158,7 +157,7 @@ async def test_with_the_least_rights_a_worker_gets_its_device_and_a_monitor_sees
     printed = capfd.readouterr().out
     assert "ready" in printed
     assert "not shown to this principal" not in printed
-    assert "takes no part in sweeping" not in printed
+    assert "is not granted" not in printed
 
 
 # --- each one removed ---------------------------------------------------------------------------------------
@@ -209,6 +208,23 @@ async def test_without_describe_configs_a_manager_starts_and_warns(
         assert {item.found for item in await topics.check(bus, cluster)} == {"not shown to this principal"}
     async with managing(secure_broker.at("sasl"), secure_broker.oauth(name), cluster, tmp_path, host=HOST) as manager:
         assert manager.failure is None
+
+
+async def test_without_the_rights_to_sweep_a_manager_serves_and_says_that_it_takes_no_part_in_it(
+    secure_broker: SecureBroker, cluster: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name = user()
+    needed = [each for each in granted(cluster, HOST)[MANAGER] if is_needed(each)]
+    secure_broker.allow(*(right(f"User:{name}", op, kind, on, prefixed=prefixed) for op, kind, on, prefixed in needed))
+    async with managing(secure_broker.at("sasl"), secure_broker.oauth(name), cluster, tmp_path, host=HOST) as manager:
+        assert manager.failure is None
+        printed = ""
+        with anyio.fail_after(WITHIN):
+            while "takes no part in sweeping" not in printed:
+                printed += capfd.readouterr().out
+                await anyio.sleep(0.05)
+        for on in (f"{cluster}-sweepers", f"{cluster}-sweeper-0"):
+            assert f"'{on}' is not granted to User:{name}" in printed
 
 
 async def test_a_principal_without_a_transactional_id_is_told_so_by_the_writer_itself(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from outfitter_service.runtime.service import Service
 from support.secure_broker import SecureBroker
 
 WITHIN = 30.0
+HOST = f"gpu-{secrets.token_hex(4)}"
+"""Of this process: one machine has one manager of a host, and several processes run tests."""
 
 
 class Managed:
