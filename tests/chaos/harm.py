@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from chaos.scene import Scene, Trouble
 from support.cluster import NEW, KafkaCluster, running
-from support.kafka_proxy import END_TXN, FETCH, INIT_PRODUCER_ID, Fault, Harm, KafkaProxy
+from support.kafka_proxy import END_TXN, FETCH, FIND_COORDINATOR, INIT_PRODUCER_ID, Fault, Harm, KafkaProxy
 
 STRIKES_WITHIN = 60.0
 
@@ -28,12 +28,21 @@ def harmed_cluster(folder: Path, *, nodes: int, kafka: str = NEW) -> Iterator[Ha
         yield Harmed(cluster, proxy)
 
 
-def strike(harmed: Harmed, scene: Scene, key: int, harm: Harm, trouble: Trouble, *, host: str | None = None) -> Fault:
+def strike(
+    harmed: Harmed,
+    scene: Scene,
+    key: int,
+    harm: Harm,
+    trouble: Trouble,
+    *,
+    host: str | None = None,
+    code: int = -1,
+) -> Fault:
     """Do harm to the next request of this kind that one host's manager sends (any host's, unless `host` says)."""
     host = host or scene.dice.choice(scene.hosts)
     client = None if key == FETCH else scene.writer_id(host)
-    fault = harmed.proxy.harm(key, harm, client=client)
-    if key == INIT_PRODUCER_ID:  # sent when a manager takes its partition
+    fault = harmed.proxy.harm(key, harm, client=client, code=code)
+    if key in (INIT_PRODUCER_ID, FIND_COORDINATOR):  # sent when a manager takes its partition
         scene.managers[host].kill9()
         scene.managers[host].start(ready=False)
     assert fault.struck.wait(STRIKES_WITHIN), "there was no such request"

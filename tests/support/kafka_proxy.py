@@ -21,7 +21,13 @@ from collections import deque
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
+from inspect import isabstract
+from io import BytesIO
 from typing import Any, Self
+
+from aiokafka.protocol import coordination, produce, transaction
+from aiokafka.protocol.api import RequestStruct
+from aiokafka.protocol.types import Array, Schema
 
 from support.broker import free_port
 
@@ -49,6 +55,8 @@ class Harm(enum.Enum):
     """It never arrives: the connection stays, in silence."""
     LATE_ANSWER = "answer late"
     """The answer takes `LATE_ANSWER_S` longer, and so does what follows on the connection."""
+    ERROR = "answered with an error"
+    """It is done, and the answer bears an error code all the same."""
     LATE_REQUEST = "delivered late"
     """The connection ends, and the request arrives all the same: after `LATE_REQUEST_S`, or when it is released."""
 
@@ -57,7 +65,7 @@ class Fault:
     """One thing that shall happen `times` times. `struck` is set when it first did; `delivered` when a late request
     has arrived and was answered, with the answer's bytes in `answers`."""
 
-    def __init__(self, key: int, harm: Harm, client: str | None, times: int, *, hold: bool) -> None:
+    def __init__(self, key: int, harm: Harm, client: str | None, times: int, *, hold: bool, code: int) -> None:
         self.key = key
         self.harm = harm
         self.client = client
@@ -66,6 +74,8 @@ class Fault:
         self.struck = threading.Event()
         self.delivered = threading.Event()
         self.answers: list[bytes] = []
+        self.code = code
+        self.version = 0
         self.release: asyncio.Event | None = None
 
 
@@ -98,10 +108,12 @@ class KafkaProxy:
         self._do(self._listen(offered, port)).result(10)
         return offered
 
-    def harm(self, key: int, harm: Harm, *, client: str | None = None, times: int = 1, hold: bool = False) -> Fault:
+    def harm(
+        self, key: int, harm: Harm, *, client: str | None = None, times: int = 1, hold: bool = False, code: int = -1
+    ) -> Fault:
         """Do `harm` to the next `times` requests of this API key (of `client`, by its id). `hold`: a late request
-        waits for `release` instead of `LATE_REQUEST_S`."""
-        fault = Fault(key, harm, client, times, hold=hold)
+        waits for `release` instead of `LATE_REQUEST_S`. `code`: the error's, -1 is Kafka's "unknown"."""
+        fault = Fault(key, harm, client, times, hold=hold, code=code)
         self._loop.call_soon_threadsafe(self._faults.append, fault)
         return fault
 
@@ -175,12 +187,14 @@ class KafkaProxy:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, under_way: deque[Fault | None], port: int
     ) -> None:
         while (data := await _frame(reader)) is not None:
-            key, _, _, length = _REQUEST.unpack_from(data, _LENGTH.size)
+            key, version, _, length = _REQUEST.unpack_from(data, _LENGTH.size)
             begin = _LENGTH.size + _REQUEST.size
             client = data[begin : begin + max(length, 0)].decode()
             self.requests[key] = self.requests.get(key, 0) + 1
             fault = self._strike(key, client)
             harm = fault.harm if fault else None
+            if fault is not None:
+                fault.version = version
             if fault is not None and harm is Harm.LATE_REQUEST:
                 fault.release = asyncio.Event()
                 late = asyncio.ensure_future(self._deliver_late(fault, data, port))
@@ -211,6 +225,8 @@ class KafkaProxy:
                         while await _frame(reader) is not None:
                             pass
                         return
+                    case Harm.ERROR:
+                        data = _spoiled(data, fault)
                     case _:
                         await asyncio.sleep(LATE_ANSWER_S)
             writer.write(data)
@@ -238,6 +254,29 @@ class KafkaProxy:
                 fault.delivered.set()
         finally:
             writer.close()
+
+
+def _spoiled(data: bytes, fault: Fault) -> bytes:
+    """An answer with every error code in it replaced."""
+    [schema] = {
+        asked.RESPONSE_TYPE.SCHEMA
+        for module in (coordination, produce, transaction)
+        for asked in vars(module).values()
+        if isinstance(asked, type) and issubclass(asked, RequestStruct) and not isabstract(asked)
+        if (fault.key, fault.version) == (asked.API_KEY, asked.API_VERSION)
+    }
+    head = data[_LENGTH.size : _LENGTH.size + 4]
+    body = schema.encode(_with_error(schema, schema.decode(BytesIO(data[_LENGTH.size + 4 :])), fault.code))
+    return _LENGTH.pack(len(head + body)) + head + body
+
+
+def _with_error(schema: Any, value: Any, code: int) -> Any:
+    if isinstance(schema, Schema):
+        fields = zip(schema.names, schema.fields, value, strict=True)
+        return tuple(code if name == "error_code" else _with_error(kind, part, code) for name, kind, part in fields)
+    if isinstance(schema, Array):
+        return [_with_error(schema.array_of, part, code) for part in value or ()]
+    return value
 
 
 async def _frame(reader: asyncio.StreamReader) -> bytes | None:
