@@ -116,6 +116,7 @@ async def test_a_broker_that_wakes_up_is_not_believed_where_the_log_ends(three_b
     topic = three_brokers.new_cluster()
     async with connect(f"kafka://{three_brokers.direct}") as bus:
         await bus.create_topics([TopicSpec(topic, 1, {})])
+    await anyio.to_thread.run_sync(three_brokers.settle)
     for _ in range(3):
         node = three_brokers.leader(topic, 0)
         addresses = three_brokers.direct.split(",")

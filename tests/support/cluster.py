@@ -158,8 +158,9 @@ class KafkaCluster(KafkaBroker):
         return self._admin
 
     def leader(self, topic: str, partition: int) -> int:
-        """The node that leads a partition now, -1 without any."""
-        return int(self.admin.list_topics(topic, timeout=10).topics[topic].partitions[partition].leader)
+        """The node that leads a partition now, -1 without any, also while the topic is not known everywhere yet."""
+        partitions = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
+        return int(partitions[partition].leader) if partition in partitions else -1
 
     def transaction_coordinator(self, identity: str) -> int:
         """The node that coordinates a transactional id: the leader of its partition of `__transaction_state`."""
