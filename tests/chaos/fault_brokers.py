@@ -11,7 +11,7 @@ import anyio.to_thread
 import pytest
 
 from chaos.scene import Note, playing
-from outfitter_proto.bus import Bus, BusUnavailableError, Entry, TopicSpec, connect
+from outfitter_proto.bus import Bus, BusUnavailableError, Entry, TopicSpec, UnknownTopicError, connect
 from support.cluster import KafkaCluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
@@ -87,7 +87,6 @@ def test_a_transaction_coordinator_that_moves_away_and_back_loses_nothing(
                 before = three_brokers.transaction_coordinator(identity)
                 elsewhere = scene.dice.choice([node for node in NODES if node != before])
                 three_brokers.move_transaction_coordinator(identity, elsewhere)
-                assert three_brokers.transaction_coordinator(identity) == elsewhere
                 trouble.begin()
                 scene.fleet.await_answers(1, since=time.monotonic())
                 three_brokers.move_transaction_coordinator(identity, before)
@@ -116,7 +115,9 @@ async def test_a_broker_that_wakes_up_is_not_believed_where_the_log_ends(three_b
     topic = three_brokers.new_cluster()
     async with connect(f"kafka://{three_brokers.direct}") as bus:
         await bus.create_topics([TopicSpec(topic, 1, {})])
-    await anyio.to_thread.run_sync(three_brokers.settle)
+    for address in three_brokers.direct.split(","):
+        async with connect(f"kafka://{address}") as bus:
+            await known(bus, topic)
     for _ in range(3):
         node = three_brokers.leader(topic, 0)
         addresses = three_brokers.direct.split(",")
@@ -136,6 +137,18 @@ async def test_a_broker_that_wakes_up_is_not_believed_where_the_log_ends(three_b
                 async with await fresh.open_reader(topic, 0, start=end, committed=True) as reader:
                     assert await reader.fetch(timeout=0.01) == []
         await anyio.to_thread.run_sync(three_brokers.settle)
+
+
+async def known(bus: Bus, topic: str) -> None:
+    """Wait until the broker that `bus` asks has heard of the topic."""
+    with anyio.fail_after(60):
+        while True:
+            try:
+                await bus.topic(topic)
+            except UnknownTopicError:
+                await anyio.sleep(0.05)
+            else:
+                return
 
 
 async def published(bus: Bus, topic: str) -> int:

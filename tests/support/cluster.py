@@ -158,9 +158,16 @@ class KafkaCluster(KafkaBroker):
         return self._admin
 
     def leader(self, topic: str, partition: int) -> int:
-        """The node that leads a partition now, -1 without any, also while the topic is not known everywhere yet."""
-        partitions = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
-        return int(partitions[partition].leader) if partition in partitions else -1
+        """The node that leads a partition; waits until there is one, and a new topic is known everywhere."""
+        found: list[int] = []
+
+        def is_led() -> bool:
+            partitions = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
+            found[:] = [partitions[partition].leader] if partition in partitions else []
+            return bool(found) and found[0] > 0
+
+        self._until(is_led, f"leading {topic}/{partition}", time.monotonic() + READY_WITHIN)
+        return found[0]
 
     def transaction_coordinator(self, identity: str) -> int:
         """The node that coordinates a transactional id: the leader of its partition of `__transaction_state`."""
