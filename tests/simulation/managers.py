@@ -39,6 +39,7 @@ class MachineClock(Clock):
     def __init__(self, loop: Loop, skew_s: float) -> None:
         self._loop = loop
         self._skew_s = skew_s
+        self.asleep_s = 0.0
 
     def monotonic(self) -> float:
         return self._loop.time()
@@ -47,7 +48,7 @@ class MachineClock(Clock):
         return EPOCH + timedelta(seconds=self._loop.time() + self._skew_s)
 
     def suspended(self) -> float:
-        return 0.0
+        return self.asleep_s
 
 
 class Host(Struct, kw_only=True):
@@ -82,8 +83,9 @@ class Job(Struct, kw_only=True):
 class Manager(ABC):
     """One run of a manager. `ended` is how it ended by itself, None while it runs or when it was killed."""
 
-    def __init__(self, job: Job, link: Link) -> None:
+    def __init__(self, loop: Loop, job: Job, link: Link) -> None:
         self.job = job
+        self.clock = MachineClock(loop, job.skew_s)
         self.link = link
         self.process: Process = link.process
         self.ended: BaseException | None = None
@@ -126,7 +128,7 @@ class HostManager(Manager):
     """A manager of one host (host scope)."""
 
     def __init__(self, loop: Loop, job: Job, link: Link, bus: ModelBus, topics: Topics, instance: str) -> None:
-        super().__init__(job, link)
+        super().__init__(loop, job, link)
         [host] = job.hosts
         writer = host_writer(host.name)
         loaded = load(job.benches, prepares=job.prepares)
@@ -156,7 +158,7 @@ class HostManager(Manager):
             limits=job.limits,
             metrics=job.metrics,
             drivers=self._pool,
-            clock=MachineClock(loop, job.skew_s),
+            clock=self.clock,
             owner_watch=lambda **options: host.owners.watch(self.process, options["died"]),
         )
 
@@ -184,7 +186,7 @@ class ReplicaManager(Manager):
     def __init__(
         self, loop: Loop, job: Job, link: Link, bus: ModelBus, instance: str, *, static: bool, session_s: float
     ) -> None:
-        super().__init__(job, link)
+        super().__init__(loop, job, link)
         self._stopping = anyio.Event()
         self.replica = Replica(
             bus,
@@ -212,7 +214,7 @@ class ReplicaManager(Manager):
             partitions=job.partitions,
             metrics=job.metrics,
             stopping=self._stopping,
-            clock=MachineClock(loop, job.skew_s),
+            clock=self.clock,
         )
 
     def serving(self) -> list[tuple[int, Processor]]:

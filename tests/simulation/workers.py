@@ -56,10 +56,12 @@ class Plan(NamedTuple):
     crashes: bool
 
 
-def plan(dice: random.Random, devices: int, *, last: bool) -> Plan:
+def plan(dice: random.Random, devices: int, *, tenacious: bool, last: bool) -> Plan:
     """An incarnation's plan; the `last` one wants what it can get, and waits for it."""
     if last:
         return Plan(1, False, 12.0, None, 0, math.inf, 1.0, crashes=False)
+    if tenacious:
+        return Plan(1, False, dice.choice((4.0, 6.0)), None, 0, 60.0, dice.uniform(10.0, 60.0), crashes=False)
     return Plan(
         amount=dice.choice((1, 1, 1, 2, devices)),
         owned=dice.random() < 0.3,
@@ -87,6 +89,7 @@ class Worker:
         devices: int,
         owners: Owners | None,
         dice: random.Random,
+        tenacious: bool,
         told: Callable[[str, str], None],
     ) -> None:
         """`owners`: those of a host whose manager watches them. `told(what, key)` hears of each incarnation:
@@ -105,6 +108,7 @@ class Worker:
         self._devices = devices
         self._owners = owners
         self._dice = dice
+        self._tenacious = tenacious
         self._told = told
         self._sent_at = 0.0
 
@@ -114,7 +118,9 @@ class Worker:
         while True:
             number += 1
             last = self.closing
-            ended_well = await self._incarnation(str(number), plan(self._dice, self._devices, last=last))
+            ended_well = await self._incarnation(
+                str(number), plan(self._dice, self._devices, tenacious=self._tenacious, last=last)
+            )
             if last or (not ended_well and self._dice.random() < NEVER_AGAIN):
                 break
             await anyio.sleep(self._dice.random() ** 2 * 5)

@@ -36,7 +36,7 @@ STORMS: tuple[tuple[str, ...], ...] = (
     (), (), ("EndTxn",), ("EndTxn", "AddPartitionsToTxn"), ("Produce",), ("InitProducerId", "EndTxn"), ("Fetch",),
 )  # fmt: skip
 """The requests to which something happens: to all of them seldom, or to some of them often."""
-FAULTS = ("kill", "kill", "stop", "stop", "cut", "end", "down", "worker", "device", "slow", "compaction")
+FAULTS = ("kill", "kill", "stop", "stop", "sleep", "cut", "end", "down", "worker", "device", "slow", "compaction")
 REST_S = 240.0
 """How long the world may take, once all faults are over, until every worker was served and has left."""
 LONGEST_LEASE_S = 15.0
@@ -56,6 +56,10 @@ class Setting(Struct, kw_only=True, frozen=True):
     workers: int
     trouble_s: float
     faults_every_s: float
+    faults: tuple[str, ...]
+    """All kinds, or a few of them: what hides a bug is often another fault."""
+    tenacious: bool
+    """Workers with short leases keep what they get for long."""
     weather: Weather
     habits: Habits
     transaction_timeout_s: float
@@ -76,6 +80,8 @@ def setting(seed: int) -> Setting:
         workers=dice.choice((2, 3, 4)),
         trouble_s=dice.choice((20.0, 40.0, 60.0)),
         faults_every_s=dice.choice((2.0, 4.0, 8.0)),
+        faults=FAULTS if dice.random() < 0.5 else tuple(dice.sample(sorted(set(FAULTS)), 3)),
+        tenacious=dice.random() < 0.3,
         weather=Weather(
             latency_s=dice.choice((0.001, 0.005, 0.05)),
             request_lost=bad * dice.random(),
@@ -208,7 +214,7 @@ class World:
         worker = Worker(
             self.loop, ModelBus(self.broker, link), TOPICS, host=host.name, name=name, partition=host.partition,
             devices=len(host.bench.ids), owners=host.owners if not self.setting.replicas else None, dice=dice,
-            told=lambda what, key: self.note(key, what),
+            tenacious=self.setting.tenacious, told=lambda what, key: self.note(key, what),
         )  # fmt: skip
         link.process = worker.process
         self.workers.append(worker)
@@ -242,7 +248,7 @@ class World:
     def _fault(self) -> None:
         dice = self.dice
         up = [manager for manager in self.managers if manager.up]
-        kind = dice.choice(FAULTS)
+        kind = dice.choice(self.setting.faults)
         if kind == "worker":
             worker = dice.choice(self.workers)
             if dice.random() < 0.5:
@@ -279,9 +285,11 @@ class World:
         elif kind == "end":
             self.note(manager.process.name, "is told to stop")
             self.loop.call_soon(manager.stop, context=self.loop.within(manager.process))
-        elif kind == "stop":
+        elif kind in ("stop", "sleep"):
             seconds = self.dice.random() ** 2 * 40
             self._stop(manager.process, seconds)
+            if kind == "sleep":  # the machine with it
+                manager.clock.asleep_s += seconds
             if self.dice.random() < 0.6:
                 self._later(self.dice.random() * min(seconds, 10), self._replace, manager)
         else:
