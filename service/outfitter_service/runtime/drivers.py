@@ -5,7 +5,8 @@ One driver's failure is its own (supervisor.py); here the core's commands about 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 import anyio
@@ -42,7 +43,7 @@ class DriverPool:
         self._looking: dict[str, list[anyio.CancelScope]] = {}
         self._emit: Emit | None = None
         self._tasks: TaskGroup | None = None
-        self._busy: dict[str, anyio.Lock] = {}
+        self._lines: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
         self._under_way: set[m.Command] = set()
 
     async def run(self, emit: Emit, *, started: anyio.Event, host: str | None = None) -> None:
@@ -91,10 +92,10 @@ class DriverPool:
                 self._tasks.start_soon(self._hosts[command.host][command.resource].discover, command, record)
             case m.Prepare() if record is not None:
                 self._under_way.add(command)
-                self._tasks.start_soon(self._prepare, command, record)
+                self._in_turn(command.allocation, lambda: self._prepare(command, record))
             case m.Unprepare() if record is not None:
                 self._under_way.add(command)
-                self._tasks.start_soon(self._unprepare, command, record)
+                self._in_turn(command.allocation, lambda: self._unprepare(command, record))
 
     def _concerned(self, record: Allocation) -> Iterator[tuple[Supervisor, api.Grant]]:
         supervisors = self._hosts.get(record.host, {})
@@ -103,9 +104,23 @@ class DriverPool:
             if supervisor is not None:
                 yield supervisor, supervisor.grant(record, infos)
 
-    def _alone(self, key: str) -> anyio.Lock:
-        """Calls about one allocation are serial; its devices are no other allocation's meanwhile."""
-        return self._busy.setdefault(key, anyio.Lock())
+    def _in_turn(self, key: str, call: Callable[[], Awaitable[None]]) -> None:
+        """Calls about one allocation are serial, in the order in which they were asked for (one commit may grant and
+        release): tasks that were started one after the other may begin in any order. Its devices are no other
+        allocation's meanwhile."""
+        line = self._lines.get(key)
+        if line is not None:
+            line.append(call)
+        elif self._tasks is not None:
+            line = self._lines[key] = deque([call])
+            self._tasks.start_soon(self._work_off, key, line)
+
+    async def _work_off(self, key: str, line: deque[Callable[[], Awaitable[None]]]) -> None:
+        try:
+            while line:
+                await line.popleft()()
+        finally:
+            del self._lines[key]
 
     def _absent(self, record: Allocation) -> list[str]:
         """The record's resources whose driver has a say in it, and is not here (any more)."""
@@ -114,9 +129,8 @@ class DriverPool:
     async def _prepare(self, command: m.Prepare, record: Allocation) -> None:
         absent = self._absent(record)
         error = f"the driver of {', '.join(absent)} is not configured any more" if absent else None
-        async with self._alone(command.allocation):
-            for supervisor, grant in self._concerned(record):
-                error = error or await supervisor.prepare(grant)
+        for supervisor, grant in self._concerned(record):
+            error = error or await supervisor.prepare(grant)
         self._under_way.discard(command)
         self._say(m.Prepared(allocation=command.allocation, token=command.token, error=error))
 
@@ -133,11 +147,9 @@ class DriverPool:
             )
             return
         checked: list[bool] = []
-        async with self._alone(command.allocation):
-            for supervisor, grant in self._concerned(record):
-                await supervisor.unprepare(grant)
-                checked.append(await supervisor.wait_until_unused(grant))
-        self._busy.pop(command.allocation, None)
+        for supervisor, grant in self._concerned(record):
+            await supervisor.unprepare(grant)
+            checked.append(await supervisor.wait_until_unused(grant))
         confirmed = bool(checked) and all(checked)
         self._under_way.discard(command)
         self._say(m.Unprepared(allocation=command.allocation, token=command.token, confirmed=confirmed))

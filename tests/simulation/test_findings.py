@@ -1,0 +1,43 @@
+"""What the simulation has found, each as short as it gets."""
+
+from __future__ import annotations
+
+import random
+
+import anyio
+
+from outfitter_proto.records import Allocation, ResolvedRequest, Source
+from outfitter_service.core import model as m
+from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.drivers import DriverPool
+from simulation.hardware import RESOURCE, Bench, load
+from simulation.loop import running
+from simulation.managers import EPOCH
+
+
+def test_a_grant_and_its_release_in_one_commit_reach_the_driver_in_this_order() -> None:
+    """Tasks that are started one after the other may begin in any order: a device stayed ready for who had left."""
+
+    async def grant_and_release() -> dict[str, str]:
+        bench = Bench("h", 1, dice=random.Random(1))
+        pool = DriverPool(load({"h": bench}, prepares=True), metrics=Metrics([RESOURCE]))
+        record = Allocation(
+            host="h", worker="w", incarnation="1", state="releasing", since=EPOCH, writer="host/h", commit=1, token=1,
+            request=ResolvedRequest(amounts={RESOURCE: 1}), source=Source(partition=0, offset=0),
+            resources={RESOURCE: [{"id": bench.ids[0], "index": "0"}]},
+        )  # fmt: skip
+        ends: list[m.Event] = []
+        async with anyio.create_task_group() as tasks:
+            started = anyio.Event()
+            tasks.start_soon(lambda: pool.run(ends.append, started=started, host="h"))
+            await started.wait()
+            pool.perform(m.Prepare(allocation=record.key, token=1), record)
+            pool.perform(m.Unprepare(allocation=record.key, token=1), record)
+            await anyio.sleep(1.0)
+            tasks.cancel_scope.cancel()
+        assert [type(end) for end in ends if not isinstance(end, m.DriverReport)] == [m.Prepared, m.Unprepared]
+        return bench.ready_for
+
+    for seed in range(30):
+        with running(seed) as loop:
+            assert loop.run_until_complete(loop.spawn(loop.world, grant_and_release)) == {}, f"seed {seed}"
