@@ -280,7 +280,9 @@ class Processor:
         now = self._station.clock.utc()
         named = Host(host=host, manager=self._station.identity.manager(self._since), since=now)
         await writer.commit([(self._station.topics.allocations, [Entry(named.key.encode(), encode(named))])])
-        return await self._restore()
+        restored = await self._restore()
+        self._refuse_foreign(restored)
+        return restored
 
     async def _refuse_if_replaced(self) -> None:
         """Look before fencing back; what cannot be read now is looked at again once the partition is taken."""
