@@ -28,6 +28,10 @@ QUICK_CLEANING = {
     "segment_ms": "1000", "min_cleanable_dirty_ratio": "0.01", "delete_retention_ms": "100",
     "max_compaction_lag_ms": "1000",
 }  # fmt: skip
+NO_CLEANING = {
+    "segment_ms": "604800000", "min_cleanable_dirty_ratio": "1", "delete_retention_ms": "86400000",
+    "max_compaction_lag_ms": "9223372036854775807",
+}  # fmt: skip
 
 
 def test_a_ledger_compacted_while_it_is_restored_with_emptied_control_batches_in_it_loses_nothing(
@@ -49,7 +53,7 @@ def test_a_ledger_compacted_while_it_is_restored_with_emptied_control_batches_in
             for host in scene.hosts:  # each of them reads past it
                 strike(harmed, scene, END_TXN, Harm.CONNECTION_LOST, trouble, host=host)
                 scene.fleet.await_answers(1, since=time.monotonic(), hosts=[host])
-            harmed.broker.configure(ledger, delete_retention_ms="86400000")
+            harmed.broker.configure(ledger, **NO_CLEANING)  # and the checker is to read what lies still
             for manager in scene.managers.values():
                 manager.kill9()
                 manager.start()

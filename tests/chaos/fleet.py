@@ -69,8 +69,6 @@ class Fleet:
         """When it was asked, when the first record of that incarnation was seen, and the host."""
         self.commits: dict[str, list[float]] = {writer: [] for writer in writers}
         """When each writer's checkpoints were seen."""
-        self.refused: list[str] = []
-        """What the broker did not take, and why: a stock client tries for two minutes."""
         self.refusals: list[str] = []
         """Why registrations and goodbyes came back as dead letters."""
         self._cluster = cluster
@@ -88,8 +86,8 @@ class Fleet:
         self._producer = Producer(
             {
                 "bootstrap.servers": bootstrap, "partitioner": "murmur2_random", "enable.idempotence": True,
-                "linger.ms": 0, "request.timeout.ms": 5000, "socket.timeout.ms": 8000,
-                "delivery.timeout.ms": 120_000, "reconnect.backoff.max.ms": 500, **QUIET,
+                "linger.ms": 0, "request.timeout.ms": 2000, "socket.timeout.ms": 4000,
+                "delivery.timeout.ms": 4000, "reconnect.backoff.max.ms": 500, **QUIET,
             }
         )  # fmt: skip
         self._consumer = Consumer(
@@ -134,8 +132,7 @@ class Fleet:
             self._check_alive()
             if time.monotonic() > deadline:
                 break
-        lost = [f"{w.key} asked {time.monotonic() - w.asked:.1f} s ago and is still {w.phase}" for w in self._busy()]
-        return lost + self.refused
+        return [f"{w.key} asked {time.monotonic() - w.asked:.1f} s ago and is still {w.phase}" for w in self._busy()]
 
     def resume(self) -> None:
         self._at_rest.clear()
@@ -220,14 +217,23 @@ class Fleet:
 
     def _say(self, worker: Worker, kind: str, **fields: Any) -> None:
         body = {"type": kind, "host": worker.host, "worker": worker.name, "incarnation": str(worker.run), **fields}
-        self._producer.produce(
-            f"{self._cluster}.registrations", json.dumps(body).encode(), worker.host.encode(), on_delivery=self._taken
-        )
+        self._publish(worker.host, body)
         self.said += 1
 
+    def _publish(self, host: str, body: dict[str, Any]) -> None:
+        self._producer.produce(
+            f"{self._cluster}.registrations", json.dumps(body).encode(), host.encode(), on_delivery=self._taken
+        )
+
     def _taken(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None:
-            self.refused.append(f"{(message.value() or b'').decode()}: {error}")
+        """A worker that was not acknowledged says it again, if that matters still."""
+        if error is None:
+            return
+        body = json.loads(message.value() or b"{}")
+        worker = self._workers[f"{body['host']}/{body['worker']}"]
+        waits = {"register": "asked", "deregister": "leaving"}.get(body["type"])
+        if str(worker.run) == body["incarnation"] and worker.phase == waits:
+            self._publish(worker.host, body)
 
     def _hear(self, message: Message) -> None:
         now = time.monotonic()
