@@ -14,11 +14,17 @@ from simulation.run import run
 
 SEEDS = range(20)
 QUICKLY_FOUND = (
+    "fence-after-restore",
     "position-from-the-group",
-    "unknown-commit-retried",
+    "lease-judged-while-behind",
     "checkpoint-apart",
     "token-restarted",
     "zombie-goes-on",
+    "uncommitted-ledger",
+    "grants-before-releases",
+    "rollback-forgotten",
+    "commands-not-issued-again",
+    "foreign-instance-fenced-back",
     "lent-without-taking-back",
 )
 TESTS = Path(__file__).parents[1]
