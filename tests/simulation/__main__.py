@@ -10,6 +10,7 @@ then for each planted bug; a violation, or a bug that is not found, is exit code
 from __future__ import annotations
 
 import argparse
+import resource
 import sys
 import time
 from collections import Counter
@@ -74,12 +75,13 @@ def search(seeds: range, processes: int) -> int:
             if done % 10 == 0:
                 print(f"  {min(done * 20, len(seeds))} seeds, {time.monotonic() - begun:.0f} s", flush=True)
         took = time.monotonic() - begun
-        hunts = list(pool.map(hunt, BUGS))
+        hunts = list(pool.map(_hunt, [bug.name for bug in BUGS]))
     about = ", ".join(f"{counts[name]:,} {name}" for name in ("faults", *TOLD))
     print(f"\n{len(seeds):,} seeds, {steps:,} steps, {virtual / 3600:.1f} hours in {took:.0f} s; {about}")
     print(f"violations in {len(bad)} seeds\n")
     print(bug_table(hunts))
-    print(f"\n{time.monotonic() - begun:.0f} s in all")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"\n{time.monotonic() - begun:.0f} s in all, {used.ru_utime + used.ru_stime:.0f} s of processor time")
     for seed in bad[:3]:
         outcome = run(seed, traced=True)
         print(f"\n--- seed {seed}, its last {SHOWN} lines; all of them: make simulate SEED={seed}\n")
@@ -106,6 +108,10 @@ def _run(seed: int, bug: Bug | None, *, traced: bool) -> Outcome:
         return run(seed, traced=traced)
     with bug.patches():
         return run(seed, make_bus=bug.bus, traced=traced)
+
+
+def _hunt(name: str) -> Hunt:
+    return next(hunt(bug) for bug in BUGS if bug.name == name)
 
 
 def _named(name: str | None) -> Bug | None:

@@ -132,9 +132,10 @@ class _TakesFirst(ModelWriter):
 class _GroupWriter(ModelWriter):
     async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
         await super().commit(batches)
-        checkpoint = batches[-1][1][-1]
-        position = msgspec.json.decode(checkpoint.value or b"")["input"]["to"]
-        await self._bus._ask("OffsetCommit", lambda: _groups(self._bus).update({checkpoint.key: position}))
+        last = batches[-1][1][-1]
+        if (last.key or b"").startswith(CHECKPOINT):
+            position = msgspec.json.decode(last.value or b"")["input"]["to"]
+            await self._bus._ask("OffsetCommit", lambda: _groups(self._bus).update({last.key: position}))
 
 
 def _writing(kind: type[ModelWriter]) -> type[ModelBus]:
@@ -238,7 +239,7 @@ def _short_leases() -> Iterator[None]:
     start = Leases.start
 
     def start_shorter(self: Leases, key: str, length_s: float, now: float) -> None:
-        start(self, key, length_s * 0.6, now)
+        start(self, key, length_s * 0.25, now)
 
     with patch.object(Leases, "start", start_shorter):
         yield
