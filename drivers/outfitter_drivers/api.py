@@ -234,7 +234,9 @@ class Inventory(ABC):
 class Preparation(ABC):
     """A driver that makes devices ready for a worker, and clean again afterwards.
 
-    Both calls are idempotent, are repeated after a restart of the manager, and come one at a time per device.
+    Both calls are idempotent, are repeated after a restart of the manager, and come one at a time per device. A call
+    with a token lower than the highest seen for a device changes nothing; nor does a `prepare` with a token that was
+    taken back already: it comes from a manager that was frozen and has been replaced meanwhile.
     """
 
     @abstractmethod

@@ -1,7 +1,8 @@
 """The devices of a simulated host: what drivers do to them stays when managers die.
 
-It obeys the rule that drivers must keep (a token below the highest seen for a device changes nothing) at the moment
-at which something takes effect, and writes down where a manager made a device ready for two workers.
+It obeys the rules that drivers must keep at the moment at which something takes effect (a token below the highest seen
+for a device changes nothing, nor does a prepare with one that was taken back), and writes down where a manager made a
+device ready for two workers.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Bench:
         self.ready_for: dict[str, str] = {}
         self.violations: list[str] = []
         self.stale = 0
-        self._highest: dict[str, int] = {}
+        self._highest: dict[str, tuple[int, bool]] = {}
         self._dice = dice
 
     async def take_time(self) -> None:
@@ -50,12 +51,13 @@ class Bench:
         if self._dice.random() < self.failing:
             raise TemporaryDriverError("the hardware did not want to")
 
-    def fresh(self, grant: Grant) -> bool:
-        """Whether a call may take effect now."""
-        if any(grant.token < self._highest.get(device, 0) for device in grant.device_ids):
+    def fresh(self, grant: Grant, *, back: bool = False) -> bool:
+        """Whether a call may take effect now. What was taken `back` can be prepared with a later token only."""
+        rank = (grant.token, back)
+        if any(rank < self._highest.get(device, (0, False)) for device in grant.device_ids):
             self.stale += 1
             return False
-        self._highest.update(dict.fromkeys(grant.device_ids, grant.token))
+        self._highest.update(dict.fromkeys(grant.device_ids, rank))
         return True
 
 
@@ -101,7 +103,7 @@ class PreparingDriver(ListingDriver, Preparation, InUseCheck):
     async def unprepare(self, grant: Grant) -> None:
         bench = self.benches[grant.worker.host]
         await bench.take_time()
-        if bench.fresh(grant):
+        if bench.fresh(grant, back=True):
             for device in grant.device_ids:
                 other = bench.ready_for.pop(device, grant.allocation)
                 if other != grant.allocation:
