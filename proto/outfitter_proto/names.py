@@ -26,10 +26,15 @@ def check_name(value: str, what: str) -> str:
     """
     if not _NAME.match(value):
         raise InvalidNameError(
-            f"{what} {value!r} is not a valid name: 1 to 253 letters, digits, '.', '_' and '-', "
+            f"{what} {_shown(value)} is not a valid name: 1 to 253 letters, digits, '.', '_' and '-', "
             "the first a letter or a digit"
         )
     return value
+
+
+def _shown(value: str) -> str:
+    """A wrong name as it may stand in a message: whatever somebody sent."""
+    return repr(value) if len(value) <= 253 else f"{value[:40]!r}… ({len(value)} characters)"
 
 
 def default_host() -> str:

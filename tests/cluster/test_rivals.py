@@ -69,3 +69,28 @@ def _only(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         [error] = error.exceptions
     return error
+
+
+async def test_a_partition_is_not_taken_by_who_is_told_that_it_is_anothers(tmp_path: Path) -> None:
+    """As for a replica that slept over the replay of its ledger: it asks before it fences the first time, too."""
+    url = f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL"
+    identity = of_partition(replica_identity(CLUSTER), 0)
+    taken: list[str] = []
+    asked = anyio.Event()
+
+    async def script(point: str) -> None:
+        if point.startswith("open_writer"):
+            taken.append(point)
+
+    async def anothers() -> bool:
+        asked.set()
+        return False
+
+    async with FaultyBus(url, script) as bus:
+        remit = PartitionRemit(0, 1, identity.writer)
+        house = serving(bus, static(1), tmp_path, ready=False, identity=identity, remit=remit, still_mine=anothers)
+        async with house as serving_none:
+            with anyio.fail_after(20):
+                await asked.wait()
+            await serving_none.stop()
+    assert taken == []

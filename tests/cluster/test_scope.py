@@ -68,6 +68,18 @@ async def test_nobodys_messages_are_dead_letters_of_the_partitions_owner(fleet: 
     assert not (await verdict(fleet.url)).violations
 
 
+async def test_a_key_of_any_length_is_one_dead_letter_and_what_comes_behind_it_is_answered(fleet: Fleet) -> None:
+    manager = fleet.start("one")
+    name = hosts(1)[0]
+    own = partition_of(name, PARTITIONS)
+    body = {"type": "register", "host": name, "worker": "a", "incarnation": "1"}
+    await fleet.say(body, partition=own, key=b"\0" * 60_000)
+    await fleet.register([name], ["last"])
+    await fleet.answered()
+    assert manager.metric("outfitter_dead_letters_total") == 1
+    assert "at most 253" in manager.log_tail()
+
+
 async def test_a_damaged_record_refuses_its_host_alone(fleet: Fleet, tmp_path: Path) -> None:
     one = fleet.start("one")
     names = hosts(8)

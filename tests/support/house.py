@@ -10,7 +10,7 @@ Leaving the block ends it as a crash would (everything is cancelled where it sta
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,7 @@ async def serving(
     *,
     identity: Identity | None = None,
     remit: Remit | None = None,
+    still_mine: Callable[[], Awaitable[bool]] | None = None,
     limits: Limits | None = None,
     ready: bool = True,
     **rules: Any,
@@ -191,6 +192,7 @@ async def serving(
         metrics=metrics,
         drivers=pool,
         remit=remit,
+        still_mine=still_mine,
     )
     house = House(bus, processor, metrics)
 

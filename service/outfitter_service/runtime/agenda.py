@@ -50,6 +50,8 @@ class Agenda:
 
     def restart(self, hosts: Iterable[str]) -> None:
         """The partition was taken anew: levels are observed anew, for each of its hosts."""
+        hosts = dict.fromkeys(hosts)
+        self._reports = {place: report for place, report in self._reports.items() if place[0] in hosts}
         self.queue = edges(self.queue, self.retries)
         self.queue.extendleft(self._reports.values())
         self.queue.extend(m.Reschedule(host=host) for host in hosts)

@@ -34,7 +34,11 @@ class Announcements:
         if own is not None:
             return [own]
         hosts = self._ledger.hosts.items()
-        return [name for name, book in hosts if book.record is None or book.record.manager.stopped_at is not None]
+        return [
+            name
+            for name, book in hosts
+            if book.incarnations and (book.record is None or book.record.manager.stopped_at is not None)
+        ]
 
     def go_on(self, batch: Batch, full: float) -> None:
         """Announce those that wait for it, as many as there is room for."""

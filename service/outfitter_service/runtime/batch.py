@@ -50,13 +50,13 @@ class Batch:
         rules: Rules,
         now: datetime,
         *,
-        meet: Callable[[str], None],
+        meet: Callable[[str], str | None],
         base: int = 0,
         history: bool = True,
     ) -> None:
         """`base` is added to offsets to make numbers that only grow: see `records.InputPosition`. `meet` is told of a
-        host that the ledger does not know, before its first registration is decided. Without `history` nothing is
-        written to that topic."""
+        host that the ledger does not know, before its first registration is decided; it may answer why that one is
+        refused."""
         self.ledger = ledger
         self.now = now
         self.notes: list[Note] = []
@@ -126,7 +126,10 @@ class Batch:
         if type(registration) is not Heartbeat:
             book = self.ledger.hosts.get(registration.host)
             if book is None or book.record is None:
-                self._meet(registration.host)
+                stranger = self._meet(registration.host)
+                if stranger is not None:
+                    self.refuse(message, stranger)
+                    return
         source = Source(partition=message.partition, offset=message.offset + self._base)
         decision = self.decide(m.Incoming(registration, source))
         if decision.refused is not None:

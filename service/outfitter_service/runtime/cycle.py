@@ -53,6 +53,7 @@ class Work(Struct, kw_only=True):
     messages: list[Message] = []
     offspring: list[m.Event] = []
     notes: int = 0
+    unnumbered: set[str] = set()
     opening: bool = False
     closing: bool = False
     deaths_left: bool = False
@@ -181,10 +182,18 @@ class Cycle:
             structs.replace(station.rules, chunk=station.portion.chunk),
             self._station.clock.utc(),
             base=self.place.base,
-            meet=lambda host: self._announcements.announce(self._open.batch, host),
+            meet=self._meet,
             history=station.limits.history is not None,
         )
         return Work(batch=batch, position=self._decided, opening=opening)
+
+    def _meet(self, host: str) -> str | None:
+        """A host that was never heard of: it is served from now on, or this is why not."""
+        most = self._station.limits.hosts
+        if len(self.ledger.hosts) >= most:
+            return f"host {host!r} is new, and this manager serves at most {most} hosts of one partition"
+        self._announcements.announce(self._open.batch, host)
+        return None
 
     # --- deciding ---
 
@@ -203,12 +212,12 @@ class Cycle:
         while intake.messages and batch.events < until and self._has_room(work):
             message = intake.take()
             work.position = message.offset + 1
-            if station.remit.serves(message):
+            if message.offset == station.portion.indigestible:
                 work.messages.append(message)
-                if message.offset == station.portion.indigestible:
-                    batch.refuse(message, "the answer to it would be larger than the allocations topic takes")
-                else:
-                    batch.message(message)
+                batch.refuse(message, "the answer to it would be larger than the topics take")
+            elif station.remit.serves(message):
+                work.messages.append(message)
+                batch.message(message)
             elif (reason := station.remit.refusal(message)) is not None:
                 work.messages.append(message)
                 batch.refuse(message, reason)
@@ -230,7 +239,12 @@ class Cycle:
             queue.extend(station.attendance.expired(self.place.position))
         queue.extend(station.agenda.retries.due())
         now = self._open.batch.now
-        queue.extend(m.Tick(host=host) for host in self.ledger.hosts if is_due(self.ledger, station.rules, host, now))
+        waiting = {event.host for event in queue if type(event) is m.Tick}
+        queue.extend(
+            m.Tick(host=host)
+            for host in self.ledger.hosts
+            if host not in waiting and is_due(self.ledger, station.rules, host, now)
+        )
 
     # --- committing ---
 
@@ -250,6 +264,7 @@ class Cycle:
         batch.notes += agenda.notes
         work.notes = len(agenda.notes)
         self._unnumbered |= batch.hosts
+        work.unnumbered = self._unnumbered
         if self._station.portion.whole:
             self._unnumbered = {host for host in self._unnumbered if not batch.renumber(host, self._full)}
         if self._stopping:
@@ -341,6 +356,7 @@ class Cycle:
         for work in works:
             station.agenda.give_back(work.internal, but=work.offspring)
             station.intake.give_back(work.messages)
+            self._unnumbered |= {host for host in work.unnumbered if host in self.ledger.hosts}
             if work.trouble is not None:
                 station.telling.failed(work.trouble)
         self._announcements = Announcements(station, self.ledger, since=self._since)

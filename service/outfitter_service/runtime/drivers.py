@@ -6,7 +6,7 @@ One driver's failure is its own (supervisor.py); here the core's commands about 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from typing import Protocol
 
 import anyio
@@ -29,6 +29,8 @@ class DriverCalls(Protocol):
     def serve(self, host: str) -> None: ...
 
     def leave(self, host: str) -> None: ...
+
+    def leave_all_but(self, hosts: Collection[str]) -> None: ...
 
     def perform(self, command: m.Command, record: Allocation | None) -> None: ...
 
@@ -81,6 +83,11 @@ class DriverPool:
         self._hosts.pop(host, None)
         for scope in self._looking.pop(host, ()):
             scope.cancel()
+
+    def leave_all_but(self, hosts: Collection[str]) -> None:
+        """Look at the devices of these hosts at most."""
+        for host in self._hosts.keys() - set(hosts):
+            self.leave(host)
 
     def perform(self, command: m.Command, record: Allocation | None) -> None:
         """Begin to carry out a committed command; its end comes back as an event. One that is under way already

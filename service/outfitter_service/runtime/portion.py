@@ -51,3 +51,4 @@ class Portion:
     def forget(self) -> None:
         """The input began again: positions of before mean nothing now."""
         self._small_until = None
+        self.indigestible = None

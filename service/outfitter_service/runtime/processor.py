@@ -174,6 +174,9 @@ class Processor:
         clock = self._station.clock
         try:
             await self._look_before_fencing()
+            if self._still_mine is not None:
+                # the ledger may be long, and this process may have slept over it
+                await self._wait_while_not_mine()
             while not self._stop.asked:
                 served_since = clock.monotonic()
                 trouble = await self._serve()
@@ -280,6 +283,8 @@ class Processor:
         now = self._station.clock.utc()
         named = Host(host=host, manager=self._station.identity.manager(self._since), since=now)
         await writer.commit([(self._station.topics.allocations, [Entry(named.key.encode(), encode(named))])])
+        if writer.tainted:
+            raise RecycledError("a request to the bus was retried: the writer is replaced")
         restored = await self._restore()
         self._refuse_foreign(restored)
         return restored
@@ -345,6 +350,7 @@ class Processor:
         hosts = [own] if own is not None else list(self.ledger.hosts)
         agenda.restart(hosts)
         self.attendance.restart(self.ledger, agenda.ended_boot_id, told=agenda.deaths())
+        station.drivers.leave_all_but(hosts)
         for host in hosts:
             station.drivers.serve(host)
         answered = agenda.answered()

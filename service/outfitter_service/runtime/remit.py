@@ -18,6 +18,9 @@ from outfitter_proto.records import NobodysCode
 REMEMBERED_KEYS = 10_000
 """How many keys' verdicts are remembered at most."""
 
+LONGEST_KEY = 253
+"""Bytes: a name's length."""
+
 NO_KEY = (
     "it has no key: key registrations with the host's name (console producer: parse.key=true), "
     "partitioned as Java does (librdkafka: partitioner=murmur2_random)"
@@ -35,6 +38,8 @@ def misdirected(key: bytes | None, partition: int, partitions: int) -> Nobodys |
     """Why no manager reads a message with `key` in `partition` out of `partitions` as its own, whoever there is."""
     if key is None:
         return Nobodys(NobodysCode.NO_KEY, NO_KEY)
+    if len(key) > LONGEST_KEY:
+        return Nobodys(NobodysCode.BAD_KEY, f"its key names no host: it has {len(key)} bytes, at most {LONGEST_KEY} do")
     try:
         host = check_name(key.decode(), "host")
     except (UnicodeDecodeError, InvalidNameError) as error:
@@ -147,6 +152,8 @@ class PartitionRemit(Remit):
         try:
             return self._refusals[key]
         except KeyError:
+            if len(key) > LONGEST_KEY:
+                return self._why_not(key)
             if len(self._refusals) >= REMEMBERED_KEYS:
                 self._refusals.clear()
             found = self._refusals[key] = self._why_not(key)

@@ -59,16 +59,21 @@ class Replica:
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._membership: Membership | None = None
         self._emptied = anyio.Event()
+        self._assigned = False
 
     @property
     def ready(self) -> bool:
         """Whether it is a member, and every partition it owns is being answered."""
-        return self._membership is not None and all(server.processor.ready for server in self.servers.values())
+        return (
+            self._assigned
+            and self._membership is not None
+            and all(server.processor.ready for server in self.servers.values())
+        )
 
     @property
     def condition(self) -> str:
         """What it does, for people: why it is not ready, if it is not."""
-        if self._membership is None:
+        if self._membership is None or not self._assigned:
             return "joining the managers' group"
         waiting = [
             f"partition {number}: {server.processor.condition}"
@@ -131,6 +136,7 @@ class Replica:
         """Serve what is assigned and nothing else, for ever."""
         while True:
             mine = await membership.changed()
+            self._assigned = True
             log.info("partitions assigned", partitions=sorted(mine))
             for partition in self.servers.keys() - mine:
                 # whoever owns it now fences what is under way here
@@ -169,7 +175,8 @@ class Replica:
                 self._emptied.set()
         # lost and assigned again while it was ending: begin it again
         membership = self._membership
-        if scope.cancelled_caught and membership is not None and partition in membership.partitions:
+        lost = scope.cancelled_caught and not self._stopping.is_set()
+        if lost and membership is not None and partition in membership.partitions:
             self._begin(partition, tasks)
 
     async def _patiently(self, partition: int) -> None:

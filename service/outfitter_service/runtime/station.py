@@ -33,6 +33,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     lease_grace_s: float = 2.0
     checkpoint_interval_s: float = 3600.0
     checkpoint_records: int = 5000
+    hosts: int = 10_000
     take_over: bool = False
     history: Pace | None = Pace()
 

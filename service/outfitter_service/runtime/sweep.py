@@ -35,6 +35,8 @@ SLICE, PACE_S = 2000, 0.1
 LISTEN_S = 5.0
 HELD_MESSAGES, HELD_BYTES = 4000, 16 * 1024 * 1024
 """What may wait to be answered before reading pauses."""
+LETTER_EXTRA = 4096
+"""What a dead letter has besides the message's body, about."""
 LETTERS, LETTER_BYTES = 500, 2 * 1024 * 1024
 """Dead letters of one transaction."""
 CHECKPOINT_RECORDS, CHECKPOINT_S = 20_000, 600.0
@@ -191,6 +193,8 @@ class Sweep:
         if end > self._claimed and any(held.why is None for held in letters):
             self._claimed = end
             await self._commit(writer, [], self._position)
+            if writer.tainted:
+                return  # a late copy of the claim's requests could end the next transaction half-way
             await roll.catch_up()
             self._look_again(roll)
             letters = [held for held in self._ripe(roll) if held.message.offset < end]
@@ -219,7 +223,7 @@ class Sweep:
                 standing = roll.standing(held.host, held.message.offset)
                 if standing is not Standing.EARLIER and (standing is not Standing.UNKNOWN or held.due > now):
                     break
-            size += min(len(held.message.value or b""), MAX_DEAD_LETTER_BODY)
+            size += min(len(held.message.value or b""), MAX_DEAD_LETTER_BODY) + LETTER_EXTRA
             if found and (len(found) >= LETTERS or size > LETTER_BYTES):
                 break
             found.append(held)

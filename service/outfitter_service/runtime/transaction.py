@@ -32,6 +32,9 @@ from outfitter_proto.records import (
 from outfitter_service.core.ledger import Ledger
 from outfitter_service.runtime.identity import Identity
 
+LONGEST_REASON = 2000
+"""Characters: what a message has in it may be in the reason for which it is refused."""
+
 
 def ledger_batch(
     values: Mapping[str, tuple[Allocation | Host | None, bytes | None]], checkpoint: Checkpoint
@@ -124,7 +127,7 @@ def dead_letter(
         at=at,
         writer=writer,
         source=MessageSource(topic=message.topic, partition=message.partition, offset=message.offset),
-        reason=reason,
+        reason=reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]}…",
         field=field,
         message_key=message.key.decode("utf-8", "replace")[:1024] if message.key is not None else None,
         length=len(body),
