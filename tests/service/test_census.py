@@ -43,13 +43,19 @@ def device(name: str, health: Health = Health.HEALTHY, *aliases: str) -> KnownDe
     return KnownDevice(id=name, health=health, aliases=aliases, properties={})
 
 
-records = st.builds(
-    lambda state, resource, at: record("w", state, *([f"D{at}"] if state in HOLDING else []), resource=resource),
-    st.sampled_from([str(state) for state in AllocationState]),
-    st.sampled_from(["gpu", "fpga"]),
-    st.integers(0, 3),
-)
-commits = st.lists(st.dictionaries(st.sampled_from("abcd"), st.none() | records, max_size=3), max_size=8)
+def any_record(key: str) -> st.SearchStrategy[Allocation]:
+    """A record under `key`, which has a device of its own: no two have one, or the self-check would say so."""
+    return st.builds(
+        lambda state, resource: record(
+            key, state, *([f"D{KEYS.index(key)}"] if state in HOLDING else []), resource=resource
+        ),
+        st.sampled_from([str(state) for state in AllocationState]),
+        st.sampled_from(["gpu", "fpga"]),
+    )
+
+
+KEYS = "abcd"
+commits = st.lists(st.fixed_dictionaries({}, optional={key: st.none() | any_record(key) for key in KEYS}), max_size=8)
 
 
 @given(commits)
