@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
+import zlib
 from collections import Counter
 from typing import Any
 
@@ -91,11 +93,20 @@ def sweeper(managers: list[Manager]) -> Manager | None:
     return next((each for each in managers if each.metric("outfitter_swept_partitions")), None)
 
 
+def misplaced_host() -> str:
+    """A new host that librdkafka's default partitioner (`consistent_random`: CRC-32) puts where it does not belong."""
+    while True:
+        name = f"t-{secrets.token_hex(5)}"
+        if zlib.crc32(name.encode()) % PARTITIONS != partition_of(name, PARTITIONS):
+            return name
+
+
 def test_what_librdkafkas_own_partitioner_misplaces_is_a_dead_letter_once_although_a_sweeper_is_killed(
     stage: Stage, start_manager: StartManager
 ) -> None:
     """Each registration ends in one dead letter or with its manager; the remedy stands in the letter."""
-    managers = [start_manager(bus=stage.url, cluster=stage.cluster, gpus=4) for _ in range(3)]
+    named = [misplaced_host() for _ in range(3)]
+    managers = [start_manager(bus=stage.url, cluster=stage.cluster, host=name, gpus=4) for name in named]
     managers[0].wait_for(lambda: sum(each.metric("outfitter_swept_partitions") or 0 for each in managers) == PARTITIONS)
     hosts = [each.host for each in managers]
     for n in range(100):
