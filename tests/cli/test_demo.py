@@ -25,6 +25,14 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
+def wait_for_their_end(folder: Path) -> None:
+    """Those that the kernel ends with their parent are gone a moment after it."""
+    deadline = time.monotonic() + 30
+    while left := processes_of(folder):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
+
+
 def test_it_shows_a_queue_moving_on_and_leaves_nothing_behind(tmp_path: Path) -> None:
     begun = time.monotonic()
     done = subprocess.run(
@@ -53,7 +61,7 @@ def test_an_interrupted_one_cleans_up(tmp_path: Path, number: signal.Signals) ->
         process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert list(tmp_path.iterdir()) == []
-    assert processes_of(tmp_path) == []
+    wait_for_their_end(tmp_path)
 
 
 def test_a_killed_one_takes_its_processes_with_it(tmp_path: Path) -> None:
@@ -67,7 +75,4 @@ def test_a_killed_one_takes_its_processes_with_it(tmp_path: Path) -> None:
         assert len(processes_of(tmp_path)) > 3
         os.kill(process.pid, signal.SIGKILL)
         process.communicate(timeout=60)
-    deadline = time.monotonic() + 30
-    while left := processes_of(tmp_path):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.02)
+    wait_for_their_end(tmp_path)

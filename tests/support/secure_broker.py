@@ -37,7 +37,7 @@ from confluent_kafka.admin import (
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from support.broker import Broker, free_port
+from support.broker import READY_WITHIN, Broker, answers, free_port
 
 LISTENERS = {
     "plain": "PLAINTEXT", "tls": "SSL", "mutual": "SSL", "othername": "SSL", "expired": "SSL",
@@ -167,6 +167,11 @@ class SecureBroker(Broker):
             super().start()
         finally:
             del os.environ["JAVA_TOOL_OPTIONS"]
+        deadline = time.monotonic() + READY_WITHIN
+        # a broker opens its listeners one after the other
+        while not all(answers(f"127.0.0.1:{port}") for port in self._ports.values()):
+            assert time.monotonic() < deadline, "the broker does not open all of its listeners"
+            time.sleep(0.05)
 
     # --- inside -------------------------------------------------------------------------------------------------
 
