@@ -154,6 +154,8 @@ def _differences(processor: Processor, ledger: model.Log, host: str | None) -> l
                 found = decode_ledger(record.value, key=record.key)
                 if isinstance(found, Allocation):
                     written[key] = found
+    if checkpoint is not None and checkpoint.instance != processor.instance:
+        return []  # it was replaced while it slept, and has had nothing to write since: its next commit will tell it
     wrong: list[str] = []
     mind = processor.ledger
     if mind.allocations != written:

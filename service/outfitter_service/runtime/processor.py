@@ -121,6 +121,11 @@ class Processor:
     # --- from outside ---
 
     @property
+    def instance(self) -> str:
+        """The manager that this is, as in checkpoints."""
+        return self._station.identity.instance
+
+    @property
     def position(self) -> int:
         """The input's next offset after all that is committed."""
         return self._cycle.place.position if self._cycle is not None else 0
