@@ -88,7 +88,8 @@ class Replica:
 
         Raises:
             ForeignManagerError: managers of host scope write to the same topics.
-            BusConfigurationError: another process is a member under this replica's name.
+            MemberReplacedError: another process is a member under this replica's name.
+            BusConfigurationError: the group cannot be joined as things are, for instance for want of a right.
         """
         settings = self._settings
         async with anyio.create_task_group() as tasks:

@@ -55,7 +55,7 @@ FAILURES = (
     OSError,
     EOFError,
     TimeoutError,
-    NotImplementedError,
+    NotImplementedError,  # what aiokafka raises where a broker knows no version of a request that it knows
     kafka_errors.KafkaError,
     LoginRefusedError,
 )
