@@ -72,9 +72,10 @@ def workshop(bench: str, extra: str = "") -> str:
 class House:
     """One manager, and what one sees of it on the bus."""
 
-    def __init__(self, bus: Bus, processor: Processor, metrics: Metrics) -> None:
+    def __init__(self, bus: Bus, processor: Processor, drivers: DriverPool, metrics: Metrics) -> None:
         self.bus = bus
         self.processor = processor
+        self.drivers = drivers
         self.metrics = metrics
         self.failure: BaseException | None = None
         self.ended = anyio.Event()
@@ -194,7 +195,7 @@ async def serving(
         remit=remit,
         still_mine=still_mine,
     )
-    house = House(bus, processor, metrics)
+    house = House(bus, processor, pool, metrics)
 
     async def live() -> None:
         try:

@@ -61,6 +61,11 @@ class DriverPool:
         finally:
             self._tasks = None
 
+    @property
+    def hosts(self) -> set[str]:
+        """Those whose devices are looked at."""
+        return set(self._hosts)
+
     def serve(self, host: str) -> None:
         """Look at the devices of `host` from now on; repeatable."""
         if self._tasks is None or self._emit is None or host in self._hosts:

@@ -1,0 +1,123 @@
+"""The hosts of a partition: how many there may be, and that one that is forgotten is looked at no more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from outfitter_proto.bus import CommitUnknownError, Membership
+from outfitter_service.config import load
+from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.identity import of_partition, replica_identity
+from outfitter_service.runtime.portion import Portion
+from outfitter_service.runtime.remit import PartitionRemit
+from outfitter_service.runtime.replica import Replica
+from outfitter_service.runtime.station import Limits
+from support.faulty_bus import FaultyBus
+from support.house import CLUSTER, House, register, serving, static
+
+IDENTITY = of_partition(replica_identity(CLUSTER), 0)
+
+
+async def say(house: House, body: dict[str, Any]) -> None:
+    await house.publish(json.dumps(body).encode(), body["host"].encode())
+
+
+async def test_hosts_beyond_the_bound_are_dead_letters_and_those_that_are_known_are_served_on(tmp_path: Path) -> None:
+    limits = Limits(lease_grace_s=0.1, hosts=2)
+    remit = PartitionRemit(0, 1, IDENTITY.writer)
+    async with (
+        FaultyBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus,
+        serving(bus, static(2), tmp_path, identity=IDENTITY, remit=remit, limits=limits) as house,
+    ):
+        for host in ("a", "b", "c", "a"):
+            await say(house, register(f"w{host}", host=host, gpu=1))
+        await say(house, register("last", host="a", gpu=1))
+        await house.until(lambda records: "a/last/1" in records)
+        assert "b/wb/1" in await house.records()
+        assert not {"c/wc/1", "@host/c"} & (await house.records()).keys()
+        with anyio.fail_after(20):
+            while house.metric("outfitter_dead_letters_total") != 1:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.01)
+
+
+async def test_a_host_that_was_forgotten_by_a_commit_without_an_answer_is_looked_at_no_more(tmp_path: Path) -> None:
+    url = f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL"
+    remit = PartitionRemit(0, 1, IDENTITY.writer)
+    forgotten = anyio.Event()
+    async with (
+        FaultyBus(url) as said,
+        FaultyBus(url) as bus,
+        serving(bus, static(2), tmp_path, identity=IDENTITY, remit=remit, retention_s=0.3, forgets_hosts=True) as house,
+    ):
+        house.bus = said
+
+        async def lose_the_answer(point: str) -> None:
+            if point == "commit:after" and not forgotten.is_set() and "@host/a" not in await house.records():
+                forgotten.set()
+                raise CommitUnknownError("no answer")
+
+        await say(house, register("w", host="a", gpu=1))
+        await house.until(lambda records: records.get("a/w/1", {}).get("state") == "allocated")
+        bus.script = lose_the_answer
+        await say(house, {"type": "deregister", "host": "a", "worker": "w", "incarnation": "1"})
+        with anyio.fail_after(20):
+            await forgotten.wait()
+        with anyio.fail_after(20):
+            while "a" in house.drivers.hosts:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.01)
+        await say(house, register("again", host="a", gpu=1))
+        await house.until(lambda records: records.get("a/again/1", {}).get("state") == "allocated")
+
+
+class Unassigned(Membership):
+    """A member that has heard of no assignment yet."""
+
+    partitions = frozenset()
+
+    async def changed(self) -> frozenset[int]:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def confirmed(self, partition: int) -> bool:
+        return False
+
+    async def leave(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+
+class WaitingBus(FaultyBus):
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.joined = anyio.Event()
+
+    async def join(self, group: str, topic: str, **options: object) -> Membership:
+        self.joined.set()
+        return Unassigned()
+
+
+async def test_a_replica_without_its_first_assignment_is_not_ready_and_says_what_it_waits_for(tmp_path: Path) -> None:
+    bus = WaitingBus(f"sqlite://{tmp_path}/bus.db")
+    settings = load(None, {"scope": "cluster", "shutdown-timeout": "0.1s"}, {}, required=False)
+    stopping = anyio.Event()
+    replica = Replica(bus, settings, {}, identity=IDENTITY, partitions=1, metrics=Metrics(), stopping=stopping)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(replica.run)
+        await bus.joined.wait()
+        await anyio.wait_all_tasks_blocked()
+        assert not replica.ready
+        assert "joining" in replica.condition
+        stopping.set()
+
+
+def test_a_message_that_was_too_large_means_nothing_in_an_input_that_begins_anew() -> None:
+    portion = Portion(records=10, chunk=10)
+    portion.refuse(7)
+    portion.forget()
+    assert portion.indigestible is None
