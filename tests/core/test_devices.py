@@ -218,7 +218,7 @@ def restarted(desk: Desk, *specs: m.ResourceSpec) -> Desk:
     """A manager with another configuration that knows the records alone."""
     ledger = Ledger()
     for record in desk.ledger.allocations.values():
-        ledger.restore(PutAllocation(record))
+        ledger.restore(PutAllocation(record.key, record))
     ledger.token = desk.ledger.token
     again = Desk(*specs, ledger=ledger)
     again.offset = desk.offset

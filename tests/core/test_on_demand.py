@@ -158,7 +158,7 @@ def test_a_question_that_a_crash_lost_is_put_again() -> None:
     desk.register("two", 2)
     ledger = Ledger()
     for record in desk.ledger.allocations.values():
-        ledger.restore(PutAllocation(record))
+        ledger.restore(PutAllocation(record.key, record))
     ledger.token = desk.ledger.token
     again = ScriptedDesk(desk.script, ledger=ledger)
     again.say(m.Reschedule(host="h"))

@@ -84,7 +84,7 @@ async def doorman(bus: FaultyBus) -> Any:
 def ledger_of(*records: Allocation) -> Ledger:
     ledger = Ledger()
     for each in records:
-        ledger.restore(PutAllocation(each))
+        ledger.restore(PutAllocation(each.key, each))
     return ledger
 
 

@@ -177,7 +177,7 @@ class Chronicle:
         for record in map(decode_ledger, self.topic.values()):
             match record:
                 case Allocation():
-                    self.ledger.restore(PutAllocation(record))
+                    self.ledger.restore(PutAllocation(record.key, record))
                 case Host():
                     self.ledger.restore(PutHost(record))
                 case Checkpoint():

@@ -26,7 +26,7 @@ from outfitter_proto.records import (
 )
 from outfitter_service.core import model as m
 from outfitter_service.core.book import HostBook, queue_entry
-from outfitter_service.core.decide import Decision, Rules, decide, implied, renumber
+from outfitter_service.core.decide import Decision, Rules, decide, implied, renumber, work_out
 from outfitter_service.core.ledger import DropAllocation, Ledger, PutAllocation, PutHost, SetInventory, SetToken
 from support.desk import HOST, START
 
@@ -132,6 +132,8 @@ class World:
         decision = decide(self.ledger, self.rules, event, self.now)
         assert whole(self.ledger) == before, "deciding changed the ledger"
         assert decide(self.ledger, self.rules, event, self.now) == decision, "deciding twice gave two decisions"
+        if isinstance(event, m.Incoming):
+            assert work_out(self.ledger, self.rules, event, self.now) == decision, "the short way says something else"
         self.ledger.apply(decision.changes)
         self.decided.append((event, decision))
         self._check_grants(decision)
@@ -241,7 +243,7 @@ class World:
         """A ledger built from the topic alone, in the topic's order."""
         ledger = Ledger()
         for record in self.topic.values():
-            ledger.restore(PutAllocation(record) if isinstance(record, Allocation) else PutHost(record))
+            ledger.restore(PutAllocation(record.key, record) if isinstance(record, Allocation) else PutHost(record))
         ledger.restore(SetToken(self.token))
         ledger.commits = self.ledger.commits
         assert not ledger.dirty

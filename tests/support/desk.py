@@ -18,7 +18,7 @@ from outfitter_proto.records import (
     Source,
 )
 from outfitter_service.core import model as m
-from outfitter_service.core.decide import Decision, Rules, decide, renumber
+from outfitter_service.core.decide import Decision, Rules, decide, renumber, work_out
 from outfitter_service.core.ledger import Ledger, PutHost
 
 HOST = "h"
@@ -71,6 +71,8 @@ class Desk:
     def only(self, event: m.Event) -> Decision:
         """Decide one event and leave its follow-ups alone."""
         decision = decide(self.ledger, self.rules, event, self.now)
+        if isinstance(event, m.Incoming):
+            assert work_out(self.ledger, self.rules, event, self.now) == decision, "the short way says something else"
         self.ledger.apply(decision.changes)
         self.ledger.apply(renumber(self.ledger, self.rules, HOST))
         self.decisions.append(decision)

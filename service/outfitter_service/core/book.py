@@ -122,9 +122,19 @@ class Shelf:
                 self.free.append(-position)
         self.free.reverse()
 
+    def preferred(self, enough: int) -> tuple[KnownDevice, ...]:
+        """The free devices that the driver prefers, at most `enough`."""
+        devices, free = self.devices, self.free
+        if enough == 1:
+            return (devices[-free[-1]],) if free else ()
+        return tuple([devices[-position] for position in free[: -enough - 1 : -1]])
+
     def take(self, name: str) -> None:
         free = self.free
         for position in self.places[name]:
+            if free and free[-1] == -position:  # nearly always: the preferred one
+                free.pop()
+                continue
             at = bisect_left(free, -position)
             if at < len(free) and free[at] == -position:
                 del free[at]
@@ -263,8 +273,10 @@ class HostBook:
     def index(self, key: str, record: Allocation) -> None:
         """Take in a record that is new or was taken out before."""
         incarnation = (record.source.offset, key)
-        known = self.incarnations.setdefault(record.worker, (incarnation,))
-        if incarnation not in known:
+        known = self.incarnations.get(record.worker)
+        if known is None:
+            self.incarnations[record.worker] = (incarnation,)
+        elif incarnation not in known:
             self.incarnations[record.worker] = tuple(sorted((*known, incarnation)))
         state = record.state
         if state in HOLDING_STATES:
@@ -321,7 +333,8 @@ class HostBook:
                 self._count(self.sharers, name, count)
 
     def _count(self, tally: Tally, name: str, count: int) -> None:
-        used = tally.add(name, count) or not self.unused(name)
+        tally.add(name, count)
+        used = name in self.locks or name in self.sharers
         for shelf in self.shown.get(name, ()):
             if used:
                 shelf.take(name)

@@ -130,7 +130,7 @@ class Draft:
         )
         key = after.key
         decision = self.decision
-        decision.changes.append(PutAllocation(after))
+        decision.changes.append(PutAllocation(key, after))
         if step is Step.REFRESH:
             decision.history.append(
                 Refresh(

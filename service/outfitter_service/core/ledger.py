@@ -31,6 +31,9 @@ __all__ = [
 
 
 class PutAllocation(Struct, frozen=True, gc=False):
+    """`key` is the record's own, which takes a third of a microsecond to spell each time."""
+
+    key: str
     record: Allocation
 
 
@@ -98,18 +101,17 @@ class Ledger:
         if type(change) is not PutAllocation:
             self._undo.append(self._apply(change))
             return _key(change)
-        record = change.record
+        key, record = change.key, change.record
         if record.token is not None and record.token > self.token:
             self._undo.append(SetToken(self.token))
             self.token = record.token
-        key = record.key
         self._undo.append(self._put(key, record))
         return key
 
     def restore(self, change: Change) -> None:
         """Apply a change that is already committed."""
         if type(change) is PutAllocation:
-            self._put(change.record.key, change.record)
+            self._put(change.key, change.record)
         else:
             self._apply(change)
 
@@ -156,8 +158,8 @@ class Ledger:
     def _apply(self, change: Change) -> Change:
         """Apply one change and return the one that takes it back."""
         match change:
-            case PutAllocation(record=record):
-                return self._put(record.key, record)
+            case PutAllocation(key=key, record=record):
+                return self._put(key, record)
             case SetToken(token=new):
                 token, self.token = self.token, new
                 return SetToken(token)
@@ -180,14 +182,14 @@ class Ledger:
             book.unindex(key, old)
         self.allocations[key] = record
         book.index(key, record)
-        return DropAllocation(key) if old is None else PutAllocation(old)
+        return DropAllocation(key) if old is None else PutAllocation(key, old)
 
     def _drop(self, key: str) -> Change:
         old = self.allocations.pop(key)
         book = self.hosts[old.host]
         book.unindex(key, old)
         book.forget(key, old.worker)
-        return PutAllocation(old)
+        return PutAllocation(key, old)
 
     def _put_host(self, host: str, record: Host | None) -> Change:
         book = self.book(host)
@@ -198,9 +200,7 @@ class Ledger:
 def _key(change: Change) -> str:
     """The key of the record that a change puts or drops; empty for all else."""
     match change:
-        case PutAllocation(record=record):
-            return record.key
-        case DropAllocation(key=key):
+        case PutAllocation(key=key) | DropAllocation(key=key):
             return key
         case PutHost(record=host_record):
             return host_record.key

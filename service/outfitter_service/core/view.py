@@ -64,8 +64,7 @@ class View:
         if shelf is None:
             return NO_DEVICES
         if not self._locks and not self._sharers:
-            devices = shelf.devices
-            return tuple([devices[-position] for position in shelf.free[: -enough - 1 : -1]])
+            return shelf.preferred(enough)
         found: list[KnownDevice] = []
         for device in self._candidates(resource):
             found.append(device)

@@ -128,7 +128,7 @@ async def _build(read: _Log, remit: Remit, place: str) -> tuple[Ledger, Checkpoi
         if number % STRETCH == 0:
             await anyio.lowlevel.checkpoint()
         if allocation.host not in remit.refused:
-            ledger.restore(PutAllocation(allocation))
+            ledger.restore(PutAllocation(allocation.key, allocation))
     if checkpoint is not None:
         ledger.restore(SetToken(checkpoint.token))
         ledger.commits = checkpoint.commit

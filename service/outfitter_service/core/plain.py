@@ -1,0 +1,102 @@
+"""The plain grant: a new worker that wants one exclusive resource, of which enough is free and for which nobody waits.
+
+Nearly every registration is one. What `decide` works out for it step by step is said here in one go, in a third of the
+time; whatever is not as plain is left to the steps. It is no rule of its own: a property test holds the two against
+each other.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from msgspec import structs
+
+from outfitter_proto.records import Allocation, Register, ResolvedRequest, Source, Transition
+from outfitter_service.core import model as m
+from outfitter_service.core import policy
+from outfitter_service.core.draft import Decision, Rules
+from outfitter_service.core.ledger import Ledger, PutAllocation
+from outfitter_service.core.requests import resolve
+from outfitter_service.core.states import Step, advance
+
+_GRANTED = advance(None, Step.GRANT)
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
+# to fill in what differs takes a quarter of the time of making a record with all its fields
+_BLANK = Allocation(
+    host="",
+    worker="",
+    incarnation="",
+    state=_GRANTED,
+    request=ResolvedRequest(amounts={}),
+    since=_EPOCH,
+    writer="",
+    commit=0,
+    source=Source(partition=0, offset=0),
+    resources=m.NO_ITEMS,
+    operators=m.NO_ITEMS,
+    env=m.NO_ITEMS,
+    cdi=m.NO_NAMES,
+    shared=m.NO_NAMES,
+    unavailable=m.NO_ITEMS,
+)
+
+
+def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Decision | None:
+    """What `decide` comes to for a message, or None: it has to be worked out."""
+    message, source = event.message, event.source
+    if type(message) is not Register:
+        return None
+    book = ledger.hosts.get(message.host)
+    if book is None or book.queue or message.operators or message.worker in book.incarnations:
+        return None
+    resolved = resolve(rules, message)
+    request = resolved.request
+    if resolved.problem is not None or resolved.unavailable or len(request.amounts) != 1:
+        return None
+    [(resource, amount)] = request.amounts.items()
+    spec = rules.specs[resource]
+    shelf = book.shelves.get(resource)
+    if (
+        shelf is None
+        or book.inventories[resource].failure is not None
+        or spec.shared
+        or spec.on_demand
+        or spec.prepares
+        or spec.confirms
+    ):
+        return None
+    devices = shelf.preferred(amount)
+    if len(devices) < amount:
+        return None
+    told = policy.terms({resource: devices})
+    host, worker, incarnation = message.host, message.worker, message.incarnation
+    key = f"{host}/{worker}/{incarnation}"
+    record = structs.replace(
+        _BLANK,
+        host=host,
+        worker=worker,
+        incarnation=incarnation,
+        request=request,
+        since=now,
+        writer=rules.writer,
+        commit=ledger.commits + 1,
+        source=source,
+        token=ledger.token + 1,
+        resources=told.infos,
+        env=told.env,
+        cdi=told.cdi,
+        aliases=told.aliases,
+    )
+    step = Transition(
+        at=now,
+        host=host,
+        worker=worker,
+        incarnation=incarnation,
+        event="register",
+        to=_GRANTED,
+        explanation="granted",
+        record=record,
+        source=source,
+    )
+    return Decision(kind="register", changes=[PutAllocation(key, record)], history=[step], renewed=[key])

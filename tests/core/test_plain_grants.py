@@ -1,0 +1,105 @@
+"""The short way of a plain grant says what the steps come to. Every message of every other core test is held against
+that as well (support/desk.py and support/core_world.py)."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outfitter_proto.records import Register, ResourceRequest, Source
+from outfitter_service.core import model as m
+from outfitter_service.core import plain
+from outfitter_service.core.decide import Decision, work_out
+from support.desk import HOST, Desk, asks, device, ill
+
+MAYBE = st.sampled_from([False, False, False, True])
+DEVICES = st.sampled_from(
+    [
+        device("a"),
+        device("a", env={"CUDA_VISIBLE_DEVICES": "a"}),
+        device("a", cdi=("nvidia.com/gpu=a",)),
+        device("a", aliases=("a2", "a3")),
+        ill("a"),
+    ]
+)
+
+
+def both_ways(desk: Desk, **fields: Any) -> tuple[Decision | None, Decision]:
+    """What the short way says of a worker's first registration, and what the steps come to."""
+    message = Register(host=HOST, worker="w", incarnation="1", **fields)
+    event = m.Incoming(message, Source(partition=0, offset=desk.offset + 1))
+    return plain.grant(desk.ledger, desk.rules, event, desk.now), work_out(desk.ledger, desk.rules, event, desk.now)
+
+
+@given(
+    first=DEVICES,
+    count=st.integers(0, 3),
+    flags=st.fixed_dictionaries(dict.fromkeys(("shared", "on_demand", "prepares", "confirms"), MAYBE)),
+    state=st.sampled_from([*m.SpecState, m.SpecState.OK, m.SpecState.OK]),
+    amount=st.sampled_from([None, 1, 1, 2]),
+    asked=st.sampled_from([None, {}, {"gpu": 1}, {"gpu": 2}, {"gpu": 0}, {"gpu": 1, "fpga": 1}, {"nothing": 1}]),
+    fields=st.fixed_dictionaries(
+        {},
+        optional={
+            "priority": st.integers(-1, 1),
+            "wait_s": st.sampled_from([0.0, 5.0]),
+            "lease_s": st.sampled_from([None, 7.0]),
+            "labels": st.just({"a": "b"}),
+            "operators": st.sampled_from([None, {}, {"infer": {"gpu": ResourceRequest(amount=1)}}]),
+        },
+    ),
+    before=st.sampled_from(["nobody", "holder", "waiter", "earlier incarnation", "driver failed"]),
+    reported=st.sampled_from(["all", "all", "all", "none", "not yet"]),
+)
+def test_whatever_is_asked_and_known_both_ways_agree(
+    first: m.KnownDevice,
+    count: int,
+    flags: dict[str, bool],
+    state: m.SpecState,
+    amount: int | None,
+    asked: dict[str, int] | None,
+    fields: dict[str, Any],
+    before: str,
+    reported: str,
+) -> None:
+    gpu = m.ResourceSpec(name="gpu", amount=amount, state=state, **flags)
+    desk = Desk(gpu, m.ResourceSpec(name="fpga", state=m.SpecState.DISABLED), wait_s=9.0)
+    if reported != "not yet":
+        known = (first, *(device(f"d{number}") for number in range(count)))
+        desk.report(*(known if reported == "all" else ()), asked=4)
+    if before == "holder":
+        desk.register("holder", 1)
+    elif before == "waiter":
+        desk.register("waiter", 9)
+    elif before == "earlier incarnation":
+        desk.register("w", 1, incarnation="0")
+    elif before == "driver failed":
+        desk.fail("no")
+    granted, steps = both_ways(desk, resources=asked if asked is None else asks(**asked), **fields)
+    assert granted is None or granted == steps
+
+
+def test_one_exclusive_resource_of_which_enough_is_free_is_granted_the_short_way() -> None:
+    desk = Desk(m.ResourceSpec(name="gpu", amount=1))
+    desk.report(device("a", env={"E": "1"}, cdi=("x/y=a",), aliases=("b",)), "c", "d")
+    desk.register("holder", 1)
+    for asked in (asks(gpu=2), asks(gpu=1), None):
+        granted, steps = both_ways(desk, resources=asked, lease_s=5.0, priority=3, labels={"l": "1"})
+        assert granted == steps
+
+
+def test_a_registration_that_asks_for_something_unknown_as_well_is_not_granted_the_short_way() -> None:
+    desk = Desk(m.ResourceSpec(name="gpu", amount=1))
+    desk.report("a")
+    granted, steps = both_ways(desk, resources=asks(gpu=1, nothing=1))
+    assert granted is None
+    assert steps.history[0].record.state == "failed"
+
+
+def test_who_would_pass_by_a_waiter_is_not_granted_the_short_way() -> None:
+    desk = Desk(m.ResourceSpec(name="gpu", amount=1))
+    desk.report("a", "b")
+    desk.register("holder", 1)
+    desk.register("waiter", 2)
+    granted, _ = both_ways(desk, resources=asks(gpu=1))
+    assert granted is None
