@@ -24,7 +24,7 @@ from outfitter_proto.bus.port import (
     Writer,
 )
 
-MAX_BATCH_BYTES = 768 * 1024
+MAX_BATCH_BYTES = 900 * 1024
 """Keys and values of a commit's last batch; the records' headers (some 15 bytes each) come on top and the topic's limit
 is 1 MiB. A transaction costs milliseconds whatever its size, so it may be large."""
 
@@ -101,9 +101,9 @@ class KafkaWriter(Writer):
             await self._producer.dispose(1.0)
             self._release()
 
-    def _prepare(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> list[list[_Batch]]:
-        """Record batches, grouped by what is acknowledged together. Nothing is sent before all of them fit."""
-        groups: list[list[_Batch]] = []
+    def _prepare(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> list[_Batch]:
+        """The record batches, in order. Nothing is sent before all of them fit."""
+        prepared: list[_Batch] = []
         filled = [(topic, entries) for topic, entries in batches if entries]
         for number, (topic, entries) in enumerate(filled):
             builders = self._fill(topic, entries)
@@ -112,8 +112,8 @@ class KafkaWriter(Writer):
                     f"{self._name}: the last batch ({len(entries)} records for {topic!r}) does not fit into one "
                     f"record batch of {BUILDER_BYTES} bytes; keep it within max_batch_bytes = {MAX_BATCH_BYTES}"
                 )
-            groups.append([(topic, builder) for builder in builders])
-        return groups
+            prepared += [(topic, builder) for builder in builders]
+        return prepared
 
     def _fill(self, topic: str, entries: Sequence[Entry]) -> list[Any]:
         builders = [self._producer.create_batch()]
@@ -132,20 +132,20 @@ class KafkaWriter(Writer):
                 )
         return builders
 
-    async def _send(self, groups: list[list[_Batch]]) -> None:
-        """Begin the transaction and see every batch acknowledged: a commit also succeeds if a batch of it failed."""
+    async def _send(self, prepared: list[_Batch]) -> None:
+        """Begin the transaction and see every batch acknowledged: a commit also succeeds if a batch of it failed. They
+        are under way together, for nobody sees any of them before the commit."""
         try:
-            with anyio.fail_after(self._watchdog * len(groups)):
+            with anyio.fail_after(self._watchdog * len(prepared)):
                 await self._producer.begin_transaction()
-                self._producer.announce((topic for group in groups for topic, _ in group), self.partition)
-                for group in groups:
-                    acknowledged = []
-                    for topic, builder in group:
-                        future = await self._producer.send_batch(builder, topic, partition=self.partition)
-                        future.add_done_callback(_look)
-                        acknowledged.append(future)
-                    for future in acknowledged:
-                        await future
+                self._producer.announce((topic for topic, _ in prepared), self.partition)
+                acknowledged = []
+                for topic, builder in prepared:
+                    future = await self._producer.send_batch(builder, topic, partition=self.partition)
+                    future.add_done_callback(_look)
+                    acknowledged.append(future)
+                for future in acknowledged:
+                    await future
         except TimeoutError as error:
             raise BusUnavailableError(
                 f"{self._name}: records were not acknowledged in time; nothing is committed{self._why}"
@@ -156,7 +156,7 @@ class KafkaWriter(Writer):
             if isinstance(reason, _FENCED):
                 raise self._fenced() from error
             if isinstance(reason, kafka_errors.BrokerResponseError):
-                topic = _topic_of(reason) or groups[-1][0][0]
+                topic = _topic_of(reason) or prepared[-1][0]
                 raise refusal(
                     self._access, reason.errno, topic=topic, operation="Write", name=self._identity, detail=str(reason)
                 ) from error
