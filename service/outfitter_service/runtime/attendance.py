@@ -8,7 +8,7 @@ words were. It writes nothing; what it concludes goes to the core as an event.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import anyio
 import structlog
@@ -99,7 +99,7 @@ class Attendance:
         for key in (self._owners.keys() | self._deaths.keys()) - {record.key for record in live}:
             self.forget(key)
         for record in live:
-            self._attend(record, now)
+            self._attend(record.key, record, now)
             newest = ledger.book(record.host).newest(record.worker)
             if newest != record.key or record.reason_code == ReasonCode.SUPERSEDED:
                 self.cut([record.key], ledger)
@@ -107,14 +107,14 @@ class Attendance:
             self._deaths.pop(key, None)
         self.renew_all()
 
-    def follow(self, records: Iterable[Allocation]) -> None:
-        """Attend to what was just committed."""
+    def follow(self, changed: Mapping[str, Allocation | None]) -> None:
+        """Attend to what was just committed, by key (None: deleted)."""
         now = self._now()
-        for record in records:
-            if record.state in FINAL_STATES:
-                self.forget(record.key)
+        for key, record in changed.items():
+            if record is not None and record.state not in FINAL_STATES:
+                self._attend(key, record, now)
             else:
-                self._attend(record, now)
+                self.forget(key)
 
     def forget(self, key: str) -> None:
         self.leases.drop(key)
@@ -144,8 +144,7 @@ class Attendance:
             if record is not None and record.state not in FINAL_STATES and not watched and key not in self.leases:
                 self.leases.start(key, record.request.lease_s or self._default_lease_s, now)
 
-    def _attend(self, record: Allocation, now: float) -> None:
-        key = record.key
+    def _attend(self, key: str, record: Allocation, now: float) -> None:
         owner = record.request.owner
         if self._owners is not None and owner is not None and (key in self._owners or self._owners.watch(key, owner)):
             self.leases.drop(key)

@@ -71,6 +71,7 @@ class Batch:
         self.kinds: defaultdict[str, int] = defaultdict(int)
         self.registered_ms: dict[str, int] = {}
         self.values: dict[str, tuple[Allocation | Host | None, bytes | None]] = {}
+        self.allocations: dict[str, Allocation | None] = {}
         self.bytes = 0
         self.events = 0
         self.hosts: set[str] = set()
@@ -153,8 +154,10 @@ class Batch:
         for change in changes:
             key = self.ledger.change(change)
             if type(change) is PutAllocation:
-                self.hosts.add(change.record.host)
-                self._keep(key, change.record)
+                record = change.record
+                self.hosts.add(record.host)
+                self.allocations[key] = record
+                self._keep(key, record)
             elif key:
                 self._stepless[key] = None
                 if type(change) is PutHost:
@@ -163,6 +166,8 @@ class Batch:
                     continue
                 if type(change) is DropHost:
                     self.announced[change.host] = None
+                else:
+                    self.allocations[key] = None
                 self._keep(key, None)
 
     def renumber(self, host: str, full: float) -> bool:
@@ -195,7 +200,7 @@ class Batch:
         else:
             entry = Entry(key.encode(), encode(step))
         self._told.append(entry)
-        self.history_bytes += len(entry.value or b"")
+        self.history_bytes += len(key) + 16 + len(entry.value or b"")
 
     def transaction(self, topics: Topics, checkpoint: Checkpoint) -> list[tuple[str, list[Entry]]]:
         """What the commit writes, topic by topic, in order."""

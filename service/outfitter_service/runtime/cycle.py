@@ -32,9 +32,9 @@ log = structlog.get_logger("outfitter.processor")
 
 TICK_S = 0.25
 """How often deadlines are looked at."""
-SLICE = 64
+SLICE = 32
 """Events decided at a stretch: a commit under way must not wait for long until its answer is seen."""
-FILL = 0.7
+FILL = 0.85
 """How full of the largest possible ledger batch a commit is made: the next event's output must still fit."""
 
 
@@ -82,6 +82,7 @@ class Cycle:
         self._announcements = Announcements(station, ledger, since=since)
         self._unnumbered: set[str] = set()
         self._sent: Work | None = None
+        self._untold: list[Batch] = []
         self.ledger = ledger
         self.place = place
         self.opened = False
@@ -105,17 +106,19 @@ class Cycle:
         shutdown is made (None). `ready` is told whether registrations are being answered."""
         async with anyio.create_task_group() as commits:
             trouble = await self._turn(commits, ready)
-        return trouble  # noqa: RET504 - for the type checker a task group may swallow what is raised in it
+        self._tell()
+        return trouble
 
     async def _turn(self, commits: TaskGroup, ready: Callable[[bool], None]) -> BusError | None:
         while True:
+            self._tell()
             if self._sent is not None and self._sent.done:
                 sent, self._sent = self._sent, None
                 trouble = self._conclude(sent)
                 if trouble is not None or (sent.closing and sent.trouble is None):
                     return trouble
             self._decide()
-            if self._sent is None:
+            if self._sent is None and not self._more:
                 trouble = await self._go_on(commits)
                 if trouble is not None:
                     return trouble
@@ -162,7 +165,7 @@ class Cycle:
         """Wait for something to decide or to settle, at most until deadlines are to be looked at again."""
         # by what is settled, as with leases: a death whose worker deregistered before it is none
         self._station.agenda.queue.extend(self._station.attendance.deaths(self.place.position))
-        if self._has_room(self._open) and (self._station.intake.messages or self._station.agenda.queue):
+        if self._untold or self._more:
             await anyio.lowlevel.checkpoint()
             return
         if self._sent is None and self._stopping:
@@ -170,6 +173,12 @@ class Cycle:
         with anyio.move_on_after(TICK_S):
             await self._wake.wait()
         self._wake = anyio.Event()
+
+    @property
+    def _more(self) -> bool:
+        """Whether something is left to decide for the open commit."""
+        station = self._station
+        return bool(station.intake.messages or station.agenda.queue) and self._has_room(self._open)
 
     @property
     def _stopping(self) -> bool:
@@ -226,7 +235,12 @@ class Cycle:
         self._decided = work.position
 
     def _has_room(self, work: Work) -> bool:
-        return work.batch.events < self._station.portion.records and work.batch.bytes < self._full
+        batch = work.batch
+        return (
+            batch.events < self._station.portion.records
+            and batch.bytes < self._full
+            and batch.history_bytes < self._writer.max_batch_bytes
+        )
 
     def _look_at_deadlines(self) -> None:
         if self._station.clock.monotonic() - self._ticked_at < TICK_S:
@@ -326,7 +340,7 @@ class Cycle:
             self.ledger.keep()
             station.agenda.queue.extend(batch.follow_ups)
         station.attendance.renew(batch.renewed)
-        station.attendance.follow(record for record, _ in batch.values.values() if isinstance(record, Allocation))
+        station.attendance.follow(batch.allocations)
         station.attendance.cut(batch.cut, self.ledger)
         for event in batch.undecided:
             self._set_aside(event)
@@ -336,7 +350,13 @@ class Cycle:
             record, _ = batch.values.get(command.allocation, (None, None))
             known = record if isinstance(record, Allocation) else self.ledger.allocations.get(command.allocation)
             station.drivers.perform(command, known)
-        station.telling.committed(batch)
+        self._untold.append(batch)
+
+    def _tell(self) -> None:
+        """Count and log what was settled: once the next commit is on its way, which must not wait for that."""
+        for batch in self._untold:
+            self._station.telling.committed(batch)
+        self._untold.clear()
 
     def _attend(self, host: str) -> None:
         """Look at a host's devices from now on, or no more where its record is gone."""

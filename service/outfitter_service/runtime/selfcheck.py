@@ -45,11 +45,15 @@ class Holders:
                 if holder.get(device) == key:
                     del holder[device]
         found: list[Violation] = []
+        holders = self._holders
         for key, record in changed.items():
             if record is None:
                 continue
-            holder = self._holders.setdefault(record.host, {})
-            for device in _exclusive(record):
+            devices = _exclusive(record)
+            if not devices:
+                continue
+            holder = holders.setdefault(record.host, {})
+            for device in devices:
                 other = holder.setdefault(device, key)
                 if other != key:
                     found.append(Violation(device, key, other))
@@ -61,7 +65,11 @@ def _exclusive(record: Allocation) -> list[str]:
     if record.state not in HOLDING_STATES:
         return []
     shared = record.shared
-    ids = [info["id"] for resource, infos in record.resources.items() if resource not in shared for info in infos]
+    ids = []
+    for resource, infos in record.resources.items():
+        if resource not in shared:
+            for info in infos:
+                ids.append(info["id"])  # noqa: PERF401 - a comprehension is a call, and this is done for each record
     if record.aliases is UNSET:
         return ids
     return [name for device_id in ids for name in (device_id, *record.aliases.get(device_id, ()))]

@@ -58,8 +58,7 @@ class Telling:
             )
         if len(batch.steps) > LOGGED:
             self.log.info("and more transitions in one commit", more=len(batch.steps) - LOGGED)
-        kept = {key: at for key, (at, _) in batch.values.items() if at is None or type(at) is Allocation}
-        self._complain(self.census.take(kept))
+        self._complain(self.census.take(batch.allocations))
 
     def _count(self, steps: Iterable[tuple[str, Transition]]) -> None:
         """Count transitions; grants and their waits are summed up first, for there are many."""
@@ -68,7 +67,7 @@ class Telling:
         grants: defaultdict[str, int] = defaultdict(int)
         for key, step in steps:
             record = step.record
-            if not isinstance(record, Allocation):
+            if type(record) is not Allocation:
                 continue
             if step.to != ALLOCATED:
                 self._count_other(key, step, record)
