@@ -106,7 +106,7 @@ def test_history_says_whether_an_in_use_check_confirmed_the_release(confirmed: b
     desk.register("w", 1)
     desk.deregister("w")
     unprepared(desk, "w", confirmed=confirmed)
-    step = desk.decisions[-1].history[0]
+    _, step = desk.decisions[-1].history[0]
     assert (step.explanation, step.confirmed) == (told, confirmed)
 
 

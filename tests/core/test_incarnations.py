@@ -290,7 +290,7 @@ def test_every_step_is_told_with_its_cause_and_the_record_after_it() -> None:
     desk.register("w", 1)
     desk.report("a")
     desk.deregister("w", reason="finished")
-    steps = [step for decision in desk.decisions for step in decision.history]
+    steps = [step for decision in desk.decisions for _, step in decision.history]
     assert [(step.event, step.from_, step.to, step.explanation, step.confirmed) for step in steps] == [
         ("register", None, "pending", "the driver of gpu has not reported yet", None),
         ("driver-report", "pending", "allocated", "granted", None),

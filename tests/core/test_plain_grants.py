@@ -93,7 +93,7 @@ def test_a_registration_that_asks_for_something_unknown_as_well_is_not_granted_t
     desk.report("a")
     granted, steps = both_ways(desk, resources=asks(gpu=1, nothing=1))
     assert granted is None
-    assert steps.history[0].record.state == "failed"
+    assert steps.history[0][1].record.state == "failed"
 
 
 def test_who_would_pass_by_a_waiter_is_not_granted_the_short_way() -> None:

@@ -239,7 +239,7 @@ def test_renumbering_writes_no_history() -> None:
     desk.register("b", 1)
     before = desk["b"].since
     decision = desk.deregister("holder")
-    assert [step.worker for step in decision.history] == ["holder", "a"]
+    assert [step.worker for _, step in decision.history] == ["holder", "a"]
     assert (desk["b"].queue_position, desk["b"].since) == (1, before)
 
 

@@ -141,7 +141,7 @@ class World:
 
     def _check_grants(self, decision: Decision) -> None:
         """Nobody is granted anything behind an earlier feasible waiter that wants any of the same; all or none."""
-        for step in decision.history:
+        for _, step in decision.history:
             if not isinstance(step, Transition):
                 continue
             record = step.record

@@ -326,20 +326,19 @@ class HostBook:
 
     def _hold(self, record: Allocation, count: int) -> None:
         """A record's devices are held from here on (1), or no longer (-1)."""
-        for name in self.names(record, exclusive_ids(record)):
-            self._count(self.locks, name, count)
+        self._count(self.locks, self.names(record, exclusive_ids(record)), count)
         if record.shared:
-            for name in self.names(record, shared_ids(record)):
-                self._count(self.sharers, name, count)
+            self._count(self.sharers, self.names(record, shared_ids(record)), count)
 
-    def _count(self, tally: Tally, name: str, count: int) -> None:
-        tally.add(name, count)
-        used = name in self.locks or name in self.sharers
-        for shelf in self.shown.get(name, ()):
-            if used:
-                shelf.take(name)
-            else:
-                shelf.put_back(name)
+    def _count(self, tally: Tally, names: list[str], count: int) -> None:
+        for name in names:
+            tally.add(name, count)
+            used = name in self.locks or name in self.sharers
+            for shelf in self.shown.get(name, ()):
+                if used:
+                    shelf.take(name)
+                else:
+                    shelf.put_back(name)
 
 
 def _one_name_each(groups: Iterable[tuple[str, ...]]) -> dict[str, str]:

@@ -43,14 +43,15 @@ class Rules(Struct, frozen=True, kw_only=True):
 class Decision(Struct, kw_only=True, gc=False):
     """What one event leads to.
 
-    `refused` is why a message goes to the dead letters. `renewed` are the allocations whose lease starts anew;
-    `cut` those whose lease must now run out although they had none or renewed it (their worker has a newer
-    incarnation). `kind` says what the event was, for metrics. Each event in `follow_ups` must be decided, too.
+    `history` has each step with its allocation's key. `refused` is why a message goes to the dead letters. `renewed`
+    are the allocations whose lease starts anew; `cut` those whose lease must now run out although they had none or
+    renewed it (their worker has a newer incarnation). `kind` says what the event was, for metrics. Each event in
+    `follow_ups` must be decided, too.
     """
 
     kind: str
     changes: list[Change] = []
-    history: list[Transition | Refresh] = []
+    history: list[tuple[str, Transition | Refresh]] = []
     commands: list[m.Command] = []
     follow_ups: list[m.Event] = []
     renewed: list[str] = []
@@ -131,36 +132,34 @@ class Draft:
         key = after.key
         decision = self.decision
         decision.changes.append(PutAllocation(key, after))
+        told: Transition | Refresh
         if step is Step.REFRESH:
-            decision.history.append(
-                Refresh(
-                    at=now,
-                    host=after.host,
-                    worker=after.worker,
-                    incarnation=after.incarnation,
-                    writer=after.writer,
-                    event=self.cause,
-                    explanation=explanation,
-                    changed=_changed(self.record(key) or base, after),
-                    source=self.source,
-                )
+            told = Refresh(
+                at=now,
+                host=after.host,
+                worker=after.worker,
+                incarnation=after.incarnation,
+                writer=after.writer,
+                event=self.cause,
+                explanation=explanation,
+                changed=_changed(self.record(key) or base, after),
+                source=self.source,
             )
         else:
-            decision.history.append(
-                Transition(
-                    at=now,
-                    host=after.host,
-                    worker=after.worker,
-                    incarnation=after.incarnation,
-                    event=self.cause,
-                    from_=before,
-                    to=state,
-                    explanation=explanation,
-                    record=after,
-                    source=self.source,
-                    confirmed=confirmed,
-                )
+            told = Transition(
+                at=now,
+                host=after.host,
+                worker=after.worker,
+                incarnation=after.incarnation,
+                event=self.cause,
+                from_=before,
+                to=state,
+                explanation=explanation,
+                record=after,
+                source=self.source,
+                confirmed=confirmed,
             )
+        decision.history.append((key, told))
         self.records[key] = after
         held = before in HOLDING_STATES
         if held != (state in HOLDING_STATES):

@@ -99,4 +99,4 @@ def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Dec
         record=record,
         source=source,
     )
-    return Decision(kind="register", changes=[PutAllocation(key, record)], history=[step], renewed=[key])
+    return Decision(kind="register", changes=[PutAllocation(key, record)], history=[(key, step)], renewed=[key])

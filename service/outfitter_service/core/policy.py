@@ -148,20 +148,24 @@ def terms(devices: Devices) -> Terms:
     """The terms of a grant: each device's properties with its `id`, and `local_index` in the granted order; values
     of one variable joined with commas, equal ones once."""
     infos: dict[str, list[dict[str, str]]] = {}
-    values: dict[str, dict[str, None]] = {}
-    cdi: dict[str, None] = {}
-    aliases: dict[str, list[str]] = {}
+    more: list[KnownDevice] = []
     for resource, chosen in devices.items():
         told = infos[resource] = []
         for device in chosen:
             told.append(info(device, len(told)))
-            if device.env:
-                for variable, value in device.env.items():
-                    values.setdefault(variable, {})[value] = None
-            if device.cdi:
-                cdi.update(dict.fromkeys(device.cdi))
-            if device.aliases:
-                aliases[device.id] = list(device.aliases)
+            if device.env or device.cdi or device.aliases:
+                more.append(device)
+    if not more:
+        return Terms(infos, NO_ITEMS, NO_NAMES, UNSET)
+    values: dict[str, dict[str, None]] = {}
+    cdi: dict[str, None] = {}
+    aliases: dict[str, list[str]] = {}
+    for device in more:
+        for variable, value in device.env.items():
+            values.setdefault(variable, {})[value] = None
+        cdi.update(dict.fromkeys(device.cdi))
+        if device.aliases:
+            aliases[device.id] = list(device.aliases)
     env = {variable: ",".join(items) for variable, items in values.items()} if values else NO_ITEMS
     return Terms(infos, env, list(cdi) if cdi else NO_NAMES, aliases or UNSET)
 

@@ -105,8 +105,8 @@ class Batch:
         self.kinds[kind] += 1
         if decision.changes:
             self.apply(decision.changes)
-            for step in decision.history:
-                self._tell(step)
+            for key, step in decision.history:
+                self._tell(key, step)
         if decision.commands:
             self.commands += decision.commands
         if decision.follow_ups:
@@ -187,9 +187,8 @@ class Batch:
         # what an earlier value of this key took is counted as well: few have any, and it is a bound
         self.bytes += len(key) + 16 + (0 if value is None else len(value))
 
-    def _tell(self, step: Transition | Refresh) -> None:
+    def _tell(self, key: str, step: Transition | Refresh) -> None:
         """Encode a step here and now: its record's bytes are mostly those that were just made for the ledger."""
-        key = f"{step.host}/{step.worker}/{step.incarnation}"
         if type(step) is Transition:
             self.steps.append((key, step))
         if not self._history:

@@ -34,7 +34,7 @@ TICK_S = 0.25
 """How often deadlines are looked at."""
 SLICE = 32
 """Events decided at a stretch: a commit under way must not wait for long until its answer is seen."""
-FILL = 0.85
+FILL = 0.8
 """How full of the largest possible ledger batch a commit is made: the next event's output must still fit."""
 
 
@@ -74,6 +74,8 @@ class Cycle:
         self._since = since
         self._wake = anyio.Event()
         self._full = writer.max_batch_bytes * FILL
+        self._longest = writer.max_batch_bytes
+        self._portion = station.portion
         self._log = station.telling.log
         self._decided = place.position  # what comes after all that was decided
         self._checkpointed = place.position  # what comes after the last commit's input
@@ -218,13 +220,14 @@ class Cycle:
             event = agenda.queue.popleft()
             work.internal.append(event)
             batch.decide(event)
+        indigestible, serves = station.portion.indigestible, station.remit.serves
         while intake.messages and batch.events < until and self._has_room(work):
             message = intake.take()
             work.position = message.offset + 1
-            if message.offset == station.portion.indigestible:
+            if message.offset == indigestible:
                 work.messages.append(message)
                 batch.refuse(message, "the answer to it would be larger than the topics take")
-            elif station.remit.serves(message):
+            elif serves(message):
                 work.messages.append(message)
                 batch.message(message)
             elif (reason := station.remit.refusal(message)) is not None:
@@ -236,11 +239,7 @@ class Cycle:
 
     def _has_room(self, work: Work) -> bool:
         batch = work.batch
-        return (
-            batch.events < self._station.portion.records
-            and batch.bytes < self._full
-            and batch.history_bytes < self._writer.max_batch_bytes
-        )
+        return batch.bytes < self._full and batch.history_bytes < self._longest and batch.events < self._portion.records
 
     def _look_at_deadlines(self) -> None:
         if self._station.clock.monotonic() - self._ticked_at < TICK_S:
