@@ -6,24 +6,28 @@ On real brokers with several managers: test_sweeping_on_kafka.py.
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Bus, CommitUnknownError, Entry
 from outfitter_proto.codec import decode_dead_letter, encode
+from outfitter_proto.names import host_key, host_writer
 from outfitter_proto.partitioning import murmur2, partition_of
 from outfitter_proto.records import DeadLetter
 from outfitter_service.metrics import Metrics
+from outfitter_service.runtime import sweeper as sweeper_module
 from outfitter_service.runtime.identity import host_identity
-from outfitter_service.runtime.sweeper import CANDIDATES, Sweeper, is_candidate
+from outfitter_service.runtime.sweeper import CANDIDATES, Sweeper, at_work, is_candidate
 from support import verdict as checker
 from support.faulty_bus import FaultyBus
 from support.house import CLUSTER, HOST, TOPICS, House, deregister, heartbeat, register, serving, static
@@ -377,24 +381,64 @@ async def test_a_sweeper_that_crashes_or_fails_at_any_point_repeats_and_forgets_
 # --- who takes part ------------------------------------------------------------------------------------
 
 
-def neighbours(*hosts: str, stopped: bool = False) -> list[bytes]:
-    record = SAMPLES["host"]
+NOW = SAMPLES["checkpoint"].at
+
+
+def neighbours(*hosts: str, stopped: bool = False, at: datetime = NOW) -> dict[bytes, bytes]:
+    """The ledger's records of `hosts`, whose managers committed last `at` that time."""
+    record, last = SAMPLES["host"], SAMPLES["checkpoint"]
     manager = type(record.manager)(
         instance="i", version="0", since=record.since, stopped_at=record.since if stopped else None, pid_ns=UNSET
     )
-    return [encode(type(record)(host=host, manager=manager, since=record.since)) for host in hosts]
+    found: dict[bytes, bytes] = {}
+    for host in hosts:
+        found[host_key(host).encode()] = encode(type(record)(host=host, manager=manager, since=record.since))
+        checkpoint = structs.replace(last, writer=host_writer(host), at=at)
+        found[checkpoint.key.encode()] = encode(checkpoint)
+    return found
 
 
 def test_all_managers_of_a_small_cluster_and_some_of_a_large_one_take_part_in_sweeping() -> None:
     few = [f"h{n}" for n in range(CANDIDATES)]
-    assert all(is_candidate(host, neighbours(*(other for other in few if other != host))) for host in few)
+    assert all(is_candidate(host, [other for other in few if other != host]) for host in few)
     many = [f"h{n}" for n in range(100)]
-    chosen = {host for host in many if is_candidate(host, neighbours(*(other for other in many if other != host)))}
+    chosen = {host for host in many if is_candidate(host, [other for other in many if other != host])}
     assert chosen == set(sorted(many, key=lambda host: murmur2(host.encode()))[:CANDIDATES])
 
 
-def test_managers_that_said_that_they_stopped_keep_nobody_from_sweeping() -> None:
-    gone = neighbours(*(f"h{n}" for n in range(100)), stopped=True)
-    last = max((f"x{n}" for n in range(100)), key=lambda host: murmur2(host.encode()))
-    assert is_candidate(last, [*gone, b"of a later version"])
-    assert not is_candidate(last, neighbours(*(f"h{n}" for n in range(100))))
+def test_managers_that_stopped_or_are_silent_are_not_counted_on_for_the_sweeping() -> None:
+    before = NOW - timedelta(hours=1)
+    known = {
+        **neighbours("works"),
+        **neighbours("stopped", stopped=True),
+        **neighbours("silent", at=before),
+        host_key("damaged").encode(): b"{",
+        host_key("arriving").encode(): neighbours("arriving")[host_key("arriving").encode()],
+        b"@checkpoint/sweeper/0": b"{}",
+    }
+    assert at_work(known, since=before) == ["works"]
+
+
+async def test_those_who_need_not_sweep_do_it_by_turns_for_the_others_may_have_died(
+    made: FaultyBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = sorted((f"h{n}" for n in range(100)), key=lambda host: murmur2(host.encode()))
+    host = others.pop()
+    lots = [0.99, 0.5, 0.0]
+    monkeypatch.setattr(random, "random", lambda: lots.pop(0) if lots else 0.99)
+    monkeypatch.setattr(sweeper_module, "TURN_S", 0.5)
+    metrics = Metrics()
+    sweeper = Sweeper(
+        made, topics=TOPICS, partitions=1, identity=host_identity(CLUSTER, host), metrics=metrics,
+        grace_s=0.0, session_s=2.0, heartbeat_s=0.1,
+    )  # fmt: skip
+    await say(made, register("w"), None)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sweeper.run_by_turns, others)
+        with anyio.fail_after(WITHIN_S):
+            while not metrics.registry.get_sample_value("outfitter_swept_partitions"):  # noqa: ASYNC110  (told by nobody)
+                await anyio.sleep(0.02)
+            assert lots == []
+            while metrics.registry.get_sample_value("outfitter_swept_partitions"):  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+        tasks.cancel_scope.cancel()

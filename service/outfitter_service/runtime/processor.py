@@ -83,7 +83,7 @@ class Processor:
         self.ready = False
         self.served = anyio.Event()
         """Set once registrations have been answered."""
-        self.neighbours: list[bytes] = []
+        self.neighbours: dict[bytes, bytes] = {}
         """The records of the partition's other hosts, as they were when it was taken."""
         self.agenda = Agenda(clock)
         self.attendance = Attendance(

@@ -44,14 +44,15 @@ class LedgerRefusedError(RuntimeError):
 
 class Restored(Struct, frozen=True, kw_only=True):
     """A replayed ledger: the state, the newest checkpoint of this writer (None: it is new here), and figures. `rivals`
-    are the writers of the other scope that wrote about this one's hosts, `neighbours` other hosts' records as they are
-    on the wire, `swept` the checkpoint of the partition's sweeper, `end` is the offset up to which was read."""
+    are the writers of the other scope that wrote about this one's hosts, `neighbours` other hosts' records and
+    checkpoints, by key, as they are on the wire, `swept` the checkpoint of the partition's sweeper, `end` is the offset
+    up to which was read."""
 
     ledger: Ledger
     checkpoint: Checkpoint | None
     rivals: list[str]
     end: int
-    neighbours: list[bytes]
+    neighbours: dict[bytes, bytes]
     swept: Checkpoint | None
     records: int
     seconds: float
@@ -73,7 +74,7 @@ async def restore(bus: Bus, topic: str, partition: int, remit: Remit) -> Restore
         ledger=ledger,
         checkpoint=checkpoint,
         rivals=[rival for key in read.others if (rival := remit.rival(key)) is not None],
-        neighbours=[value for key, value in read.others.items() if key.startswith(_HOST)],
+        neighbours=read.others,
         swept=_swept(read.others.get(checkpoint_key(sweeper_writer(partition)).encode())),
         records=read.records,
         end=read.end,

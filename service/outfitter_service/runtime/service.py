@@ -8,6 +8,7 @@ way is finished and the ledger says that nobody manages the host, drivers are cl
 from __future__ import annotations
 
 from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
 
 import anyio
 import structlog
@@ -27,7 +28,7 @@ from outfitter_service.runtime.partition import PartitionServer
 from outfitter_service.runtime.processor import Processor
 from outfitter_service.runtime.remit import HostRemit
 from outfitter_service.runtime.replica import Replica
-from outfitter_service.runtime.sweeper import Sweeper, is_candidate
+from outfitter_service.runtime.sweeper import Sweeper, at_work
 
 log = structlog.get_logger("outfitter.service")
 
@@ -222,9 +223,8 @@ class Service:
     async def _sweep(self, bus: Bus, server: PartitionServer, partitions: int) -> None:
         """Once the own host is served, look after what is nobody's."""
         await server.processor.served.wait()
-        if not is_candidate(self.settings.host, server.processor.neighbours):
-            log.info("enough other managers look after what is nobody's")
-            return
+        silent = timedelta(seconds=2 * self.settings.checkpoint_interval)
+        others = at_work(server.processor.neighbours, since=datetime.now(UTC) - silent)
         sweeper = Sweeper(
             bus,
             topics=topics(self.settings.cluster),
@@ -233,7 +233,7 @@ class Service:
             metrics=self.metrics,
         )
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(sweeper.run)
+            tasks.start_soon(sweeper.run_by_turns, others)
             await self._stopping.wait()
             tasks.cancel_scope.cancel()
 

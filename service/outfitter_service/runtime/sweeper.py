@@ -5,7 +5,8 @@ that it is given (sweep.py). Nothing here concerns the manager's own host, and n
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
+from datetime import datetime
 from functools import partial
 
 import anyio
@@ -15,9 +16,9 @@ from anyio.abc import TaskGroup
 from outfitter_proto import rights
 from outfitter_proto.bus import Bus, BusError, Membership
 from outfitter_proto.codec import WireError, decode_ledger
-from outfitter_proto.names import Topics, sweepers_group
+from outfitter_proto.names import Topics, checkpoint_key, host_writer, sweepers_group
 from outfitter_proto.partitioning import murmur2
-from outfitter_proto.records import Host
+from outfitter_proto.records import Checkpoint, Host, LedgerRecord
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.identity import Identity
@@ -32,22 +33,38 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
 CANDIDATES = 16
 """How many hosts of a partition take part: all managers of a large fleet in one group would hold each other up at
 every start and stop of one of them."""
+TURN_S = 3600.0
+"""How long one of the others takes part if it is drawn, and how often lots are drawn: those who were to take part may
+all have died since."""
 
 
-def is_candidate(host: str, neighbours: Sequence[bytes]) -> bool:
-    """Whether `host`'s manager takes part in sweeping, given the records of the partition's other hosts: it is one of
-    the first by the hash of their names, of those whose manager has not said that it stopped."""
-    if len(neighbours) < CANDIDATES:
-        return True
-    ahead = 0
-    for value in neighbours:
-        try:
-            record = decode_ledger(value)
-        except WireError:
-            continue
-        if isinstance(record, Host) and record.manager.stopped_at is None:
-            ahead += murmur2(record.host.encode()) < murmur2(host.encode())
-    return ahead < CANDIDATES
+def at_work(neighbours: Mapping[bytes, bytes], *, since: datetime) -> list[str]:
+    """The hosts, of those with these ledger records, whose manager has committed after `since` and has not said that
+    it stopped."""
+    found: list[str] = []
+    for key, value in neighbours.items():
+        if key.startswith(b"@host/"):
+            host = key.removeprefix(b"@host/").decode("utf-8", "replace")
+            named = _read(value)
+            last = _read(neighbours.get(checkpoint_key(host_writer(host)).encode()))
+            stopped = not isinstance(named, Host) or named.manager.stopped_at is not None
+            if not stopped and isinstance(last, Checkpoint) and last.at > since:
+                found.append(host)
+    return found
+
+
+def is_candidate(host: str, others: Collection[str]) -> bool:
+    """Whether `host`'s manager takes part in sweeping, given the partition's other hosts that are at work: it is one of
+    the first by the hash of their names."""
+    own = murmur2(host.encode())
+    return sum(murmur2(other.encode()) < own for other in others) < CANDIDATES
+
+
+def _read(value: bytes | None) -> LedgerRecord | None:
+    try:
+        return decode_ledger(value) if value is not None else None
+    except WireError:
+        return None
 
 
 class Sweeper:
@@ -77,6 +94,22 @@ class Sweeper:
         self._heartbeat_s = heartbeat_s
         self._sweeps: dict[int, tuple[Sweep, anyio.CancelScope]] = {}
 
+    async def run_by_turns(self, others: Collection[str]) -> None:
+        """Sweep as long as this host's turn is, given the `others` that are at work: always, or now and then. Returns
+        if it has not the rights."""
+        if is_candidate(self._identity.host or "", others):
+            await self.run()
+            return
+        log.info("other managers look after what is nobody's, and this one now and then", others=len(others))
+        while True:
+            with anyio.move_on_after(TURN_S) as turn:
+                if random.random() < CANDIDATES / len(others):  # noqa: S311 - a lot, not a secret
+                    await self.run()
+                else:
+                    await anyio.sleep_forever()
+            if not turn.cancelled_caught:
+                return
+
     async def run(self) -> None:
         """Sweep what this member is given, until cancelled. Returns if it has not the rights."""
         delay = FIRST_DELAY_S
@@ -105,15 +138,17 @@ class Sweeper:
 
     async def _follow(self, membership: Membership) -> None:
         trouble: BusError | None = None
-        async with anyio.create_task_group() as tasks:
-            while trouble is None:
-                try:
-                    self._share(await membership.changed(), membership, tasks)
-                except BusError as error:
-                    trouble = error
-            tasks.cancel_scope.cancel()
-        self._sweeps.clear()
-        self._metrics.swept_partitions.set(0)
+        try:
+            async with anyio.create_task_group() as tasks:
+                while trouble is None:
+                    try:
+                        self._share(await membership.changed(), membership, tasks)
+                    except BusError as error:
+                        trouble = error
+                tasks.cancel_scope.cancel()
+        finally:
+            self._sweeps.clear()
+            self._metrics.swept_partitions.set(0)
         if trouble is not None:
             raise trouble
 
