@@ -236,7 +236,8 @@ class Preparation(ABC):
 
     Both calls are idempotent, are repeated after a restart of the manager, and come one at a time per device. A call
     with a token lower than the highest seen for a device changes nothing; nor does a `prepare` with a token that was
-    taken back already: it comes from a manager that was frozen and has been replaced meanwhile.
+    taken back already: it comes from a manager that was frozen and has been replaced meanwhile. Such a `prepare`
+    raises `PermanentDriverError`, such an `unprepare` returns.
     """
 
     @abstractmethod

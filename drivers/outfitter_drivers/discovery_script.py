@@ -106,6 +106,7 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
         self._offered_at: dict[Worker, float] = {}
         self._granted: set[Worker] = set()
         self._highest_token: dict[str, int] = {}
+        self._taken_back: dict[str, int] = {}
         self._choosing = anyio.Lock()
 
     async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
@@ -116,6 +117,9 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
 
     async def prepare(self, grant: Grant) -> None:
         self._refuse_stale(grant)
+        for device in grant.device_ids:
+            if grant.token <= self._taken_back.get(device, 0):
+                raise PermanentDriverError(f"grant {grant.token} of {device} was taken back already")
         granted = _indexes(grant)
         async with self._choosing:
             if set(self._allocated.get(grant.worker, ())) != set(granted):
@@ -134,6 +138,7 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
             # What the script gave, which is not what was granted where the two differ: that is somebody else's.
             indexes = self._allocated.get(grant.worker) or _indexes(grant)
             await self._release(indexes, grant.worker, token=grant.token)
+            self._taken_back.update(dict.fromkeys(grant.device_ids, grant.token))
 
     async def aclose(self) -> None:
         async with self._choosing:

@@ -169,6 +169,25 @@ class DriverContract:
 
         self._run(check)
 
+    def test_a_grant_that_was_taken_back_is_not_prepared_again(self) -> None:
+        async def check(driver: ExternalResourceDriver) -> None:
+            if not isinstance(driver, Preparation):
+                return
+            grant = await self._grant(driver, token=5)
+            await driver.prepare(grant)
+            await driver.unprepare(grant)
+            try:
+                await driver.prepare(grant)
+            except PermanentDriverError:
+                pass
+            else:
+                raise AssertionError("a grant that was taken back was prepared again")
+            later = await self._grant(driver, token=6)
+            await driver.prepare(later)
+            await driver.unprepare(later)
+
+        self._run(check)
+
     def test_it_says_who_uses_a_device_in_words_or_nothing(self) -> None:
         async def check(driver: ExternalResourceDriver) -> None:
             if isinstance(driver, InUseCheck):
