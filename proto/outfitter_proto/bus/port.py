@@ -162,9 +162,9 @@ class Writer(ABC):
     async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
         """Write all of `batches` (topic, entries) atomically into this writer's partition, in the order given.
 
-        Each batch's entries are acknowledged before the next batch is sent; the last batch (the ledger's)
-        is one indivisible record batch where the bus knows such a thing. When this returns, all is visible
-        to committed readers. One call at a time. Empty batches are allowed.
+        All of them are acknowledged before the commit is asked for; the last batch (the ledger's) is one
+        indivisible record batch where the bus knows such a thing. When this returns, all is visible to
+        committed readers. One call at a time. Empty batches are allowed.
 
         Raises:
             FencedError: another writer has the identity.

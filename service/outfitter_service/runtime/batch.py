@@ -145,7 +145,7 @@ class Batch:
         self.kinds["dead-letter"] += 1
         self.events += 1
         letter = dead_letter(message, reason, field, writer=self._rules.writer, at=self.now)
-        self.bytes += len(letter.body) * 4 // 3 + len(reason)
+        self.bytes += len(letter.body) * 4 // 3 + len(letter.reason)
         self.letters.append(letter)
         return letter
 
