@@ -23,6 +23,7 @@ from outfitter_service.runtime.agenda import Agenda
 from outfitter_service.runtime.attendance import Attendance
 from outfitter_service.runtime.cycle import Cycle, Work
 from outfitter_service.runtime.processor import Processor
+from simulation import world
 from simulation.broker import Producer
 from simulation.client import ModelBus, ModelReader, ModelWriter
 from simulation.errors import FENCED, RefusedError
@@ -288,8 +289,10 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         name="no-taint",
         what="a producer whose request was repeated is kept: a late EndTxn ends a later transaction",
-        within=250,
+        within=400,
         bus=_writing(_Untainted),
+        # looked for where the network troubles the requests in question
+        patches=lambda: patch.object(world, "STORMS", (("EndTxn",),)),
     ),
     Bug(
         name="zombie-goes-on",

@@ -252,7 +252,7 @@ class ModelWriter(Writer):
             self._spent = not finished
 
     async def _send(self, groups: Sequence[tuple[Log, Sequence[Entry]]]) -> None:
-        """Everything but the commit; each batch acknowledged before the next one is sent."""
+        """Everything but the commit; the batches are under way together, in an order that the network chooses."""
         producer = self._held
         try:
             with anyio.fail_after(WATCHDOG_S * len(groups)):
@@ -261,14 +261,28 @@ class ModelWriter(Writer):
                 await self._repeated(
                     "AddPartitionsToTxn", lambda: self._broker.add_partitions(producer, logs), taints=True
                 )
-                for log, entries in groups:
-                    await self._produce(producer, log, entries)
+                await self._produce_all(producer, groups)
         except TimeoutError as error:
             raise BusUnavailableError(f"writer {self.identity!r}: not acknowledged in time") from error
         except RefusedError as error:
             if error.code in errors.FENCED:
                 raise FencedError(f"writer {self.identity!r} was taken over") from error
             raise BusUnavailableError(f"writer {self.identity!r}: {error}") from error
+
+    async def _produce_all(self, producer: Producer, groups: Sequence[tuple[Log, Sequence[Entry]]]) -> None:
+        refusals: list[RefusedError] = []
+
+        async def produce(log: Log, entries: Sequence[Entry]) -> None:
+            try:
+                await self._produce(producer, log, entries)
+            except RefusedError as error:
+                refusals.append(error)
+
+        async with anyio.create_task_group() as under_way:
+            for log, entries in groups:
+                under_way.start_soon(produce, log, entries)
+        if refusals:
+            raise refusals[0]
 
     async def _produce(self, producer: Producer, log: Log, entries: Sequence[Entry]) -> None:
         sequence = self._sequences.get(log, 0)
