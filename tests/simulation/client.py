@@ -270,17 +270,19 @@ class ModelWriter(Writer):
             raise BusUnavailableError(f"writer {self.identity!r}: {error}") from error
 
     async def _produce_all(self, producer: Producer, groups: Sequence[tuple[Log, Sequence[Entry]]]) -> None:
+        """Those of one log one after the other, as aiokafka does."""
         refusals: list[RefusedError] = []
 
-        async def produce(log: Log, entries: Sequence[Entry]) -> None:
+        async def produce(log: Log) -> None:
             try:
-                await self._produce(producer, log, entries)
+                for batch in [entries for one, entries in groups if one is log]:
+                    await self._produce(producer, log, batch)
             except RefusedError as error:
                 refusals.append(error)
 
         async with anyio.create_task_group() as under_way:
-            for log, entries in groups:
-                under_way.start_soon(produce, log, entries)
+            for log in dict.fromkeys(log for log, _ in groups):
+                under_way.start_soon(produce, log)
         if refusals:
             raise refusals[0]
 
