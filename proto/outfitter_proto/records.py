@@ -309,6 +309,8 @@ class InputPosition(Struct, frozen=True, kw_only=True, gc=False):
     made anew), so that what comes later always has the higher number. Left out: 0. `begin` is a host's: the first
     offset that its managers answer for, what is before it being the sweeper's; left out: 0. `claimed` is the sweeper's:
     what is before this offset, and had no manager when that was written, is going to be a dead letter; left out: `to`.
+    `ahead` is a partition's: hosts whose messages before the offset given are decided as well, although it is beyond
+    `to` (another host's flood lies in between); left out: there are none.
     """
 
     topic_id: str
@@ -318,6 +320,12 @@ class InputPosition(Struct, frozen=True, kw_only=True, gc=False):
     base: int | UnsetType = UNSET
     begin: int | UnsetType = UNSET
     claimed: int | UnsetType = UNSET
+    ahead: dict[str, int] | UnsetType = UNSET
+
+    @property
+    def reach(self) -> int:
+        """The offset after everything that is decided, whosever it is."""
+        return max([self.to, *(self.ahead or {}).values()])
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="checkpoint", gc=False):

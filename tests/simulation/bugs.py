@@ -21,8 +21,9 @@ from outfitter_service.core.leases import Leases
 from outfitter_service.core.ledger import Ledger
 from outfitter_service.runtime.agenda import Agenda
 from outfitter_service.runtime.attendance import Attendance
-from outfitter_service.runtime.cycle import Cycle, Work
+from outfitter_service.runtime.cycle import Cycle
 from outfitter_service.runtime.processor import Processor
+from outfitter_service.runtime.work import Work
 from simulation import world
 from simulation.broker import Producer
 from simulation.client import ModelBus, ModelReader, ModelWriter

@@ -177,6 +177,12 @@ SAMPLES = {
     "device": Device(host="gpu-3", id="pci/0000:3b:00.0", since=AT, state="quarantined", reason="XID 79"),
     "checkpoint": CHECKPOINT,
     "checkpoint-with-a-snapshot": structs.replace(CHECKPOINT, snapshot=AT),
+    "checkpoint-with-hosts-ahead": structs.replace(
+        CHECKPOINT,
+        writer="partition/3",
+        scope="cluster",
+        input=structs.replace(CHECKPOINT.input, ahead={"gpu-3": 21_042, "gpu-7": 1_044}),
+    ),
     "transition": Transition(
         **ME,
         at=AT,

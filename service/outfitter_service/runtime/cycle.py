@@ -16,17 +16,20 @@ import anyio
 import anyio.lowlevel
 import structlog
 from anyio.abc import TaskGroup
-from msgspec import UNSET, Struct, structs
+from msgspec import structs
 
 from outfitter_proto.bus import BusError, Message, OffsetOutOfRangeError, TooLargeError, Writer
-from outfitter_proto.records import Allocation, Checkpoint, InputPosition
+from outfitter_proto.records import Allocation, Checkpoint
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import is_due
 from outfitter_service.core.ledger import Ledger
 from outfitter_service.runtime.announcements import Announcements
 from outfitter_service.runtime.batch import Batch
-from outfitter_service.runtime.station import Place, Station, Stop
+from outfitter_service.runtime.intake import Place
+from outfitter_service.runtime.scout import Outlook
+from outfitter_service.runtime.station import Station, Stop
 from outfitter_service.runtime.transaction import checkpoint
+from outfitter_service.runtime.work import Work
 
 log = structlog.get_logger("outfitter.processor")
 
@@ -40,25 +43,6 @@ FILL = 0.8
 
 class RecycledError(BusError):
     """The writer is tainted: a late request of it could still act, so it is replaced."""
-
-
-class Work(Struct, kw_only=True):
-    """One commit in the making, or under way: what was decided for it, and of what. `position` is the input's next
-    offset after it; messages that were passed over as others' are not kept. `opening` and `closing`: the first and the
-    last one of a tenure."""
-
-    batch: Batch
-    position: int
-    internal: list[m.Event] = []
-    messages: list[Message] = []
-    offspring: list[m.Event] = []
-    notes: int = 0
-    unnumbered: set[str] = set()
-    opening: bool = False
-    closing: bool = False
-    deaths_left: bool = False
-    done: bool = False
-    trouble: BusError | None = None
 
 
 class Cycle:
@@ -77,7 +61,6 @@ class Cycle:
         self._longest = writer.max_batch_bytes
         self._portion = station.portion
         self._log = station.telling.log
-        self._decided = place.position  # what comes after all that was decided
         self._checkpointed = place.position  # what comes after the last commit's input
         self._committed_at = 0.0
         self._ticked_at = 0.0
@@ -89,7 +72,7 @@ class Cycle:
         self.place = place
         self.opened = False
         self.first_commit = anyio.Event()
-        self._open = self._new_work(opening=True)
+        self._open = self._new_work(place, opening=True)
 
     def wake(self) -> None:
         self._wake.set()
@@ -152,11 +135,12 @@ class Cycle:
         if self._is_due(self._open):
             told = self._seal(self._open)
             commits.start_soon(self._commit, self._open, told)
-            self._sent, self._open = self._open, self._new_work()
+            self._sent, self._open = self._open, self._new_work(self._open)
             return None
-        if self._open.internal or self._open.messages or self._open.position != self.place.position:
-            self._settle(self._open)
-            self._open = self._new_work()
+        work = self._open
+        if work.internal or work.messages or work.scouted or work.position != self.place.position:
+            self._settle(work)
+            self._open = self._new_work(self.place)
         if intake.trouble is not None:
             return intake.trouble
         if intake.lost is not None and not intake.messages:
@@ -180,13 +164,14 @@ class Cycle:
     def _more(self) -> bool:
         """Whether something is left to decide for the open commit."""
         station = self._station
-        return bool(station.intake.messages or station.agenda.queue) and self._has_room(self._open)
+        waits = station.intake.messages or station.agenda.queue or self._outlook()
+        return bool(waits) and self._has_room(self._open)
 
     @property
     def _stopping(self) -> bool:
         return self._stop.asked
 
-    def _new_work(self, *, opening: bool = False) -> Work:
+    def _new_work(self, after: Work | Place, *, opening: bool = False) -> Work:
         station = self._station
         batch = Batch(
             self.ledger,
@@ -196,7 +181,8 @@ class Cycle:
             meet=self._meet,
             history=station.limits.history is not None,
         )
-        return Work(batch=batch, position=self._decided, opening=opening)
+        ahead = {key: offset for key, offset in after.ahead.items() if offset > after.position}
+        return Work(batch=batch, position=after.position, ahead=ahead, opening=opening)
 
     def _meet(self, host: str) -> str | None:
         """A host that was never heard of: it is served from now on, or this is why not."""
@@ -220,22 +206,25 @@ class Cycle:
             event = agenda.queue.popleft()
             work.internal.append(event)
             batch.decide(event)
-        indigestible, serves = station.portion.indigestible, station.remit.serves
+        remit, portion = station.remit, station.portion
+        if (outlook := self._outlook()) is not None:
+            first = (batch.events + until + 1) // 2
+            while outlook.messages and batch.events < first and self._has_room(work):
+                work.decide_ahead(outlook, remit, portion)
+        ahead = work.ahead
         while intake.messages and batch.events < until and self._has_room(work):
             message = intake.take()
             work.position = message.offset + 1
-            if message.offset == indigestible:
+            if (ahead and message.offset < ahead.get(message.key or b"", 0)) or work.decide(message, remit, portion):
                 work.messages.append(message)
-                batch.refuse(message, "the answer to it would be larger than the topics take")
-            elif serves(message):
-                work.messages.append(message)
-                batch.message(message)
-            elif (reason := station.remit.refusal(message)) is not None:
-                work.messages.append(message)
-                batch.refuse(message, reason)
         if not intake.messages:
             work.position = max(work.position, intake.position)
-        self._decided = work.position
+
+    def _outlook(self) -> Outlook | None:
+        """What may be decided before its turn. It begins where the intake once ended: what is before that comes first,
+        some of it being of the same hosts."""
+        outlook = self._station.scout.outlook
+        return outlook if outlook and outlook.messages and self._open.position >= outlook.start else None
 
     def _has_room(self, work: Work) -> bool:
         batch = work.batch
@@ -291,14 +280,7 @@ class Cycle:
         return checkpoint(
             self._station.identity,
             self.ledger,
-            InputPosition(
-                topic_id=self.place.topic_id,
-                partition=self._station.partition,
-                from_=self._checkpointed,
-                to=work.position,
-                base=self.place.base or UNSET,
-                begin=self.place.begin or UNSET,
-            ),
+            work.reading(self.place, self._station.partition, self._checkpointed),
             at=batch.now,
             # whoever goes on after a crash must see the same deaths: the boot that ended stays named until they are in
             boot_id=agenda.ended_boot_id if work.deaths_left else self._station.identity.boot_id,
@@ -324,7 +306,7 @@ class Cycle:
     def _settle(self, work: Work) -> None:
         """The decisions are the truth now: forget what led to them, and act."""
         station, batch = self._station, work.batch
-        self.place.position = work.position
+        self.place.position, self.place.ahead = work.position, work.ahead
         station.portion.grow(work.position, idle=not station.agenda.queue)
         self.ledger.settle()
         if work.done:
@@ -375,12 +357,12 @@ class Cycle:
         for work in works:
             station.agenda.give_back(work.internal, but=work.offspring)
             station.intake.give_back(work.messages)
+            station.scout.give_back(work.scouted)
             self._unnumbered |= {host for host in work.unnumbered if host in self.ledger.hosts}
             if work.trouble is not None:
                 station.telling.failed(work.trouble)
         self._announcements = Announcements(station, self.ledger, since=self._since)
-        self._decided = self.place.position
-        self._open = self._new_work(opening=not self.opened)
+        self._open = self._new_work(self.place, opening=not self.opened)
 
     def _narrow(self, work: Work, trouble: TooLargeError) -> bool:
         """A commit was too large: try with fewer events, then with smaller pieces of one event's effects. What is too
@@ -392,9 +374,9 @@ class Cycle:
         if not narrowed and work.internal:
             self._give_up(station.agenda.queue.popleft(), trouble)
             narrowed = True
-        elif not narrowed and work.messages:
-            narrowed = station.portion.refuse(work.messages[-1].offset)
-        self._open = self._new_work(opening=not self.opened)
+        elif not narrowed and work.newest >= 0:
+            narrowed = station.portion.refuse(work.newest)
+        self._open = self._new_work(self.place, opening=not self.opened)
         return narrowed
 
     def _give_up(self, event: m.Event, trouble: TooLargeError) -> None:
@@ -423,10 +405,11 @@ class Cycle:
         except BusError as error:
             return error
         if lost.start < place.position:
-            place.base += place.position
-            place.begin = 0
+            place.base += place.reach
+            place.begin, place.ahead = 0, {}
         station.intake.reset(lost.start)
-        self._decided = self._checkpointed = place.position = lost.start
+        station.scout.reset(place)
+        self._checkpointed = place.position = lost.start
         station.input_lost(str(lost))
-        self._open = self._new_work()
+        self._open = self._new_work(place)
         return None

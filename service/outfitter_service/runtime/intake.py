@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import anyio
 import structlog
+from msgspec import Struct
 
 from outfitter_proto.bus import Bus, BusConfigurationError, BusError, Message, OffsetOutOfRangeError, Reader
 
@@ -24,23 +25,98 @@ MEASURE_S = 5.0
 """How often the input's end is looked up: what is read ahead is bounded, so only the bus knows how far behind it is."""
 
 
-class Intake:
-    """Messages fetched and not yet decided. `position` is the offset after the last fetched one, holes included;
+class Place(Struct, kw_only=True):
+    """Where in the input a processor is, as far as decisions are settled. `position` is the next offset to decide;
+    `base`, `begin` and `ahead` are as in `records.InputPosition`, the last by key."""
+
+    topic_id: str
+    position: int
+    base: int = 0
+    begin: int = 0
+    ahead: dict[bytes, int] = {}
+
+    @property
+    def reach(self) -> int:
+        """The offset after everything that is decided, whosever it is."""
+        return max([self.position, *self.ahead.values()])
+
+
+class Window:
+    """Messages that were fetched and not yet decided, in order: `most` of them, or so many bytes, and what one fetch
+    brings besides."""
+
+    def __init__(self, most: int) -> None:
+        self.messages: deque[Message] = deque()
+        self.bytes = 0
+        self._most = most
+        self._drained: anyio.Event | None = None
+        self._filled = anyio.Event()
+
+    @property
+    def full(self) -> bool:
+        return len(self.messages) >= self._most or self.bytes >= READ_AHEAD_BYTES
+
+    async def room(self) -> None:
+        """Wait until something more may be put in."""
+        if self.full:
+            self._filled.set()
+            self._drained = anyio.Event()
+            await self._drained.wait()
+
+    async def overflow(self) -> None:
+        """Wait until there is no room for what comes next."""
+        if not self.full:
+            self._filled = anyio.Event()
+            await self._filled.wait()
+
+    def put(self, messages: Sequence[Message]) -> None:
+        self.messages.extend(messages)
+        self.bytes += sum(len(message.value or b"") for message in messages)
+
+    def take(self) -> Message:
+        """Hand out the next message. It comes back only by `give_back`."""
+        message = self.messages.popleft()
+        self.bytes -= len(message.value or b"")
+        if self._drained is not None and not self.full:
+            self._drained.set()
+            self._drained = None
+        return message
+
+    def give_back(self, messages: Sequence[Message]) -> None:
+        """What was taken comes first again: its commit failed."""
+        self.messages.extendleft(reversed(messages))
+        self.bytes += sum(len(message.value or b"") for message in messages)
+
+    def clear(self) -> None:
+        self.messages.clear()
+        self.bytes = 0
+        if self._drained is not None:
+            self._drained.set()
+            self._drained = None
+
+
+class Intake(Window):
+    """The window on what is decided in turn. `position` is the offset after the last fetched one, holes included;
     `obstacle` why nothing can be fetched now; `end` the input's end when it was last looked up."""
 
     def __init__(
-        self, bus: Bus, topic: str, partition: int, *, wake: Callable[[], None], healed: Callable[[], None]
+        self,
+        bus: Bus,
+        topic: str,
+        partition: int,
+        *,
+        wake: Callable[[], None],
+        healed: Callable[[], None],
+        most: int = READ_AHEAD,
     ) -> None:
         """`wake` is called when there is news, `healed` when the bus is heard again after an outage."""
+        super().__init__(most)
         self._bus = bus
         self._topic = topic
         self._partition = partition
         self._wake = wake
         self._healed = healed
-        self._drained: anyio.Event | None = None
         self._resumed = anyio.Event()
-        self.messages: deque[Message] = deque()
-        self.bytes = 0
         self.position = 0
         self.end = 0
         self.obstacle: str | None = None
@@ -49,8 +125,7 @@ class Intake:
 
     def reset(self, start: int) -> None:
         """Forget what was fetched; `run` goes on at `start`."""
-        self.messages.clear()
-        self.bytes = 0
+        self.clear()
         self.position = self.end = start
         self.obstacle = None
         self.lost = None
@@ -84,10 +159,8 @@ class Intake:
 
     async def _fetch(self, reader: Reader) -> None:
         while True:
-            if self._full:
-                self._drained = anyio.Event()
-                await self._drained.wait()
-            messages = await reader.fetch(max_records=READ_AHEAD, timeout=1.0)
+            await self.room()
+            messages = await reader.fetch(max_records=self._most, timeout=1.0)
             self.position = reader.position
             if not self.hearing and reader.heard:
                 log.info("registrations are read again")
@@ -95,8 +168,7 @@ class Intake:
                 self._healed()
                 self._wake()
             if messages:
-                self.messages.extend(messages)
-                self.bytes += sum(len(message.value or b"") for message in messages)
+                self.put(messages)
                 self._wake()
 
     async def measure(self) -> None:
@@ -116,21 +188,3 @@ class Intake:
     def hearing(self) -> bool:
         """Whether the bus can be read, as far as is known; else `obstacle` says why not."""
         return self.obstacle is None
-
-    @property
-    def _full(self) -> bool:
-        return len(self.messages) >= READ_AHEAD or self.bytes >= READ_AHEAD_BYTES
-
-    def take(self) -> Message:
-        """Hand out the next message. It is read again only after `reset`, or comes back by `give_back`."""
-        message = self.messages.popleft()
-        self.bytes -= len(message.value or b"")
-        if self._drained is not None and not self._full:
-            self._drained.set()
-            self._drained = None
-        return message
-
-    def give_back(self, messages: Sequence[Message]) -> None:
-        """What was taken comes first again: its commit failed."""
-        self.messages.extendleft(reversed(messages))
-        self.bytes += sum(len(message.value or b"") for message in messages)

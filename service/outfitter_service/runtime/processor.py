@@ -26,19 +26,22 @@ from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.cycle import Cycle, RecycledError
 from outfitter_service.runtime.drivers import DriverCalls
 from outfitter_service.runtime.identity import Identity
-from outfitter_service.runtime.intake import Intake
+from outfitter_service.runtime.intake import Intake, Place
 from outfitter_service.runtime.owners import OwnerWatch
 from outfitter_service.runtime.portion import Portion
 from outfitter_service.runtime.remit import HostRemit, Remit
 from outfitter_service.runtime.restore import Restored, restore, rivals_since
+from outfitter_service.runtime.scout import Scout
 from outfitter_service.runtime.snapshots import Snapshots
-from outfitter_service.runtime.station import Limits, Place, Station, Stop
+from outfitter_service.runtime.station import Limits, Station, Stop
 from outfitter_service.runtime.telling import Telling
 
 __all__ = ["ForeignManagerError", "Limits", "Processor"]
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
+AHEAD_SHARE = 16
+"""What checkpoints say of hosts that are ahead takes at most such a part of a ledger batch."""
 SUPERSEDED_LEASE_S = 30.0
 """The lease that an older incarnation without any gets when a newer one registers and none is configured."""
 
@@ -97,7 +100,15 @@ class Processor:
             clock=clock,
             owner_watch=owner_watch,
         )
-        self.intake = Intake(bus, topics.registrations, partition, wake=self.wake, healed=self.attendance.renew_all)
+        self.intake = Intake(
+            bus,
+            topics.registrations,
+            partition,
+            wake=self.wake,
+            healed=self.attendance.renew_all,
+            most=limits.read_ahead,
+        )
+        self.scout = Scout(bus, topics.registrations, partition, remit, self.intake, wake=self.wake, light=limits.light)
         self._station = Station(
             bus=bus,
             topics=topics,
@@ -112,6 +123,7 @@ class Processor:
             agenda=self.agenda,
             attendance=self.attendance,
             intake=self.intake,
+            scout=self.scout,
             portion=Portion(records=limits.batch_records, chunk=rules.chunk),
             snapshots=Snapshots(identity.writer, identity.instance, limits.history),
             telling=Telling(metrics, **place),
@@ -250,8 +262,11 @@ class Processor:
             try:
                 async with anyio.create_task_group() as tasks:
                     self.intake.reset(place.position)
+                    self.scout.reset(place, room=writer.max_batch_bytes // AHEAD_SHARE)
                     tasks.start_soon(self.intake.run)
                     tasks.start_soon(self.intake.measure)
+                    if station.remit.host is None:
+                        tasks.start_soon(self.scout.run)
                     tasks.start_soon(self.attendance.listen)
                     tasks.start_soon(self._look_for_rivals, cycle, restored)
                     trouble = await cycle.run(self._set_ready)
@@ -375,9 +390,11 @@ class Processor:
         topic_id = (await station.bus.topic(station.topics.registrations)).id
         base = (found.input.base or 0) if found is not None else 0
         if found is not None and found.input.topic_id == topic_id:
-            return Place(topic_id=topic_id, position=found.input.to, base=base, begin=found.input.begin or 0)
+            here = found.input
+            ahead = {host.encode(): offset for host, offset in (here.ahead or {}).items()}
+            return Place(topic_id=topic_id, position=here.to, base=base, begin=here.begin or 0, ahead=ahead)
         if found is not None:
-            base += found.input.to
+            base += found.input.reach
             station.input_lost(f"the registrations topic is another one than before (it was {found.input.topic_id})")
         earliest, _ = await station.bus.offsets(station.topics.registrations, station.partition)
         swept = restored.swept.input if found is None and own is not None and restored.swept is not None else None

@@ -18,16 +18,18 @@ from outfitter_service.runtime.attendance import Attendance
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.drivers import DriverCalls
 from outfitter_service.runtime.identity import Identity
-from outfitter_service.runtime.intake import Intake
+from outfitter_service.runtime.intake import READ_AHEAD, Intake
 from outfitter_service.runtime.portion import Portion
 from outfitter_service.runtime.remit import Remit
+from outfitter_service.runtime.scout import LIGHT, Scout
 from outfitter_service.runtime.snapshots import Pace, Snapshots
 from outfitter_service.runtime.telling import Telling
 
 
 class Limits(Struct, frozen=True, kw_only=True):
     """How much and how long: records, seconds. `take_over`: accept a ledger that another machine wrote. `history`: how
-    often that topic gets snapshots; None: nothing is written to it."""
+    often that topic gets snapshots; None: nothing is written to it. `read_ahead` and `light` are as in intake.py and
+    scout.py."""
 
     batch_records: int = 1000
     lease_grace_s: float = 2.0
@@ -36,16 +38,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     hosts: int = 10_000
     take_over: bool = False
     history: Pace | None = Pace()
-
-
-class Place(Struct, kw_only=True):
-    """Where in the input a processor is. `position` is the next offset to decide; `base` and `begin` are as in
-    `records.InputPosition`."""
-
-    topic_id: str
-    position: int
-    base: int = 0
-    begin: int = 0
+    read_ahead: int = READ_AHEAD
+    light: int = LIGHT
 
 
 class Stop:
@@ -83,6 +77,7 @@ class Station(Struct, kw_only=True):
     agenda: Agenda
     attendance: Attendance
     intake: Intake
+    scout: Scout
     portion: Portion
     snapshots: Snapshots
     telling: Telling
