@@ -1,7 +1,8 @@
 """Promise 2: each registration that a writer has read past is answered, and what is no registration is a dead letter.
 
-A commit says up to where its writer has read (`input.to`), so at each commit everything before that position is looked
-at: a registration has its record in the ledger at this very prefix, or a dead letter says why not.
+A commit says up to where its writer has read (`input.to`, and `input.ahead` for hosts of which it has read more), so
+at each commit everything before that is looked at: a registration has its record in the ledger at this very prefix, or
+a dead letter says why not.
 """
 
 from __future__ import annotations
@@ -41,6 +42,19 @@ class Input(NamedTuple):
     only: bool
 
 
+class Extent(NamedTuple):
+    """How far a writer has read: everything before `to`, and of some hosts (by key) more."""
+
+    to: int
+    ahead: Mapping[bytes, int]
+
+    def covers(self, offset: int, key: bytes | None) -> bool:
+        return offset < self.to or offset < self.ahead.get(key or b"", 0)
+
+
+NOTHING = Extent(0, {})
+
+
 class Answers:
     """The registrations of one partition, and what became of them: `commit` at each commit, `finish` at the end."""
 
@@ -51,10 +65,11 @@ class Answers:
         self._findings = findings
         self._said: dict[int, Said] = {}
         self._letters: defaultdict[int, list[Letter]] = defaultdict(list)
-        self._read: dict[str, int] = {}
+        self._read: dict[str, Extent] = {}
         self._doubts: list[tuple[int, int, str]] = []
         self._nobodys: set[int] = set()
-        hosts: defaultdict[bytes, list[int]] = defaultdict(list)
+        self._hosts: defaultdict[bytes, list[int]] = defaultdict(list)
+        hosts = self._hosts
         for record in self._log.records:
             said = self._said[record.offset] = judge(record.key, record.value)
             findings.counts["messages"] += 1
@@ -91,16 +106,25 @@ class Answers:
         here, newest = commit.checkpoint, self._inputs[writer.name]
         if (here.topic_id, here.base) != (newest.topic_id, newest.base):
             return
-        begin = self._read.get(writer.name)
-        if begin is None:
-            begin = here.start if here.commit == 1 or not newest.only else self._log.start
-        self._read[writer.name] = here.to
+        before = self._read.get(writer.name)
+        if before is None:
+            before = Extent(here.start if here.commit == 1 or not newest.only else self._log.start, {})
+        after = Extent(here.to, {host.encode(): offset for host, offset in here.ahead.items()})
+        self._read[writer.name] = after
         own = self._messages[writer.name]
-        for index in range(bisect_left(own, begin), bisect_left(own, here.to)):
-            self._answered(ledger, writer, commit, own[index])
+        for offset in _between(own, before.to, after.to):
+            if not before.ahead or not before.covers(offset, self._key(offset)):
+                self._answered(ledger, writer, commit, offset)
+        for key, end in after.ahead.items():
+            for offset in _between(self._hosts.get(key, []), max(after.to, before.ahead.get(key, 0)), end):
+                self._answered(ledger, writer, commit, offset)
         for written in records:
             if not written.repeat and written.before is None:
-                self._asked(ledger, writer, commit, written, begin)
+                self._asked(ledger, writer, commit, written, before, after)
+
+    def _key(self, offset: int) -> bytes | None:
+        message = self._log.at(offset)
+        return message.key if message is not None else None
 
     def _answered(self, ledger: Ledger, writer: Writer, commit: Commit, offset: int) -> None:
         said = self._said[offset]
@@ -136,7 +160,9 @@ class Answers:
                 else:
                     self._findings.part("answers", "answers were compacted away, or are missing")
 
-    def _asked(self, ledger: Ledger, writer: Writer, commit: Commit, written: Written, begin: int) -> None:
+    def _asked(
+        self, ledger: Ledger, writer: Writer, commit: Commit, written: Written, before: Extent, after: Extent
+    ) -> None:
         """A record that is new answers a registration that this commit has read."""
         record, here = written.record, commit.checkpoint
         if record.source == wire.UNSEEN:
@@ -146,8 +172,10 @@ class Answers:
         offset = record.source - here.base
         if offset < 0:
             return  # of an earlier input
-        if not begin <= offset < here.to:
-            what = f"{record.key} answers registration {offset}, and its commit read from {begin} to {here.to}"
+        host = record.host.encode()
+        if before.covers(offset, host) or not after.covers(offset, host):
+            begin, end = (max(extent.to, extent.ahead.get(host, 0)) for extent in (before, after))
+            what = f"{record.key} answers registration {offset}, and its commit read from {begin} to {end}"
             ledger.suspect("answers", written.offset, what, writer=writer.name, after=-1)
         elif self._log.start <= offset < self._log.end:
             said = self._said.get(offset)
@@ -172,8 +200,11 @@ class Answers:
         served: set[int] = set()
         for writer, own in self._messages.items():
             served.update(own)
-            ahead = own[bisect_left(own, self._read.get(writer, 0)) :]
-            self._findings.counts["unread"] += sum(self._said[offset].kind is Kind.REGISTER for offset in ahead)
+            read = self._read.get(writer, NOTHING)
+            self._findings.counts["unread"] += sum(
+                self._said[offset].kind is Kind.REGISTER and not read.covers(offset, self._key(offset))
+                for offset in own[bisect_left(own, read.to) :]
+            )
         self._findings.counts["unserved"] += len(self._said.keys() - served)
 
     def _once(self, offset: int, letters: list[Letter]) -> None:
@@ -183,7 +214,8 @@ class Answers:
             if read is None or not read.only:
                 continue
             place = self._letter_log.place(letter.offset)
-            if not letter.fits and self._log.start <= offset < self._read.get(letter.writer, 0):
+            extent = self._read.get(letter.writer, NOTHING)
+            if not letter.fits and self._log.start <= offset and extent.covers(offset, self._key(offset)):
                 self._findings.wrong(
                     "dead-letters", place, "its bytes are not those of its message", self._log.place(offset)
                 )
@@ -224,6 +256,10 @@ class Answers:
 
     def _wrong(self, check: str, offset: int, what: str, *records: object) -> None:
         self._findings.wrong(check, self._log.place(offset), what, *records)
+
+
+def _between(offsets: list[int], begin: int, end: int) -> list[int]:
+    return offsets[bisect_left(offsets, begin) : bisect_left(offsets, end)]
 
 
 def _home(key: bytes, partitions: int) -> int | None:

@@ -104,7 +104,7 @@ class Checkpoint:
     """A commit's checkpoint.
 
     `base` is what is added to offsets to make `source.offset`, `begin` the first offset that a host's manager answers
-    for: what is before it is the sweeper's.
+    for: what is before it is the sweeper's. `ahead`: hosts whose messages are read up to an offset that is beyond `to`.
     """
 
     key: str
@@ -120,6 +120,12 @@ class Checkpoint:
     to: int
     base: int
     begin: int
+    ahead: Mapping[str, int]
+
+    @property
+    def reach(self) -> int:
+        """The offset after everything that was read, whosever it is."""
+        return max([self.to, *self.ahead.values()])
 
 
 def allocation(body: Mapping[str, Any]) -> Allocation:
@@ -152,6 +158,7 @@ def allocation(body: Mapping[str, Any]) -> Allocation:
 def checkpoint(body: Mapping[str, Any]) -> Checkpoint:
     """Raises `DamagedError` naming the field."""
     read = _get(body, "input", dict)
+    ahead = _get(read, "ahead", dict, {})
     writer = _get(body, "writer", str)
     return Checkpoint(
         key=f"@checkpoint/{writer}",
@@ -167,6 +174,7 @@ def checkpoint(body: Mapping[str, Any]) -> Checkpoint:
         to=_get(read, "to", int),
         base=_get(read, "base", int, 0),
         begin=_get(read, "begin", int, 0),
+        ahead={host: _get(ahead, host, int) for host in ahead},
     )
 
 

@@ -165,10 +165,11 @@ class Commits:
             return  # it numbers nothing, and begins anew with another input
         if before is not None and here.base + here.start < before.base + before.to:
             self._wrong("positions", commit.offset, f"it read from {here.start} although {before.to} was next")
-        if before is not None and here.topic_id != before.topic_id and here.base < before.base + before.to:
+        if before is not None and here.topic_id != before.topic_id and here.base < before.base + before.reach:
             self._wrong("positions", commit.offset, "the input is another one than before, and counts from below it")
         if here.topic_id == self._topic_id and here.to > self._input.end:
             self._wrong("positions", commit.offset, f"it read to {here.to}, the input ends at {self._input.end}")
+        self._ahead(commit)
         if (
             before is not None
             and here.commit == before.commit + 1
@@ -178,6 +179,24 @@ class Commits:
         ):
             # unless the input was deleted meanwhile, each commit goes on where the one before it stopped
             self._wrong("positions", commit.offset, f"it read from {here.start}, and {before.to} was next")
+
+    def _ahead(self, commit: Commit) -> None:
+        """Hosts of this partition may have been read further than the others, and what was read of a host stays so."""
+        here, before = commit.checkpoint, commit.before
+        for host, offset in here.ahead.items():
+            if partition_of(host, self._partitions) != self._ledger.partition:
+                self._wrong("partitions", commit.offset, f"it read ahead for {host}, a host of another partition")
+            if offset <= here.to:
+                self._wrong("positions", commit.offset, f"{host} is ahead at {offset}, and it read to {here.to} anyway")
+            if here.topic_id == self._topic_id and offset > self._input.end:
+                what = f"it read to {offset} for {host}, the input ends at {self._input.end}"
+                self._wrong("positions", commit.offset, what)
+        if before is None or (here.topic_id, here.base) != (before.topic_id, before.base):
+            return
+        for host, offset in before.ahead.items():
+            if offset > max(here.to, here.ahead.get(host, 0)):
+                what = f"it has read to {max(here.to, here.ahead.get(host, 0))} for {host}, and to {offset} before"
+                self._wrong("positions", commit.offset, what)
 
     def _instance(self, writer: Writer, commit: Commit) -> None:
         here, before = commit.checkpoint, commit.before

@@ -22,6 +22,8 @@ from outfitter_verify.wire import partition_of
 HOST = "gpu-3"
 PARTITIONS = 4
 PARTITION = partition_of(HOST, PARTITIONS)
+NEIGHBOUR = next(name for name in map("gpu-{}".format, range(4, 99)) if partition_of(name, PARTITIONS) == PARTITION)
+"""A host of the same partition."""
 TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 AT = "2026-01-31T12:00:00Z"
 NAMES = {
@@ -85,10 +87,10 @@ class World:
     def say(self, value: Any, key: str | None = HOST) -> int:
         return self.registrations.append(key, value)
 
-    def register(self, worker: str, incarnation: str = "1", **fields: Any) -> int:
-        body = {"type": "register", "host": HOST, "worker": worker, "incarnation": incarnation, **fields}
-        offset = self.say(body)
-        self.sources.setdefault(f"{HOST}/{worker}/{incarnation}", offset)
+    def register(self, worker: str, incarnation: str = "1", *, host: str = HOST, **fields: Any) -> int:
+        body = {"type": "register", "host": host, "worker": worker, "incarnation": incarnation, **fields}
+        offset = self.say(body, key=host)
+        self.sources.setdefault(f"{host}/{worker}/{incarnation}", offset)
         return offset
 
     def deregister(self, worker: str, incarnation: str = "1") -> int:
@@ -104,13 +106,14 @@ class World:
         devices: Iterable[str] | None = None,
         incarnation: str = "1",
         resource: str = "gpu",
+        host: str = HOST,
         **fields: Any,
     ) -> dict[str, Any]:
         """The record of a worker that comes next, with what it had before unless it is replaced."""
-        key = f"{HOST}/{worker}/{incarnation}"
+        key = f"{host}/{worker}/{incarnation}"
         before = self.now.get(key, {})
         record = {
-            "type": "allocation", "host": HOST, "worker": worker, "incarnation": incarnation,
+            "type": "allocation", "host": host, "worker": worker, "incarnation": incarnation,
             "request": {"amounts": {resource: 1}}, "resources": {}, "token": None, "outcome": None,
             "source": {"partition": PARTITION, "offset": self.sources.get(key, -1)},
             **before, "state": state, "since": AT, "writer": self.writer, "commit": self.commits + 1,
@@ -132,8 +135,16 @@ class World:
         }  # fmt: skip
         self.letters.append(f"{self.registrations.topic}/{PARTITION}/{offset}", letter | fields)
 
-    def commit(self, *records: Mapping[str, Any] | str, to: int | None = None, tell: bool = True, **fields: Any) -> int:
-        """One commit of `records` (a key alone: a tombstone); return its checkpoint's index in the ledger."""
+    def commit(
+        self,
+        *records: Mapping[str, Any] | str,
+        to: int | None = None,
+        ahead: Mapping[str, int] | None = None,
+        tell: bool = True,
+        **fields: Any,
+    ) -> int:
+        """One commit of `records` (a key alone: a tombstone), having read to `to`, and further for the hosts `ahead`;
+        return its checkpoint's index in the ledger."""
         self.commits += 1
         position = self.registrations.end if to is None else to
         ordered = sorted(records, key=lambda record: not isinstance(record, str) and record["state"] in HOLDING)
@@ -156,6 +167,8 @@ class World:
             "commit": self.commits, "token": self.token, "at": AT, "format": 1,
             "input": {"topic_id": TOPIC_ID, "partition": PARTITION, "from": self.position, "to": position},
         }  # fmt: skip
+        if ahead:
+            checkpoint["input"]["ahead"] = ahead
         self.position = position
         self.allocations.append(f"@checkpoint/{self.writer}", checkpoint | fields)
         dropped = [record for record in ordered if isinstance(record, str)]
