@@ -199,6 +199,7 @@ class ReplicaManager(Manager):
                 lease_grace=job.limits.lease_grace_s,
                 ended_retention=job.retention_s,
                 checkpoint_interval=job.limits.checkpoint_interval_s,
+                history=job.limits.history is not None,
             ),
             load(job.benches, prepares=job.prepares),
             identity=Identity(
@@ -215,6 +216,7 @@ class ReplicaManager(Manager):
             metrics=job.metrics,
             stopping=self._stopping,
             clock=self.clock,
+            limits=job.limits,
         )
 
     def serving(self) -> list[tuple[int, Processor]]:

@@ -7,6 +7,7 @@ ledger in which everything is over.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import anyio
 from msgspec import Struct, structs
 
+from outfitter_proto.bus import Entry
 from outfitter_proto.names import Topics, topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.metrics import Metrics
@@ -40,6 +42,7 @@ FAULTS = ("kill", "kill", "stop", "stop", "sleep", "cut", "end", "down", "worker
 REST_S = 240.0
 """How long the world may take, once all faults are over, until every worker was served and has left."""
 LONGEST_LEASE_S = 15.0
+FLOOD = 300
 
 MakeBus = Callable[..., ModelBus]
 
@@ -63,6 +66,8 @@ class Setting(Struct, kw_only=True, frozen=True):
     weather: Weather
     habits: Habits
     transaction_timeout_s: float
+    flood: int
+    """Messages with which hosts of cluster scope flood their partition, of which managers read few ahead; 0: none."""
 
 
 def setting(seed: int) -> Setting:
@@ -71,11 +76,12 @@ def setting(seed: int) -> Setting:
     requests = dice.choice(STORMS)
     bad = dice.choice((0.0, 0.01, 0.03, 0.06)) * (5 if requests else 1)
     replicas = dice.choice((0, 0, 0, 2, 3))
+    flooded = bool(replicas) and random.Random(f"{seed}/flooded").random() < 0.5
     return Setting(
         replicas=replicas,
         static=dice.random() < 0.5,
         session_s=dice.choice((3.0, 6.0, 10.0)),
-        partitions=dice.choice((2, 3)) if replicas else dice.choice((1, 1, 2)),
+        partitions=(1 if flooded else dice.choice((2, 3))) if replicas else dice.choice((1, 1, 2)),
         hosts=dice.choice((2, 3, 4)) if replicas else dice.choice((1, 1, 2, 3)),
         workers=dice.choice((2, 3, 4)),
         trouble_s=dice.choice((20.0, 40.0, 60.0)),
@@ -96,6 +102,7 @@ def setting(seed: int) -> Setting:
             clean_s=dice.choice((None, 3.0, 10.0)),
         ),
         transaction_timeout_s=dice.choice((1.0, 5.0, 15.0)),
+        flood=FLOOD if flooded else 0,
     )
 
 
@@ -147,7 +154,20 @@ class World:
         if not self.setting.replicas:
             return [self._job(host.name, [host]) for host in self.hosts]
         first = self._job("r0", self.hosts)
+        first.limits = self._limits_of_many(first.limits)
         return [first, *(structs.replace(first, name=f"r{number}") for number in range(1, self.setting.replicas))]
+
+    def _limits_of_many(self, limits: Limits) -> Limits:
+        """Of managers of cluster scope: in a flood they commit and read ahead little, so that it lasts."""
+        dice = random.Random(f"{self.seed}/limits")
+        if not self.setting.flood:
+            return structs.replace(limits, batch_records=Limits().batch_records)
+        return structs.replace(
+            limits,
+            batch_records=dice.choice((5, 10)),
+            read_ahead=dice.choice((3, 10, 30)),
+            light=dice.choice((1, 4, 20)),
+        )
 
     def _job(self, name: str, hosts: list[Host]) -> Job:
         dice = self.dice
@@ -183,6 +203,8 @@ class World:
             for number in range(self.setting.workers):
                 self._start_worker(host, f"w{number}")
         self.network.weather = self.setting.weather
+        if self.setting.flood:
+            self.loop.spawn(world, self._flood)
         await self._ill_treat()
         await self._rest()
         self.over = True
@@ -234,6 +256,21 @@ class World:
             for job in self.jobs:
                 if not self._is_done(job):
                     self._later(self.dice.random() * 3, self._ensure, job)
+
+    async def _flood(self) -> None:
+        """One host says a lot, another one a little now and then; each message is to be one dead letter."""
+        dice = random.Random(f"{self.seed}/flood")
+        loud, *others = dice.sample(self.hosts, len(self.hosts))
+        left = self.setting.flood
+        while left > 0 and not self.over:
+            await anyio.sleep(dice.expovariate(0.5))
+            burst = min(left, dice.choice((5, 20, 60)))
+            left -= burst
+            for _ in range(burst):
+                host = loud if not others or dice.random() < 0.9 else others[0]
+                body = {"type": "heartbeat", "host": host.name, "worker": "flood", "incarnation": "1"}
+                entry = Entry(host.name.encode(), json.dumps(body).encode())
+                self.broker.publish(self.broker.logs[TOPICS.registrations, host.partition], entry)
 
     def _later(self, seconds: float, act: Callable[..., Any], *args: Any) -> None:
         self.loop.call_later(seconds, act, *args, context=self.loop.within(self.loop.world))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 import anyio
+from msgspec import structs
 
 from outfitter_proto.bus import Bus
 from outfitter_proto.names import topics
@@ -16,7 +17,6 @@ from outfitter_service.runtime.drivers import DriverPool
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.processor import Limits, Processor
 from outfitter_service.runtime.remit import Remit
-from outfitter_service.runtime.snapshots import Pace
 from outfitter_service.runtime.supervisor import Loaded
 
 
@@ -36,7 +36,9 @@ class PartitionServer:
         take_over: bool = False,
         still_mine: Callable[[], Awaitable[bool]] | None = None,
         clock: Clock = SYSTEM,
+        limits: Limits | None = None,
     ) -> None:
+        """`limits` are replaced by what the settings say, where they do."""
         self.partition = partition
         self.identity = identity
         self._host = identity.host
@@ -55,11 +57,12 @@ class PartitionServer:
                 retention_s=settings.ended_retention,
                 forgets_hosts=identity.host is None,
             ),
-            limits=Limits(
+            limits=structs.replace(
+                limits or Limits(),
                 lease_grace_s=settings.lease_grace,
                 checkpoint_interval_s=settings.checkpoint_interval,
                 take_over=take_over,
-                history=Pace() if settings.history else None,
+                history=(limits or Limits()).history if settings.history else None,
             ),
             metrics=metrics,
             drivers=self._pool,

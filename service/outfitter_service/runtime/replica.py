@@ -21,6 +21,7 @@ from outfitter_service.runtime.identity import Identity, of_partition
 from outfitter_service.runtime.partition import PartitionServer
 from outfitter_service.runtime.remit import PartitionRemit
 from outfitter_service.runtime.restore import LedgerRefusedError
+from outfitter_service.runtime.station import Limits
 from outfitter_service.runtime.supervisor import Loaded
 
 log = structlog.get_logger("outfitter.replica")
@@ -46,7 +47,9 @@ class Replica:
         metrics: Metrics,
         stopping: anyio.Event,
         clock: Clock = SYSTEM,
+        limits: Limits | None = None,
     ) -> None:
+        """`limits` of each partition, as far as the settings do not say them."""
         self.servers: dict[int, PartitionServer] = {}
         self._bus = bus
         self._settings = settings
@@ -56,6 +59,7 @@ class Replica:
         self._metrics = metrics
         self._stopping = stopping
         self._clock = clock
+        self._limits = limits
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._membership: Membership | None = None
         self._emptied = anyio.Event()
@@ -163,6 +167,7 @@ class Replica:
             metrics=self._metrics,
             still_mine=lambda: self._still_mine(partition),
             clock=self._clock,
+            limits=self._limits,
         )
 
     async def _serve(self, partition: int, scope: anyio.CancelScope, tasks: TaskGroup) -> None:
