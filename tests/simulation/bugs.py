@@ -23,6 +23,7 @@ from outfitter_service.runtime.agenda import Agenda
 from outfitter_service.runtime.attendance import Attendance
 from outfitter_service.runtime.cycle import Cycle
 from outfitter_service.runtime.processor import Processor
+from outfitter_service.runtime.scout import Outlook
 from outfitter_service.runtime.work import Work
 from simulation import world
 from simulation.broker import Producer
@@ -196,6 +197,15 @@ class _Tokenless(ModelBus):
         return rewriting
 
 
+class _Level(ModelBus):
+    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
+        reader = await super().open_reader(topic, partition, start=start, committed=committed)
+        assert isinstance(reader, ModelReader)
+        rewriting = _Rewriting(self, reader._log, reader.position, committed=committed)
+        rewriting.change = lambda _, body: body["input"].pop("ahead", None)
+        return rewriting
+
+
 class _Uncommitted(ModelBus):
     async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
         return await super().open_reader(topic, partition, start=start, committed=False)
@@ -247,9 +257,40 @@ def _short_leases() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _ahead_whatever_came_of_it() -> Iterator[None]:
+    take_back = Cycle._take_back
+
+    def keep_ahead(self: Cycle, *works: Work) -> None:
+        self.place.ahead = dict(self._open.ahead)
+        take_back(self, *works)
+
+    with patch.object(Cycle, "_take_back", keep_ahead):
+        yield
+
+
+@contextmanager
+def _taken_again() -> Iterator[None]:
+    keeps = Outlook._keeps
+
+    def keeps_the_next(self: Outlook, message: Message) -> bool:
+        kept = keeps(self, message)
+        if self._left.pop(message.key or b"", None) is not None:
+            self._kept[message.key or b""] = 0
+        return kept
+
+    with patch.object(Outlook, "_keeps", keeps_the_next):
+        yield
+
+
 class _Everything:
     def __contains__(self, _: object) -> bool:
         return True
+
+
+def _regardless(self: Cycle) -> Outlook | None:
+    outlook = self._station.scout.outlook
+    return outlook if outlook and outlook.messages else None
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -372,6 +413,30 @@ BUGS: tuple[Bug, ...] = (
         what="a device that a driver prepared is free at once when its worker is gone",
         within=40,
         patches=lambda: patch.object(decide, "_lets_go", lambda *_: False),
+    ),
+    Bug(
+        name="ahead-forgotten",
+        what="after a restore, what was decided before its turn is decided again",
+        within=100,
+        bus=_Level,
+    ),
+    Bug(
+        name="ahead-without-the-commit",
+        what="what a failed commit decided before its turn is passed over by the next one",
+        within=250,
+        patches=_ahead_whatever_came_of_it,
+    ),
+    Bug(
+        name="left-and-taken-again",
+        what="a host that had a message left to its turn has the next one decided before it",
+        within=100,
+        patches=_taken_again,
+    ),
+    Bug(
+        name="ahead-of-the-window",
+        what="a message is decided before its turn while the host's earlier ones still wait for theirs",
+        within=100,
+        patches=lambda: patch.object(Cycle, "_outlook", _regardless),
     ),
 )
 """All of them."""

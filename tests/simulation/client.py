@@ -53,8 +53,17 @@ class ModelBus(Bus):
     url = "model://broker"
     writer: type[ModelWriter]
 
-    def __init__(self, broker: Broker, link: Link, *, transaction_timeout_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        link: Link,
+        *,
+        transaction_timeout_s: float = 5.0,
+        takes_bytes: int = MAX_BATCH_BYTES,
+    ) -> None:
+        """`takes_bytes`: larger ledger batches are refused, whatever writers promise."""
         self._broker = broker
+        self._takes_bytes = takes_bytes
         self.link = link
         self._transaction_timeout_s = transaction_timeout_s
 
@@ -241,8 +250,8 @@ class ModelWriter(Writer):
         if not groups:
             return
         size = sum(len(entry.key or b"") + len(entry.value or b"") for entry in groups[-1][1])
-        if size > MAX_BATCH_BYTES:
-            raise TooLargeError(f"{size} bytes are more than {MAX_BATCH_BYTES}")
+        if size > self._bus._takes_bytes:
+            raise TooLargeError(f"{size} bytes are more than {self._bus._takes_bytes}")
         finished = False
         try:
             await self._send(groups)

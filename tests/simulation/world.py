@@ -22,7 +22,7 @@ from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.processor import Limits
 from outfitter_service.runtime.snapshots import Pace
 from simulation.broker import Broker, Habits
-from simulation.client import ModelBus
+from simulation.client import MAX_BATCH_BYTES, ModelBus
 from simulation.hardware import RESOURCE, Bench
 from simulation.loop import Loop, Process
 from simulation.managers import CLUSTER, Host, HostManager, Job, Manager, ReplicaManager
@@ -43,6 +43,7 @@ REST_S = 240.0
 """How long the world may take, once all faults are over, until every worker was served and has left."""
 LONGEST_LEASE_S = 15.0
 FLOOD = 300
+SMALL_BATCH_BYTES = 5000
 
 MakeBus = Callable[..., ModelBus]
 
@@ -68,6 +69,8 @@ class Setting(Struct, kw_only=True, frozen=True):
     transaction_timeout_s: float
     flood: int
     """Messages with which hosts of cluster scope flood their partition, of which managers read few ahead; 0: none."""
+    takes_bytes: int
+    """The largest ledger batch; for some it is too small for what managers make of a flood."""
 
 
 def setting(seed: int) -> Setting:
@@ -103,6 +106,7 @@ def setting(seed: int) -> Setting:
         ),
         transaction_timeout_s=dice.choice((1.0, 5.0, 15.0)),
         flood=FLOOD if flooded else 0,
+        takes_bytes=SMALL_BATCH_BYTES if flooded and random.Random(f"{seed}/bytes").random() < 0.5 else MAX_BATCH_BYTES,
     )
 
 
@@ -214,7 +218,10 @@ class World:
         self._started += 1
         process = Process(f"m{self._started}@{job.name}")
         link = Link(self.network, process)
-        bus = self._make_bus(self.broker, link, transaction_timeout_s=self.setting.transaction_timeout_s)
+        setting = self.setting
+        bus = self._make_bus(
+            self.broker, link, transaction_timeout_s=setting.transaction_timeout_s, takes_bytes=setting.takes_bytes
+        )
         job.skew_s += self.dice.uniform(-1.0, 1.0)
         instance = f"{self._started:04}-{process.name}"
         # what it makes of events and the like belongs to its process
