@@ -54,10 +54,9 @@ class Work(Struct, kw_only=True):
         other one, and keeps it all the same: if this commit fails, both come again as they were."""
         message = outlook.take()
         self.scouted.append(message)
-        key = message.key or b""
-        if message.offset >= max(self.position, self.ahead.get(key, 0)):
+        if message.offset >= self.position:
             self.decide(message, remit, portion)
-            self.ahead[key] = message.offset + 1
+            self.ahead[message.key or b""] = message.offset + 1
 
     def reading(self, place: Place, partition: int, since: int) -> InputPosition:
         """What this commit says of the input, of which it has read from `since` on."""

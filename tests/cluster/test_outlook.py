@@ -1,0 +1,232 @@
+"""Whatever is decided before its turn and fails in between: each host's messages are decided once, and in order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outfitter_proto.bus import Message
+from outfitter_service.runtime.batch import Batch
+from outfitter_service.runtime.intake import Place, Window
+from outfitter_service.runtime.portion import Portion
+from outfitter_service.runtime.remit import PartitionRemit
+from outfitter_service.runtime.scout import ENTRY_BYTES, Outlook
+from outfitter_service.runtime.work import Work
+
+HOSTS = (b"a", b"b", b"c", None)
+REMIT = PartitionRemit(0, 1, "partition/0")
+PORTION = Portion(records=1000, chunk=256)
+MOST = 4
+"""Messages that each window takes."""
+
+
+def message(offset: int, key: bytes | None) -> Message:
+    return Message("registrations", 0, offset, key, b"", 0)
+
+
+class Decided(Batch):
+    """A batch that only notes what it is to decide."""
+
+    def __init__(self) -> None:
+        self.seen: list[Message] = []
+
+    def message(self, message: Message) -> None:
+        self.seen.append(message)
+
+    def refuse(self, message: Message, *_: object) -> None:  # type: ignore[override] # it makes no letter
+        self.seen.append(message)
+
+
+class Partition:
+    """What a cycle does with the two windows on one partition's input, a step at a time."""
+
+    def __init__(self, keys: Iterable[bytes | None], *, light: int, room: int) -> None:
+        self.log = [message(offset, key) for offset, key in enumerate(keys)]
+        self.light = light
+        self.room = room
+        self.settled: list[Message] = []
+        self.told = Place(topic_id="t", position=0)
+        self.begin()
+
+    def begin(self) -> None:
+        """A manager takes the partition, and knows what the last checkpoint told."""
+        self.place = Place(topic_id="t", position=self.told.position, ahead=dict(self.told.ahead))
+        self.intake = Window(MOST)
+        self.read = self.place.position
+        self.outlook: Outlook | None = None
+        self.works = [self.work(self.place)]
+
+    def work(self, after: Work | Place) -> Work:
+        ahead = {key: offset for key, offset in after.ahead.items() if offset > after.position}
+        return Work(batch=Decided(), position=after.position, ahead=ahead)
+
+    def fetch(self) -> None:
+        if not self.intake.full:
+            self.intake.put(self.log[self.read : self.read + 2])
+            self.read = min(self.read + 2, len(self.log))
+        if self.outlook is None and self.intake.full:
+            self.outlook = Outlook(self.read, self.place, REMIT, light=self.light, room=self.room, most=MOST)
+
+    def look(self) -> None:
+        outlook = self.outlook
+        if outlook is None or outlook.full:
+            return
+        end = min(outlook.position + 5, len(self.log))
+        outlook.see(self.log[outlook.position : end], end)
+        if self.read >= outlook.position and not self.intake.full:
+            self.outlook = None
+
+    def ahead(self) -> None:
+        work, outlook = self.works[-1], self.outlook
+        if outlook is not None and outlook.messages and work.position >= outlook.start:
+            work.decide_ahead(outlook, REMIT, PORTION)
+
+    def turn(self) -> None:
+        work = self.works[-1]
+        if self.intake.messages:
+            taken = self.intake.take()
+            work.position = taken.offset + 1
+            if taken.offset >= work.ahead.get(taken.key or b"", 0):
+                work.decide(taken, REMIT, PORTION)
+            work.messages.append(taken)
+
+    def seal(self) -> None:
+        if len(self.works) == 1:
+            self.works.append(self.work(self.works[0]))
+
+    def settle(self) -> None:
+        """The commit under way has succeeded, or nothing had to be committed."""
+        self.seal()
+        work = self.works.pop(0)
+        batch = work.batch
+        assert isinstance(batch, Decided)
+        self.settled += batch.seen
+        self.place.position, self.place.ahead = work.position, work.ahead
+        told = work.reading(self.place, 0, 0)
+        ahead = {host.encode(): offset for host, offset in (told.ahead or {}).items()}
+        self.told = Place(topic_id="t", position=told.to, ahead=ahead)
+        self.judge()
+
+    def fail(self) -> None:
+        for work in reversed(self.works):
+            self.intake.give_back(work.messages)
+            if self.outlook is not None:
+                self.outlook.give_back([each for each in work.scouted if each.offset >= self.outlook.start])
+        self.works = [self.work(self.place)]
+
+    def judge(self) -> None:
+        """What is settled is what the checkpoint tells, each message once, and each host's in order."""
+        place = self.told
+        read = [each for each in self.log if each.offset < max(place.position, place.ahead.get(each.key or b"", 0))]
+        assert sorted(each.offset for each in self.settled) == [each.offset for each in read]
+        by_host: defaultdict[bytes | None, list[int]] = defaultdict(list)
+        for each in self.settled:
+            by_host[each.key].append(each.offset)
+        assert all(offsets == sorted(offsets) for offsets in by_host.values())
+        assert sum(len(key) + ENTRY_BYTES for key in place.ahead) <= 2 * self.room
+
+
+STEPS = {
+    "fetch": Partition.fetch, "look": Partition.look, "ahead": Partition.ahead, "turn": Partition.turn,
+    "seal": Partition.seal, "settle": Partition.settle, "fail": Partition.fail, "begin": Partition.begin,
+}  # fmt: skip
+OFTEN = ["fetch", "look", "ahead", "turn", "fetch", "look", "ahead", "turn", "seal", "settle", "fail", "begin"]
+
+
+@settings(max_examples=400)
+@given(
+    keys=st.lists(st.sampled_from((b"a", b"a", *HOSTS)), min_size=10, max_size=60),
+    steps=st.lists(st.sampled_from(OFTEN), min_size=20, max_size=300),
+    light=st.integers(1, 4),
+    hosts=st.integers(0, 3),
+)
+def test_each_message_is_decided_once_and_each_hosts_in_order_whatever_fails(
+    keys: list[bytes | None], steps: list[str], light: int, hosts: int
+) -> None:
+    partition = Partition(keys, light=light, room=hosts * (1 + ENTRY_BYTES))
+    for step in steps:
+        STEPS[step](partition)
+    for _ in range(4 * len(keys)):
+        for step in ("fetch", "look", "ahead", "turn", "settle"):
+            STEPS[step](partition)
+    assert [each.offset for each in sorted(partition.settled, key=lambda each: each.offset)] == list(range(len(keys)))
+    assert partition.told.ahead == {}
+
+
+def test_what_was_passed_over_comes_again_in_its_order_when_the_commit_fails() -> None:
+    """Whichever window came to it first: the other one has it as well, and before what is behind it."""
+    partition = Partition([b"a"] * 12, light=9, room=1000)
+    while partition.outlook is None:
+        partition.fetch()
+    partition.look()
+    while partition.works[-1].position < partition.outlook.start:
+        partition.turn()
+    partition.settle()
+    for step in (Partition.fetch, Partition.turn, Partition.ahead, Partition.ahead, Partition.fail, Partition.ahead):
+        step(partition)
+    batch = partition.works[-1].batch
+    assert isinstance(batch, Decided)
+    assert [each.offset for each in batch.seen] == [partition.outlook.start]
+    for step in (Partition.fetch, Partition.turn, Partition.fail, Partition.turn, Partition.turn, Partition.settle):
+        step(partition)
+
+
+def outlook(light: int = 2, room: int = 1000, ahead: dict[bytes, int] | None = None) -> tuple[Outlook, Place]:
+    place = Place(topic_id="t", position=0, ahead=ahead or {})
+    return Outlook(10, place, REMIT, light=light, room=room, most=100), place
+
+
+def kept(outlook: Outlook) -> list[int]:
+    return [each.offset for each in outlook.messages]
+
+
+def test_of_a_flood_no_more_is_kept_than_a_light_hosts_messages() -> None:
+    seen, _ = outlook()
+    seen.see([message(offset, b"loud" if offset % 10 else b"quiet") for offset in range(10, 1010)], 1010)
+    assert kept(seen) == [10, 11, 12, 20]
+
+
+def test_a_host_that_was_left_to_its_turn_is_ahead_again_once_the_intake_has_been_there() -> None:
+    seen, place = outlook()
+    seen.see([message(offset, b"a") for offset in range(10, 15)], 15)
+    assert kept(seen) == [10, 11]
+    place.position = 14
+    seen.see([message(15, b"a")], 16)
+    assert kept(seen) == [10, 11], "the message at 14 was left and is not decided"
+    place.position = 16
+    seen.see([message(16, b"a")], 17)
+    assert kept(seen) == [10, 11, 16]
+
+
+def test_a_host_may_be_ahead_by_its_share_of_what_was_decided_meanwhile() -> None:
+    seen, place = outlook()
+    seen.see([message(10, b"loud"), message(11, b"a"), message(12, b"a")], 13)
+    place.position = 14
+    seen.see([message(20, b"a")], 21)
+    assert kept(seen) == [10, 11, 12, 20], "two of two hosts' four"
+    seen.see([message(21, b"a")], 22)
+    assert kept(seen) == [10, 11, 12, 20]
+
+
+def test_what_checkpoints_say_of_hosts_ahead_is_bounded() -> None:
+    seen, _ = outlook(room=2 * (1 + ENTRY_BYTES))
+    seen.see([message(10 + number, key) for number, key in enumerate((b"a", b"b", b"c", b"a"))], 14)
+    assert kept(seen) == [10, 11, 13]
+
+
+def test_after_a_restart_what_is_ahead_already_is_neither_kept_nor_counted() -> None:
+    ahead = {b"a": 14, b"b": 20}
+    seen, _ = outlook(ahead=ahead, room=3 * (1 + ENTRY_BYTES))
+    seen.see([message(offset, b"a") for offset in range(10, 16)], 16)
+    assert kept(seen) == [14, 15]
+    seen.see([message(16, b"c"), message(17, b"d")], 18)
+    assert kept(seen) == [14, 15, 16], "there is room for three hosts' names, and b is one of them"
+
+
+def test_messages_of_nobody_are_decided_in_turn() -> None:
+    seen, _ = outlook()
+    seen.see([message(10, None), message(11, b"no/name"), message(12, b"a")], 13)
+    assert kept(seen) == [12]
