@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,71 +12,186 @@ from typing import Any
 import anyio
 import pytest
 
-from outfitter_proto.bus import Bus, Entry
+from outfitter_proto import topics as all_topics
+from outfitter_proto.bus import Bus, Entry, connect
+from outfitter_proto.names import topics
+from outfitter_proto.partitioning import partition_of
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.remit import PartitionRemit
 from outfitter_service.runtime.station import Limits
-from support.faulty_bus import FaultyBus, no_faults
+from service.test_large_commits import NarrowBus
+from support.broker import KafkaBroker
+from support.faulty_bus import FaultyBus
+from support.fleet import PARTITIONS, Fleet
 from support.house import CLUSTER, TOPICS, House, register, serving, static
 from support.verdict import verdict
 
-IDENTITY = of_partition(replica_identity(CLUSTER), 0)
 FLOOD = 20_000
 """Registrations: several times what is read ahead."""
+LITTLE = Limits(lease_grace_s=0.1, read_ahead=200, batch_records=50)
+"""So that a small flood is one."""
+SMALL_FLOOD = 3000
+BATCH = 400
+"""Registrations that Kafka takes at once."""
 
 
 @pytest.fixture
 async def bus(tmp_path: Path) -> AsyncIterator[FaultyBus]:
     async with FaultyBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus:
+        await all_topics.create(bus, CLUSTER, partitions=1)
         yield bus
 
 
 @asynccontextmanager
-async def managed(bus: Bus, folder: Path, **limits: Any) -> AsyncIterator[House]:
-    async with serving(
-        bus,
-        static(1),
-        folder,
-        identity=IDENTITY,
-        remit=PartitionRemit(0, 1, IDENTITY.writer),
-        limits=Limits(lease_grace_s=0.1, **limits),
-        ready=False,
-    ) as house:
+async def managed(bus: Bus, folder: Path, limits: Limits | None = None) -> AsyncIterator[House]:
+    """A manager of the whole partition, another one each time."""
+    identity = of_partition(replica_identity(CLUSTER), 0)
+    remit = PartitionRemit(0, 1, identity.writer)
+    async with serving(bus, static(1), folder, identity=identity, remit=remit, limits=limits, ready=False) as house:
         yield house
 
 
-async def publish(bus: Bus, *bodies: dict[str, Any]) -> None:
-    """Put messages into the input, many at once."""
-    async with await bus.open_writer("flood", 0) as writer:
-        entries = [Entry(body["host"].encode(), json.dumps(body).encode()) for body in bodies]
-        await writer.commit([(TOPICS.registrations, entries), (TOPICS.history, [])])
+async def say(bus: Bus, *bodies: dict[str, Any], cluster: str = CLUSTER, partition: int = 0) -> None:
+    """Put many messages into the input at once."""
+    names = topics(cluster)
+    async with await bus.open_writer("flood", partition) as writer:
+        for start in range(0, len(bodies), BATCH):
+            part = bodies[start : start + BATCH]
+            entries = [Entry(body["host"].encode(), json.dumps(body).encode()) for body in part]
+            await writer.commit([(names.registrations, entries), (names.history, [])])
 
 
 def flood(count: int, host: str = "loud") -> list[dict[str, Any]]:
     return [register(f"w{number}", host=host, gpu=1) for number in range(count)]
 
 
-async def answered(house: House, key: str) -> dict[str, Any]:
-    """Wait until `key` has a record; return where in the input the partition was with the commit that said so."""
-    await house.until(lambda records: key in records)
-    wanted: int | None = None
-    async with await house.bus.open_reader(TOPICS.allocations, 0, start=None, committed=True) as reader:
-        while True:
-            for message in await reader.fetch(max_records=10_000):
-                body = json.loads(message.value or b"{}")
-                if message.key == key.encode() and wanted is None:
-                    wanted = body["commit"]
-                elif body.get("type") == "checkpoint" and body["commit"] == wanted:
-                    found: dict[str, Any] = body["input"]
-                    return found
+async def place(bus: Bus, key: str, *, cluster: str = CLUSTER, partition: int = 0) -> dict[str, Any]:
+    """Wait until `key` has a record; return where in the input the partition was with the commit that made it."""
+    commit: int | None = None
+    topic = topics(cluster).allocations
+    async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
+        with anyio.fail_after(60):
+            while True:
+                for message in await reader.fetch(max_records=10_000):
+                    body = json.loads(message.value or b"{}")
+                    if message.key == key.encode() and commit is None:
+                        commit = body["commit"]
+                    elif body.get("type") == "checkpoint" and body["commit"] == commit:
+                        found: dict[str, Any] = body["input"]
+                        return found
+
+
+async def through(house: House, end: int) -> None:
+    """Wait until everything before `end` is decided, in turn."""
+    await house.until(lambda records: records.get("@checkpoint/partition/0", {}).get("input", {}).get("to", 0) >= end)
 
 
 async def test_a_flood_of_one_host_does_not_hold_up_anothers_registration(bus: FaultyBus, tmp_path: Path) -> None:
-    async with serving(bus, static(1), tmp_path, ready=False):
-        pass  # makes the topics
-    await publish(bus, *flood(FLOOD), register("quiet", host="other", gpu=1))
-    async with managed(bus, tmp_path) as house:
-        place = await answered(house, "other/quiet/1")
-        print(place)
-        assert place["to"] < FLOOD
-        assert place["ahead"]["other"] == FLOOD + 1
+    await say(bus, *flood(FLOOD), register("quiet", host="other", gpu=1))
+    async with managed(bus, tmp_path):
+        told = await place(bus, "other/quiet/1")
+        assert told["to"] < FLOOD
+        assert told["ahead"] == {"other": FLOOD + 1}
+
+
+async def test_whoever_takes_the_partition_in_a_flood_answers_everything_once(bus: FaultyBus, tmp_path: Path) -> None:
+    """Each manager is killed with the flood half decided; what was ahead of it is not decided again."""
+    letters = [b"no registration"] * 3
+    await say(bus, *flood(SMALL_FLOOD))
+    end = SMALL_FLOOD
+    for number in range(3):
+        await bus.publish(TOPICS.registrations, 0, Entry(b"other", letters[number]))
+        await say(bus, register(f"quiet{number}", host="other", gpu=1))
+        end += 2
+        async with managed(bus, tmp_path, LITTLE) as house:
+            told = await place(bus, f"other/quiet{number}/1")
+            assert told["to"] < SMALL_FLOOD
+            assert told["ahead"]["other"] == end
+    async with managed(bus, tmp_path, LITTLE) as house:
+        await through(house, end)
+        records = await house.records()
+        assert "ahead" not in records["@checkpoint/partition/0"]["input"]
+        assert len([key for key in records if key.startswith("loud/")]) == SMALL_FLOOD
+        assert [letter["source"]["offset"] for letter in await house.dead_letters(3)] == [
+            SMALL_FLOOD + 2 * number for number in range(3)
+        ]
+        assert records["other/quiet0/1"]["state"] == "allocated"
+    report = await verdict(bus.url)
+    assert report.violations == ()
+    assert report.counts["unread"] == 0
+
+
+async def test_a_hosts_messages_are_decided_in_order_however_far_ahead(bus: FaultyBus, tmp_path: Path) -> None:
+    """Some of a host's messages are ahead of a flood, and as it says a lot as well, the rest is decided in turn."""
+    limits = Limits(lease_grace_s=0.1, read_ahead=200, batch_records=50, light=20)
+    bodies = flood(SMALL_FLOOD)
+    busy = [register(f"w{number}", host="busy", gpu=1) for number in range(300)]
+    for number, body in enumerate(busy):
+        bodies.insert(SMALL_FLOOD // 2 + number * 5, body)
+    await say(bus, *bodies)
+    async with managed(bus, tmp_path, limits) as house:
+        told = await place(bus, "busy/w10/1")
+        assert told["to"] < SMALL_FLOOD // 2
+        assert "ahead" in told
+        await through(house, len(bodies))
+        told = await place(bus, "busy/w299/1")
+        assert told["to"] > SMALL_FLOOD // 2
+        records = await house.records()
+        commits = [records[f"busy/w{number}/1"]["source"]["offset"] for number in range(300)]
+        assert commits == sorted(commits)
+        steps = [step["worker"] for step in await house.history() if step.get("host") == "busy"]
+        assert list(dict.fromkeys(steps)) == [body["worker"] for body in busy]
+    assert (await verdict(bus.url)).violations == ()
+
+
+async def test_what_is_too_large_costs_itself_only_ahead_of_a_flood_too(tmp_path: Path) -> None:
+    poison = register("poison", host="other", gpu=1) | {"labels": {"note": "x" * 60_000}}
+    async with NarrowBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus:
+        bus.most = 50_000
+        await all_topics.create(bus, CLUSTER, partitions=1)
+        behind = [register("before", host="third", gpu=1), poison, register("after", host="other", gpu=1)]
+        await say(bus, *flood(SMALL_FLOOD), *behind)
+        async with managed(bus, tmp_path, LITTLE) as house:
+            told = await place(bus, "other/after/1")
+            assert told["to"] < SMALL_FLOOD
+            [letter] = await house.dead_letters(1)
+            assert letter["source"]["offset"] == SMALL_FLOOD + 1
+            assert "third/before/1" in await house.records()
+            await through(house, SMALL_FLOOD + len(behind))
+        report = await verdict(bus.url)
+        assert report.violations == ()
+        assert report.counts["dead letters"] == 1
+
+
+@pytest.mark.kafka
+async def test_on_kafka_too_a_replica_answers_other_hosts_before_a_flood_is_decided(
+    kafka_broker: KafkaBroker, tmp_path: Path
+) -> None:
+    """…and the one that takes over from it while it lasts answers everything once."""
+    cluster = kafka_broker.new_cluster()
+    loud, quiet = _neighbours()
+    partition = partition_of(loud, PARTITIONS)
+    async with Fleet(tmp_path, kafka_broker.url, cluster) as fleet, connect(kafka_broker.url) as bus:
+        await say(bus, *flood(FLOOD, loud), cluster=cluster, partition=partition)
+        await fleet.register([quiet], ["a"])
+        one = fleet.start("one")
+        told = await place(bus, f"{quiet}/a/1", cluster=cluster, partition=partition)
+        assert told["ahead"][quiet] > FLOOD > told["to"]
+        await anyio.to_thread.run_sync(one.kill9)
+        await fleet.register([quiet], ["b"])
+        fleet.start("one")
+        await fleet.answered()
+        _, end = await bus.offsets(topics(cluster).registrations, partition)
+        await fleet.until(lambda records: records[f"@checkpoint/partition/{partition}"]["input"]["to"] >= end)
+        report = await verdict(fleet.url, cluster)
+        assert report.violations == ()
+        assert report.counts["unread"] == 0
+
+
+def _neighbours() -> tuple[str, str]:
+    """Two hosts of one partition."""
+    one = f"host-{secrets.token_hex(3)}"
+    while True:
+        other = f"host-{secrets.token_hex(3)}"
+        if partition_of(one, PARTITIONS) == partition_of(other, PARTITIONS):
+            return one, other
