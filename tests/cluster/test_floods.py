@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from outfitter_proto import topics as all_topics
-from outfitter_proto.bus import Bus, Entry, connect
+from outfitter_proto.bus import Bus, Entry, Message, Reader, TooLargeError, connect
 from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.runtime.identity import of_partition, replica_identity
@@ -161,6 +161,85 @@ async def test_what_is_too_large_costs_itself_only_ahead_of_a_flood_too(tmp_path
         report = await verdict(bus.url)
         assert report.violations == ()
         assert report.counts["dead letters"] == 1
+
+
+class Unhurried(FaultyBus):
+    """An embedded bus of which the first reader of registrations gets no further than `line` before `go` is set."""
+
+    line = 0
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.go = anyio.Event()
+        self._first = True
+
+    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
+        reader = await super().open_reader(topic, partition, start=start, committed=committed)
+        if topic == TOPICS.registrations and self._first:
+            self._first = False
+            return _Held(self, reader)
+        return reader
+
+
+class _Held(Reader):
+    def __init__(self, bus: Unhurried, inner: Reader) -> None:
+        self._bus = bus
+        self._inner = inner
+        self.position = inner.position
+
+    async def fetch(self, *, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:
+        if self.position >= self._bus.line:
+            await self._bus.go.wait()
+        found = await self._inner.fetch(max_records=max_records, timeout=timeout)
+        self.position = self._inner.position
+        return found
+
+    async def seek(self, offset: int) -> None:
+        await self._inner.seek(offset)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+async def test_what_was_decided_ahead_and_come_by_is_not_lost_when_the_commit_fails(tmp_path: Path) -> None:
+    """The scout is through with it, the intake has passed over it, and then it turns out that nothing was committed."""
+    url = f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL"
+    asked, fail = anyio.Event(), anyio.Event()
+
+    async def refuse(point: str) -> None:
+        if point == "commit:before" and not fail.is_set():
+            asked.set()
+            await fail.wait()
+            raise TooLargeError("for a reason of its own")
+
+    async with FaultyBus(url) as teller, Unhurried(url) as bus:
+        await all_topics.create(teller, CLUSTER, partitions=1)
+        bus.line = 1
+        async with managed(bus, tmp_path, Limits(lease_grace_s=0.1, read_ahead=10)) as house:
+            await house.ready()
+            bus.script = refuse
+            await say(teller, register("first", host="loud", gpu=1))
+            await asked.wait()
+            end = 32
+            bus.line = 11
+            await say(teller, *flood(10), register("x", host="other", gpu=1), *flood(20, host="louder"))
+            bus.go.set()
+            bus.go = anyio.Event()
+            cycle = house.processor._cycle
+            assert cycle is not None
+            await _until(lambda: any(each.key == b"other" for each in cycle._open.scouted))
+            bus.go.set()
+            await _until(lambda: cycle._open.position == end and house.processor.scout.outlook is None)
+            fail.set()
+            await through(house, end)
+            assert "other/x/1" in await house.records()
+        assert (await verdict(url)).violations == ()
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    with anyio.fail_after(20):
+        while not condition():  # noqa: ASYNC110 - it tells nobody
+            await anyio.sleep(0.01)
 
 
 @pytest.mark.kafka

@@ -265,7 +265,8 @@ class World:
                     self._later(self.dice.random() * 3, self._ensure, job)
 
     async def _flood(self) -> None:
-        """One host says a lot, another one a little now and then; each message is to be one dead letter."""
+        """One host says a lot, another one a little now and then: heartbeats and goodbyes of workers that nobody knows,
+        each to be one dead letter, or one record that is over."""
         dice = random.Random(f"{self.seed}/flood")
         loud, *others = dice.sample(self.hosts, len(self.hosts))
         left = self.setting.flood
@@ -273,9 +274,10 @@ class World:
             await anyio.sleep(dice.expovariate(0.5))
             burst = min(left, dice.choice((5, 20, 60)))
             left -= burst
-            for _ in range(burst):
+            for number in range(left, left + burst):
                 host = loud if not others or dice.random() < 0.9 else others[0]
-                body = {"type": "heartbeat", "host": host.name, "worker": "flood", "incarnation": "1"}
+                kind = dice.choice(("heartbeat", "deregister"))
+                body = {"type": kind, "host": host.name, "worker": f"{kind}-{number}", "incarnation": "1"}
                 entry = Entry(host.name.encode(), json.dumps(body).encode())
                 self.broker.publish(self.broker.logs[TOPICS.registrations, host.partition], entry)
 
