@@ -176,7 +176,10 @@ class Worker:
         leaves_at = now() + plan.patience_s
         next_beat = now() + lease / 3
         holding: Holding | None = None
+        silent = False
         while True:
+            # nobody heard it for a lease: what it reads of a grant may be over, whoever hears it again
+            silent |= holding is None and now() >= self._sent_at + lease
             if holding is not None and now() >= holding.until:
                 return False  # its lease may be over: it must not go on, whatever is said now
             if now() >= leaves_at:
@@ -204,6 +207,8 @@ class Worker:
                     return True
                 return False
             if record["state"] == "allocated" and holding is None and now() < self._sent_at + lease:
+                if silent:
+                    return False
                 self.waiting_for = None
                 self._told("answered", key)
                 devices = [info["id"] for info in record["resources"].get(RESOURCE, [])]
