@@ -27,6 +27,10 @@ log = logging.getLogger("outfitter")
 class LeaseKeeper:
     """Keeps the lease on `board` alive with `beat`, which publishes one heartbeat.
 
+    Once the lease is over its devices may be somebody else's, and this worker would only read of it a moment later. So
+    the first heartbeat that gets through then renews nothing; the next one does, if the grant still stands after all
+    that the ledger held by then (`catch_up` puts that on the board).
+
     `on_lease_at_risk` is called once each time the lease gets at risk; it must not block.
     """
 
@@ -34,11 +38,14 @@ class LeaseKeeper:
         self,
         board: Board,
         beat: Callable[[], Awaitable[object]],
+        catch_up: Callable[[], Awaitable[object]],
         on_lease_at_risk: Callable[[LeaseLostError], object] | None,
     ) -> None:
         self._board = board
         self._lease = board.lease
         self._publish = beat
+        self._catch_up = catch_up
+        self._heard_again = False
         self._on_lease_at_risk = on_lease_at_risk
 
     async def run(self) -> None:
@@ -65,11 +72,23 @@ class LeaseKeeper:
         try:
             with anyio.fail_after(min(PUBLISH_WITHIN, interval)):
                 await self._publish()
+                if not await self._still_stands(sent_at):
+                    return True
         except (BusError, TimeoutError) as error:
             log.warning("a heartbeat failed: %s", str(error) or f"no answer within {min(PUBLISH_WITHIN, interval):g} s")
             return False
         self._lease.acknowledge(sent_at)
         return True
+
+    async def _still_stands(self, sent_at: float) -> bool:
+        """Whether a heartbeat that was begun at `sent_at` and has got through renews the lease."""
+        if self._lease.ended_by(sent_at):
+            if not self._heard_again:
+                self._heard_again = True
+                return False
+            await self._catch_up()
+        self._heard_again = False
+        return not self._board.read().over
 
     async def _watch(self) -> None:
         told = False

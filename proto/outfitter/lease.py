@@ -53,6 +53,10 @@ class Lease:
         seconds = self._seconds
         return None if seconds is None else self._acknowledged + seconds - self.clock()
 
+    def ended_by(self, moment: float) -> bool:
+        """Whether nothing was heard for so long before `moment` (by `clock`) that the lease was over then."""
+        return self._seconds is not None and moment >= self._acknowledged + self._seconds
+
     @property
     def until_risk(self) -> float | None:
         """Seconds until the lease is at risk, none or negative when it is; None without a lease."""

@@ -52,6 +52,7 @@ VERDICT_GRACE = 10.0
 
 _FETCH_TIMEOUT = 5.0
 _TOPIC_POLL = 0.2
+_CAUGHT_UP_POLL = 0.02
 
 log = logging.getLogger("outfitter")
 
@@ -205,7 +206,7 @@ class WorkerSession:
     async def keep_lease(self) -> None:
         """Send heartbeats until the record is final, and say so when they do not get through."""
         beat = functools.partial(self._publish, Heartbeat(**self._identity))
-        await LeaseKeeper(self.board, beat, self._on_lease_at_risk).run()
+        await LeaseKeeper(self.board, beat, self._until_caught_up, self._on_lease_at_risk).run()
 
     async def deregister(self, reason: str | None = None) -> bool:
         """Give everything back; never raises for a bus that is away, and takes at most `DEREGISTER_WITHIN`.
@@ -277,6 +278,12 @@ class WorkerSession:
                 f"there is no allocation {self._key.decode()} on {self._bus.url}: "
                 "it has ended, or was never registered there"
             )
+
+    async def _until_caught_up(self) -> None:
+        """Wait until `follow` has read all that was committed when this was called."""
+        end = await self._bus.stable_end(self._topics.allocations, self._partition)
+        while self._reader is not None and self._reader.position < end and not self._over:  # noqa: ASYNC110  (told by nobody)
+            await anyio.sleep(_CAUGHT_UP_POLL)
 
     async def _fetch(self) -> None:
         if self._reader is None:

@@ -1,0 +1,90 @@
+"""Heartbeats that get through again after a silence."""
+
+from __future__ import annotations
+
+import time
+
+import anyio
+import pytest
+
+from outfitter.board import Board
+from outfitter.errors import AllocationEndedError
+from outfitter.heartbeats import LeaseKeeper
+from outfitter.lease import Lease
+
+LEASE_S = 0.3
+
+
+class Clock:
+    """Real time, and what a frozen process has missed."""
+
+    missed = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.missed
+
+
+class Scene:
+    """A keeper whose heartbeats get through, and a ledger that is read when the test says so."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.board = Board()
+        self.board.lease = Lease(self.clock)
+        self.board.lease.grant(LEASE_S)
+        self.beats = 0
+        self.beaten = anyio.Event()
+        self.asked = anyio.Event()
+        self.read = anyio.Event()
+        self.keeper = LeaseKeeper(self.board, self.beat, self.catch_up, None)
+
+    async def beat(self) -> None:
+        self.beats += 1
+        self.beaten.set()
+        self.beaten = anyio.Event()
+
+    async def catch_up(self) -> None:
+        self.asked.set()
+        await self.read.wait()
+
+
+async def test_after_the_end_of_its_lease_a_worker_reads_the_ledger_before_a_heartbeat_counts() -> None:
+    scene = Scene()
+    lease = scene.board.lease
+    scene.clock.missed += 100
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(scene.keeper.run)
+        with anyio.fail_after(20):
+            await scene.asked.wait()
+            assert scene.beats == 2, "the first one says no more than that it is heard again"
+            assert lease.at_risk
+            scene.read.set()
+            while lease.at_risk:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+
+
+async def test_what_the_ledger_says_then_counts_and_not_the_heartbeat() -> None:
+    scene = Scene()
+    scene.clock.missed += 100
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(scene.keeper.run)
+            await scene.asked.wait()
+            scene.board.close(AllocationEndedError("it was somebody else's by then"))
+            scene.read.set()
+    assert scene.board.lease.at_risk
+
+
+@pytest.mark.parametrize("share", [0.7, 0.9])
+async def test_before_the_end_of_its_lease_every_heartbeat_counts(share: float) -> None:
+    scene = Scene()
+    scene.clock.missed += share * LEASE_S / 2
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(scene.keeper.run)
+        with anyio.fail_after(20):
+            while scene.beats < 5:
+                await scene.beaten.wait()
+        assert not scene.asked.is_set()
+        assert not scene.board.lease.at_risk
+        tasks.cancel_scope.cancel()
