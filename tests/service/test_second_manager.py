@@ -12,9 +12,22 @@ from outfitter_service.runtime.identity import ManagerExistsError, alone_on_mach
 from outfitter_service.runtime.processor import ForeignManagerError, Limits
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
-from support.house import HOST, another, register, static
+from support.house import HOST, House, another, register, static
 from support.manager import ManagerError, StartManager
 from support.verdict import verdict
+
+
+async def another_takes_over(first: House, serve: Serve, url: str, go: anyio.Event) -> House:
+    """A second manager answers, then the first one may `go` on, and gives up: the second one."""
+    async with FaultyBus(url) as bus, serve(static(2), on=bus, identity=another(instance="second")) as second:
+        await second.state("a", "allocated")
+        go.set()
+        with anyio.fail_after(20):
+            await first.ended.wait()
+        assert isinstance(first.failure, ForeignManagerError)
+        await second.say(register("b", gpu=1))
+        await second.state("b", "allocated")
+        return second
 
 
 async def test_a_fenced_manager_says_who_took_over_and_does_not_fence_back(serve: Serve) -> None:
@@ -54,15 +67,8 @@ async def test_a_manager_whose_commit_failed_looks_before_it_fences_a_newer_one(
         bus.script = hang
         await first.say(register("a", gpu=1))
         await hanging.wait()
-        async with FaultyBus(url) as other, serve(static(2), on=other, identity=another(instance="second")) as second:
-            await second.state("a", "allocated")
-            go.set()
-            with anyio.fail_after(20):
-                await first.ended.wait()
-            assert isinstance(first.failure, ForeignManagerError)
-            await second.say(register("b", gpu=1))
-            await second.state("b", "allocated")
-            assert second.metric("outfitter_commits_total", outcome="fenced") == 0
+        second = await another_takes_over(first, serve, url, go)
+        assert second.metric("outfitter_commits_total", outcome="fenced") == 0
 
 
 async def test_a_manager_that_was_replaced_between_its_look_and_its_fencing_gives_the_host_back(
@@ -82,14 +88,7 @@ async def test_a_manager_that_was_replaced_between_its_look_and_its_fencing_give
         bus.script = hang
         await first.say(register("a", gpu=1))
         await hanging.wait()
-        async with FaultyBus(url) as other, serve(static(2), on=other, identity=another(instance="second")) as second:
-            await second.state("a", "allocated")
-            go.set()
-            with anyio.fail_after(20):
-                await first.ended.wait()
-            assert isinstance(first.failure, ForeignManagerError)
-            await second.say(register("b", gpu=1))
-            await second.state("b", "allocated")
+        await another_takes_over(first, serve, url, go)
     report = await verdict(url)
     assert report.violations == ()
     assert report.counts["managers"] == 2
