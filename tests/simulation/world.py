@@ -423,10 +423,10 @@ class World:
             for job in self.jobs:
                 self._ensure(job)
         self.stalled = [worker.waiting_for or worker.process.name for worker in self.workers if not worker.finished]
-        await anyio.sleep(LONGEST_LEASE_S * 2 + 10)
-        for job in self.jobs:
-            self._ensure(job)
-        await anyio.sleep(5.0)
+        for _ in range(int(LONGEST_LEASE_S * 2) + 15):
+            for job in self.jobs:  # one that was told to stop may still be about to
+                self._ensure(job)
+            await anyio.sleep(1.0)
 
     def close(self) -> None:
         """Nobody looks any more: every process may go on, without a bus."""
