@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from outfitter_proto.bus import CommitUnknownError
+from outfitter_service.runtime import processor
 from outfitter_service.runtime.identity import ManagerExistsError, alone_on_machine
 from outfitter_service.runtime.processor import ForeignManagerError, Limits
 from service.conftest import Serve
@@ -92,6 +93,29 @@ async def test_a_manager_that_was_replaced_between_its_look_and_its_fencing_give
     report = await verdict(url)
     assert report.violations == ()
     assert report.counts["managers"] == 2
+
+
+async def test_a_ledger_whose_end_stays_undecided_is_taken_all_the_same(
+    bus: FaultyBus, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What keeps it open may be this manager's own transaction, which taking the partition ends."""
+    monkeypatch.setattr(processor, "LOOK_WITHIN_S", 0.2)
+    async with serve(static(2)) as house:
+        failed = taken = False
+
+        async def hang(point: str) -> None:
+            nonlocal failed, taken
+            if point == "commit:before" and not failed:
+                failed = True
+                raise CommitUnknownError("no answer")
+            taken = taken or (failed and point == "open_writer:before")
+            if point == "stable_end:before" and failed and not taken:
+                await anyio.sleep_forever()
+
+        bus.script = hang
+        await house.say(register("a", gpu=1))
+        await house.state("a", "allocated")
+        assert taken
 
 
 async def test_another_machine_is_refused_and_does_not_disturb_the_one_that_serves(serve: Serve) -> None:

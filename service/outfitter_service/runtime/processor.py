@@ -40,6 +40,8 @@ __all__ = ["ForeignManagerError", "Limits", "Processor"]
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
+LOOK_WITHIN_S = 20.0
+"""A host's transactions are ended by the broker sooner: 5 s, and at most 10 until it looks for such."""
 AHEAD_SHARE = 16
 """What checkpoints say of hosts that are ahead takes at most such a part of a ledger batch."""
 SUPERSEDED_LEASE_S = 30.0
@@ -234,10 +236,24 @@ class Processor:
 
     async def _look_before_fencing(self) -> None:
         """A machine that must not serve these hosts does not disturb the one that does."""
+        seen = await self._look()
+        if seen is not None:
+            self._refuse_foreign(seen)
+
+    async def _look(self) -> Restored | None:
+        """What the ledger says, before anybody is fenced; None where it cannot be read: taking the partition meets that
+        again, and says so. A transaction of this very writer that is open since the bus was away is no reason to wait
+        for long: taking the partition ends it."""
+        station = self._station
         try:
-            self._refuse_foreign(await self._restore())
+            with anyio.move_on_after(LOOK_WITHIN_S) as waiting:
+                await station.bus.stable_end(station.topics.allocations, station.partition)
+            if waiting.cancelled_caught:
+                self._log.warning("the ledger's end stays undecided, taking the partition", after_s=LOOK_WITHIN_S)
+                return None
+            return await self._restore()
         except BusError:
-            return  # taking the partition meets it again, and says so
+            return None
 
     async def _serve(self) -> BusError | None:
         """Take the partition and work until something fails (returned) or it is over (None)."""
@@ -311,11 +327,9 @@ class Processor:
 
     async def _refuse_if_replaced(self) -> None:
         """Look before fencing back; what cannot be read now is looked at again once the partition is taken."""
-        if self._seen_commit is not None:
-            try:
-                self._refuse_successor(await self._restore())
-            except BusError:
-                return
+        seen = await self._look() if self._seen_commit is not None else None
+        if seen is not None:
+            self._refuse_successor(seen)
 
     def _refuse_successor(self, restored: Restored) -> None:
         """Somebody who wrote since this one did works here now, and goes on when it finds itself fenced by mistake."""
