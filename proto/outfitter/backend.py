@@ -10,6 +10,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -25,6 +26,18 @@ LEAVE_WITHIN = 8.0
 """Seconds that leaving a context waits for its thread: more than deregistering and closing the bus may take."""
 
 log = logging.getLogger("outfitter")
+
+
+LOOK_UP_S = 0.5
+"""How long a thread waits at a stretch."""
+
+
+def wait_for(ready: Future[None]) -> None:
+    """Wait until `ready` is done, and raise what it raises. It looks up now and then: a signal that arrives just before
+    Python's main thread falls asleep on a lock is handled only when something else wakes it."""
+    while not futures.wait([ready], timeout=LOOK_UP_S).done:
+        pass
+    ready.result()
 
 
 def warn_slow(context: object) -> None:

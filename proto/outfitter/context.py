@@ -135,9 +135,11 @@ class RuntimeContext(OperatorContext):
     # --- blocking ----------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
+        from outfitter.backend import wait_for
+
         backend = self._begin()
         try:
-            backend.start().result()
+            wait_for(backend.start())
             self._check_amounts()
         except BaseException as error:
             self._end(error)
