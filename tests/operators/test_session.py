@@ -301,7 +301,8 @@ def test_a_forked_child_is_told_the_remedy_and_gives_nothing_back(
 def test_ctrl_c_while_waiting_withdraws_the_registration(real: Stage, manager: ScriptedManager, url: str) -> None:
     real.fake.keep_waiting("all are busy")
     program = """
-        import sys, outfitter
+        import signal, sys, outfitter
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
         with outfitter.RuntimeContext({"gpu": 1}, bus=sys.argv[1], host=sys.argv[2]):
             print("entered")
     """
