@@ -28,8 +28,8 @@ class LeaseKeeper:
     """Keeps the lease on `board` alive with `beat`, which publishes one heartbeat.
 
     Once the lease is over its devices may be somebody else's, and this worker would only read of it a moment later. So
-    the first heartbeat that gets through then renews nothing; the next one does, if the grant still stands after all
-    that the ledger held by then (`catch_up` puts that on the board).
+    the first heartbeat that gets through then renews nothing; the next one within a lease does, if the grant still
+    stands after all that the ledger held by then (`catch_up` puts that on the board).
 
     `on_lease_at_risk` is called once each time the lease gets at risk; it must not block.
     """
@@ -45,7 +45,7 @@ class LeaseKeeper:
         self._lease = board.lease
         self._publish = beat
         self._catch_up = catch_up
-        self._heard_again = False
+        self._heard_again_at: float | None = None
         self._on_lease_at_risk = on_lease_at_risk
 
     async def run(self) -> None:
@@ -83,11 +83,11 @@ class LeaseKeeper:
     async def _still_stands(self, sent_at: float) -> bool:
         """Whether a heartbeat that was begun at `sent_at` and has got through renews the lease."""
         if self._lease.ended_by(sent_at):
-            if not self._heard_again:
-                self._heard_again = True
+            before, self._heard_again_at = self._heard_again_at, sent_at
+            if before is None or sent_at - before >= (self._lease.seconds or 0.0):
                 return False
             await self._catch_up()
-        self._heard_again = False
+        self._heard_again_at = None
         return not self._board.read().over
 
     async def _watch(self) -> None:

@@ -30,6 +30,7 @@ class Scene:
         self.board.lease = Lease(self.clock)
         self.board.lease.grant(lease_s)
         self.beats = 0
+        self.freezes_after = 0
         self.beaten = anyio.Event()
         self.asked = anyio.Event()
         self.read = anyio.Event()
@@ -37,6 +38,8 @@ class Scene:
 
     async def beat(self) -> None:
         self.beats += 1
+        if self.beats == self.freezes_after:
+            self.clock.missed += 100
         self.beaten.set()
         self.beaten = anyio.Event()
 
@@ -58,6 +61,18 @@ async def test_after_the_end_of_its_lease_a_worker_reads_the_ledger_before_a_hea
             scene.read.set()
             while lease.at_risk:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_second_silence_is_as_good_as_the_first() -> None:
+    scene = Scene()
+    scene.clock.missed += 100
+    scene.freezes_after = 1
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(scene.keeper.run)
+        with anyio.fail_after(20):
+            await scene.asked.wait()
+        assert scene.beats == 3, "the second one was the first after the second silence"
         tasks.cancel_scope.cancel()
 
 

@@ -25,7 +25,7 @@ from outfitter import RuntimeContext
 from outfitter.session import MANAGER_PATIENCE, WorkerSession
 from outfitter.testing import FakeOutfitter
 from outfitter_proto import topics
-from outfitter_proto.bus import BusConfigurationError, connect
+from outfitter_proto.bus import BusConfigurationError, BusUnavailableError, connect
 from outfitter_proto.records import Register
 from support.faulty_bus import FaultyBus
 from support.scripted_manager import ScriptedManager, host_record, publish_record
@@ -91,6 +91,35 @@ async def test_an_allocation_that_cannot_be_followed_any_more_is_given_back_all_
         while session.board.read().error is None:
             await session.board.changed(session.board.read().version)
     await anyio.to_thread.run_sync(manager.wait_until, lambda: manager.deregistrations)
+
+
+async def test_after_the_end_of_its_lease_a_worker_that_cannot_read_the_ledger_is_not_served(
+    url: str, manager: ScriptedManager
+) -> None:
+    cut, blind = True, False
+    unread = anyio.Event()
+
+    async def harm(point: str) -> None:
+        if blind and point == "publish:before" and cut:
+            raise BusUnavailableError("cut off")
+        if blind and point == "fetch:before":
+            unread.set()
+            await anyio.sleep_forever()
+
+    asked = Register(host=HOST, worker="w", incarnation="1", lease_s=0.6)
+    async with FaultyBus(url, harm) as bus, WorkerSession(bus, asked) as session:
+        await session.wait()
+        lease = session.board.lease
+        blind = True
+        with anyio.fail_after(20):
+            manager.fake.set("gpu", [{"id": "GPU-a"}])
+            await unread.wait()  # it has read that, and is stuck
+            manager.fake.set("gpu", [{"id": "GPU-b"}])
+            while (lease.remaining or 0.0) > 0:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.05)
+            cut, heard = False, len(manager.heartbeats)
+            await anyio.to_thread.run_sync(manager.wait_until, lambda: len(manager.heartbeats) >= heard + 4)
+        assert lease.at_risk
 
 
 def test_without_a_lease_there_are_no_heartbeats(real: Stage, manager: ScriptedManager) -> None:
@@ -343,3 +372,29 @@ def test_leaving_leaves_no_thread_and_no_file_behind(real: Stage) -> None:
     with real.context({"gpu": 1}):
         assert len(os.listdir("/proc/self/fd")) == open_files  # noqa: PTH208
     assert ours() == []
+
+
+def test_a_signal_that_wakes_nobody_is_handled_while_a_context_is_entered() -> None:
+    """One that comes just before the main thread falls asleep. `interrupt_main` is like it: it only leaves a note."""
+    program = """
+        import _thread, signal, threading, time
+        from concurrent.futures import Future
+        from outfitter.backend import wait_for
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        ready, handled = Future(), threading.Event()
+        def main_is_told():
+            time.sleep(0.2)
+            _thread.interrupt_main()
+            if not handled.wait(20):
+                ready.set_result(None)
+        threading.Thread(target=main_is_told, daemon=True).start()
+        try:
+            wait_for(ready)
+        except KeyboardInterrupt:
+            handled.set()
+        print("handled" if not ready.done() else "only when it was woken")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.stdout == "handled\n", done.stderr
