@@ -58,8 +58,7 @@ class Cycle:
         self._since = since
         self._wake = anyio.Event()
         self._full = writer.max_batch_bytes * FILL
-        self._longest = writer.max_batch_bytes
-        self._portion = station.portion
+        self._most_history = writer.max_batch_bytes  # in one batch: a second one waits for the first
         self._log = station.telling.log
         self._checkpointed = place.position  # what comes after the last commit's input
         self._committed_at = 0.0
@@ -227,8 +226,8 @@ class Cycle:
         return outlook if outlook and outlook.messages and self._open.position >= outlook.start else None
 
     def _has_room(self, work: Work) -> bool:
-        batch = work.batch
-        return batch.bytes < self._full and batch.history_bytes < self._longest and batch.events < self._portion.records
+        batch, most = work.batch, self._station.portion.records
+        return batch.bytes < self._full and batch.history_bytes < self._most_history and batch.events < most
 
     def _look_at_deadlines(self) -> None:
         if self._station.clock.monotonic() - self._ticked_at < TICK_S:

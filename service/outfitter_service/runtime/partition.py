@@ -15,8 +15,9 @@ from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.drivers import DriverPool
 from outfitter_service.runtime.identity import Identity
-from outfitter_service.runtime.processor import Limits, Processor
+from outfitter_service.runtime.processor import Processor
 from outfitter_service.runtime.remit import Remit
+from outfitter_service.runtime.station import DEFAULT_LIMITS, Limits
 from outfitter_service.runtime.supervisor import Loaded
 
 
@@ -36,7 +37,7 @@ class PartitionServer:
         take_over: bool = False,
         still_mine: Callable[[], Awaitable[bool]] | None = None,
         clock: Clock = SYSTEM,
-        limits: Limits | None = None,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         """`limits` are replaced by what the settings say, where they do."""
         self.partition = partition
@@ -58,11 +59,11 @@ class PartitionServer:
                 forgets_hosts=identity.host is None,
             ),
             limits=structs.replace(
-                limits or Limits(),
+                limits,
                 lease_grace_s=settings.lease_grace,
                 checkpoint_interval_s=settings.checkpoint_interval,
                 take_over=take_over,
-                history=(limits or Limits()).history if settings.history else None,
+                history=limits.history if settings.history else None,
             ),
             metrics=metrics,
             drivers=self._pool,

@@ -21,7 +21,7 @@ from outfitter_service.runtime.identity import Identity, of_partition
 from outfitter_service.runtime.partition import PartitionServer
 from outfitter_service.runtime.remit import PartitionRemit
 from outfitter_service.runtime.restore import LedgerRefusedError
-from outfitter_service.runtime.station import Limits
+from outfitter_service.runtime.station import DEFAULT_LIMITS, Limits
 from outfitter_service.runtime.supervisor import Loaded
 
 log = structlog.get_logger("outfitter.replica")
@@ -47,7 +47,7 @@ class Replica:
         metrics: Metrics,
         stopping: anyio.Event,
         clock: Clock = SYSTEM,
-        limits: Limits | None = None,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         """`limits` of each partition, as far as the settings do not say them."""
         self.servers: dict[int, PartitionServer] = {}

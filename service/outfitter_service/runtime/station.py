@@ -42,6 +42,9 @@ class Limits(Struct, frozen=True, kw_only=True):
     light: int = LIGHT
 
 
+DEFAULT_LIMITS = Limits()
+
+
 class Stop:
     """A wish to stop after one last commit. `parting`: that commit says that nobody manages the hosts any more."""
 
