@@ -9,13 +9,14 @@ import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+import structlog
 from msgspec import UNSET, structs
 
 from outfitter_proto import topics as all_topics
@@ -24,9 +25,11 @@ from outfitter_proto.codec import decode_dead_letter, encode
 from outfitter_proto.names import host_key, host_writer
 from outfitter_proto.partitioning import murmur2, partition_of
 from outfitter_proto.records import DeadLetter
+from outfitter_service.config import load
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime import sweeper as sweeper_module
 from outfitter_service.runtime.identity import host_identity
+from outfitter_service.runtime.service import Service
 from outfitter_service.runtime.sweeper import CANDIDATES, Sweeper, at_work, is_candidate
 from support import verdict as checker
 from support.faulty_bus import FaultyBus
@@ -442,3 +445,29 @@ async def test_those_who_need_not_sweep_do_it_by_turns_for_the_others_may_have_d
             while metrics.registry.get_sample_value("outfitter_swept_partitions"):  # noqa: ASYNC110
                 await anyio.sleep(0.02)
         tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_a_manager_leaves_the_sweeping_to_others_only_while_they_are_heard_of(
+    made: FaultyBus, url: str, tmp_path: Path, silent: bool
+) -> None:
+    host, *others = sorted((f"h{n}" for n in range(20)), key=lambda host: murmur2(host.encode()), reverse=True)
+    path = tmp_path / "outfitter.toml"
+    path.write_text(f'bus = "{url}"\ncluster = "{CLUSTER}"\nhost = "{host}"\nhttp = "127.0.0.1:0"\n{static(1)}')
+    manager = Service(load(path, environment={}))
+    interval = timedelta(seconds=manager.settings.checkpoint_interval)
+    now = datetime.now(UTC)
+    for key, value in neighbours(*others, at=now - 3 * interval if silent else now + interval).items():
+        await made.publish(TOPICS.allocations, 0, Entry(key, value))
+    with structlog.testing.capture_logs() as lines:
+
+        def leaves_it() -> bool:
+            return any(line["event"].startswith("other managers look after") for line in lines)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(manager.run)
+            with anyio.fail_after(WITHIN_S):
+                while not leaves_it() and not manager.metrics.registry.get_sample_value("outfitter_swept_partitions"):  # noqa: ASYNC110
+                    await anyio.sleep(0.02)
+            manager.stop()
+        assert leaves_it() != silent
