@@ -65,8 +65,11 @@ def flood(count: int, host: str = "loud") -> list[dict[str, Any]]:
     return [register(f"w{number}", host=host, gpu=1) for number in range(count)]
 
 
-async def place(bus: Bus, key: str, *, cluster: str = CLUSTER, partition: int = 0) -> dict[str, Any]:
-    """Wait until `key` has a record; return where in the input the partition was with the commit that made it."""
+async def place(
+    bus: Bus, key: str, *, state: str | None = None, cluster: str = CLUSTER, partition: int = 0
+) -> dict[str, Any]:
+    """Wait until `key` has a record (in that `state`); return where in the input the partition was with the commit that
+    made it."""
     commit: int | None = None
     topic = topics(cluster).allocations
     async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
@@ -74,7 +77,7 @@ async def place(bus: Bus, key: str, *, cluster: str = CLUSTER, partition: int = 
             while True:
                 for message in await reader.fetch(max_records=10_000):
                     body = json.loads(message.value or b"{}")
-                    if message.key == key.encode() and commit is None:
+                    if message.key == key.encode() and commit is None and state in (None, body["state"]):
                         commit = body["commit"]
                     elif body.get("type") == "checkpoint" and body["commit"] == commit:
                         found: dict[str, Any] = body["input"]
@@ -119,6 +122,16 @@ async def test_whoever_takes_the_partition_in_a_flood_answers_everything_once(bu
     report = await verdict(bus.url)
     assert report.violations == ()
     assert report.counts["unread"] == 0
+
+
+async def test_a_flood_of_one_host_does_not_hold_up_the_end_of_anothers_lease(bus: FaultyBus, tmp_path: Path) -> None:
+    await say(bus, register("silent", host="other", gpu=1, lease_s=0.5))
+    async with managed(bus, tmp_path, LITTLE):
+        await place(bus, "other/silent/1")
+    await say(bus, *flood(FLOOD))
+    async with managed(bus, tmp_path, LITTLE):
+        told = await place(bus, "other/silent/1", state="ended")
+        assert told["to"] < FLOOD
 
 
 async def test_a_hosts_messages_are_decided_in_order_however_far_ahead(bus: FaultyBus, tmp_path: Path) -> None:

@@ -127,6 +127,10 @@ class Partition:
             by_host[each.key].append(each.offset)
         assert all(offsets == sorted(offsets) for offsets in by_host.values())
         assert sum(len(key) + ENTRY_BYTES for key in place.ahead) <= 2 * self.room
+        settled = {each.offset for each in self.settled}
+        for host in filter(None, HOSTS):
+            heard = self.place.heard(host) if self.outlook is None else self.outlook.heard(host)
+            assert settled >= {each.offset for each in self.log[:heard] if each.key == host}
 
 
 STEPS = {
@@ -224,6 +228,23 @@ def test_after_a_restart_what_is_ahead_already_is_neither_kept_nor_counted() -> 
     assert kept(seen) == [14, 15]
     seen.see([message(16, b"c"), message(17, b"d")], 18)
     assert kept(seen) == [14, 15, 16], "there is room for three hosts' names, and b is one of them"
+
+
+def test_a_host_is_heard_as_far_as_was_looked_unless_something_it_said_is_undecided() -> None:
+    seen, place = outlook(room=len("loudquiet") + 2 * ENTRY_BYTES)
+    seen.see([message(offset, b"loud") for offset in range(10, 20)], 20)
+    assert seen.heard(b"quiet") == 0, "what is before it is not decided"
+    place.position = 10
+    assert (seen.heard(b"quiet"), seen.heard(b"loud")) == (20, 10)
+    seen.see([message(20, b"quiet"), message(21, b"loud")], 22)
+    assert seen.heard(b"quiet") == 10
+    place.ahead = {b"quiet": 21}
+    assert seen.heard(b"quiet") == 22
+    seen.see([message(22, b"third")], 23)
+    assert (seen.heard(b"third"), seen.heard(b"fourth")) == (10, 10), "there was no room to say who it was"
+    assert seen.heard(b"quiet") == 23
+    place.position = 30
+    assert seen.heard(b"loud") == 30
 
 
 def test_messages_of_nobody_are_decided_in_turn() -> None:

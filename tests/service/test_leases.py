@@ -13,6 +13,7 @@ from outfitter_proto.bus import BusUnavailableError
 from outfitter_proto.processes import boot_id, pid_namespace
 from outfitter_proto.records import Allocation, Owner, ResolvedRequest, Source
 from outfitter_service.core.ledger import Ledger, PutAllocation
+from outfitter_service.runtime import attendance
 from outfitter_service.runtime.attendance import LAST_WORDS_S, Attendance
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import host_identity
@@ -65,7 +66,7 @@ class Doorman:
         await anyio.sleep(0.02)
 
     def expired(self, position: int) -> list[str]:
-        return [event.allocation for event in self.attendance.expired(position)]
+        return [event.allocation for event in self.attendance.expired(lambda _: position)]
 
 
 @pytest.fixture
@@ -160,6 +161,39 @@ async def test_an_end_sampled_before_the_deadline_judges_nobody(bus: FaultyBus, 
     assert doorman.expired(0) == []
     await doorman.sample()
     assert doorman.expired(0) == ["h/b/1"]
+
+
+async def test_where_the_input_is_never_read_to_its_end_each_lease_ends_after_its_own_sample(
+    bus: FaultyBus, doorman: Doorman
+) -> None:
+    names = [f"w{number}" for number in range(12)]
+    doorman.attendance.restart(ledger_of(*(record(name, lease_s=1.0 + n) for n, name in enumerate(names))), None)
+    doorman.clock.now += 2.1
+    ended: list[str] = []
+    for position in range(0, 20, 2):
+        doorman.clock.now += 1
+        await bus.publish(TOPICS.registrations, 0, checker_entry())
+        await bus.publish(TOPICS.registrations, 0, checker_entry())
+        ended += doorman.expired(position - 2)  # four more messages are in the input, and it stays like that
+        await doorman.sample()
+    assert ended == [f"h/{name}/1" for name in names[:8]]
+
+
+async def test_however_long_the_input_is_behind_the_samples_of_its_end_are_bounded(
+    bus: FaultyBus, doorman: Doorman, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attendance, "MOST_SAMPLES", 4)
+    names = [f"w{number}" for number in range(20)]
+    doorman.attendance.restart(ledger_of(*(record(name, lease_s=1.0 + n) for n, name in enumerate(names))), None)
+    doorman.clock.now += 2.1
+    for position in range(20):
+        doorman.clock.now += 1
+        await bus.publish(TOPICS.registrations, 0, checker_entry())
+        assert doorman.expired(0) == []
+        await doorman.sample()
+        assert len(doorman.attendance._samples) <= 4, position
+    assert doorman.expired(2) == ["h/w0/1"]
+    assert len(doorman.expired(20)) == 19
 
 
 async def test_while_the_bus_is_away_nobody_is_silent_and_then_everybody_has_a_whole_lease(

@@ -239,7 +239,7 @@ def _acting_early() -> Iterator[None]:
         yield
 
 
-def _judge_by_the_clock(self: Attendance, position: int) -> list[m.LeaseExpired]:
+def _judge_by_the_clock(self: Attendance, heard: object) -> list[m.LeaseExpired]:
     due = self.leases.due(self._now())
     for key in due:
         self.leases.drop(key)

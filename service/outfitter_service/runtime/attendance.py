@@ -1,14 +1,16 @@
 """Who is still there: leases and watched owners of all live allocations, and the judgement of silence and of deaths.
 
 Silence counts only for a manager that hears: a lease that has run out is suspected first, then an end offset of
-the input is sampled, and only when everything before it has been decided without a sign of life has the
-lease expired. A death is judged alike, because the kernel tells it sooner than the bus tells what the worker's last
+the input is sampled, and only when everything that its host said before it has been decided without a sign of life has
+the lease expired. A death is judged alike, because the kernel tells it sooner than the bus tells what the worker's last
 words were. It writes nothing; what it concludes goes to the core as an event.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping
+from operator import attrgetter
 
 import anyio
 import structlog
@@ -29,6 +31,19 @@ SAMPLE_RETRY_S = 1.0
 LAST_WORDS_S = 5.0
 """How long a death waits at most for what was said before it, where the bus is away or the input piles up: the device
 is worth more than the right word for the end."""
+MOST_SAMPLES = 1000
+"""Samples of the input's end that wait to be come to. Beyond that every second one is left out: leases that ran out in
+between wait for the next one."""
+
+
+class _Sample(Struct, frozen=True):
+    """Where the input ended, when that was asked `at`."""
+
+    at: float
+    end: int
+
+
+_AT = attrgetter("at")
 
 
 class _Death(Struct):
@@ -69,8 +84,7 @@ class Attendance:
         self._deaths: dict[str, _Death] = {}
         self._suspend = SuspendWatch(clock)
         self._suspected = anyio.Event()
-        self._sampled_at = float("-inf")
-        self._sampled_end = 0
+        self._samples: list[_Sample] = []
 
     @property
     def watched(self) -> int:
@@ -153,18 +167,27 @@ class Attendance:
 
     # --- silence ---
 
-    def expired(self, position: int) -> list[m.LeaseExpired]:
-        """The leases that have run out, judged with everything before `position` decided."""
+    def expired(self, heard: Callable[[str], int]) -> list[m.LeaseExpired]:
+        """The leases that have run out, judged with everything decided that a host said before the offset `heard`."""
         now = self._now()
         if self._suspend.slept():
             log.warning("the machine was suspended: every lease starts anew")
             self.leases.renew_all(now)
         due = self.leases.due(now)
         if not due:
+            self._samples.clear()
             return []
-        judged = [key for key in due if self.leases.deadline(key) <= self._sampled_at and position >= self._sampled_end]
-        if len(judged) < len(due):
-            self._suspected.set()
+        samples, deadline = self._samples, self.leases.deadline
+        # each lease has its own sample: where the input is never read to its end, the newest one is never come to
+        del samples[: bisect_left(samples, deadline(due[0]), key=_AT)]
+        judged: list[str] = []
+        for key in due:
+            first = bisect_left(samples, deadline(key), key=_AT)
+            if first == len(samples):
+                self._suspected.set()
+                break
+            if heard(key.partition("/")[0]) >= samples[first].end:
+                judged.append(key)
         for key in judged:
             self.leases.drop(key)
         return [m.LeaseExpired(allocation=key) for key in judged]
@@ -207,7 +230,9 @@ class Attendance:
                 if self._deaths:
                     self._suspected.set()
                 continue
-            self._sampled_at, self._sampled_end = asked_at, end
+            self._samples.append(_Sample(asked_at, end))
+            if len(self._samples) > MOST_SAMPLES:
+                del self._samples[1::2]
             for death in dead:
                 death.end = end
             if dead:

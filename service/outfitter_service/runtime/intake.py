@@ -35,6 +35,10 @@ class Place(Struct, kw_only=True):
     begin: int = 0
     ahead: dict[bytes, int] = {}
 
+    def heard(self, host: bytes) -> int:
+        """The offset before which everything is decided that `host` said."""
+        return max(self.position, self.ahead.get(host, 0))
+
     @property
     def reach(self) -> int:
         """The offset after everything that is decided, whosever it is."""

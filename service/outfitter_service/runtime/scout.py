@@ -44,6 +44,10 @@ class Outlook(Window):
         """The last message that was left to the intake, by host."""
         self._kept: dict[bytes, int] = {}
         """How many messages were kept of each host, since one was left."""
+        self._newest: dict[bytes, int] = {}
+        """The last message of each host, of those that are followed."""
+        self._unknown = -1
+        """The last message of a host that there was no room for."""
         for key in place.ahead:
             self._follow(key)
 
@@ -54,9 +58,13 @@ class Outlook(Window):
 
     def _keeps(self, message: Message) -> bool:
         key, place = message.key, self._place
-        if key is None or not self._remit.serves(message) or not self._follow(key):
+        if key is None or not self._remit.serves(message):
             return False  # the intake's, all of them
-        if message.offset < place.position or message.offset < place.ahead.get(key, 0):
+        if not self._follow(key):
+            self._unknown = message.offset
+            return False
+        self._newest[key] = message.offset
+        if message.offset < place.heard(key):
             return False  # it is decided for good
         left = self._left.get(key)
         if left is not None:
@@ -72,6 +80,13 @@ class Outlook(Window):
             return False
         self._kept[key] = kept + 1
         return True
+
+    def heard(self, host: bytes) -> int:
+        """The offset before which everything is decided that `host` said: what it is silent in counts as well."""
+        place = self._place
+        heard = place.heard(host)
+        newest = self._newest.get(host, -1) if host in self._kept else self._unknown
+        return max(heard, self.position) if newest < heard and place.position >= self.start else heard
 
     def _follow(self, key: bytes) -> bool:
         """Whether a host's messages are looked at; a host that there was no room for stays out."""
@@ -116,6 +131,11 @@ class Scout:
         self._end()
         self._place = place
         self._room = self._room if room is None else room
+
+    def heard(self, host: str) -> int:
+        """The offset before which everything is decided that `host` said, as far as is known."""
+        key = host.encode()
+        return self._place.heard(key) if self.outlook is None else self.outlook.heard(key)
 
     def give_back(self, messages: Sequence[Message]) -> None:
         """What was taken comes first again, its commit having failed; what an earlier outlook had seen is in the
