@@ -8,11 +8,14 @@ import stat
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from outfitter_proto.bus import BusConfigurationError, Entry, TopicSpec, connect
+from outfitter_proto.bus.embedded import log
+from outfitter_proto.bus.embedded.database import Database
 from outfitter_proto.bus.embedded.place import Place, parse
 
 
@@ -148,6 +151,26 @@ async def test_a_bus_of_a_later_format_is_refused(tmp_path: Path) -> None:
         connection.execute("PRAGMA user_version=99")
     connection.close()
     assert "format 99" in await start_refused(url)
+
+
+async def test_a_file_that_is_just_becoming_a_bus_is_no_strangers(tmp_path: Path) -> None:
+    """Two programs open a new bus: one looks at what the file is while the other one makes the tables."""
+    path = tmp_path / "bus.db"
+    path.touch(mode=0o660)
+    other = sqlite3.connect(path, isolation_level=None, timeout=0, check_same_thread=False)
+
+    def make(statement: str) -> None:
+        if "application_id" in statement:
+            log.set_up(other)
+
+    def look(connection: sqlite3.Connection) -> bool:
+        connection.set_trace_callback(make)
+        return log.recognise(connection)
+
+    database = Database(Place(path, "FULL"))
+    with closing(other):
+        await database.open(look, lambda _: other.close())
+    await database.close()
 
 
 UNPRIVILEGED = """

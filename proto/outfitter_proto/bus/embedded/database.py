@@ -153,7 +153,9 @@ class Database:
         connection: sqlite3.Connection | None = None
         try:
             connection = self._opened()
+            connection.execute("BEGIN")  # one snapshot: another process may just be making a bus of the file
             check(connection)
+            connection.execute("ROLLBACK")
         except sqlite3.OperationalError:
             pass  # who opens it under the lock says better why it cannot be opened
         else:
