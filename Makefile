@@ -9,8 +9,9 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/outfitter demo
 
+# Three at a time also on two cores: many tests wait for a clock or for a broker.
 test: $(READY)
-	$(BIN)/pytest tests --numprocesses 2 $(PYTEST_ARGS)
+	$(BIN)/pytest tests --numprocesses 3 --dist worksteal $(PYTEST_ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

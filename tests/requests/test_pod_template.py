@@ -139,7 +139,7 @@ WRONG = {
     "a: 1\na: 2": "is no YAML",
     "spec: !!int": "is no YAML",
     "spec: !!omap x": "is no YAML",
-    "spec: " + "[" * 5_000: "nested too deeply",
+    "spec: " + "[" * 1_000: "nested too deeply",
     "a: {b: 1}\n---\nb: 1": "is no YAML",
     pod("a", "b"): "no container named flink-main-container; its containers are a, b",
     pod("a", "flink-main-container", "flink-main-container"): "more than one container named",
