@@ -10,6 +10,7 @@ then for each planted bug; a violation, or a bug that is not found, is exit code
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import sys
 import time
@@ -32,7 +33,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--seeds", type=int, default=2000, help="how many seeds to run")
     parser.add_argument("--first", type=int, help="the first seed (default: by the time of day)")
-    parser.add_argument("--processes", type=int, default=2, help="how many at the same time")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--processes", type=int, default=cores, help="how many at the same time (default: a core each)")
     parser.add_argument("--seed", type=int, help="run this seed alone and show what happened")
     parser.add_argument("--bug", choices=[bug.name for bug in BUGS], help="with a planted bug")
     parser.add_argument("--last", type=int, default=400, help="how many lines of it to show")
