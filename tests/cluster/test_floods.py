@@ -157,20 +157,23 @@ async def test_a_hosts_messages_are_decided_in_order_however_far_ahead(bus: Faul
     assert (await verdict(bus.url)).violations == ()
 
 
-async def test_what_is_too_large_costs_itself_only_ahead_of_a_flood_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("spends", [False, True])
+async def test_what_is_too_large_costs_itself_only_ahead_of_a_flood_too(tmp_path: Path, spends: bool) -> None:
+    """Whether the writer can go on after it, or has to be replaced each time."""
     poison = register("poison", host="other", gpu=1) | {"labels": {"note": "x" * 60_000}}
     async with NarrowBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus:
-        bus.most = 50_000
+        bus.most, bus.spends = 50_000, spends
         await all_topics.create(bus, CLUSTER, partitions=1)
         behind = [register("before", host="third", gpu=1), poison, register("after", host="other", gpu=1)]
         await say(bus, *flood(SMALL_FLOOD), *behind)
         async with managed(bus, tmp_path, LITTLE) as house:
             told = await place(bus, "other/after/1")
-            assert told["to"] < SMALL_FLOOD
+            assert spends or told["to"] < SMALL_FLOOD
             [letter] = await house.dead_letters(1)
             assert letter["source"]["offset"] == SMALL_FLOOD + 1
             assert "third/before/1" in await house.records()
             await through(house, SMALL_FLOOD + len(behind))
+            assert not spends or bus.refusals < 12, "once ahead of the flood, and then until it stands alone"
         report = await verdict(bus.url)
         assert report.violations == ()
         assert report.counts["dead letters"] == 1

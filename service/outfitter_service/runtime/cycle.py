@@ -123,6 +123,8 @@ class Cycle:
             if self._writer.tainted:
                 # all of it comes again, behind what is observed anew: the pieces stay small until then
                 self._station.portion.stay_small(until=sent.position)
+                if sent.scouted:
+                    self._station.scout.rest(until=sent.scouted[-1].offset + 1)
                 return RecycledError("the bus refused a commit for its size: the writer is replaced")
             return None
         return sent.trouble

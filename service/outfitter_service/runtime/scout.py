@@ -124,6 +124,7 @@ class Scout:
         self._light = light
         self._place = Place(topic_id="", position=0)
         self._room = 0
+        self._rests_until = 0
         self.outlook: Outlook | None = None
 
     def reset(self, place: Place, *, room: int | None = None) -> None:
@@ -144,10 +145,17 @@ class Scout:
         if outlook is not None:
             outlook.give_back([message for message in messages if message.offset >= outlook.start])
 
+    def rest(self, *, until: int) -> None:
+        """Leave everything before `until` to the intake: what is looked ahead to would come again and again."""
+        self._rests_until = until
+
     async def run(self) -> None:
         """Look ahead whenever there is need to, until cancelled."""
         while True:
             await self._intake.overflow()
+            if self._intake.position < self._rests_until:
+                await anyio.sleep(RETRY_S)
+                continue
             outlook = self.outlook = Outlook(
                 self._intake.position,
                 self._place,

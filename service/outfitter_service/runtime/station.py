@@ -90,6 +90,7 @@ class Station(Struct, kw_only=True):
         self.telling.log.error("registrations were lost, going on at the earliest there are", reason=explanation)
         self.metrics.input_lost.inc()
         self.portion.forget()
+        self.scout.rest(until=0)
         self.attendance.renew_all()
         self.agenda.notes.append(
             Note(at=self.clock.utc(), writer=self.identity.writer, event="input-lost", explanation=explanation)
