@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 import subprocess
@@ -181,6 +182,35 @@ async def test_writers_of_several_processes_all_get_their_turns_and_none_is_refu
         authors = [message.key for message in await reader.fetch(max_records=total)]
     counts = [authors.count(b"%d" % n) for n in range(writers)]
     assert min(counts) >= total / writers / 4, counts
+
+
+async def test_an_open_that_is_given_up_closes_its_connection_in_its_turn(embedded_url: str, tmp_path: Path) -> None:
+    """Closing may checkpoint, and no checkpoint may meet a commit."""
+    async with connect(embedded_url):
+        pass
+    lock = Lock(parse(embedded_url))
+    looked, token = anyio.Event(), anyio.lowlevel.current_token()
+    late, threads = Database(parse(embedded_url)), set(threading.enumerate())
+
+    def look(connection: sqlite3.Connection) -> bool:
+        anyio.from_thread.run_sync(looked.set, token=token)
+        return log.recognise(connection)
+
+    with lock:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(late.open, look, log.set_up)
+            await looked.wait()
+            tasks.cancel_scope.cancel()
+        assert open_files(tmp_path / "bus.db") == 1
+        (thread,) = set(threading.enumerate()) - threads
+    await anyio.to_thread.run_sync(thread.join, 10.0)
+    lock.close()
+    assert open_files(tmp_path / "bus.db") == 0
+
+
+def open_files(path: Path) -> int:
+    """How many descriptors this process has of it."""
+    return [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()].count(str(path))
 
 
 # --- processes that come and go ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final, TypeVar
 
 import anyio
@@ -54,7 +54,7 @@ class Database:
         self._place = place
         self._pid = os.getpid()
         self._lock = Lock(place)
-        self._thread = JobThread(f"outfitter bus {place.path.name}", at_end=self._lock.close)
+        self._thread = JobThread(f"outfitter bus {place.path.name}", at_end=self._end)
         self._connection: sqlite3.Connection | None = None
         self._identity: Identity | None = None
         self._closed = False
@@ -198,6 +198,14 @@ class Database:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+    def _end(self) -> None:
+        """Close what an open that was given up has left, in its turn, since closing may checkpoint. Nobody waits."""
+        with suppress(BusError):
+            if self._connection is not None:
+                with self._lock:
+                    self._disconnect()
+        self._lock.close()
 
     def _checked(self) -> sqlite3.Connection:
         """The connection, if its file is still the one at the path: SQLite would say ok to commits that nobody sees."""
