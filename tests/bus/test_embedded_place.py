@@ -71,6 +71,27 @@ async def test_a_missing_directory_is_made_for_owner_and_group_alone(tmp_path: P
         assert not socket.exists()
 
 
+async def test_what_is_made_for_a_bus_is_closed_to_others_from_its_first_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else another process that starts at the same time refuses it, or somebody puts a file of theirs there."""
+    first: dict[str, int] = {}
+    change = Path.chmod
+
+    def look_and_change(path: Path, mode: int) -> None:
+        first[path.name] = path.stat().st_mode
+        change(path, mode)
+
+    monkeypatch.setattr(Path, "chmod", look_and_change)
+    umask = os.umask(0)
+    try:
+        async with connect(f"sqlite://{tmp_path}/new/bus.db"):
+            pass
+    finally:
+        os.umask(umask)
+    assert {name: bool(mode & stat.S_IRWXO) for name, mode in first.items()} == {"new": False, "bus.wake": False}
+
+
 async def start_refused(url: str) -> str:
     """The message of the refusal."""
     with pytest.raises(BusConfigurationError) as caught:

@@ -94,8 +94,7 @@ class Place(NamedTuple):
         directory = self.path.parent
         try:
             if not directory.exists():
-                directory.mkdir()
-                directory.chmod(DIRECTORY_MODE)
+                make_directory(directory)
             found = directory.stat()
         except FileExistsError:
             found = directory.stat()
@@ -174,6 +173,16 @@ def parse(url: str) -> Place:
             raise BusConfigurationError(f"{url!r} has an option {name}={value!r} that no embedded bus knows: {wanted}")
         synchronous = value.upper()
     return Place(path, synchronous)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory for the owner and group, whatever the umask: not even at first may everybody write it.
+
+    Raises:
+        OSError: it cannot be made, or is there.
+    """
+    path.mkdir(mode=DIRECTORY_MODE)
+    path.chmod(DIRECTORY_MODE)  # what the umask, and mkdir(2), have left out
 
 
 def raise_for(error: OSError, what: str, path: Path) -> NoReturn:

@@ -105,11 +105,8 @@ def _address(directory: int, name: str) -> str:
 def _open_directory(place: places.Place) -> int:
     path: Path = place.wake
     try:
-        try:
-            path.mkdir()
-            path.chmod(places.DIRECTORY_MODE)
-        except FileExistsError:
-            pass
+        with suppress(FileExistsError):
+            places.make_directory(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
         places.raise_for(error, f"{path} cannot be used", path)
