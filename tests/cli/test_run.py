@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -330,6 +331,53 @@ while True:
     finally:
         os.close(terminal)
     assert os.waitstatus_to_exitcode(status) == 1
+
+
+INTERRUPTED_AT_THE_GRANT = """
+import os, select, sys
+from outfitter_service.cli import main
+
+class Warnings:
+    def write(self, text):
+        if "goes on without infos" in text:  # said last before the command is started
+            print("granted", flush=True)
+            names = {os.path.realpath(f"/proc/self/fd/{number}"): int(number) for number in os.listdir("/proc/self/fd")}
+            select.select([number for name, number in names.items() if "signalfd" in name], [], [])
+        return len(text)
+
+    def flush(self):
+        pass
+
+sys.stderr = Warnings()
+main(["run", "--worker", "interrupted", "--", "echo", "the command ran"])
+"""
+
+
+def test_ctrl_c_in_the_moment_of_the_grant_withdraws(tmp_path: Path) -> None:
+    """The terminal's signal is there, not yet read, and the command has not been within its reach."""
+    manager = Manager(tmp_path, 'external-resources = ["paper"]\n[external-resource.paper]\namount = 1\n')
+    manager.start()
+    try:
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execve(sys.executable, [sys.executable, "-c", INTERRUPTED_AT_THE_GRANT], manager.environment)  # noqa: S606
+        said = b""
+        try:
+            while b"granted" not in said:
+                said += os.read(terminal, 1000)
+            os.write(terminal, b"\x03")
+            with suppress(OSError):  # all who had the terminal have ended
+                while more := os.read(terminal, 1000):
+                    said += more
+            _, status = os.waitpid(pid, 0)
+        finally:
+            os.close(terminal)
+        assert b"the command ran" not in said
+        assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGINT
+        record = manager.wait_for_state("interrupted", "ended")
+        assert record["reason"] == "deregistered: withdrawn"
+    finally:
+        manager.kill9()
 
 
 def test_signals_that_were_ignored_at_the_start_stay_ignored(one_gpu: Manager) -> None:

@@ -34,7 +34,7 @@ def bound(command: Sequence[str]) -> list[str]:
 class Child:
     """The command's process: a context, so that one that is never started is not left behind.
 
-    Until it is started, a terminal's signals do not find it: its process group is its own.
+    Until it comes forward, a terminal's signals do not find it: its process group is its own.
     """
 
     def __init__(self, command: Sequence[str], *, mask: Iterable[int]) -> None:
@@ -55,9 +55,12 @@ class Child:
         self._telling = telling
         self._pidfd = os.pidfd_open(self._pid)
 
+    def come_forward(self) -> None:
+        """Put it into this process's group: from now on a terminal's signals find it, and wait for its start."""
+        os.setpgid(self._pid, os.getpgrp())
+
     def start(self, environment: Mapping[str, str]) -> None:
         """Let it become the command. File descriptors that this process was given are passed on."""
-        os.setpgid(self._pid, os.getpgrp())
         self.started, self._ended = True, anyio.Event()
         # One that was killed meanwhile cannot be told any more; `wait` says so.
         with suppress(BrokenPipeError), os.fdopen(self._telling, "wb") as telling:

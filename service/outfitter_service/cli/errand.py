@@ -20,7 +20,7 @@ from outfitter_proto.records import Allocation, AllocationState, Register
 from outfitter_service.cli import ledger, output
 from outfitter_service.cli.child import Child
 from outfitter_service.cli.errors import OutfitterCliError, warn
-from outfitter_service.cli.signals import SignalFile
+from outfitter_service.cli.signals import Received, SignalFile
 from outfitter_service.config import Connection
 
 WAITED_TOO_LONG: Final = 124
@@ -73,13 +73,15 @@ class Errand:
     async def _obey(self) -> None:
         """Pass signals on; before there is anybody to pass them to, some of them end the waiting."""
         while True:
-            received = await self._signals.next()
-            if self._child.started:
-                if not received.by_kernel:  # the terminal has sent it to the command, too
-                    self._child.send(received.number)
-            elif received.number in WITHDRAWING and self._withdrawn_by is None:
-                self._withdrawn_by = received.number
-                self._waiting.cancel()
+            self._take(await self._signals.next())
+
+    def _take(self, received: Received) -> None:
+        if self._child.started:
+            if not received.by_kernel:  # the terminal has sent it to the command, too
+                self._child.send(received.number)
+        elif received.number in WITHDRAWING and self._withdrawn_by is None:
+            self._withdrawn_by = received.number
+            self._waiting.cancel()
 
     async def _hold(self) -> int:
         code = 0
@@ -89,9 +91,6 @@ class Errand:
             async with session, anyio.create_task_group() as tasks:
                 tasks.start_soon(self._tell_progress, session.board)
                 record = await self._obtain(session)
-                if self._withdrawn_by is not None:
-                    await anyio.lowlevel.checkpoint()  # it was withdrawn in the moment of the grant
-                session.leaving_reason = None
                 try:
                     code = await self._execute(bus, session, record)
                 finally:
@@ -107,6 +106,12 @@ class Errand:
     async def _execute(self, bus: Bus, session: WorkerSession, record: Allocation) -> int:
         for name, missing in record.unavailable.items():
             warn(f"goes on without infos of {name}: {missing.reason}")
+        self._child.come_forward()
+        while (received := self._signals.read()) is not None:
+            self._take(received)  # the terminal sent it to this process alone
+        if self._withdrawn_by is not None:
+            await anyio.lowlevel.checkpoint()  # it was withdrawn in the moment of the grant
+        session.leaving_reason = None
         self._child.start(self._environment(record))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._guard, session.board)

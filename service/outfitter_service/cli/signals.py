@@ -51,14 +51,18 @@ class SignalFile:
 
     async def next(self) -> Received:
         """Wait for the next signal."""
-        while True:
-            try:
-                info = os.read(self._file, _INFO_BYTES)
-            except BlockingIOError:
-                await anyio.wait_readable(self._file)
-            else:
-                number, _, code = _INFO.unpack_from(info)
-                return Received(number, code == SI_KERNEL)
+        while (received := self.read()) is None:
+            await anyio.wait_readable(self._file)
+        return received
+
+    def read(self) -> Received | None:
+        """The next signal of those that have come; None: there is no other."""
+        try:
+            info = os.read(self._file, _INFO_BYTES)
+        except BlockingIOError:
+            return None
+        number, _, code = _INFO.unpack_from(info)
+        return Received(number, code == SI_KERNEL)
 
     def close(self) -> None:
         """Stop reading. The signals stay blocked: what still comes finds a process that is about to end."""
