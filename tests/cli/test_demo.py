@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -62,6 +63,31 @@ def test_an_interrupted_one_cleans_up(tmp_path: Path, number: signal.Signals) ->
     assert process.returncode == 128 + number
     assert list(tmp_path.iterdir()) == []
     wait_for_their_end(tmp_path)
+
+
+TOLD_TO_END_WHILE_IT_LOOKS_ON = """
+import os, signal, sys
+from outfitter_service.cli import main
+
+told = []
+
+def tell(event, _arguments):
+    if event == "socket.bind" and not told:  # one of the tasks that look on makes its reader
+        told.append(event)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+sys.addaudithook(tell)
+main(["demo"])
+"""
+
+
+def test_one_that_is_told_to_end_while_it_looks_on_cleans_up_without_a_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TOLD_TO_END_WHILE_IT_LOOKS_ON],
+        env=environment(TMPDIR=str(tmp_path)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_killed_one_takes_its_processes_with_it(tmp_path: Path) -> None:

@@ -213,7 +213,12 @@ class Demonstration:
             async with ledger.opened(where) as bus:
                 return await ledger.read(bus, where.cluster)
 
-        return anyio.run(look)
+        # Below an event loop `_interrupted` would rise in whichever task runs: it comes when the look is over.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            return anyio.run(look)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _worker(self, name: str) -> Allocation | None:
         return next(iter(self._ledger().of_worker(name)), None)
