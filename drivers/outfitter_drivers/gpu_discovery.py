@@ -136,13 +136,18 @@ def discover(request: Request) -> list[str]:
         return []
     if request.amount == 0:
         return []
-    indexes = list_gpus()
-    if request.amount > len(indexes):
-        raise DiscoveryError(f"{request.amount} GPUs wanted, but nvidia-smi names {len(indexes)}")
     if request.coordination_file is None:
-        return indexes[: request.amount]
+        return _enough_gpus(request.amount)[: request.amount]
+    # Before nvidia-smi takes its time: if the caller dies meanwhile, this process gets another parent.
     owner = coordination.caller(os.environ)
-    return coordination.occupy(request.coordination_file, indexes, request.amount, owner)
+    return coordination.occupy(request.coordination_file, _enough_gpus(request.amount), request.amount, owner)
+
+
+def _enough_gpus(amount: int) -> list[str]:
+    indexes = list_gpus()
+    if amount > len(indexes):
+        raise DiscoveryError(f"{amount} GPUs wanted, but nvidia-smi names {len(indexes)}")
+    return indexes
 
 
 def program_path() -> str | None:

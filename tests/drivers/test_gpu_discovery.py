@@ -160,6 +160,23 @@ def test_the_caller_is_written_down_so_that_a_later_process_of_its_number_is_not
     assert not coordination.lives(living._replace(boot="another"))
 
 
+def test_a_caller_that_dies_while_nvidia_smi_is_asked_leaves_its_gpus_to_others(share: Run, tmp_path: Path) -> None:
+    """Whoever inherits the program then, mostly the machine's first process, lives as long as the machine."""
+    parent = "sed -n 's/^PPid:[[:space:]]*//p' /proc/$PPID/status"
+    dies = f'caller=$({parent})\nkill -9 $caller\nwhile [ "$({parent})" = $caller ]; do :; done'
+    bin_folder = nvidia_smi(tmp_path / "slow", "0\n1\n2\n3\n", then=dies)
+    arguments = [str(PROGRAM), "4", "--enable-coordination-mode", "--coordination-file", str(tmp_path / "file")]
+    caller = subprocess.Popen(
+        ["sh", "-c", '"$@"; true', "sh", *arguments],
+        env={**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert answer(caller) == ("0,1,2,3\n", -signal.SIGKILL, "")
+    assert share(4)[:2] == ("0,1,2,3\n", 0)
+
+
 def test_an_owner_in_another_pid_namespace_counts_as_living(share: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(f"0 4194303\tstart=5,pidns=1,boot={BOOT}\n")
     assert share(1)[:2] == ("1\n", 0)
