@@ -169,6 +169,16 @@ def acknowledging(copies: int) -> int:
     return 2 if copies >= COPIES else 1
 
 
+async def partition_count(bus: Bus, cluster: str) -> int | None:
+    """How many partitions those topics have that are there, None without any: what new ones must have, too."""
+    for name in names.topics(cluster):
+        try:
+            return (await bus.topic(name)).partitions
+        except UnknownTopicError:
+            continue
+    return None
+
+
 async def create(
     bus: Bus, cluster: str, *, partitions: int, replication: int | None = None, history: bool = True
 ) -> list[str]:

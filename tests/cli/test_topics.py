@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from outfitter_proto import names
+from outfitter_proto import topics as wanted
 from outfitter_proto.bus import TopicSpec, connect
 from support.broker import KafkaBroker
-from support.manager import OUTFITTER, environment
+from support.manager import OUTFITTER, Manager, environment
 
 
 def topics(bus: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -54,6 +55,21 @@ async def test_new_topics_get_as_many_partitions_as_those_that_are_there(bus: st
     topics(bus, "create")
     async with connect(bus) as opened:
         assert [(await opened.topic(name)).partitions for name in names.topics()] == [5] * 4
+
+
+async def test_a_manager_gives_the_topics_it_makes_as_many_partitions_as_those_that_are_there(
+    bus: str, tmp_path: Path
+) -> None:
+    """History was off when the topics were made; with another number nobody could use the file any more."""
+    async with connect(bus) as opened:
+        await wanted.create(opened, names.DEFAULT_CLUSTER, partitions=4, history=False)
+    manager = Manager(tmp_path, "", bus=bus)
+    try:
+        manager.start()
+    finally:
+        manager.kill9()
+    async with connect(bus) as opened:
+        assert (await opened.topic(names.topics().history)).partitions == 4
 
 
 async def test_a_ledger_that_would_evaporate_is_told_with_the_reason(bus: str) -> None:

@@ -135,17 +135,14 @@ async def _partitions(bus: Bus, where: Connection, asked: int | None) -> int:
     Raises:
         OutfitterCliError: another number was asked for.
     """
-    from outfitter_proto import names
-    from outfitter_proto.bus import UnknownTopicError
+    from outfitter_proto import topics as wanted
 
-    for name in names.topics(where.cluster):
-        try:
-            there = (await bus.topic(name)).partitions
-        except UnknownTopicError:
-            continue
-        if asked not in {None, there}:
-            raise OutfitterCliError(
-                f"{name} has {there} partitions already, and all four topics need as many: leave --partitions out"
-            )
-        return there
-    return asked or (LOCAL_PARTITIONS if bus.local else BROKER_PARTITIONS)
+    there = await wanted.partition_count(bus, where.cluster)
+    if there is None:
+        return asked or (LOCAL_PARTITIONS if bus.local else BROKER_PARTITIONS)
+    if asked not in {None, there}:
+        raise OutfitterCliError(
+            f"cluster {where.cluster!r} has {there} partitions already, and all four topics need as many: "
+            "leave --partitions out"
+        )
+    return there

@@ -152,7 +152,8 @@ class Service:
         cluster = self.settings.cluster
         history = self.settings.history
         if bus.local:
-            await wanted_topics.create(bus, cluster, partitions=LOCAL_PARTITIONS, history=history)
+            partitions = await wanted_topics.partition_count(bus, cluster) or LOCAL_PARTITIONS
+            await wanted_topics.create(bus, cluster, partitions=partitions, history=history)
         fatal: list[str] = []
         for difference in await wanted_topics.check(bus, cluster, history=history):
             told = (
