@@ -5,11 +5,13 @@ Nobody is asked how long it took, but sessions are either short and must end, or
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE
 
@@ -30,7 +32,12 @@ from outfitter_proto.bus import (
     UnknownTopicError,
     connect,
 )
-from outfitter_proto.bus.embedded.roster import share_out
+from outfitter_proto.bus.embedded import log
+from outfitter_proto.bus.embedded.database import Database
+from outfitter_proto.bus.embedded.membership import EmbeddedMembership
+from outfitter_proto.bus.embedded.place import Place, parse
+from outfitter_proto.bus.embedded.roster import new_member, share_out
+from outfitter_proto.bus.embedded.wake import Belfry
 from outfitter_proto.bus.ownership import Ownership
 from support.broker import Broker, KafkaBroker
 
@@ -377,6 +384,39 @@ async def test_without_its_file_a_member_keeps_what_it_has_and_confirms_nothing(
             (tmp_path / "elsewhere.db").rename(tmp_path / "bus.db")
             assert await member.confirmed(0)
             assert await silent(member)
+
+
+class _CancellingBelfry(Belfry):
+    """Cancels a scope in the moment in which a commit has happened and its caller has not heard of it."""
+
+    def __init__(self, place: Place, scope: anyio.CancelScope) -> None:
+        super().__init__(place)
+        self._cancel = scope.cancel
+        self._loop = asyncio.get_running_loop()
+
+    def ring(self, partitions: Iterable[tuple[int, int]]) -> None:
+        self._loop.call_soon_threadsafe(self._cancel)
+        super().ring(partitions)
+
+
+async def test_a_join_that_is_cancelled_just_after_its_commit_leaves_the_group_again(embedded_url: str) -> None:
+    place = parse(embedded_url)
+    async with connect(embedded_url) as bus, AsyncExitStack() as closing:
+        await bus.create_topics([TopicSpec("t", 6, {})])
+        first = await bus.join("g", "t", replica=None, session_timeout=LONG, heartbeat_interval=0.2)
+        await closing.enter_async_context(first)
+        database = Database(place)
+        await database.open(log.recognise, log.set_up)
+        closing.push_async_callback(database.close)
+        topic = await database.read(partial(log.find_topic, name="t"))
+        assert topic is not None
+        with anyio.CancelScope() as scope:
+            belfry = _CancellingBelfry(place, scope)
+            closing.callback(belfry.close)
+            member = new_member(topic, "g", replica=None, session_timeout=LONG)
+            await EmbeddedMembership(database, database, belfry, member, replica=None, heartbeat_interval=0.2).start()
+        assert scope.cancelled_caught
+        assert all([await first.confirmed(partition) for partition in ALL])
 
 
 @pytest.mark.kafka

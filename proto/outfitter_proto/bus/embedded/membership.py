@@ -45,6 +45,7 @@ class EmbeddedMembership(Membership):
         self._task: asyncio.Task[None] | None = None
         self._ear: Ear | None = None
         self._joined = False
+        self._written = False
         self._troubled = False
         self._closed = False
 
@@ -53,8 +54,8 @@ class EmbeddedMembership(Membership):
         self._ear = self._belfry.listen(self._member.topic.id, ROSTER)
         try:
             await self._beat()
-        except BaseException:
-            self._ear.close()
+        except BaseException:  # cancelled, too: nobody else could end what is committed by now
+            await self._end(leave=self._replica is None and self._written)
             raise
         self._task = asyncio.create_task(self._live(self._ear), name=f"member of {self._member.group}")
         self._task.add_done_callback(self._look_at)
@@ -143,6 +144,8 @@ class EmbeddedMembership(Membership):
             )
 
     def _ring(self, standing: roster.Standing) -> None:
+        """What the thread does after each commit, whether its caller still waits or not."""
+        self._written = True
         if standing.moved:
             self._belfry.ring([(self._member.topic.id, ROSTER)])
 
