@@ -11,7 +11,11 @@ import pytest
 from outfitter_proto import names
 from outfitter_proto import topics as wanted
 from outfitter_proto.bus import TopicSpec, connect
+from outfitter_service.cli.errors import OutfitterCliError
+from outfitter_service.cli.topics import make
+from outfitter_service.config import Connection
 from support.broker import KafkaBroker
+from support.faulty_bus import FaultyBus
 from support.manager import OUTFITTER, Manager, environment
 
 
@@ -55,6 +59,20 @@ async def test_new_topics_get_as_many_partitions_as_those_that_are_there(bus: st
     topics(bus, "create")
     async with connect(bus) as opened:
         assert [(await opened.topic(name)).partitions for name in names.topics()] == [5] * 4
+
+
+async def test_topics_that_a_manager_makes_meanwhile_with_another_number_of_partitions_are_told(bus: str) -> None:
+    where = Connection(bus=bus, host="a", cluster=names.DEFAULT_CLUSTER)
+
+    async def overtaken(point: str) -> None:
+        if point == "create_topics:before":
+            async with connect(bus) as managers:
+                await wanted.create(managers, names.DEFAULT_CLUSTER, partitions=1)
+
+    async with FaultyBus(bus, overtaken) as opened:
+        with pytest.raises(OutfitterCliError, match="has 1 partitions already"):
+            await make(opened, where, 4, None)
+        assert await make(opened, where, 1, None) == ([], [])
 
 
 async def test_a_manager_gives_the_topics_it_makes_as_many_partitions_as_those_that_are_there(

@@ -60,21 +60,16 @@ def create(
     """  # fmt: skip
     import anyio
 
-    from outfitter_proto import topics as wanted
     from outfitter_service.cli import ledger
     from outfitter_service.config import connection
 
     where = connection(config, options.given(ctx))
 
-    async def make() -> tuple[list[str], list[Difference]]:
+    async def connected() -> tuple[list[str], list[Difference]]:
         async with ledger.opened(where) as bus:
-            count = await _partitions(bus, where, partitions)
-            made = await wanted.create(
-                bus, where.cluster, partitions=count, replication=replication, history=where.history
-            )
-            return made, await wanted.check(bus, where.cluster, history=where.history)
+            return await make(bus, where, partitions, replication)
 
-    made, differences = anyio.run(make)
+    made, differences = anyio.run(connected)
     if as_json:
         output.print_json({"created": made, "differences": [_plain(item) for item in differences]})
     else:
@@ -127,6 +122,23 @@ def _headline(item: Difference) -> str:
 
 def _plain(item: Difference) -> dict[str, object]:
     return item._asdict()
+
+
+async def make(
+    bus: Bus, where: Connection, partitions: int | None, replication: int | None
+) -> tuple[list[str], list[Difference]]:
+    """Make the topics that are missing; return the names of those made, and what is not as it should be.
+
+    Raises:
+        OutfitterCliError: there are topics, with another number of `partitions` than was asked for.
+    """
+    from outfitter_proto import topics as wanted
+
+    count = await _partitions(bus, where, partitions)
+    made = await wanted.create(bus, where.cluster, partitions=count, replication=replication, history=where.history)
+    if not made:
+        await _partitions(bus, where, partitions)  # perhaps a manager has made them just now
+    return made, await wanted.check(bus, where.cluster, history=where.history)
 
 
 async def _partitions(bus: Bus, where: Connection, asked: int | None) -> int:
