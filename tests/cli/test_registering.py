@@ -167,3 +167,4 @@ def test_a_cluster_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "nowhere.allocations" in done.stderr
     assert "outfitter topics create" in done.stderr
+    assert "outfitter serve" in done.stderr

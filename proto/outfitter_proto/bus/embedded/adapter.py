@@ -153,7 +153,8 @@ class EmbeddedBus(Bus):
         topic = self._topics.get(name) or await self._open.reading.read(partial(log.find_topic, name=name))
         if topic is None:
             raise UnknownTopicError(
-                f"topic {name!r} is not on the bus {self.url}: `outfitter topics create` makes the topics"
+                f"topic {name!r} is not on the bus {self.url}: a manager makes its cluster's topics when it starts "
+                "(`outfitter serve`), as does `outfitter topics create`"
             )
         self._topics[name] = topic
         topic.check_partition(partition)
