@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 
 import anyio
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from outfitter_proto.records import Allocation, AllocationState, Health, ReasonCode, ResolvedRequest, Source
 from outfitter_service.core.book import HostBook, Inventory
@@ -114,6 +117,27 @@ def test_resources_that_workers_make_up_share_one_label() -> None:
     assert told.allocations == {(OTHER, "failed"): 3}
     census.replay([record("a", "allocated", "D0", resource="no-longer-configured")])
     assert census.standing([]).allocations == {("no-longer-configured", "allocated"): 1}
+
+
+class _Name(str):
+    """A host's name that can be asked after."""
+
+
+def test_nothing_is_kept_of_a_host_that_is_forgotten() -> None:
+    """In cluster scope hosts come and go for as long as a manager runs."""
+    census, host = Census(["gpu"]), _Name("gone")
+    granted = structs.replace(record("a", "allocated", "D1"), host=host)
+    remembered = HostBook(host)
+    remembered.set_inventory("gpu", Inventory.of((device("D1"),)))
+    census.take({granted.key: granted})
+    assert census.standing([remembered]).devices["gpu", "held"] == 1
+    census.take({granted.key: structs.replace(granted, state="ended")})
+    census.take({granted.key: None})
+    assert not census.standing([]).devices
+    kept = weakref.ref(host)
+    del granted, remembered, host
+    gc.collect()
+    assert kept() is None
 
 
 async def test_the_gauges_show_a_grant_only_when_it_is_committed(bus: FaultyBus, serve: Serve) -> None:

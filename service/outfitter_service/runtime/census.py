@@ -31,6 +31,7 @@ class Census:
         self._pending: dict[str, int] = {}
         self._holders = Holders()
         self._known: dict[tuple[str, str], tuple[Inventory, object, _Ids]] = {}
+        """Of each host and resource that was shown last, worked out once for each report."""
 
     def replay(self, records: Iterable[Allocation]) -> list[Violation]:
         """Begin anew with all records of a ledger; return what the self-check finds of them."""
@@ -72,12 +73,17 @@ class Census:
     def standing(self, books: Iterable[HostBook]) -> Standing:
         """What is counted here; `books` are the ledger's, for their inventories and names."""
         devices: Counter[tuple[str, str]] = Counter()
+        before, self._known = self._known, {}  # so that hosts that are forgotten are so here
         for book in books:
             held: Iterable[str] = self._holders.held(book.host)
             if book.synonyms:
                 held = {book.canonical(name) for name in held}
             for resource, inventory in book.inventories.items():
-                for health, ids in self._ids(book, resource, inventory).items():
+                known = before.get((book.host, resource))
+                if known is None or known[0] is not inventory or known[1] is not book.synonyms:
+                    known = inventory, book.synonyms, _ids(book, inventory)
+                self._known[book.host, resource] = known
+                for health, ids in known[2].items():
                     taken = len(ids.intersection(held))
                     devices[resource, "held"] += taken
                     devices[resource, "free" if health == Health.HEALTHY else health] += len(ids) - taken
@@ -88,13 +94,10 @@ class Census:
             records=len(self._records),
         )
 
-    def _ids(self, book: HostBook, resource: str, inventory: Inventory) -> _Ids:
-        """A resource's devices by health, under their canonical names; worked out once for each report."""
-        known = self._known.get((book.host, resource))
-        if known is None or known[0] is not inventory or known[1] is not book.synonyms:
-            grouped: dict[str, set[str]] = {}
-            for device in inventory.devices:
-                grouped.setdefault(str(device.health), set()).add(book.canonical(device.id))
-            known = inventory, book.synonyms, {health: frozenset(ids) for health, ids in grouped.items()}
-            self._known[book.host, resource] = known
-        return known[2]
+
+def _ids(book: HostBook, inventory: Inventory) -> _Ids:
+    """A resource's devices by health, under their canonical names."""
+    grouped: dict[str, set[str]] = {}
+    for device in inventory.devices:
+        grouped.setdefault(str(device.health), set()).add(book.canonical(device.id))
+    return {health: frozenset(ids) for health, ids in grouped.items()}

@@ -44,6 +44,8 @@ class Holders:
             for device in _exclusive(left):
                 if holder.get(device) == key:
                     del holder[device]
+            if not holder:
+                self._holders.pop(left.host, None)
         found: list[Violation] = []
         holders = self._holders
         for key, record in changed.items():
