@@ -377,17 +377,19 @@ def test_leaving_leaves_no_thread_and_no_file_behind(real: Stage) -> None:
 def test_a_signal_that_wakes_nobody_is_handled_while_a_context_is_entered() -> None:
     """One that comes just before the main thread falls asleep. `interrupt_main` is like it: it only leaves a note."""
     program = """
-        import _thread, signal, threading, time
+        import _thread, signal, sys, threading
         from concurrent.futures import Future
         from outfitter.backend import wait_for
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        ready, handled = Future(), threading.Event()
+        sys.setswitchinterval(1000)  # the other thread goes on when this one falls asleep, and not before
+        ready, waiting, handled = Future(), threading.Event(), threading.Event()
         def main_is_told():
-            time.sleep(0.2)
+            waiting.wait()
             _thread.interrupt_main()
             if not handled.wait(20):
                 ready.set_result(None)
         threading.Thread(target=main_is_told, daemon=True).start()
+        waiting.set()
         try:
             wait_for(ready)
         except KeyboardInterrupt:
