@@ -179,6 +179,17 @@ async def test_what_is_too_large_costs_itself_only_ahead_of_a_flood_too(tmp_path
         assert report.counts["dead letters"] == 1
 
 
+async def test_an_input_that_begins_anew_is_looked_ahead_of_whatever_was_too_large_before(
+    bus: FaultyBus, tmp_path: Path
+) -> None:
+    async with managed(bus, tmp_path, LITTLE) as house:
+        await house.ready()
+        house.processor.scout.rest(until=10 * FLOOD)
+        house.processor._station.input_lost("the topic was deleted and made anew")
+        await say(bus, *flood(SMALL_FLOOD), register("quiet", host="other", gpu=1))
+        assert (await place(bus, "other/quiet/1"))["to"] < SMALL_FLOOD
+
+
 class Unhurried(FaultyBus):
     """An embedded bus of which the first reader of registrations gets no further than `line` before `go` is set."""
 
