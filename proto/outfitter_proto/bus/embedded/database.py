@@ -109,7 +109,7 @@ class Database:
             with anyio.CancelScope(shield=True):
                 await self._thread.run(self._disconnect, turn=self._lock, after=lambda _: None)
         except (TurnTimeoutError, EndTimeoutError, BusError):
-            pass  # the connection stays open until the process ends, which loses nothing that was committed
+            pass  # the thread closes it once its turn comes, and loses nothing that was committed
         finally:
             self._thread.stop()
 
