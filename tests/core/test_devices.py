@@ -219,7 +219,7 @@ def restarted(desk: Desk, *specs: m.ResourceSpec) -> Desk:
     ledger = Ledger()
     for record in desk.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
-    ledger.token = desk.ledger.token
+    ledger.resume(commit=desk.ledger.commits, token=desk.ledger.token)
     again = Desk(*specs, ledger=ledger)
     again.offset = desk.offset
     again.say(m.Reschedule(host="h"))

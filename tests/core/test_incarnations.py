@@ -109,6 +109,19 @@ def test_a_newer_incarnation_that_fails_supersedes_all_the_same() -> None:
     assert desk["w"].reason_code == "superseded"
 
 
+def test_a_rollback_takes_back_the_tokens_of_all_but_the_settled_commits() -> None:
+    desk = desk_with("a", "b", "c")
+    desk.register("w", 1)
+    desk.ledger.seal()
+    desk.register("x", 1)  # decided while the first commit is under way
+    desk.ledger.settle()
+    assert desk.ledger.token == 2
+    desk.ledger.seal()
+    desk.register("y", 1)
+    desk.ledger.rollback()
+    assert (desk.ledger.token, list(desk.ledger.allocations)) == (1, ["h/w/1"])
+
+
 # --- late, repeated, reordered -------------------------------------------------------------------------
 
 

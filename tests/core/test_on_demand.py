@@ -159,7 +159,7 @@ def test_a_question_that_a_crash_lost_is_put_again() -> None:
     ledger = Ledger()
     for record in desk.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
-    ledger.token = desk.ledger.token
+    ledger.resume(commit=desk.ledger.commits, token=desk.ledger.token)
     again = ScriptedDesk(desk.script, ledger=ledger)
     again.say(m.Reschedule(host="h"))
     again.answer()

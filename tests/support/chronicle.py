@@ -27,7 +27,7 @@ from outfitter_proto.records import (
 )
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules, implied
-from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost, SetToken
+from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost
 from outfitter_service.core.replay import Replay, differences
 from outfitter_service.runtime.batch import Batch
 from outfitter_service.runtime.snapshots import Pace, Snapshots
@@ -181,8 +181,7 @@ class Chronicle:
                 case Host():
                     self.ledger.restore(PutHost(record))
                 case Checkpoint():
-                    self.ledger.restore(SetToken(record.token))
-                    self.ledger.commits = record.commit
+                    self.ledger.resume(commit=record.commit, token=record.token)
                 case _:
                     raise AssertionError(record)
         self.said.clear()

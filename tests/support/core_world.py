@@ -27,7 +27,7 @@ from outfitter_proto.records import (
 from outfitter_service.core import model as m
 from outfitter_service.core.book import HostBook, queue_entry
 from outfitter_service.core.decide import Decision, Rules, decide, implied, renumber, work_out
-from outfitter_service.core.ledger import DropAllocation, Ledger, PutAllocation, PutHost, SetInventory, SetToken
+from outfitter_service.core.ledger import DropAllocation, Ledger, PutAllocation, PutHost, SetInventory
 from support.desk import HOST, START
 
 ALIASES = {"g0": ("p0",), "g1": ("p1", "x1")}
@@ -244,8 +244,7 @@ class World:
         ledger = Ledger()
         for record in self.topic.values():
             ledger.restore(PutAllocation(record.key, record) if isinstance(record, Allocation) else PutHost(record))
-        ledger.restore(SetToken(self.token))
-        ledger.commits = self.ledger.commits
+        ledger.resume(commit=self.ledger.commits, token=self.token)
         assert not ledger.dirty
         assert ledger.touched() == []
         return ledger

@@ -25,7 +25,6 @@ __all__ = [
     "PutAllocation",
     "PutHost",
     "SetInventory",
-    "SetToken",
     "exclusive_ids",
 ]
 
@@ -55,11 +54,7 @@ class SetInventory(Struct, frozen=True, gc=False):
     inventory: Inventory
 
 
-class SetToken(Struct, frozen=True, gc=False):
-    token: int
-
-
-Change = PutAllocation | DropAllocation | PutHost | DropHost | SetInventory | SetToken
+Change = PutAllocation | DropAllocation | PutHost | DropHost | SetInventory
 
 
 class Ledger:
@@ -74,6 +69,8 @@ class Ledger:
         self._undo: list[Change] = []
         self._sealed: list[Change] = []
         self._sealing = False
+        self._sealed_token = 0
+        self._settled_token = 0
 
     def book(self, host: str) -> HostBook:
         """The book of `host`, made empty if it is new."""
@@ -103,7 +100,6 @@ class Ledger:
             return _key(change)
         key, record = change.key, change.record
         if record.token is not None and record.token > self.token:
-            self._undo.append(SetToken(self.token))
             self.token = record.token
         self._undo.append(self._put(key, record))
         return key
@@ -114,6 +110,11 @@ class Ledger:
             self._put(change.key, change.record)
         else:
             self._apply(change)
+
+    def resume(self, *, commit: int, token: int) -> None:
+        """Go on after the commit of that number, whose last fencing token was `token`."""
+        self.commits = commit
+        self.token = self._sealed_token = self._settled_token = token
 
     def touched(self) -> list[tuple[str, Allocation | Host | None]]:
         """The keys changed since the last seal, with what is under them now (None: a tombstone)."""
@@ -128,12 +129,14 @@ class Ledger:
         """What was applied goes into a commit, the next of this writer; what is applied from now on, into the one after
         it. One commit at a time."""
         self._sealed, self._undo = self._undo, []
+        self._sealed_token = self.token
         self._sealing = True
         self.commits += 1
 
     def settle(self) -> None:
         """What was sealed is committed."""
         self._sealed = []
+        self._settled_token = self._sealed_token
         self._sealing = False
 
     def keep(self) -> None:
@@ -145,6 +148,7 @@ class Ledger:
         for changes in (self._undo, self._sealed):
             while changes:
                 self._apply(changes.pop())
+        self.token = self._settled_token
         if self._sealing:
             self._sealing = False
             self.commits -= 1
@@ -160,9 +164,6 @@ class Ledger:
         match change:
             case PutAllocation(key=key, record=record):
                 return self._put(key, record)
-            case SetToken(token=new):
-                token, self.token = self.token, new
-                return SetToken(token)
             case DropAllocation(key=key):
                 return self._drop(key)
             case SetInventory(host=host, resource=resource, inventory=inventory):

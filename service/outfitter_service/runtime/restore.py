@@ -20,7 +20,7 @@ from outfitter_proto.bus import Bus, OffsetOutOfRangeError
 from outfitter_proto.codec import UnknownTypeError, WireError, decode_ledger
 from outfitter_proto.names import checkpoint_key, host_of, sweeper_writer
 from outfitter_proto.records import Allocation, AllocationState, Checkpoint, Device, Host, LedgerRecord
-from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost, SetToken
+from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost
 from outfitter_service.runtime.remit import Remit
 
 log = structlog.get_logger("outfitter.restore")
@@ -131,8 +131,7 @@ async def _build(read: _Log, remit: Remit, place: str) -> tuple[Ledger, Checkpoi
         if allocation.host not in remit.refused:
             ledger.restore(PutAllocation(allocation.key, allocation))
     if checkpoint is not None:
-        ledger.restore(SetToken(checkpoint.token))
-        ledger.commits = checkpoint.commit
+        ledger.resume(commit=checkpoint.commit, token=checkpoint.token)
     return ledger, checkpoint
 
 
