@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from outfitter_service.core import model as m
 from outfitter_service.runtime.agenda import Agenda
+from outfitter_service.runtime.bell import Bell
 from outfitter_service.runtime.clock import Clock
 
 
@@ -13,7 +14,7 @@ def report(name: str, *, host: str = "h", resource: str = "gpu", asked: int = 0)
 
 
 def test_a_driver_that_reports_again_and_again_while_nothing_is_decided_piles_up_nothing() -> None:
-    agenda = Agenda(Clock())
+    agenda = Agenda(Clock(), Bell())
     agenda.add(report("first"))
     agenda.add(m.OwnerDied(allocation="h/w/1", detail=""))
     agenda.add(report("other", resource="fpga"))
@@ -27,7 +28,7 @@ def test_a_driver_that_reports_again_and_again_while_nothing_is_decided_piles_up
 
 
 def test_a_report_after_one_that_was_taken_up_comes_last() -> None:
-    agenda = Agenda(Clock())
+    agenda = Agenda(Clock(), Bell())
     agenda.add(report("first"))
     taken = agenda.queue.popleft()
     agenda.add(m.Reschedule(host="h"))
@@ -39,7 +40,7 @@ def test_a_report_after_one_that_was_taken_up_comes_last() -> None:
 
 
 def test_the_answers_of_a_driver_that_is_asked_are_all_kept() -> None:
-    agenda = Agenda(Clock())
+    agenda = Agenda(Clock(), Bell())
     agenda.add(report("a", asked=1))
     agenda.add(report("b", asked=2))
     assert [event.asked for event in agenda.queue if isinstance(event, m.DriverReport)] == [1, 2]

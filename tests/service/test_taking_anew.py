@@ -77,7 +77,7 @@ async def test_what_is_observed_anew_does_not_pile_up_while_commits_fail(
     async with serve(static(3), identity=another(machine_id="m", boot_id="the next"), ready=False) as house:
         bus.script = fail
         for worker in "abc":
-            house.processor.emit(m.OwnerDied(allocation=f"h/{worker}/1", detail="seen"))
+            house.processor.agenda.add(m.OwnerDied(allocation=f"h/{worker}/1", detail="seen"))
         with anyio.fail_after(20):
             await enough.wait()
         queued = list(house.processor.agenda.queue)

@@ -171,7 +171,7 @@ class HostManager(Manager):
     async def _serve(self) -> None:
         async with anyio.create_task_group() as tasks:
             started = anyio.Event()
-            tasks.start_soon(lambda: self._pool.run(self.processor.emit, started=started, host=self._host.name))
+            tasks.start_soon(lambda: self._pool.run(self.processor.agenda.add, started=started, host=self._host.name))
             await started.wait()
             await self.processor.run()
             tasks.cancel_scope.cancel()

@@ -69,7 +69,7 @@ class Chronicle:
         return Batch(self.ledger, self.rules, self.now, meet=self.unexpected, history=self.history)
 
     @staticmethod
-    def unexpected(host: str) -> None:
+    def unexpected(_: object, host: str) -> None:
         raise AssertionError(f"nobody said anything of {host}")
 
     # --- what `World` has, too ---

@@ -207,7 +207,7 @@ async def serving(
 
     async with anyio.create_task_group() as tasks:
         started = anyio.Event()
-        tasks.start_soon(lambda: pool.run(processor.emit, started=started, host=identity.host))
+        tasks.start_soon(lambda: pool.run(processor.agenda.add, started=started, host=identity.host))
         await started.wait()
         tasks.start_soon(live)
         try:

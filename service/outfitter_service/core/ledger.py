@@ -116,6 +116,13 @@ class Ledger:
         self.commits = commit
         self.token = self._sealed_token = self._settled_token = token
 
+    def clear(self) -> None:
+        """Hold nothing any more."""
+        self.hosts.clear()
+        self.allocations.clear()
+        self.devices.clear()
+        self._undo, self._sealed = [], []
+
     def touched(self) -> list[tuple[str, Allocation | Host | None]]:
         """The keys changed since the last seal, with what is under them now (None: a tombstone)."""
         keys = dict.fromkeys(key for change in self._undo if (key := _key(change)))

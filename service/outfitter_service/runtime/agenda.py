@@ -13,6 +13,7 @@ from itertools import chain
 
 from outfitter_proto.records import Note
 from outfitter_service.core import model as m
+from outfitter_service.runtime.bell import Bell
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.retries import Retries, edges
 
@@ -21,16 +22,17 @@ class Agenda:
     """`queue` is in order. `retries` are tried again later, `notes` are for the history with the next commit.
     `ended_boot_id` is the boot in which the last manager worked, as long as deaths by its end may be undecided."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, bell: Bell) -> None:
         self.queue: deque[m.Event] = deque()
         self.retries = Retries(clock)
         self.notes: list[Note] = []
         self.ended_boot_id: str | None = None
         self._reports: dict[tuple[str, str], m.DriverReport] = {}
+        self._bell = bell
 
     def add(self, event: m.Event) -> None:
-        """Queue an event. An inventory that nobody has looked at yet is replaced by the next one: drivers that report
-        again and again while the bus is away pile up nothing."""
+        """Queue an event, and ring for it. An inventory that nobody has looked at yet is replaced by the next one:
+        drivers that report again and again while the bus is away pile up nothing."""
         if isinstance(event, m.DriverReport):
             before = self._reports.get((event.host, event.resource))
             self._reports[event.host, event.resource] = event
@@ -40,6 +42,7 @@ class Agenda:
                         self.queue[place] = event
                         return
         self.queue.append(event)
+        self._bell.ring()
 
     def give_back(self, events: Iterable[m.Event], *, but: Iterable[m.Event]) -> None:
         """The commits that included `events` failed: they come first again, without what those commits led to."""

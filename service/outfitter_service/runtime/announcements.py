@@ -40,6 +40,14 @@ class Announcements:
             if book.incarnations and (book.record is None or book.record.manager.stopped_at is not None)
         ]
 
+    def meet(self, batch: Batch, host: str) -> str | None:
+        """A host that was never heard of: it is served from now on, or this is why not."""
+        most = self._station.limits.hosts
+        if len(self._ledger.hosts) >= most:
+            return f"host {host!r} is new, and this manager serves at most {most} hosts of one partition"
+        self.announce(batch, host)
+        return None
+
     def go_on(self, batch: Batch, full: float) -> None:
         """Announce those that wait for it, as many as there is room for."""
         while self._waiting and batch.bytes < full:

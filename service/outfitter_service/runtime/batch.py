@@ -50,13 +50,13 @@ class Batch:
         rules: Rules,
         now: datetime,
         *,
-        meet: Callable[[str], str | None],
+        meet: Callable[[Batch, str], str | None],
         base: int = 0,
         history: bool = True,
     ) -> None:
         """`base` is added to offsets to make numbers that only grow: see `records.InputPosition`. `meet` is told of a
-        host that the ledger does not know, before its first registration is decided; it may answer why that one is
-        refused."""
+        host that the ledger does not know, before its first registration is decided; it may say something of it here,
+        or answer why that one is refused."""
         self.ledger = ledger
         self.now = now
         self.notes: list[Note] = []
@@ -127,7 +127,7 @@ class Batch:
         if type(registration) is not Heartbeat:
             book = self.ledger.hosts.get(registration.host)
             if book is None or book.record is None:
-                stranger = self._meet(registration.host)
+                stranger = self._meet(self, registration.host)
                 if stranger is not None:
                     self.refuse(message, stranger)
                     return

@@ -56,7 +56,6 @@ class Cycle:
         self._writer = writer
         self._stop = stop
         self._since = since
-        self._wake = anyio.Event()
         self._full = writer.max_batch_bytes * FILL
         self._most_history = writer.max_batch_bytes  # in one batch: a second one waits for the first
         self._log = station.telling.log
@@ -72,9 +71,6 @@ class Cycle:
         self.opened = False
         self.first_commit = anyio.Event()
         self._open = self._new_work(place, opening=True)
-
-    def wake(self) -> None:
-        self._wake.set()
 
     def oldest(self) -> Message | None:
         """The message that has waited longest for a decision to be settled."""
@@ -157,9 +153,7 @@ class Cycle:
             return
         if self._sent is None and self._stopping:
             return
-        with anyio.move_on_after(TICK_S):
-            await self._wake.wait()
-        self._wake = anyio.Event()
+        await self._station.bell.wait(TICK_S)
 
     @property
     def _more(self) -> bool:
@@ -179,19 +173,11 @@ class Cycle:
             structs.replace(station.rules, chunk=station.portion.chunk),
             self._station.clock.utc(),
             base=self.place.base,
-            meet=self._meet,
+            meet=self._announcements.meet,
             history=station.limits.history is not None,
         )
         ahead = {key: offset for key, offset in after.ahead.items() if offset > after.position}
         return Work(batch=batch, position=after.position, ahead=ahead, opening=opening)
-
-    def _meet(self, host: str) -> str | None:
-        """A host that was never heard of: it is served from now on, or this is why not."""
-        most = self._station.limits.hosts
-        if len(self.ledger.hosts) >= most:
-            return f"host {host!r} is new, and this manager serves at most {most} hosts of one partition"
-        self._announcements.announce(self._open.batch, host)
-        return None
 
     # --- deciding ---
 
@@ -293,14 +279,15 @@ class Cycle:
         try:
             await self._writer.commit(work.batch.transaction(self._station.topics, told))
         except BusError as error:
-            work.trouble = error
+            # without its frames: they hold this cycle, and with it a ledger that nobody needs any more
+            work.trouble = error.with_traceback(None)
         else:
             self._station.metrics.commits.labels("ok").inc()
             self._station.metrics.commit_seconds.observe(self._station.clock.monotonic() - begun)
             self._committed_at = self._station.clock.monotonic()
             self._checkpointed = work.position
         work.done = True
-        self._wake.set()
+        self._station.bell.ring()
 
     # --- afterwards ---
 

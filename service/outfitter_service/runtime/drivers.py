@@ -59,7 +59,9 @@ class DriverPool:
                 started.set()
                 await anyio.sleep_forever()
         finally:
-            self._tasks = None
+            self._tasks = self._emit = None
+            self._hosts.clear()
+            self._looking.clear()
 
     @property
     def hosts(self) -> set[str]:

@@ -75,7 +75,7 @@ class PartitionServer:
         """Serve until the processor has stopped; see `Processor.run` for what it raises."""
         async with anyio.create_task_group() as tasks:
             started = anyio.Event()
-            tasks.start_soon(lambda: self._pool.run(self.processor.emit, started=started, host=self._host))
+            tasks.start_soon(lambda: self._pool.run(self.processor.agenda.add, started=started, host=self._host))
             await started.wait()
             await self.processor.run()
             tasks.cancel_scope.cancel()

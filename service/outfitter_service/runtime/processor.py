@@ -22,6 +22,7 @@ from outfitter_service.core.ledger import Ledger
 from outfitter_service.metrics import Metrics, Standing
 from outfitter_service.runtime.agenda import Agenda
 from outfitter_service.runtime.attendance import Attendance
+from outfitter_service.runtime.bell import Bell
 from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.cycle import Cycle, RecycledError
 from outfitter_service.runtime.drivers import DriverCalls
@@ -81,6 +82,7 @@ class Processor:
         self._since = clock.utc()
         self._still_mine = still_mine
         self._stop = Stop()
+        self._bell = Bell()
         self._cycle: Cycle | None = None
         self._seen_commit: int | None = None
         self._doing = "taking the partition"
@@ -90,7 +92,7 @@ class Processor:
         """Set once registrations have been answered."""
         self.neighbours: dict[bytes, bytes] = {}
         """The records of the partition's other hosts, as they were when it was taken."""
-        self.agenda = Agenda(clock)
+        self.agenda = Agenda(clock, self._bell)
         self.attendance = Attendance(
             bus,
             topics.registrations,
@@ -98,7 +100,7 @@ class Processor:
             identity=identity,
             grace_s=limits.lease_grace_s,
             default_lease_s=rules.lease_s or SUPERSEDED_LEASE_S,
-            wake=self.wake,
+            wake=self._bell.ring,
             clock=clock,
             owner_watch=owner_watch,
         )
@@ -106,11 +108,13 @@ class Processor:
             bus,
             topics.registrations,
             partition,
-            wake=self.wake,
+            wake=self._bell.ring,
             healed=self.attendance.renew_all,
             most=limits.read_ahead,
         )
-        self.scout = Scout(bus, topics.registrations, partition, remit, self.intake, wake=self.wake, light=limits.light)
+        self.scout = Scout(
+            bus, topics.registrations, partition, remit, self.intake, wake=self._bell.ring, light=limits.light
+        )
         self._station = Station(
             bus=bus,
             topics=topics,
@@ -122,6 +126,7 @@ class Processor:
             metrics=metrics,
             clock=clock,
             drivers=drivers,
+            bell=self._bell,
             agenda=self.agenda,
             attendance=self.attendance,
             intake=self.intake,
@@ -166,20 +171,19 @@ class Processor:
             oldest_unanswered_s=max(0.0, waits),
         )
 
-    def wake(self) -> None:
-        if self._cycle is not None:
-            self._cycle.wake()
-
-    def emit(self, event: m.Event) -> None:
-        """Queue an internal event; it stays queued until a commit that includes it has returned."""
-        self.agenda.add(event)
-        self.wake()
-
     def stop(self, *, parting: bool = True) -> None:
         """Finish the commit under way, say in the ledger that nobody manages the hosts now (unless not `parting`: a
         successor is expected), and return from `run`."""
         self._stop.ask(parting=parting)
-        self.wake()
+        self._bell.ring()
+
+    def let_go(self) -> None:
+        """Hold nothing large any more, once `run` has ended. What is cancelled stays in tracebacks, and the collector
+        would come to those, with all that has lived for long, after days."""
+        self.ledger.clear()
+        self.neighbours.clear()
+        self.intake.clear()
+        self._station.telling.census.replay(())
 
     async def run(self) -> None:
         """Serve until stopped.

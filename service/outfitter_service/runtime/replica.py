@@ -176,7 +176,8 @@ class Replica:
             with scope:
                 await self._patiently(partition)
         finally:
-            del self.servers[partition], self._scopes[partition]
+            self.servers.pop(partition).processor.let_go()
+            del self._scopes[partition]
             if not self.servers:
                 self._emptied.set()
         # lost and assigned again while it was ending: begin it again

@@ -15,6 +15,7 @@ from outfitter_service.core.decide import Rules
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.agenda import Agenda
 from outfitter_service.runtime.attendance import Attendance
+from outfitter_service.runtime.bell import Bell
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.drivers import DriverCalls
 from outfitter_service.runtime.identity import Identity
@@ -77,6 +78,7 @@ class Station(Struct, kw_only=True):
     metrics: Metrics
     clock: Clock
     drivers: DriverCalls
+    bell: Bell
     agenda: Agenda
     attendance: Attendance
     intake: Intake
