@@ -17,7 +17,7 @@ from outfitter_service.cli.errors import warn
 if TYPE_CHECKING:
     from outfitter_service.runtime.service import Service
 
-COLLECT_AFTER = (10_000, 50, 1000)
+COLLECT_AFTER = (50_000, 20, 1000)
 """When garbage is collected. A ledger is many objects that live long and have no cycles among them: with Python's own
 figures (700, 10, 10) a manager under load spends a sixth of its time looking through them."""
 

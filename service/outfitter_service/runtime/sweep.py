@@ -167,20 +167,23 @@ class Sweep:
             self._position = self._claimed = error.start
             return
         due = self._task.clock.monotonic() + self._task.grace_s
+        served: set[bytes | None] = set()  # from here on: what is known of hosts stays so until something is awaited
         for message in messages:
-            self._look_at(message, due)
+            if message.key not in served and self._look_at(message, due) is Standing.SERVED:
+                served.add(message.key)
 
-    def _look_at(self, message: Message, due: float) -> None:
-        """Keep a message unless it is surely somebody's."""
+    def _look_at(self, message: Message, due: float) -> Standing:
+        """Keep a message unless it is surely somebody's, or wants no answer."""
         key = message.key
         why = misdirected(key, self._task.partition, self._task.partitions)
         host = key.decode() if why is None and key is not None else ""
-        if why is None and self.roll is not None and self.roll.standing(host, message.offset) is Standing.SERVED:
-            return
-        if why is None and not _asks(message):
-            return
-        self._held.append(_Held(message=message, due=due, host=host, why=why))
-        self._bytes += len(message.value or b"")
+        standing = Standing.UNKNOWN
+        if why is None and self.roll is not None:
+            standing = self.roll.standing(host, message.offset)
+        if standing is not Standing.SERVED and (why is not None or _asks(message)):
+            self._held.append(_Held(message=message, due=due, host=host, why=why))
+            self._bytes += len(message.value or b"")
+        return standing
 
     # --- answering -----------------------------------------------------------------------------------------
 
