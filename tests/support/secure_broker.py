@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,9 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from support.broker import READY_WITHIN, Broker, answers, free_port
 
+_ANY = AclBindingFilter(
+    ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+)
 LISTENERS = {
     "plain": "PLAINTEXT", "tls": "SSL", "mutual": "SSL", "othername": "SSL", "expired": "SSL",
     "sasl": "SASL_SSL", "open": "SASL_PLAINTEXT", "short": "SASL_PLAINTEXT",
@@ -153,11 +156,21 @@ class SecureBroker(Broker):
         self.passwords.pop(user)
 
     def allow(self, *rights: AclBinding) -> None:
+        """Grant rights, and wait until the broker goes by them."""
         self._await(self.admin.create_acls(list(rights)))
+        self._until(lambda known: known.issuperset(rights))
 
     def withdraw(self, *rights: AclBinding) -> None:
         """Take rights away, and wait until they are gone."""
         self._await(self.admin.delete_acls([_only(right) for right in rights]))
+        self._until(lambda known: known.isdisjoint(rights))
+
+    def _until(self, condition: Callable[[set[AclBinding]], bool]) -> None:
+        """The controller answers before the broker's authorizer has heard of a change; what that one knows it shows."""
+        deadline = time.monotonic() + READY_WITHIN
+        while not condition(set(self.admin.describe_acls(_ANY).result(20))):
+            assert time.monotonic() < deadline, "the broker does not hear of a change of rights"
+            time.sleep(0.005)
 
     def start(self) -> None:
         os.environ["JAVA_TOOL_OPTIONS"] = (
