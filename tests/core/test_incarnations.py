@@ -120,6 +120,10 @@ def test_a_rollback_takes_back_the_tokens_of_all_but_the_settled_commits() -> No
     desk.register("y", 1)
     desk.ledger.rollback()
     assert (desk.ledger.token, list(desk.ledger.allocations)) == (1, ["h/w/1"])
+    desk.ledger.settle()  # as of what needed no commit
+    desk.register("z", 1)
+    desk.ledger.rollback()
+    assert desk.ledger.token == 1
 
 
 # --- late, repeated, reordered -------------------------------------------------------------------------

@@ -46,6 +46,12 @@ class Leases:
         self._deadline.pop(key, None)
         self._look.pop(key, None)
 
+    def clear(self) -> None:
+        """Nobody has a lease any more."""
+        for by_key in (self._length, self._deadline, self._look):
+            by_key.clear()
+        self._heap.clear()
+
     def renew_all(self, now: float) -> None:
         """After an outage, a restart or a suspended machine nobody could be heard: one whole lease for all."""
         for key in self._deadline:

@@ -155,7 +155,7 @@ class Ledger:
         for changes in (self._undo, self._sealed):
             while changes:
                 self._apply(changes.pop())
-        self.token = self._settled_token
+        self.token = self._sealed_token = self._settled_token
         if self._sealing:
             self._sealing = False
             self.commits -= 1

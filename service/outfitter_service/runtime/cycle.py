@@ -279,8 +279,7 @@ class Cycle:
         try:
             await self._writer.commit(work.batch.transaction(self._station.topics, told))
         except BusError as error:
-            # without its frames: they hold this cycle, and with it a ledger that nobody needs any more
-            work.trouble = error.with_traceback(None)
+            work.trouble = _frameless(error)
         else:
             self._station.metrics.commits.labels("ok").inc()
             self._station.metrics.commit_seconds.observe(self._station.clock.monotonic() - begun)
@@ -401,3 +400,13 @@ class Cycle:
         station.input_lost(str(lost))
         self._open = self._new_work(place)
         return None
+
+
+def _frameless(error: BusError) -> BusError:
+    """An error that may be kept: the frames of its traceback hold the cycle that keeps it, and with it a ledger that
+    nobody needs any more. Those of its causes do so as well, for frames know their callers from Python 3.12 on."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error

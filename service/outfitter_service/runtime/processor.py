@@ -183,6 +183,8 @@ class Processor:
         self.ledger.clear()
         self.neighbours.clear()
         self.intake.clear()
+        self.scout.reset(Place(topic_id="", position=0))
+        self.attendance.leases.clear()
         self._station.telling.census.replay(())
 
     async def run(self) -> None:
@@ -217,6 +219,7 @@ class Processor:
                     self._log.info("taking the partition anew", reason=str(trouble))
                 else:
                     self._log.warning("the bus failed, taking the partition anew", error=str(trouble), delay_s=delay)
+                del trouble  # its traceback holds all that the tenure worked with
                 await self._pause(delay)
                 delay = min(delay * 2, LONGEST_DELAY_S)
                 await self._wait_while_not_mine()
@@ -288,7 +291,7 @@ class Processor:
                     if station.remit.host is None:
                         tasks.start_soon(self.scout.run)
                     tasks.start_soon(self.attendance.listen)
-                    tasks.start_soon(self._look_for_rivals, cycle, restored)
+                    tasks.start_soon(self._look_for_rivals, cycle.first_commit, restored.end)
                     trouble = await cycle.run(self._set_ready)
                     tasks.cancel_scope.cancel()
             finally:
@@ -300,15 +303,13 @@ class Processor:
         station = self._station
         return await restore(station.bus, station.topics.allocations, station.partition, station.remit)
 
-    async def _look_for_rivals(self, cycle: Cycle, restored: Restored) -> None:
+    async def _look_for_rivals(self, opened: anyio.Event, end: int) -> None:
         """Two managers of different scopes that start at the same moment do not see each other before they have
-        written: look once more after the first commit."""
+        written: look once more after the first commit, from the `end` of what was read before it."""
         station = self._station
-        await cycle.first_commit.wait()
+        await opened.wait()
         try:
-            found = await rivals_since(
-                station.bus, station.topics.allocations, station.partition, station.remit, restored.end
-            )
+            found = await rivals_since(station.bus, station.topics.allocations, station.partition, station.remit, end)
         except BusError as error:
             self._log.warning("cannot look for managers of the other scope", error=str(error))
             return

@@ -121,9 +121,13 @@ class JobThread:
             raise TurnTimeoutError
         if not call.finished.is_set():
             raise EndTimeoutError
-        if call.error is not None:
-            raise call.error
-        return call.result
+        error, call.error = call.error, None
+        if error is None:
+            return call.result
+        try:
+            raise error
+        finally:
+            del error  # or the frames of its traceback, this one among them, would hold it, and all that they work with
 
     def _work(self) -> None:
         while (call := self._queue.get()) is not None:

@@ -82,7 +82,10 @@ class KafkaReader(Reader):
             if not self._asking.done():
                 return []
             asked, self._asking = self._asking, None
-            self._answer = asked.result()
+            try:
+                self._answer = asked.result()
+            finally:
+                del asked  # or its error's traceback would hold it, and all that the callers have read
             self.heard = True
             if self._answer.next > self.position:
                 self._asking = self._ask(self._answer.next)
@@ -96,6 +99,7 @@ class KafkaReader(Reader):
     async def aclose(self) -> None:
         """Let go of the connections. Repeatable and bounded."""
         self._closed = True
+        self._buffer, self._taken, self._answer = [], 0, None
         await self._stop_asking()
         await self._cluster.aclose()
 
@@ -123,9 +127,8 @@ class KafkaReader(Reader):
                 self._answer = None
                 break
             if visible and batch.next > self._decoded:
-                found = self._messages(batch)
-                if batch.base < self._decoded:  # brokers send whole batches
-                    found = [message for message in found if message.offset >= self._decoded]
+                # A batch may begin before the position: brokers send whole ones.
+                found = [m for m in self._messages(batch) if m.offset >= self._decoded]
                 weight += sum(len(m.value) for m in found if m.value is not None)
                 self._buffer += found
             self._decoded = max(self._decoded, batch.next)
