@@ -5,17 +5,21 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from traceback import walk_tb
 from typing import Any
 
 import anyio
 import pytest
 
-from outfitter_proto.bus import BusUnavailableError, CommitUnknownError
+from outfitter_proto.bus import BusUnavailableError, CommitUnknownError, Message, Reader
+from outfitter_proto.names import host_writer
 from outfitter_service.core.ledger import Ledger
+from outfitter_service.runtime.remit import HostRemit
+from outfitter_service.runtime.restore import restore
 from service.conftest import Serve
 from service.test_taking_anew import TaintedBus
 from support.faulty_bus import FaultyBus
-from support.house import register, static
+from support.house import HOST, TOPICS, register, static
 
 
 @pytest.fixture
@@ -94,6 +98,69 @@ async def test_the_ledger_of_a_tainted_writer_is_gone_when_the_next_one_has_its_
         await house.state("third", "allocated")
         await house.ready()
         assert ledgers() == 1
+
+
+async def test_an_error_that_is_kept_keeps_no_ledger(bus: FaultyBus, serve: Serve) -> None:
+    """As a bus keeps the last one, to tell why it cannot be used."""
+    kept: list[Exception] = []
+    async with serve(static(3)) as house:
+        await house.say(register("first", gpu=1))
+        await house.state("first", "allocated")
+        first = house.processor.ledger
+        due = ["commit:before", "topic:after"]
+
+        async def fail(point: str) -> None:
+            if due and point == due[0]:
+                due.pop(0)
+                kept.append(BusUnavailableError("lost"))
+                raise kept[-1]
+
+        bus.script = fail
+        await house.say(register("second", gpu=1))
+        await house.state("second", "allocated")
+        await house.ready()
+        ledgers = [each for each in map(_ledger_of, kept) if each is not None]
+        assert ledgers
+        assert not first.allocations
+        assert not any(each.hosts or each.allocations for each in ledgers)
+        assert house.processor.ledger.allocations.keys() == {"h/first/1", "h/second/1"}
+
+
+def _ledger_of(error: Exception) -> Ledger | None:
+    """The replayed ledger in an error's traceback."""
+    restored = [frame.f_locals["restored"] for frame, _ in walk_tb(error.__traceback__) if "restored" in frame.f_locals]
+    return restored[0].ledger if restored else None
+
+
+class _OneByOne(FaultyBus):
+    """A bus whose every fetch brings one record, and fails when `left` of them are used up."""
+
+    left = 2
+
+    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
+        reader = await super().open_reader(topic, partition, start=start, committed=committed)
+        fetch = reader.fetch
+
+        async def fetch_one(*, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:
+            if self.left == 0:
+                raise BusUnavailableError("lost")
+            self.left -= 1
+            return await fetch(max_records=1, timeout=timeout)
+
+        reader.fetch = fetch_one  # type: ignore[method-assign]
+        return reader
+
+
+async def test_a_replay_that_fails_leaves_nothing_of_what_it_has_read(url: str, bus: FaultyBus, serve: Serve) -> None:
+    async with serve(static(3)) as house:
+        await house.say(register("first", gpu=1))
+        await house.state("first", "allocated")
+    async with _OneByOne(url) as slow:
+        with pytest.raises(BusUnavailableError) as failed:
+            await restore(slow, TOPICS.allocations, 0, HostRemit(HOST, host_writer(HOST)))
+    [read] = [frame.f_locals["last"] for frame, _ in walk_tb(failed.tb) if "last" in frame.f_locals]
+    assert read == {}
+    assert slow.left == 0
 
 
 @pytest.mark.usefixtures("ledgers")

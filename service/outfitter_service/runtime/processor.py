@@ -375,9 +375,11 @@ class Processor:
     async def _adopt(self, restored: Restored) -> Place:
         """Make a replayed ledger the state; return where the input goes on."""
         station, agenda = self._station, self.agenda
-        self.ledger = restored.ledger
+        # emptied, and not only let go of: an error of the last tenure may be kept, whose traceback has it
+        self.ledger.clear()
+        self.neighbours.clear()
+        self.ledger, self.neighbours = restored.ledger, restored.neighbours
         found = restored.checkpoint
-        self.neighbours = restored.neighbours
         self._seen_commit = self.ledger.commits
         station.telling.replayed(self.ledger)
         station.metrics.restore_seconds.set(restored.seconds)

@@ -68,7 +68,7 @@ async def restore(bus: Bus, topic: str, partition: int, remit: Remit) -> Restore
     """
     begun = time.monotonic()
     read = await _read_log(bus, topic, partition, remit)
-    with _nothing_collected():
+    with _nothing_collected(), _emptied_by_failure(read.last, read.others):
         ledger, checkpoint = await _build(read, remit, f"{topic}/{partition}")
     return Restored(
         ledger=ledger,
@@ -92,6 +92,17 @@ def _nothing_collected() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+@contextmanager
+def _emptied_by_failure(*read: dict[bytes, bytes]) -> Iterator[None]:
+    """An error that somebody keeps, as a bus does its last one, has a traceback, and that the frames that had these."""
+    try:
+        yield
+    except BaseException:
+        for each in read:
+            each.clear()
+        raise
 
 
 async def _build(read: _Log, remit: Remit, place: str) -> tuple[Ledger, Checkpoint | None]:
@@ -197,27 +208,28 @@ async def _read_log(bus: Bus, topic: str, partition: int, remit: Remit) -> _Log:
     last: dict[bytes, bytes] = {}
     others: dict[bytes, bytes] = {}
     count = 0
-    async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
-        while reader.position < end:
-            try:
-                messages = await reader.fetch(max_records=10_000, timeout=MARKERS_WAIT_S)
-            except OffsetOutOfRangeError as error:
-                # the log's start moved while it was read: what was there is superseded by what is still there
-                await reader.seek(error.start)
-                continue
-            count += len(messages)
-            for message in messages:
-                key = message.key
-                if key is None:
+    with _emptied_by_failure(last, others):
+        async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
+            while reader.position < end:
+                try:
+                    messages = await reader.fetch(max_records=10_000, timeout=MARKERS_WAIT_S)
+                except OffsetOutOfRangeError as error:
+                    # the log's start moved while it was read: what was there is superseded by what is still there
+                    await reader.seek(error.start)
                     continue
-                if remit.owns(key):
-                    kept = last
-                elif key.startswith((_HOST, _CHECKPOINT)):
-                    kept = others
-                else:
-                    continue
-                if message.value is None:
-                    kept.pop(key, None)
-                else:
-                    kept[key] = message.value
+                count += len(messages)
+                for message in messages:
+                    key = message.key
+                    if key is None:
+                        continue
+                    if remit.owns(key):
+                        kept = last
+                    elif key.startswith((_HOST, _CHECKPOINT)):
+                        kept = others
+                    else:
+                        continue
+                    if message.value is None:
+                        kept.pop(key, None)
+                    else:
+                        kept[key] = message.value
     return _Log(last, others, count, end)
