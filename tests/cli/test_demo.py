@@ -90,6 +90,45 @@ def test_one_that_is_told_to_end_while_it_looks_on_cleans_up_without_a_traceback
     assert list(tmp_path.iterdir()) == []
 
 
+TOLD_TO_END_WHILE_IT_STARTS_ONE = """
+import os, signal, subprocess, sys
+from outfitter_service.cli import main
+
+fork_exec, started = subprocess._fork_exec, []
+
+def fork_and_be_told(*arguments):
+    started.append(fork_exec(*arguments))
+    if len(started) == 1:
+        os.kill(os.getpid(), signal.Signals[sys.argv[1]])
+    return started[-1]
+
+subprocess._fork_exec = fork_and_be_told
+try:
+    main(["demo"])
+finally:
+    for pid in started:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            continue
+        print("left behind:", pid, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_that_is_told_to_end_while_it_starts_a_process_ends_that_one_too(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TOLD_TO_END_WHILE_IT_STARTS_ONE, number.name],
+        env=environment(TMPDIR=str(tmp_path)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert done.returncode == 128 + number
+    assert "left behind" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_killed_one_takes_its_processes_with_it(tmp_path: Path) -> None:
     with subprocess.Popen(
         [*OUTFITTER, "demo"], env=environment(TMPDIR=str(tmp_path)), stdout=subprocess.PIPE, text=True

@@ -266,7 +266,7 @@ class Demonstration:
 
     def _start(self, name: str, *command: str) -> None:
         """Start a process that ends with this one, at the latest."""
-        with (self._place.folder / f"{name}.log").open("wb") as log:
+        with (self._place.folder / f"{name}.log").open("wb") as log, _signals_wait():
             self._processes[name] = subprocess.Popen(
                 bound(command),
                 env=self._place.environment | {"OUTFITTER_WORKER": name},
@@ -309,6 +309,23 @@ class Demonstration:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """What tells this process to end is obeyed afterwards: a process that is being started would be nobody's to end."""
+    told: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    ours = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in ours:
+        signal.signal(number, lambda number, _frame: told.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in ours.items():
+            signal.signal(number, handler)
+    for received in told:
+        signal.raise_signal(received)
 
 
 def _interrupted(number: int, _frame: object) -> None:
