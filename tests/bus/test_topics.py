@@ -185,6 +185,9 @@ async def test_a_topic_that_was_made_anew_has_another_id(kafka: Bus, kafka_broke
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka_broker.bootstrap)
     await admin.start()
     await admin.delete_topics([name])
+    with anyio.fail_after(60):
+        while name in await admin.list_topics():
+            pass  # the controller has deleted it, and the broker has not yet heard of it
     await admin.close()
     await kafka.create_topics([TopicSpec(name, 1, {})])
     assert (await kafka.topic(name)).id != first
