@@ -213,12 +213,8 @@ class Demonstration:
             async with ledger.opened(where) as bus:
                 return await ledger.read(bus, where.cluster)
 
-        # Below an event loop `_interrupted` would rise in whichever task runs: it comes when the look is over.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        try:
+        with _signals_wait():
             return anyio.run(look)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _worker(self, name: str) -> Allocation | None:
         return next(iter(self._ledger().of_worker(name)), None)
@@ -313,7 +309,8 @@ class Demonstration:
 
 @contextmanager
 def _signals_wait() -> Iterator[None]:
-    """What tells this process to end is obeyed afterwards: a process that is being started would be nobody's to end."""
+    """What tells this process to end is obeyed afterwards. At once, it would leave a process that is being started to
+    nobody, and below an event loop rise in whichever task runs."""
     told: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     ours = {number: handler for number, handler in handlers.items() if callable(handler)}
@@ -324,8 +321,8 @@ def _signals_wait() -> Iterator[None]:
     finally:
         for number, handler in ours.items():
             signal.signal(number, handler)
-    for received in told:
-        signal.raise_signal(received)
+        for received in told:
+            signal.raise_signal(received)
 
 
 def _interrupted(number: int, _frame: object) -> None:
