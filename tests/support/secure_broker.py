@@ -170,7 +170,6 @@ class SecureBroker(Broker):
         deadline = time.monotonic() + READY_WITHIN
         while not condition(set(self.admin.describe_acls(_ANY).result(20))):
             assert time.monotonic() < deadline, "the broker does not hear of a change of rights"
-            time.sleep(0.005)
 
     def start(self) -> None:
         os.environ["JAVA_TOOL_OPTIONS"] = (
