@@ -5,9 +5,12 @@ What only one of them can show (a crash of the file's writers, a broker's faults
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -176,6 +179,31 @@ async def test_an_offset_that_is_not_there_is_out_of_range_and_seeking_heals_it(
             assert (caught.value.start, caught.value.end) == (start, end)
         await reader.seek(caught.value.start)
         assert keys(await reader.fetch(timeout=LIMIT_S)) == ["k"]
+
+
+class _Read:
+    """What a caller has read so far."""
+
+
+async def test_a_fetch_that_fails_holds_nothing_of_its_caller(bus: Bus, make_topic: MakeTopic) -> None:
+    """The error's traceback holds the caller's frame: whatever holds the error, in a cycle, would hold all of it."""
+    read: list[weakref.ref[_Read]] = []
+
+    async def fetch(reader: Reader) -> None:
+        mine = _Read()
+        read.append(weakref.ref(mine))
+        await reader.fetch(timeout=LIMIT_S)
+
+    topic = await make_topic()
+    _, end = await bus.offsets(topic, 0)
+    gc.disable()
+    try:
+        async with await bus.open_reader(topic, 0, start=end + 1000, committed=True) as reader:
+            with suppress(OffsetOutOfRangeError):
+                await fetch(reader)
+            assert [each() for each in read] == [None]
+    finally:
+        gc.enable()
 
 
 # --- between processes ---------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import anyio
+
 from outfitter_service.core import model as m
 from outfitter_service.runtime.agenda import Agenda
 from outfitter_service.runtime.bell import Bell
@@ -44,3 +46,13 @@ def test_the_answers_of_a_driver_that_is_asked_are_all_kept() -> None:
     agenda.add(report("a", asked=1))
     agenda.add(report("b", asked=2))
     assert [event.asked for event in agenda.queue if isinstance(event, m.DriverReport)] == [1, 2]
+
+
+async def test_an_event_is_rung_for_and_heard_once() -> None:
+    bell = Bell()
+    Agenda(Clock(), bell).add(m.Reschedule(host="h"))
+    with anyio.fail_after(20):
+        await bell.wait(60)
+    with anyio.move_on_after(0.01) as silence:
+        await bell.wait(60)
+    assert silence.cancelled_caught

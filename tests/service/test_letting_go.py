@@ -11,11 +11,13 @@ from typing import Any
 import anyio
 import pytest
 
-from outfitter_proto.bus import BusUnavailableError, CommitUnknownError, Message, Reader
+from outfitter_proto.bus import BusUnavailableError, CommitUnknownError, Entry, Message, Reader
 from outfitter_proto.names import host_writer
 from outfitter_service.core.ledger import Ledger
+from outfitter_service.runtime.intake import Place
 from outfitter_service.runtime.remit import HostRemit
 from outfitter_service.runtime.restore import restore
+from outfitter_service.runtime.scout import Outlook
 from service.conftest import Serve
 from service.test_taking_anew import TaintedBus
 from support.faulty_bus import FaultyBus
@@ -102,34 +104,41 @@ async def test_the_ledger_of_a_tainted_writer_is_gone_when_the_next_one_has_its_
 
 async def test_an_error_that_is_kept_keeps_no_ledger(bus: FaultyBus, serve: Serve) -> None:
     """As a bus keeps the last one, to tell why it cannot be used."""
-    kept: list[Exception] = []
+    kept: list[BaseException] = []
+    neighbour = Entry(b"@host/other", b'{"type": "host"}')
     async with serve(static(3)) as house:
         await house.say(register("first", gpu=1))
         await house.state("first", "allocated")
-        first = house.processor.ledger
+        async with await bus.open_writer("another", 0) as writer:
+            await writer.commit([(TOPICS.allocations, [neighbour])])
         due = ["commit:before", "topic:after"]
 
         async def fail(point: str) -> None:
             if due and point == due[0]:
                 due.pop(0)
-                kept.append(BusUnavailableError("lost"))
-                raise kept[-1]
+                try:
+                    await _lose(BusUnavailableError)
+                except BusUnavailableError as error:
+                    kept.append(error)
+                    raise
 
         bus.script = fail
         await house.say(register("second", gpu=1))
         await house.state("second", "allocated")
         await house.ready()
-        ledgers = [each for each in map(_ledger_of, kept) if each is not None]
-        assert ledgers
-        assert not first.allocations
-        assert not any(each.hosts or each.allocations for each in ledgers)
+        of_a_commit, of_a_restart = kept
+        assert of_a_commit.__cause__ is not None
+        assert (of_a_commit.__traceback__, of_a_commit.__cause__.__traceback__) == (None, None)
+        held = in_frames(of_a_restart, "restored")
+        assert held
+        assert not any(each.ledger.hosts or each.ledger.allocations or each.neighbours for each in held)
+        assert house.processor.neighbours == {neighbour.key: neighbour.value}
         assert house.processor.ledger.allocations.keys() == {"h/first/1", "h/second/1"}
 
 
-def _ledger_of(error: Exception) -> Ledger | None:
-    """The replayed ledger in an error's traceback."""
-    restored = [frame.f_locals["restored"] for frame, _ in walk_tb(error.__traceback__) if "restored" in frame.f_locals]
-    return restored[0].ledger if restored else None
+def in_frames(error: BaseException, name: str) -> list[Any]:
+    """What the frames of an error's traceback have under `name`."""
+    return [frame.f_locals[name] for frame, _ in walk_tb(error.__traceback__) if name in frame.f_locals]
 
 
 class _OneByOne(FaultyBus):
@@ -158,8 +167,7 @@ async def test_a_replay_that_fails_leaves_nothing_of_what_it_has_read(url: str, 
     async with _OneByOne(url) as slow:
         with pytest.raises(BusUnavailableError) as failed:
             await restore(slow, TOPICS.allocations, 0, HostRemit(HOST, host_writer(HOST)))
-    [read] = [frame.f_locals["last"] for frame, _ in walk_tb(failed.tb) if "last" in frame.f_locals]
-    assert read == {}
+    assert in_frames(failed.value, "last") == [{}]
     assert slow.left == 0
 
 
@@ -177,3 +185,21 @@ async def test_nothing_is_left_of_a_processor_that_has_ended(serve: Serve) -> No
             await house.ended.wait()
     del parts, processor, house.processor, house.drivers
     assert [part() for part in kept] == [None] * 4
+
+
+async def test_a_processor_that_lets_go_holds_nothing_large(serve: Serve) -> None:
+    async with serve(static(3)) as house:
+        await house.say(register("first", gpu=1, lease_s=60))
+        await house.state("first", "allocated")
+        await house.ready()
+        assert house.processor.standing().leases == 1
+    processor = house.processor
+    message = Message(TOPICS.registrations, 0, 1, HOST.encode(), b"", 0)
+    place = Place(topic_id="", position=0)
+    remit = HostRemit(HOST, host_writer(HOST))
+    outlook = processor.scout.outlook = Outlook(0, place, remit, light=1, room=1000, most=1)
+    outlook.put([message])
+    processor.intake.put([message])
+    processor.let_go()
+    assert (processor.standing().leases, processor.standing().records) == (0, 0)
+    assert [len(each) for each in (processor.ledger.hosts, processor.intake.messages, outlook.messages)] == [0, 0, 0]

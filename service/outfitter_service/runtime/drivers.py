@@ -59,9 +59,7 @@ class DriverPool:
                 started.set()
                 await anyio.sleep_forever()
         finally:
-            self._tasks = self._emit = None
-            self._hosts.clear()
-            self._looking.clear()
+            self._tasks = None
 
     @property
     def hosts(self) -> set[str]:

@@ -174,7 +174,6 @@ class Intake(Window):
             if messages:
                 self.put(messages)
                 self._wake()
-            del messages  # megabytes, perhaps: here for as long as nothing comes, and in the traceback in the end
 
     async def measure(self) -> None:
         """Keep `end` up to date, as far as the bus answers, until cancelled."""

@@ -181,7 +181,6 @@ class Processor:
         """Hold nothing large any more, once `run` has ended. What is cancelled stays in tracebacks, and the collector
         would come to those, with all that has lived for long, after days."""
         self.ledger.clear()
-        self.neighbours.clear()
         self.intake.clear()
         self.scout.reset(Place(topic_id="", position=0))
         self.attendance.leases.clear()

@@ -99,7 +99,6 @@ class KafkaReader(Reader):
     async def aclose(self) -> None:
         """Let go of the connections. Repeatable and bounded."""
         self._closed = True
-        self._buffer, self._taken, self._answer = [], 0, None
         await self._stop_asking()
         await self._cluster.aclose()
 
