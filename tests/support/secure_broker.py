@@ -31,7 +31,6 @@ from confluent_kafka.admin import (
     ResourceType,
     ScramCredentialInfo,
     ScramMechanism,
-    UserScramCredentialDeletion,
     UserScramCredentialUpsertion,
 )
 from cryptography.hazmat.primitives import hashes, serialization
@@ -134,26 +133,17 @@ class SecureBroker(Broker):
     def admin(self) -> AdminClient:
         """librdkafka's administration client, as `admin`."""
         if self._admin is None:
-            self._admin = AdminClient(
-                {
-                    "bootstrap.servers": f"127.0.0.1:{self._ports['open']}", "security.protocol": "SASL_PLAINTEXT",
-                    "sasl.mechanism": "PLAIN", "sasl.username": "admin", "sasl.password": self.passwords["admin"],
-                    "log_level": 0,
-                }
-            )  # fmt: skip
+            self._admin = self._client("admin", "PLAIN", self.passwords["admin"])
         return self._admin
 
     def set_password(self, user: str, password: str, mechanism: str = "SCRAM-SHA-512") -> None:
-        """Make a user, or give it another password."""
+        """Make a user, or give it another password, and wait until it can log in with that: the controller answers
+        before the broker has heard of it."""
         kind = getattr(ScramMechanism, mechanism.replace("-", "_"))
         change = UserScramCredentialUpsertion(user, ScramCredentialInfo(kind, 4096), password.encode())
         self._await(self.admin.alter_user_scram_credentials([change]))
+        self._client(user, mechanism, password).list_topics(timeout=READY_WITHIN)
         self.passwords[user] = password
-
-    def forget_password(self, user: str, mechanism: str = "SCRAM-SHA-512") -> None:
-        kind = getattr(ScramMechanism, mechanism.replace("-", "_"))
-        self._await(self.admin.alter_user_scram_credentials([UserScramCredentialDeletion(user, kind)]))
-        self.passwords.pop(user)
 
     def allow(self, *rights: AclBinding) -> None:
         """Grant rights, and wait until the broker goes by them."""
@@ -186,6 +176,14 @@ class SecureBroker(Broker):
             time.sleep(0.05)
 
     # --- inside -------------------------------------------------------------------------------------------------
+
+    def _client(self, user: str, mechanism: str, password: str) -> AdminClient:
+        return AdminClient(
+            {
+                "bootstrap.servers": f"127.0.0.1:{self._ports['open']}", "security.protocol": "SASL_PLAINTEXT",
+                "sasl.mechanism": mechanism, "sasl.username": user, "sasl.password": password, "log_level": 0,
+            }
+        )  # fmt: skip
 
     @staticmethod
     def _await(futures: Mapping[Any, Any]) -> None:
