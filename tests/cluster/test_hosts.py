@@ -39,9 +39,8 @@ async def test_hosts_beyond_the_bound_are_dead_letters_and_those_that_are_known_
         await house.until(lambda records: "a/last/1" in records)
         assert "b/wb/1" in await house.records()
         assert not {"c/wc/1", "@host/c"} & (await house.records()).keys()
-        with anyio.fail_after(20):
-            while house.metric("outfitter_dead_letters_total") != 1:  # noqa: ASYNC110 - it tells nobody
-                await anyio.sleep(0.01)
+        await house.told()
+        assert house.metric("outfitter_dead_letters_total") == 1
 
 
 async def test_a_host_that_was_forgotten_by_a_commit_without_an_answer_is_looked_at_no_more(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_user_code_is_told_before_its_lease_ends_and_again_served_when_heartbeat
     real: Stage, manager: ScriptedManager, url: str
 ) -> None:
     told: queue.Queue[outfitter.LeaseLostError] = queue.Queue()
-    with real.context({"gpu": 1}, lease=2.0, on_lease_at_risk=told.put) as context:
+    with real.context({"gpu": 1}, lease=5.0, on_lease_at_risk=told.put) as context:
         changes = context.changes("gpu")
         next(changes)
         with frozen(url):

@@ -67,6 +67,7 @@ async def test_a_bad_message_becomes_a_dead_letter_and_the_next_one_is_served(se
         assert letter["sha256"] == hashlib.sha256(value or b"").hexdigest()
         assert base64.b64decode(letter["body"]) == (value or b"")[: 48 * 1024]
         assert letter["reason"]
+        await house.told()
         assert house.metric("outfitter_dead_letters_total") == 1
         assert house.metric("outfitter_events_total", kind="dead-letter") == 1
         assert house.metric("outfitter_events_total", kind="defect") == 0
@@ -111,6 +112,7 @@ async def test_a_flood_of_large_garbage_is_split_over_commits_and_what_follows_i
         await house.say(register("next", gpu=1))
         await house.state("next", "allocated")
         assert len(await house.dead_letters(60)) == 60
+        await house.told()
         assert house.metric("outfitter_commits_total", outcome="ok") >= 60 * 80_000 / 1_000_000
 
 
@@ -187,6 +189,7 @@ async def test_messages_of_another_host_are_passed_over_in_silence(serve: Serve)
         await house.publish(b"\xff garbage of theirs", b"other")
         await house.say(register("next", gpu=1))
         await house.state("next", "allocated")
+        await house.told()
         assert house.metric("outfitter_dead_letters_total") == 0
         assert not any(key.startswith("other/") for key in await house.records())
 

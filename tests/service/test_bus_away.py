@@ -264,5 +264,6 @@ async def test_a_registrations_topic_that_was_made_anew_makes_nobody_new_older_t
             records = await house.records()
             numbers = [records[f"h/w/{incarnation}"]["source"]["offset"] for incarnation in range(1, life + 1)]
             assert numbers == sorted(set(numbers))
+            await house.told()
             assert house.metric("outfitter_dead_letters_total") == 0
             assert house.metric("outfitter_input_lost_total") == (1 if life == 2 else 0)

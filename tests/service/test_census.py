@@ -145,6 +145,7 @@ async def test_the_gauges_show_a_grant_only_when_it_is_committed(bus: FaultyBus,
         house.metrics.show(house.processor.standing)
         await house.say(register("first", gpu=1))
         await house.state("first", "allocated")
+        await house.told()
         deciding, go = anyio.Event(), anyio.Event()
 
         async def hold(point: str) -> None:
@@ -163,6 +164,7 @@ async def test_the_gauges_show_a_grant_only_when_it_is_committed(bus: FaultyBus,
         assert shown() == [1, 1, 1]
         go.set()
         await house.state("third", "allocated")
+        await house.told()
         assert shown() == [2, 0, 2]
 
 

@@ -78,6 +78,7 @@ async def test_a_flood_whose_answers_do_not_fit_into_one_commit_is_answered_in_s
             await house.say(register(f"w{index}", gpu=1))
         said.set()
         await house.until(lambda records: sum(key.startswith("h/") for key in records) == 60)
+        await house.told()
         assert house.metric("outfitter_commits_total", outcome="too-large") > 0
         assert house.metric("outfitter_dead_letters_total") == 0
         report = await verdict(bus.url)
@@ -94,6 +95,7 @@ async def test_one_events_effect_on_many_is_split_into_pieces_that_fit(url: str,
         await house.until(lambda records: sum(key.startswith("h/w") for key in records) == 40)
         await house.say(deregister("all"))
         await house.until(lambda records: all(records[f"h/w{index}/1"]["state"] == "allocated" for index in range(40)))
+        await house.told()
         assert house.metric("outfitter_dead_letters_total") == 0
         assert (await verdict(bus.url)).violations == ()
 

@@ -252,6 +252,7 @@ async def test_silence_ends_an_allocation_and_the_next_worker_has_its_device(ser
         ended = await house.state("w", "ended")
         assert ended["reason_code"] == "lease-expired"
         await house.state("next", "allocated")
+        await house.told()
         assert house.metric("outfitter_lease_expiries_total") == 1
         assert house.metric("outfitter_releases_total", cause="lease-expired") == 1
 
@@ -279,6 +280,7 @@ async def test_an_outage_that_nothing_but_the_input_notices_gives_a_whole_lease_
     async with serve(static(1)) as house:
         await house.say(register("w", gpu=1, lease_s=3600.0))
         await house.state("w", "allocated")
+        await house.told()
         deadline = house.processor.attendance.leases.deadline("h/w/1")
 
         async def deaf(point: str) -> None:

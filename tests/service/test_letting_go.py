@@ -88,11 +88,11 @@ async def test_the_ledger_of_a_tainted_writer_is_gone_when_the_next_one_has_its_
     async with TaintedBus(url) as bus, serve(static(3), on=bus) as house:
         await house.say(register("first", gpu=1))
         await house.state("first", "allocated")
+        opened = bus.opened
         bus.taints = True
         await house.say(register("second", gpu=1))
         await house.state("second", "allocated")
         bus.taints = False
-        opened = bus.opened
         with anyio.fail_after(20):
             while bus.opened == opened:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.01)
@@ -191,7 +191,7 @@ async def test_a_processor_that_lets_go_holds_nothing_large(serve: Serve) -> Non
     async with serve(static(3)) as house:
         await house.say(register("first", gpu=1, lease_s=60))
         await house.state("first", "allocated")
-        await house.ready()
+        await house.told()
         assert house.processor.standing().leases == 1
     processor = house.processor
     message = Message(TOPICS.registrations, 0, 1, HOST.encode(), b"", 0)

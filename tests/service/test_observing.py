@@ -6,7 +6,6 @@ import json
 import re
 from typing import Any
 
-import anyio
 import pytest
 
 from outfitter_proto.records import AllocationState, ReasonCode
@@ -59,9 +58,7 @@ async def test_metrics_move_with_what_happens(serve: Serve) -> None:
         await house.state("c", "allocated")
         await house.say(deregister("c"))
         await house.state("e", "ended")
-        with anyio.fail_after(20):  # a commit is told of once it has returned; readers may see it a moment before
-            while not house.metric("outfitter_lease_expiries_total"):  # noqa: ASYNC110 - it tells nobody
-                await anyio.sleep(0.01)
+        await house.told()
         for name, labels, value in [
             ("outfitter_events_total", {"kind": "register"}, 5),
             ("outfitter_events_total", {"kind": "heartbeat"}, 2),

@@ -52,12 +52,14 @@ async def test_an_owners_death_releases_at_once_whatever_its_lease(
         owner = body(owner_of(process.pid))
         await house.say(register("w", gpu=1, owner=owner, lease_s=3600.0), register("next", gpu=1))
         await house.state("w", "allocated")
+        await house.told()
         assert house.processor.attendance.watched == 1
         process.kill()
         ended = await house.state("w", "ended")
         assert ended["reason_code"] == "owner-died"
         assert str(process.pid) in ended["reason"]
         await house.state("next", "allocated")
+        await house.told()
         assert house.processor.attendance.watched == 0
         assert house.metric("outfitter_releases_total", cause="owner-died") == 1
 
@@ -80,6 +82,7 @@ async def test_an_owner_whose_name_is_no_text_is_watched_like_any_other(serve: S
             await anyio.to_thread.run_sync(renamed.stdout.readline if renamed.stdout else bytes)
             await house.say(register("w", gpu=1, owner=body(owner_of(renamed.pid)), lease_s=None))
             await house.state("w", "allocated")
+            await house.told()
             assert house.processor.attendance.watched == 1
             renamed.kill()
         assert (await house.state("w", "ended"))["reason_code"] == "owner-died"

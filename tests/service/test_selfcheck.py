@@ -84,6 +84,7 @@ async def test_a_ledger_that_breaks_the_promise_is_counted_and_said_so_when_it_i
     async with serve(static(2)) as house:
         await house.say(register("a", gpu=1))
         forged = {**(await house.state("a", "allocated")), "worker": "b"}
+        await house.told()
         assert house.metric("outfitter_exclusivity_violations_total") == 0
     await bus.publish(TOPICS.allocations, 0, Entry(b"h/b/1", json.dumps(forged).encode()))
     async with serve(static(2), identity=another()) as house:
@@ -109,5 +110,6 @@ async def test_an_event_that_meets_a_defect_of_ours_costs_itself_only(
         await house.state("next", "allocated")
         [letter] = await house.dead_letters(1)
         assert letter["reason"] == "internal error: ZeroDivisionError: a defect"
+        await house.told()
         assert house.metric("outfitter_events_total", kind="defect") == 1
         assert house.processor.ready

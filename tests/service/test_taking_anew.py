@@ -112,6 +112,7 @@ async def test_a_tainted_writer_is_replaced_after_a_pause_and_no_outage_is_spoke
         await house.say(register("b", gpu=1))
         await house.state("b", "allocated")
         await house.ready()
+        await house.told()
     assert house.metric("outfitter_grants_total", resource="gpu") == 2
     printed = capsys.readouterr().out
     assert "the writer is replaced" in printed

@@ -154,6 +154,18 @@ class House:
         if self.failure is not None:
             raise self.failure
 
+    async def told(self) -> None:
+        """Wait until the manager has acted on what is committed, and told of it: readers may see a commit before it."""
+        with anyio.fail_after(WITHIN_S):
+            while not self._is_quiet() and self.failure is None:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.005)
+        if self.failure is not None:
+            raise self.failure
+
+    def _is_quiet(self) -> bool:
+        cycle = self.processor._cycle
+        return cycle is not None and cycle._sent is None and not cycle._untold
+
     async def stop(self) -> None:
         """End it in an orderly way."""
         self.processor.stop()
