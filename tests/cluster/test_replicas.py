@@ -119,5 +119,5 @@ async def test_a_static_member_that_is_killed_and_restarted_has_its_partitions_a
     assert owned(one) == before
     await fleet.register(NAMES, ["a"])
     await fleet.answered(within=20)
-    assert "partitions assigned" not in two.log_tail().split("partitions assigned", 1)[1]
+    assert "partitions assigned" not in two.log.read_text().split("partitions assigned", 1)[1]
     await clean(fleet)

@@ -28,7 +28,8 @@ async def test_one_manager_answers_the_hosts_of_all_partitions(fleet: Fleet) -> 
     names = hosts(12)
     assert {partition_of(name, PARTITIONS) for name in names} == set(range(PARTITIONS))
     await fleet.register(names, ["a", "b", "c"])
-    await fleet.are({(name, worker): "allocated" for name in names for worker in "ab"})
+    expected = {"a": "allocated", "b": "allocated", "c": "pending"}
+    await fleet.are({(name, worker): state for name in names for worker, state in expected.items()})
     for name in names:
         assert fleet.records[f"{name}/c/1"]["reason_code"] == "busy"
         writers = {fleet.records[f"{name}/{worker}/1"]["writer"] for worker in "abc"}

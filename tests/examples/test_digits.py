@@ -65,4 +65,4 @@ def test_it_registers_itself(manager: Manager) -> None:
         [sys.executable, str(PATH)], env=manager.environment, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert [record["state"] for record in manager.records()] == ["ended"]
+    manager.wait_for(lambda: [record["state"] for record in manager.records()] == ["ended"])

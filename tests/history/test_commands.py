@@ -108,7 +108,7 @@ def past(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == "kafka":
         broker = request.getfixturevalue("kafka_broker")
         options = {"bus": broker.url, "cluster": broker.new_cluster()}
-    config = files_config(folder / "gpus", extra='ended-retention = "1s"')
+    config = files_config(folder / "gpus", extra='ended-retention = "4s"')
     manager = Manager(folder, config, host=f"t-{secrets.token_hex(5)}", **options)
     if request.param == "kafka":
         assert manager.outfitter("topics", "create", "--partitions", "3").returncode == 0

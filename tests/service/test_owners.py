@@ -236,7 +236,7 @@ async def test_a_death_is_judged_once_the_bus_can_be_asked_again(
         bus.script = refuse_twice
         process.kill()
         assert (await house.state("w", "ended"))["reason_code"] == "owner-died"
-        assert asked == 3
+        assert asked >= 3
 
 
 async def test_last_words_of_the_time_without_a_manager_count_too(

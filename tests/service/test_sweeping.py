@@ -5,6 +5,7 @@ On real brokers with several managers: test_sweeping_on_kafka.py.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -427,8 +428,14 @@ async def test_those_who_need_not_sweep_do_it_by_turns_for_the_others_may_have_d
 ) -> None:
     others = sorted((f"h{n}" for n in range(100)), key=lambda host: murmur2(host.encode()))
     host = others.pop()
-    lots = [0.99, 0.5, 0.0]
-    monkeypatch.setattr(random, "random", lambda: lots.pop(0) if lots else 0.99)
+    drawn: list[float] = []
+    lots = itertools.cycle([0.99, 0.5, 0.0])
+
+    def draw() -> float:
+        drawn.append(next(lots))
+        return drawn[-1]
+
+    monkeypatch.setattr(random, "random", draw)
     monkeypatch.setattr(sweeper_module, "TURN_S", 0.5)
     metrics = Metrics()
     sweeper = Sweeper(
@@ -441,7 +448,7 @@ async def test_those_who_need_not_sweep_do_it_by_turns_for_the_others_may_have_d
         with anyio.fail_after(WITHIN_S):
             while not metrics.registry.get_sample_value("outfitter_swept_partitions"):  # noqa: ASYNC110  (told by nobody)
                 await anyio.sleep(0.02)
-            assert lots == []
+            assert drawn[:3] == [0.99, 0.5, 0.0]
             while metrics.registry.get_sample_value("outfitter_swept_partitions"):  # noqa: ASYNC110
                 await anyio.sleep(0.02)
         tasks.cancel_scope.cancel()

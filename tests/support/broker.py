@@ -70,7 +70,11 @@ class Broker(KafkaBroker):
         self.folder = folder
         self.port = port or free_port()
         self.log = folder / "broker.log"
-        self._settings = settings or {}
+        controller = free_port()
+        self._settings = {
+            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller}",
+        } | (settings or {})
         self._options = tuple(options)
         self._within = tuple(within)
         self._process: subprocess.Popen[bytes] | None = None
@@ -265,12 +269,23 @@ def _wait_for_users(address: Path, within: float = 100.0) -> None:
 
 
 def free_port() -> int:
-    """A free TCP port outside the range of outgoing connections, so that it is still free after a restart."""
+    """A free TCP port outside the range of outgoing connections, so that it is still free after a restart.
+
+    None is given out twice: those who run tests beside each other take theirs from different parts of the range.
+    """
+    share = 10_000 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    first = 20_000 + share * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:
-        port = 20_000 + secrets.randbelow(10_000)
+        port = first + secrets.randbelow(share)
+        if port in _given_out:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
+        _given_out.add(port)
+        return port
+
+
+_given_out: set[int] = set()
