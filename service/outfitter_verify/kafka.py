@@ -45,6 +45,22 @@ TOKEN_LIFE_S = 300.0
 """When librdkafka reads the token's file again, at the latest: it is told a token's end, and asks before it."""
 _FATAL = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED)
 _GROUP = (KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._STATE)
+_PASSING = (
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError._TRANSPORT,
+    KafkaError._TIMED_OUT,
+)
+"""What passes once a leader has moved or a broker is back. `KafkaError.retriable` is about transactions only."""
+_AGAIN_S = 0.1
+"""Between two questions."""
 
 
 def settings(bus: str, login: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Any]:
@@ -138,8 +154,9 @@ class Source:
                 return len(found.partitions)
             if found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise UnreadableError(f"there is no topic {topic}: is {self._cluster!r} the right cluster?")
-            if not found.error.retriable() or time.monotonic() > deadline:
+            if found.error.code() not in _PASSING or time.monotonic() > deadline:
                 raise UnreadableError(f"{topic}: {found.error.str()}")
+            time.sleep(_AGAIN_S)
 
     def _topic_id(self, topic: str) -> str | None:
         """The topic's id as Kafka's tools print it; None from a broker that tells none."""
@@ -168,21 +185,26 @@ class Source:
         """All up to the present end. Where a transaction is open there, it is waited for."""
         deadline = time.monotonic() + self._patience_s
         while True:
-            start, end = self._bounds(topic, number)
+            start, end = self._bounds(topic, number, deadline)
             try:
                 records = list(self._records(consumer, topic, number, start, end, deadline))
             except LookupError:
                 continue  # the log's start has moved on
             return Log(topic, number, start, end, records)
 
-    def _bounds(self, topic: str, number: int) -> tuple[int, int]:
-        try:
-            start, end = self._everything.get_watermark_offsets(
-                TopicPartition(topic, number), timeout=self._patience_s, cached=False
-            )
-        except KafkaException as error:
-            raise UnreadableError(f"{topic}/{number}: {error.args[0].str()}") from error
-        return start, end
+    def _bounds(self, topic: str, number: int, deadline: float) -> tuple[int, int]:
+        while True:
+            try:
+                start, end = self._everything.get_watermark_offsets(
+                    TopicPartition(topic, number), timeout=self._patience_s, cached=False
+                )
+            except KafkaException as error:
+                why: KafkaError = error.args[0]
+                if why.code() not in _PASSING or time.monotonic() > deadline:
+                    raise UnreadableError(f"{topic}/{number}: {why.str()}") from error
+                time.sleep(_AGAIN_S)
+            else:
+                return start, end
 
     def _records(
         self, consumer: Consumer, topic: str, number: int, start: int, end: int, deadline: float
@@ -202,7 +224,7 @@ class Source:
                     position = _offset(message)
                 elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                     raise LookupError(topic)
-                elif error.code() not in _GROUP and not error.retriable():
+                elif error.code() not in (*_GROUP, *_PASSING):
                     raise UnreadableError(f"{topic}/{number}: {error.str()}")
             if position < end and time.monotonic() > deadline:
                 heard = f" ({self._trouble.str()})" if self._trouble is not None else ""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Entry, connect
 from outfitter_proto.names import topics
-from outfitter_verify import Report, UnreadableError, verify
+from outfitter_verify import Report, UnreadableError, kafka, verify
 from support.broker import KafkaBroker
 from support.manager import Manager, StartManager, files_config
 
@@ -28,13 +29,16 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
     else:
         broker: KafkaBroker = request.getfixturevalue("kafka_broker")
         url, cluster = broker.url, broker.new_cluster()
+    make_topics(url, cluster)
+    return url, cluster
 
+
+def make_topics(url: str, cluster: str) -> None:
     async def make() -> None:
         async with connect(url) as bus:
             await all_topics.create(bus, cluster, partitions=1)
 
     anyio.run(make)
-    return url, cluster
 
 
 def publish(place: tuple[str, str], host: str, *bodies: dict[str, object] | bytes) -> None:
@@ -127,6 +131,42 @@ def test_it_says_what_is_missing_when_it_cannot_look(kafka_broker: KafkaBroker, 
         verify(f"sqlite://{tmp_path}/none.db")
     with pytest.raises(UnreadableError, match="Kafka does not answer"):
         verify("kafka://127.0.0.1:9", patience_s=0.5)
+
+
+class _LeaderMoves:
+    """A consumer whose next questions for a partition's end meet a broker that leads it no more."""
+
+    def __init__(self, inner: Any, times: int) -> None:
+        self._inner = inner
+        self.left = times
+
+    def get_watermark_offsets(self, *partition: Any, **options: Any) -> Any:
+        if self.left:
+            self.left -= 1
+            raise KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))
+        return self._inner.get_watermark_offsets(*partition, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize(("times", "patience_s"), [(3, 30.0), (1000, 0.5)])
+def test_a_leader_that_has_moved_is_asked_for_again_as_long_as_its_patience_lasts(
+    kafka_broker: KafkaBroker, times: int, patience_s: float
+) -> None:
+    cluster = kafka_broker.new_cluster()
+    make_topics(kafka_broker.url, cluster)
+    with kafka.Source(kafka.settings(kafka_broker.url, {}, {}), cluster, patience_s=patience_s) as source:
+        moving: Any = _LeaderMoves(source._everything, times)
+        source._everything = moving
+        if times == 3:
+            [partition] = source.reading().logs
+            assert partition.registrations.end == 0
+            assert moving.left == 0
+        else:
+            with pytest.raises(UnreadableError, match=f"{cluster}.*NOT_LEADER|(?i:not leader)"):
+                list(source.reading().logs)
 
 
 @pytest.mark.kafka
