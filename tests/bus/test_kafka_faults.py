@@ -30,6 +30,8 @@ from outfitter_proto.bus import (
     Writer,
     connect,
 )
+from outfitter_proto.bus.kafka import KafkaBus
+from outfitter_proto.bus.kafka.cluster import REQUEST_TIMEOUT
 from outfitter_proto.bus.kafka.noise import LOGGERS
 from support.broker import Broker, KafkaBroker
 
@@ -171,6 +173,35 @@ async def test_a_writer_whose_broker_froze_knows_nothing_or_that_nothing_happene
             async with await bus.open_reader(topic, 0, start=None, committed=True) as reader:
                 seen = [m.value for m in await read_to(reader, await bus.stable_end(topic, 0))]
             assert seen in ([b"1", b"3"], [b"1", b"2", b"3"])
+
+
+async def test_a_broker_that_hangs_while_topics_are_made_is_asked_for_them_again(
+    own_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen = anyio.Event()
+    exists = KafkaBus._exists
+
+    async def freeze_then(bus: KafkaBus, topic: str) -> bool:
+        found = await exists(bus, topic)
+        if not frozen.is_set():
+            own_broker.pause()
+            frozen.set()
+        return found
+
+    monkeypatch.setattr(KafkaBus, "_exists", freeze_then)
+    made: list[str] = []
+    async with connect(own_broker.url) as bus, anyio.create_task_group() as tasks:
+
+        async def make() -> None:
+            made.extend(await bus.create_topics([TopicSpec("t", 2, {})]))
+
+        tasks.start_soon(make)
+        try:
+            await frozen.wait()
+            await anyio.sleep(1.5 * REQUEST_TIMEOUT)
+        finally:
+            own_broker.resume()
+    assert made == ["t"]
 
 
 async def test_a_reader_says_whether_the_silence_is_the_topics_or_the_brokers(own_broker: Broker) -> None:

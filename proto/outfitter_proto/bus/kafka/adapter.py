@@ -111,7 +111,10 @@ class KafkaBus(Bus):
         return len((await self._cluster.send(None, MetadataRequest([]))).brokers)
 
     async def create_topics(self, specs: Sequence[TopicSpec]) -> list[str]:
-        """Make the topics that do not exist, and wait until each has leaders."""
+        """Make the topics that do not exist, and wait until each has leaders.
+
+        A broker without an answer is asked again for a while: making topics may take seconds, and does no harm twice.
+        """
         missing = [spec for spec in specs if not await self._exists(spec.name)]
         if not missing:
             return []
@@ -119,12 +122,21 @@ class KafkaBus(Bus):
             (s.name, s.partitions, s.replication or -1, [], list(s.config.items())) for s in missing
         ]
         request = CreateTopicsRequest(asked, int(REQUEST_TIMEOUT * 1000), False)
-        response = await self._cluster.send(None, request)
+        deadline, ours = anyio.current_time() + TAKE_WITHIN, {OK}
+        while True:
+            try:
+                response = await self._cluster.send(None, request)
+                break
+            except BusUnavailableError:
+                if anyio.current_time() > deadline:
+                    raise
+                ours.add(TOPIC_EXISTS)
+                await anyio.sleep(0.1)
         made: list[str] = []
         for name, code, *detail in response.topic_errors:
             if code not in (OK, TOPIC_EXISTS):
                 raise refusal(self._access, code, topic=name, operation="Create", detail=detail[0] if detail else None)
-            if code == OK:
+            if code in ours:
                 made.append(name)
         for name in made:
             await self._wait_for_leaders(name)
