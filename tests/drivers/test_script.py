@@ -165,7 +165,7 @@ async def test_a_cancelled_scope_starts_nothing_and_leaks_nothing(tmp_path: Path
         scope.cancel()
         await run_script([str(script)], timeout=60)
     assert not (tmp_path / "ran").exists()
-    assert len(list(Path("/proc/self/fd").iterdir())) == open_files
+    assert len(list(Path("/proc/self/fd").iterdir())) <= open_files
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def acls(broker: SecureBroker, role: str, user: str, cluster: str, leave_out: in
 async def asked(bus: Bus, cluster: str, worker: str = "w") -> WorkerSession:
     """A session of a worker that asks for one device; not entered."""
     body = Register(host=HOST, worker=worker, incarnation="1", resources={"gpu": ResourceRequest(amount=1)})
-    return WorkerSession(bus, body, cluster=cluster)
+    return WorkerSession(bus, body, cluster=cluster, manager_patience=None)
 
 
 def user() -> str:

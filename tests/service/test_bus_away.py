@@ -209,7 +209,7 @@ async def test_a_broker_that_is_killed_and_comes_back_costs_nothing_that_was_dec
     manager = await anyio.to_thread.run_sync(lambda: start_manager(bus=own_broker.url, gpus=2))
     async with connect(own_broker.url) as bus:
         for worker in ("a", "b", "c"):
-            await publish(bus, register(worker, host=manager.host, gpu=1, lease_s=2.0 if worker == "b" else None))
+            await publish(bus, register(worker, host=manager.host, gpu=1, lease_s=4.0 if worker == "b" else None))
         await anyio.to_thread.run_sync(
             lambda: manager.wait_for(lambda: manager.metric("outfitter_allocations", state="allocated") == 2)
         )
@@ -217,7 +217,7 @@ async def test_a_broker_that_is_killed_and_comes_back_costs_nothing_that_was_dec
     await anyio.to_thread.run_sync(lambda: manager.wait_for(lambda: manager._get("/readyz")[0] == 503))
     assert own_broker.bootstrap in manager._get("/readyz")[1]
     assert manager._get("/livez")[0] == 200
-    await anyio.sleep(3)  # longer than a lease: nobody could be heard
+    await anyio.sleep(5)  # longer than a lease: nobody could be heard
     await own_broker.restarted()
     await anyio.to_thread.run_sync(lambda: manager.wait_for(lambda: manager._get("/readyz")[0] == 200, timeout=60))
     async with connect(own_broker.url) as bus:

@@ -320,11 +320,17 @@ async def test_where_the_own_boot_is_not_known_nobody_is_watched() -> None:
 
 
 async def test_descriptors_are_given_back(process: subprocess.Popen[bytes]) -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = pidfds()
     watching, _ = watch()
     for key in "abc":
         watching.watch(key, owner_of(process.pid))
     watching.forget("a")
     watching.forget("a")
+    assert pidfds() == before + 2
     watching.close()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert pidfds() == before
+
+
+def pidfds() -> int:
+    links = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    return sum(link.endswith("anon_inode:[pidfd]") for link in links)

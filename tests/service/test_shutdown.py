@@ -83,7 +83,7 @@ def test_a_driver_that_does_not_let_go_delays_the_end_no_longer_than_the_deadlin
 ) -> None:
     (tmp_path / "letting_go.py").write_text(DRIVERS)
     config = (
-        'shutdown-timeout = "1s"\nexternal-resources = ["odd"]\n[external-resource.odd]\namount = 1\n'
+        'shutdown-timeout = "3s"\nexternal-resources = ["odd"]\n[external-resource.odd]\namount = 1\n'
         f'driver = "letting_go:Factory"\nparam.how = "{how}"\n'
     )
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
