@@ -224,7 +224,9 @@ class Source:
                     position = _offset(message)
                 elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                     raise LookupError(topic)
-                elif error.code() not in (*_GROUP, *_PASSING):
+                elif error.code() in _PASSING:
+                    self._hear(error)
+                elif error.code() not in _GROUP:
                     raise UnreadableError(f"{topic}/{number}: {error.str()}")
             if position < end and time.monotonic() > deadline:
                 heard = f" ({self._trouble.str()})" if self._trouble is not None else ""

@@ -193,6 +193,7 @@ async def test_a_fetch_that_fails_holds_nothing_of_its_caller(bus: Bus, make_top
         mine = _Read()
         read.append(weakref.ref(mine))
         await reader.fetch(timeout=LIMIT_S)
+        pytest.fail("there is nothing to fetch")
 
     topic = await make_topic()
     _, end = await bus.offsets(topic, 0)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
+import anyio
 import pytest
 
 from outfitter_proto.partitioning import partition_of
@@ -77,7 +78,9 @@ async def test_a_key_of_any_length_is_one_dead_letter_and_what_comes_behind_it_i
     await fleet.say(body, partition=own, key=b"\0" * 60_000)
     await fleet.register([name], ["last"])
     await fleet.answered()
-    assert manager.metric("outfitter_dead_letters_total") == 1
+    await anyio.to_thread.run_sync(
+        lambda: manager.wait_for(lambda: manager.metric("outfitter_dead_letters_total") == 1)
+    )
     assert "at most 253" in manager.log_tail()
 
 

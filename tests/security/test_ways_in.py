@@ -178,6 +178,7 @@ async def test_a_connection_is_made_anew_before_its_session_ends_so_that_nothing
     secure_broker: SecureBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`publish` does not repeat itself: a connection that ended under it would be an error."""
+    assert connection.SESSION_SHARE < 1
     monkeypatch.setattr(connection, "SESSION_SHARE", 0.3)  # the broker may answer late here
     topic = f"t-{secrets.token_hex(4)}"
     async with connect(secure_broker.at("open"), secure_broker.administrator()) as bus:

@@ -38,7 +38,7 @@ def record(
 
 
 class StoppedClock(Clock):
-    """Monotonic seconds that pass when the test says so. Whoever asks while `on_look` is set has it called."""
+    """Monotonic seconds that pass when the test says so."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -88,7 +88,7 @@ def test_probes_and_metrics_over_http(start_manager: StartManager) -> None:
     assert manager._get("/nothing")[0] == 404
     manager.wait_for(lambda: manager.metric("outfitter_devices", resource="gpu", state="free") == 2)
     assert manager.outfitter("register", "--worker", "w", "--resource", "gpu=1", "--wait", "20").returncode == 0
-    assert manager.metric("outfitter_devices", resource="gpu", state="held") == 1
+    manager.wait_for(lambda: manager.metric("outfitter_devices", resource="gpu", state="held") == 1)
     assert manager.metric("outfitter_allocations", resource="gpu", state="allocated") == 1
     assert manager.metric("outfitter_allocations", resource="gpu", state="pending") == 0
     assert manager.outfitter("register", "--worker", "x", "--resource", "gpu=2").returncode == 0

@@ -114,6 +114,7 @@ class KafkaBus(Bus):
         """Make the topics that do not exist, and wait until each has leaders.
 
         A broker without an answer is asked again for a while: making topics may take seconds, and does no harm twice.
+        What is there after an attempt without an answer counts as made.
         """
         missing = [spec for spec in specs if not await self._exists(spec.name)]
         if not missing:
