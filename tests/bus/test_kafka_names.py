@@ -144,7 +144,7 @@ async def test_the_private_names_that_membership_needs_are_there_and_called_as_t
 async def test_the_wait_between_transactions_is_still_aiokafkas_own_and_still_met(
     kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lowered wait must be returned at least once in twenty transactions, else lowering it has no effect."""
+    """The lowered wait must be returned at least once in some hundred transactions, else lowering it has no effect."""
     assert aiokafka.producer.sender.BACKOFF_OVERRIDE == 0.02
     waits: list[float | None] = []
     handle = producer_module._QuickAddPartitions.handle_response
