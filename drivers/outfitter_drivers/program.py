@@ -60,8 +60,8 @@ def run_to_end(
     env: Mapping[str, str] | None = None,
     stop: socket.socket | None = None,
 ) -> Run:
-    """Run a program at most `timeout` seconds, or until `stop` can be read; nothing that it started in its session
-    outlives the call.
+    """Run a program at most `timeout` seconds, or until `stop` can be read; then whatever it started in its session and
+    still runs is killed.
 
     Raises:
         OSError, ValueError: it cannot be started.

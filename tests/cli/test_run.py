@@ -8,14 +8,14 @@ import pty
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from support.manager import OUTFITTER, Manager, StartManager, environment
+from support.processes import wait_until_ended
 
 PATIENCE = 30.0
 
@@ -27,21 +27,6 @@ print("ready", flush=True)
 for line in sys.stdin:
     pass
 """
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not come"
-        time.sleep(0.01)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
@@ -418,7 +403,7 @@ def test_ended_while_it_waits_it_leaves_no_process(one_gpu: Manager, number: sig
             waiter.send_signal(number)
             finish(waiter)
             assert started
-            wait_until(lambda: not any(map(is_running, started)))
+            wait_until_ended(*started)
         holder.communicate(timeout=PATIENCE)
 
 
@@ -431,7 +416,7 @@ def test_sigkill_ends_the_command_too_and_the_next_one_starts(one_gpu: Manager) 
             one_gpu.wait_for_state("second", "pending")
             first.kill()
             code, out, _ = finish(second)
-        wait_until(lambda: not is_running(child))
+        wait_until_ended(child)
         assert (code, out) == (0, "gone\n")
         first.communicate(timeout=PATIENCE)
     record = one_gpu.wait_for_state("first", "ended")

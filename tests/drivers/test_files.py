@@ -48,7 +48,6 @@ async def test_a_file_system_that_hangs_is_a_failure_and_one_thread_and_is_read_
 ) -> None:
     put(folder, "gpu0", "")
     driver = FilesDriver(folder, poll_interval=0.001)
-    driver.call_timeout = 0.2
     back, hung = threading.Event(), []
     well = files.read_description
 
@@ -59,6 +58,7 @@ async def test_a_file_system_that_hangs_is_a_failure_and_one_thread_and_is_read_
 
     sets = driver.inventory("h")
     assert len(await next_set(sets)) == 1
+    well_within, driver.call_timeout = driver.call_timeout, 0.2
     monkeypatch.setattr(files, "read_description", hang)
     with pytest.raises(TemporaryDriverError, match="does not answer within"):
         await next_set(sets)
@@ -72,6 +72,7 @@ async def test_a_file_system_that_hangs_is_a_failure_and_one_thread_and_is_read_
     with anyio.fail_after(20):
         while driver._looking.locked():  # noqa: ASYNC110 - a thread that tells nobody
             await anyio.sleep(0.001)
+    driver.call_timeout = well_within
     assert len(await next_set(driver.inventory("h"))) == 2
 
 

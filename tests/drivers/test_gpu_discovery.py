@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from outfitter_drivers import gpu_coordination as coordination
 from outfitter_drivers.gpu_coordination import CoordinationError, Owner
 from support.gpu_machine import PROGRAM, answer, discovery, nvidia_smi
+from support.processes import wait_until_ended
 
 Run = Callable[..., tuple[str, int, str]]
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -118,7 +119,7 @@ def test_an_nvidia_smi_that_never_stops_printing_is_ended_with_all_that_it_start
     stdout, code, stderr = answer(discovery(["1"], bin_folder))
     assert (stdout, code) == ("", 1)
     assert "printed more than 1048576 bytes and was killed" in stderr
-    assert not Path(f"/proc/{child.read_text().strip()}/exe").exists()
+    wait_until_ended(int(child.read_text()))
 
 
 def test_it_needs_nothing_but_the_standard_library() -> None:

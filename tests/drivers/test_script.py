@@ -19,22 +19,10 @@ from outfitter_drivers.api import (
 from outfitter_drivers.discovery_script import ScriptDriver
 from outfitter_drivers.script import parse_indexes, run_script, shortened
 from support.gpu_machine import executable
+from support.processes import is_running, wait_until_ended
 
 TABLE = json.loads((Path(__file__).parent.parent / "conformance/discovery-stdout.json").read_text())["cases"]
 WORKER = Worker(host="h", resource="gpu", worker="w", incarnation="i")
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-async def until_gone(pid: int) -> None:
-    with anyio.fail_after(10):
-        while is_running(pid):  # noqa: ASYNC110  another process
-            await anyio.sleep(0.01)
 
 
 async def until_written(file: Path) -> int:
@@ -99,7 +87,7 @@ async def test_a_hanging_script_is_ended_with_all_that_it_started(tmp_path: Path
     script = executable(tmp_path / "s", f"sleep 1000 & echo $! > {child}; trap '' TERM; echo so far; wait")
     with pytest.raises(TemporaryDriverError, match=r"did not end within 2\.5 s and was killed; stdout: so far"):
         await run_script([str(script)], timeout=timeout)
-    await until_gone(int(child.read_text()))
+    wait_until_ended(int(child.read_text()))
 
 
 async def test_a_child_that_keeps_the_output_open_is_ended_after_the_script(tmp_path: Path) -> None:
@@ -107,7 +95,7 @@ async def test_a_child_that_keeps_the_output_open_is_ended_after_the_script(tmp_
     with anyio.fail_after(60):
         outcome = await run_script([str(script)], timeout=100)
     assert (outcome.code, outcome.stdout) == (0, b"0,1\n")
-    await until_gone(int((tmp_path / "child").read_text()))
+    wait_until_ended(int((tmp_path / "child").read_text()))
 
 
 async def test_a_child_that_left_the_session_does_not_hold_up_the_answer(tmp_path: Path) -> None:
@@ -133,7 +121,7 @@ async def test_a_flooding_script_is_ended_at_a_megabyte(tmp_path: Path) -> None:
     with pytest.raises(PermanentDriverError, match="printed more than 1048576 bytes") as raised:
         await run_script([str(script)], timeout=60)
     assert len(str(raised.value)) < 2_000
-    assert not is_running(int((tmp_path / "pid").read_text()))
+    wait_until_ended(int((tmp_path / "pid").read_text()))
 
 
 async def test_exactly_a_megabyte_is_not_too_much(tmp_path: Path) -> None:

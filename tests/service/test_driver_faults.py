@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
 from typing import cast
@@ -26,6 +25,7 @@ from outfitter_service import config as configuration
 from outfitter_service.runtime import loading
 from service.conftest import Serve
 from support.house import another, deregister, register
+from support.processes import wait_until_ended
 
 
 def scripted(folder: Path, lines: str, extra: str = "") -> str:
@@ -96,20 +96,7 @@ async def test_a_script_that_leaves_children_is_answered_and_the_children_are_en
     ) as house:
         await house.say(register("w", bad=1))
         assert [info["index"] for info in (await house.state("w", "allocated"))["resources"]["bad"]] == ["0"]
-    assert [pid for pid in pids.read_text().split() if _runs(int(pid))] == []
-
-
-def _runs(pid: int) -> bool:
-    """Whether a process that was told to end has not done so within a while."""
-    for _ in range(200):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return False
-        if state == "Z":
-            return False
-        time.sleep(0.01)
-    return True
+    wait_until_ended(*map(int, pids.read_text().split()))
 
 
 async def test_a_script_that_works_again_serves_those_who_wait(serve: Serve, tmp_path: Path) -> None:
@@ -291,4 +278,4 @@ async def test_no_script_outlives_its_manager(serve: Serve, tmp_path: Path) -> N
         with anyio.fail_after(10):
             while not pid.exists():  # noqa: ASYNC110 - another process makes it
                 await anyio.sleep(0.01)
-    assert not _runs(int(pid.read_text()))
+    wait_until_ended(int(pid.read_text()))

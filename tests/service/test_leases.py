@@ -261,7 +261,8 @@ async def test_silence_ends_an_allocation_and_the_next_worker_has_its_device(ser
 
 async def test_heartbeats_keep_a_lease_and_write_nothing(serve: Serve) -> None:
     async with serve(static(2)) as house:
-        await house.say(register("w", gpu=1, lease_s=SHORT), register("silent", gpu=1, lease_s=SHORT))
+        lease_s = 5 * SHORT  # longer than a machine that is busy elsewhere keeps a heartbeat back
+        await house.say(register("w", gpu=1, lease_s=lease_s), register("silent", gpu=1, lease_s=lease_s))
         await house.state("w", "allocated")
         while (await house.records()).get("h/silent/1", {}).get("state") != "ended":
             await house.say(heartbeat("w"))
