@@ -50,6 +50,10 @@ class Topics(NamedTuple):
     history: str
     dead_letters: str
 
+    def written(self, *, history: bool) -> tuple[str, ...]:
+        """What managers write to in their transactions; `history`: whether they write one."""
+        return (self.allocations, *((self.history,) if history else ()), self.dead_letters)
+
 
 def topics(cluster: str = DEFAULT_CLUSTER) -> Topics:
     """The four topics of `cluster`, prefixed with its name so that clusters share a broker."""

@@ -17,11 +17,10 @@ def of_manager(
 ) -> list[Right]:
     """Of a manager that writes as `writers` (`host/<host>`, `partition/<n>`) and is a member of `groups`."""
     topics = names.topics(cluster)
-    written = [topics.allocations, *([topics.history] if history else []), topics.dead_letters]
     return [
         Right("Read", "topic", topics.registrations),
         Right("Read", "topic", topics.allocations),
-        *(Right("Write", "topic", topic) for topic in written),
+        *(Right("Write", "topic", topic) for topic in topics.written(history=history)),
         *(Right("Write", "transactional-id", names.transactional_id(cluster, writer)) for writer in writers),
         *(Right("Read", "group", group) for group in groups),
     ]

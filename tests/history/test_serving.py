@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ class NarrowBus(FaultyBus):
     most = 1 << 30
     refused = 0
 
-    async def open_writer(self, identity: str, partition: int) -> Writer:
-        return _NarrowWriter(self, await super().open_writer(identity, partition))
+    async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
+        return _NarrowWriter(self, await super().open_writer(identity, partition, topics=topics))
 
 
 class _NarrowWriter(Writer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import anyio
 import pytest
@@ -30,8 +30,8 @@ class NarrowBus(FaultyBus):
     refusals = 0
     spends = False
 
-    async def open_writer(self, identity: str, partition: int) -> Writer:
-        return _NarrowWriter(self, await super().open_writer(identity, partition))
+    async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
+        return _NarrowWriter(self, await super().open_writer(identity, partition, topics=topics))
 
 
 class _NarrowWriter(Writer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import anyio
 import pytest
@@ -25,9 +25,9 @@ class TaintedBus(FaultyBus):
     taints = False
     opened = 0
 
-    async def open_writer(self, identity: str, partition: int) -> Writer:
+    async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
         self.opened += 1
-        return _TaintedWriter(self, await super().open_writer(identity, partition))
+        return _TaintedWriter(self, await super().open_writer(identity, partition, topics=topics))
 
 
 class _TaintedWriter(Writer):

@@ -7,7 +7,7 @@ them. Methods that planted bugs replace are small and say what they are for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import anyio
@@ -111,7 +111,8 @@ class ModelBus(Bus):
             start, _ = await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=False))
         return ModelReader(self, log, start, committed=committed)
 
-    async def open_writer(self, identity: str, partition: int) -> Writer:
+    async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
+        del topics  # the model's coordinator forgets no marker
         writer = self.writer(self, identity, partition)
         await writer.take()
         return writer

@@ -7,7 +7,7 @@ at `:after` hides what has happened: a commit whose outcome is unknown.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 
 from outfitter_proto.bus import Bus, Entry, Membership, Message, Reader, TopicInfo, TopicSpec, Writer, connect
@@ -74,9 +74,9 @@ class FaultyBus(Bus):
             raise
         return _FaultyReader(self, inner)
 
-    async def open_writer(self, identity: str, partition: int) -> Writer:
+    async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
         await self.script("open_writer:before")
-        inner = await self._inner.open_writer(identity, partition)
+        inner = await self._inner.open_writer(identity, partition, topics=topics)
         try:
             await self.script("open_writer:after")
         except BaseException:

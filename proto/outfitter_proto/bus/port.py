@@ -11,7 +11,7 @@ All awaits are bounded by the adapter's own time limits. Every exception that le
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Self
 
 from msgspec import Struct
@@ -300,10 +300,12 @@ class Bus(ABC):
         """
 
     @abstractmethod
-    async def open_writer(self, identity: str, partition: int) -> Writer:
+    async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
         """Take a writer identity (Kafka: a transactional id), fencing whoever had it.
 
-        When this returns, every transaction of an earlier holder is decided: committed or aborted for good.
+        When this returns, every transaction of an earlier holder is decided: committed or aborted for good. `topics`
+        are those that holders of this identity write to: only there, in this partition, is what a decision has not
+        reached ended now, and as it was decided (see `kafka.producer`).
         """
 
     @abstractmethod

@@ -265,8 +265,9 @@ class Processor:
         """Take the partition and work until something fails (returned) or it is over (None)."""
         station = self._station
         identity = transactional_id(station.identity.cluster, station.identity.writer)
+        written = station.topics.written(history=station.limits.history is not None)
         try:
-            writer = await station.bus.open_writer(identity, station.partition)
+            writer = await station.bus.open_writer(identity, station.partition, topics=written)
         except BusError as error:
             return error
         async with writer:

@@ -121,7 +121,8 @@ class Sweep:
     async def _serve(self) -> None:
         task = self._task
         identity = transactional_id(task.identity.cluster, sweeper_writer(task.partition))
-        async with await task.bus.open_writer(identity, task.partition) as writer:
+        topics = task.topics.written(history=False)
+        async with await task.bus.open_writer(identity, task.partition, topics=topics) as writer:
             self._input_id = (await task.bus.topic(task.topics.registrations)).id
             roll = self.roll = Roll(
                 task.bus, task.topics.allocations, task.partition, input_id=self._input_id, clock=task.clock

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import NamedTuple
@@ -115,7 +115,8 @@ class EmbeddedBus(Bus):
         self._readers.add(reader)
         return reader
 
-    async def open_writer(self, identity: str, partition: int) -> Writer:
+    async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
+        del topics  # what is decided is decided everywhere
         held = self._open
         epoch = await held.writing.commit(partial(log.take_identity, identity=identity))
         return EmbeddedWriter(

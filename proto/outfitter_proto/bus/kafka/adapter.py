@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -15,7 +15,7 @@ from outfitter_proto.bus.kafka.access import access
 from outfitter_proto.bus.kafka.cluster import EARLIEST, LATEST, REQUEST_TIMEOUT, Cluster
 from outfitter_proto.bus.kafka.connection import Connector
 from outfitter_proto.bus.kafka.membership import KafkaMembership
-from outfitter_proto.bus.kafka.producer import TransactionalProducer
+from outfitter_proto.bus.kafka.producer import EMPTY, UNUSED, TransactionalProducer
 from outfitter_proto.bus.kafka.protocol import (
     OK,
     TOPIC_AUTHORIZATION_FAILED,
@@ -72,6 +72,7 @@ class KafkaBus(Bus):
         self._cluster = Cluster(self._connector)
         self._outboxes: dict[tuple[str, int], Outbox] = {}
         self._cleaning: set[asyncio.Task[None]] = set()
+        self._found: dict[str, str] = {}
 
     async def missing_rights(self, wanted: Sequence[Right]) -> list[str]:
         """See `Bus.missing_rights`."""
@@ -164,8 +165,9 @@ class KafkaBus(Bus):
             await self._check_partition(topic, partition)
         return KafkaReader(Cluster(self._connector), topic, partition, start, committed=committed)
 
-    async def open_writer(self, identity: str, partition: int) -> Writer:
-        """Start a transactional producer: the broker fences the last one and decides its transaction first.
+    async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
+        """Start a transactional producer: the broker fences the last one and decides its transaction first; then that
+        is seen to the end (`TransactionalProducer.finish`).
 
         Raises:
             BusUnavailableError: not taken within `TAKE_WITHIN`; try again after a pause.
@@ -182,6 +184,7 @@ class KafkaBus(Bus):
         try:
             with anyio.fail_after(TAKE_WITHIN):
                 await producer.start()
+                await self._finish_last(producer, identity, partition, topics)
             taken = True
         except TimeoutError as error:
             why = f": {self._connector.trouble}" if self._connector.trouble is not None else ""
@@ -203,6 +206,25 @@ class KafkaBus(Bus):
             release=release,
             clean_up=lambda: self._clean_up(producer, release),
         )
+
+    async def _finish_last(
+        self, producer: TransactionalProducer, identity: str, partition: int, topics: Collection[str]
+    ) -> None:
+        """See the last transaction of this identity to its end. How it ended is known but once; who has learnt it and
+        fails has it in mind until the next attempt, unless somebody else has begun something since."""
+        state = producer.found or UNUSED
+        if state == EMPTY:
+            state = self._found.get(identity, EMPTY)
+        if state == UNUSED or not topics:
+            return
+        self._found[identity] = state
+        existing = [topic for topic in topics if await self._exists(topic)]
+        await producer.finish(existing, partition, state)
+        if producer.tainted:
+            raise BusUnavailableError(
+                f"{self.url}: {identity!r}: a request was retried, and may end a later transaction"
+            )
+        del self._found[identity]
 
     async def join(
         self, group: str, topic: str, *, replica: str | None, session_timeout: float, heartbeat_interval: float

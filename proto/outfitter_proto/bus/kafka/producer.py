@@ -3,6 +3,10 @@
 - It marks a request of a transaction that failed inside the client. aiokafka repeats such requests silently; the lost
   copy may arrive late and end a later transaction of the same epoch.
 - It waits 2 ms, not 20, for the end of the last transaction before it begins the next one.
+- It can end what the last transaction of its transactional id left open in a partition. A coordinator of Kafka 4.3 that
+  decides a transaction while one of its partitions has no leader (a restarted broker, before it is unfenced) takes that
+  partition for deleted, writes no marker there, and counts the transaction as complete (KAFKA-20734). What was written
+  there hides all that comes behind it, until this producer id's next marker decides it: differently, maybe.
 - Its connections come from our `Connector`, which can say why there is none.
 - It can be got rid of while the brokers are away, which `stop()` cannot.
 """
@@ -18,11 +22,12 @@ import anyio
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka import errors as kafka_errors
 from aiokafka.producer import sender as aiokafka_sender
-from aiokafka.producer.sender import AddPartitionsToTxnHandler, Sender
+from aiokafka.producer.sender import AddPartitionsToTxnHandler, BaseHandler, Sender
 from aiokafka.producer.transaction_manager import TransactionState
 from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest
 
 from outfitter_proto.bus.kafka.connection import Connector
+from outfitter_proto.bus.kafka.protocol import OK, DescribeTransactionsRequest
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +37,11 @@ the next one. With aiokafka's 20 ms one partition reaches 63 transactions a seco
 RETRY_BACKOFF_MS = 20
 BUILDER_BYTES = 1_000_000
 """A record batch's size at most: below Kafka's default of max.message.bytes, 1,048,588."""
+UNUSED, EMPTY = "", "Empty"
+"""States of a transactional id: the coordinator does not know it, or it was taken and has begun nothing since."""
+_COMMITTED = frozenset({"PrepareCommit", "CompleteCommit"})
+_UNTOLD = "Unknown"
+_TRANSACTIONAL_ID_NOT_FOUND = 105
 
 
 class _QuickAddPartitions(AddPartitionsToTxnHandler):  # type: ignore[misc]  # aiokafka has no types
@@ -40,12 +50,46 @@ class _QuickAddPartitions(AddPartitionsToTxnHandler):  # type: ignore[misc]  # a
         return NEXT_TRANSACTION_WAIT if wait == aiokafka_sender.BACKOFF_OVERRIDE else wait
 
 
+class _Describe(BaseHandler):  # type: ignore[misc]  # aiokafka has no types
+    """Asks how the last transaction stands, of the coordinator that is then asked for the transactional id."""
+
+    def create_request(self) -> DescribeTransactionsRequest:
+        return DescribeTransactionsRequest(self._sender._txn_manager.transactional_id)
+
+    def handle_response(self, response: Any) -> float | None:
+        [(code, _, state, *_)] = response.transaction_states
+        if code in (OK, _TRANSACTIONAL_ID_NOT_FOUND):
+            self._sender.found = state if code == OK else UNUSED
+            return None
+        error_type = kafka_errors.for_code(code)
+        if error_type in (kafka_errors.CoordinatorNotAvailableError, kafka_errors.NotCoordinatorError):
+            return float(self.handle_error())
+        if error_type is kafka_errors.CoordinatorLoadInProgressError:
+            return float(self._default_backoff)
+        raise error_type(self._sender._txn_manager.transactional_id)
+
+    def handle_error(self) -> float:
+        self._sender._coordinator_dead(aiokafka_sender.CoordinationType.TRANSACTION)
+        return float(self._default_backoff)
+
+
 class _Sender(Sender):  # type: ignore[misc]  # aiokafka has no types
-    """aiokafka's background sender, which knows its tasks so that they can be ended."""
+    """aiokafka's background sender, which knows its tasks so that they can be ended, and asks how the last transaction
+    stands before it takes the transactional id, which forgets that: `found`, None until then."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.tasks: set[asyncio.Task[Any]] = set()
+        self.found: str | None = None
+
+    async def _do_init_pid(self, node_id: Any) -> Any:
+        if self.found is None:
+            try:
+                if not await _Describe(self).do(node_id):
+                    return False
+            except kafka_errors.IncompatibleBrokerVersion:
+                self.found = _UNTOLD
+        return await super()._do_init_pid(node_id)
 
     async def _do_add_partitions_to_txn(self, partitions: Any) -> Any:
         self._register()
@@ -96,6 +140,22 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
             request_timeout_ms=self._request_timeout_ms,
         )
         self.client.send = self._marking(self.client.send)
+
+    @property
+    def found(self) -> str | None:
+        """The state in which this transactional id's last transaction was found: a name of Kafka's, or `UNUSED`. None: it
+        was not asked for yet."""
+        found: str | None = self._sender.found
+        return found
+
+    async def finish(self, topics: Iterable[str], partition: int, state: str) -> None:
+        """End what the last transaction, which was found in this `state`, left open in this partition of these topics,
+        by an empty transaction that ends like it: a marker decides all that its producer id has open where it comes.
+        One that was open or in doubt was aborted by the taking of the transactional id.
+        """
+        await self.begin_transaction()
+        self.announce(topics, partition)
+        await (self.commit_transaction() if state in _COMMITTED else self.abort_transaction())
 
     def announce(self, topics: Iterable[str], partition: int) -> None:
         """Add all of a transaction's partitions to it at once, which saves a question for each topic but the first."""

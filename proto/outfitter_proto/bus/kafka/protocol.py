@@ -1,6 +1,7 @@
 """The requests that aiokafka does not have, the answers' error codes, and what they mean to the port.
 
-Formats and codes: Kafka's protocol guide (Metadata version 10, KIP-516 for topic ids).
+Formats and codes: Kafka's protocol guide (Metadata version 10, KIP-516 for topic ids; KIP-664 for what transactions and
+producers there are).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.admin import SaslAuthenticateRequest_v0, SaslAuthenticateRequest_v1
 from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import Boolean, CompactArray, CompactString, Int16, Int32, Schema, TaggedFields
+from aiokafka.protocol.types import Boolean, CompactArray, CompactString, Int16, Int32, Int64, Schema, TaggedFields
 
 from outfitter_proto.bus.kafka.access import Access
 from outfitter_proto.bus.port import (
@@ -184,6 +185,126 @@ class MetadataRequest(Request[MetadataRequestV10]):  # type: ignore[misc]
     def build(self, request_struct_class: type[MetadataRequestV10]) -> MetadataRequestV10:
         asked: list[tuple[bytes, str, dict[int, bytes]]] = [(bytes(16), name, {}) for name in self._topics]
         return request_struct_class(asked, False, False, self._rights, {})
+
+
+class DescribeTransactionsResponse(Response):  # type: ignore[misc]
+    """Transactional ids with the state of their last transaction."""
+
+    API_KEY = 65
+    API_VERSION = 0
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "transaction_states",
+            CompactArray(
+                ("error_code", Int16),
+                ("transactional_id", CompactString()),
+                ("state", CompactString()),
+                ("timeout_ms", Int32),
+                ("start_time_ms", Int64),
+                ("producer_id", Int64),
+                ("producer_epoch", Int16),
+                (
+                    "topics",
+                    CompactArray(
+                        ("topic", CompactString()), ("partitions", CompactArray(Int32)), ("tags", TaggedFields)
+                    ),
+                ),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("tags", TaggedFields),
+    )
+
+
+class DescribeTransactionsRequestV0(RequestStruct):  # type: ignore[misc]
+    """Transactional ids, to their coordinator."""
+
+    FLEXIBLE_VERSION = True
+    API_KEY = 65
+    API_VERSION = 0
+    RESPONSE_TYPE = DescribeTransactionsResponse
+    SCHEMA = Schema(("transactional_ids", CompactArray(CompactString())), ("tags", TaggedFields))
+
+
+class DescribeTransactionsRequest(Request[DescribeTransactionsRequestV0]):  # type: ignore[misc]
+    """How the last transaction of a transactional id stands; brokers since Kafka 3.0 know it."""
+
+    API_KEY = 65
+
+    def __init__(self, transactional_id: str) -> None:
+        self._transactional_id = transactional_id
+
+    def build(self, request_struct_class: type[DescribeTransactionsRequestV0]) -> DescribeTransactionsRequestV0:
+        return request_struct_class([self._transactional_id], {})
+
+
+class DescribeProducersResponse(Response):  # type: ignore[misc]
+    """A partition's producers, each with the offset at which its open transaction begins (-1: it has none open)."""
+
+    API_KEY = 61
+    API_VERSION = 0
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "topics",
+            CompactArray(
+                ("name", CompactString()),
+                (
+                    "partitions",
+                    CompactArray(
+                        ("partition", Int32),
+                        ("error_code", Int16),
+                        ("error_message", CompactString()),
+                        (
+                            "active_producers",
+                            CompactArray(
+                                ("producer_id", Int64),
+                                ("producer_epoch", Int32),
+                                ("last_sequence", Int32),
+                                ("last_timestamp", Int64),
+                                ("coordinator_epoch", Int32),
+                                ("transaction_start", Int64),
+                                ("tags", TaggedFields),
+                            ),
+                        ),
+                        ("tags", TaggedFields),
+                    ),
+                ),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("tags", TaggedFields),
+    )
+
+
+class DescribeProducersRequestV0(RequestStruct):  # type: ignore[misc]
+    """Partitions, to their leader."""
+
+    FLEXIBLE_VERSION = True
+    API_KEY = 61
+    API_VERSION = 0
+    RESPONSE_TYPE = DescribeProducersResponse
+    SCHEMA = Schema(
+        (
+            "topics",
+            CompactArray(("name", CompactString()), ("partitions", CompactArray(Int32)), ("tags", TaggedFields)),
+        ),
+        ("tags", TaggedFields),
+    )
+
+
+class DescribeProducersRequest(Request[DescribeProducersRequestV0]):  # type: ignore[misc]
+    """Who writes to a partition; brokers since Kafka 2.8 know it."""
+
+    API_KEY = 61
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self._topic = topic
+        self._partition = partition
+
+    def build(self, request_struct_class: type[DescribeProducersRequestV0]) -> DescribeProducersRequestV0:
+        return request_struct_class([(self._topic, [self._partition], {})], {})
 
 
 class _HiddenAuthenticate0(SaslAuthenticateRequest_v0):  # type: ignore[misc]
