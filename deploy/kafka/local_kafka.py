@@ -40,6 +40,7 @@ TOOLS = {
     "topics": "org.apache.kafka.tools.TopicCommand",
     "configs": "kafka.admin.ConfigCommand",
     "acls": "org.apache.kafka.tools.AclCommand",
+    "transactions": "org.apache.kafka.tools.TransactionsCommand",
     "console-producer": "org.apache.kafka.tools.ConsoleProducer",
     "console-consumer": "org.apache.kafka.tools.consumer.ConsoleConsumer",
 }

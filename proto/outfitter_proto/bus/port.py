@@ -332,7 +332,10 @@ class Bus(ABC):
         """Wait until everything that is in the partition now is decided; return the offset after it.
 
         A committed reader whose `position` has reached that offset has seen all that was committed before
-        this call. Bounded by the longest transaction another writer may hold open.
+        this call.
+
+        Raises:
+            BusUnavailableError: somebody's transaction stays open for longer than any of ours may; says whose.
         """
 
     async def missing_rights(self, wanted: Sequence[Right]) -> list[str]:  # noqa: ARG002

@@ -10,7 +10,7 @@ import anyio
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
 
-from outfitter_proto.bus.kafka import authorization, noise
+from outfitter_proto.bus.kafka import authorization, noise, undecided
 from outfitter_proto.bus.kafka.access import access
 from outfitter_proto.bus.kafka.cluster import EARLIEST, LATEST, REQUEST_TIMEOUT, Cluster
 from outfitter_proto.bus.kafka.connection import Connector
@@ -47,8 +47,9 @@ TAKE_WITHIN = 3 * REQUEST_TIMEOUT
 TRANSACTION_TIMEOUT = 5.0
 """Seconds after which a broker aborts a transaction whose writer went silent. Until then it hides what other writers
 commit to the same partition."""
-LONGEST_TRANSACTION = 15 * 60 + 30.0
-"""Seconds: Kafka's default transaction.max.timeout.ms, and time to find out."""
+DECIDED_WITHIN = 45.0
+"""Seconds that a partition's end may stay undecided: a coordinator looks for transactions that have timed out every
+10 s, and one of Kafka 3.9 may be busy with itself for 30 s after a fault."""
 
 _TOPIC = 2  # the type of resource in requests about configurations
 _STABLE_POLL = 0.005, 0.1
@@ -246,13 +247,14 @@ class KafkaBus(Bus):
         await self._cluster.survey(topic)
         end = await self._cluster.offset(topic, partition, LATEST)
         pause, slowest = _STABLE_POLL
-        with anyio.move_on_after(LONGEST_TRANSACTION):
+        with anyio.move_on_after(DECIDED_WITHIN):
             while await self._cluster.offset(topic, partition, LATEST, committed=True) < end:
                 await anyio.sleep(pause)
                 pause = min(2 * pause, slowest)
             return end
+        why = await undecided.sentence(self._cluster, topic, partition)
         raise BusUnavailableError(
-            f"{self.url}: a transaction in {topic}/{partition} has been open for {LONGEST_TRANSACTION:g} s"
+            f"{self.url}: the end of {topic}/{partition} has been undecided for {DECIDED_WITHIN:g} s: {why}"
         )
 
     async def _exists(self, topic: str) -> bool:

@@ -143,8 +143,8 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
 
     @property
     def found(self) -> str | None:
-        """The state in which this transactional id's last transaction was found: a name of Kafka's, or `UNUSED`. None: it
-        was not asked for yet."""
+        """How its transactional id's last transaction was found: a state by Kafka's name, or `UNUSED`. None: not asked
+        for yet."""
         found: str | None = self._sender.found
         return found
 

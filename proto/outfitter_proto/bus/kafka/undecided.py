@@ -1,0 +1,45 @@
+"""What keeps a partition's end undecided: transactions that are open there, for people who have to end one.
+
+A transaction that no living producer and no coordinator knows of stays open for good and hides all that comes behind
+it (KIP-664, "hanging"). Only a principal with Alter on the cluster can end another's.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from outfitter_proto.bus.kafka.cluster import Cluster
+from outfitter_proto.bus.kafka.protocol import OK, DescribeProducersRequest
+from outfitter_proto.bus.port import BusError
+
+
+async def sentence(cluster: Cluster, topic: str, partition: int) -> str:
+    """Whose transactions are open in the partition, oldest first, and how to end the oldest one; says so where the
+    broker does not tell."""
+    request = DescribeProducersRequest(topic, partition)
+    try:
+        answer = await cluster.ask_leader(topic, partition, request, lambda response: int(_only(response)[1]))
+    except BusError as error:
+        return f"whose transaction is open there is not known: {error}"
+    _, code, detail, producers, _ = _only(answer)
+    if code != OK:
+        return f"whose transaction is open there is not told: {detail or code}"
+    found = sorted((start, *who) for *who, start, _ in producers if start >= 0)
+    if not found:
+        return "no transaction is open there any more"
+    whose = ", ".join(
+        f"producer id {producer} (epoch {epoch}) since offset {start}, last written "
+        f"{datetime.fromtimestamp(written / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        for start, producer, epoch, _, written, _ in found
+    )
+    remedy = f"abort --topic {topic} --partition {partition} --start-offset {found[0][0]}"
+    return (
+        f"open transactions: {whose}; one whose producer is gone has to be ended: "
+        f"kafka-transactions --bootstrap-server {cluster.access.nodes[0]} {remedy}"
+    )
+
+
+def _only(response: Any) -> Any:
+    [(_, [partition], _)] = response.topics
+    return partition

@@ -1,0 +1,160 @@
+"""A transaction that Kafka counts as complete and whose records in a partition no marker has decided (KAFKA-20734).
+
+A broker does not leave one open when it is asked to. One that does not verify what is written lets a producer leave one
+open: it says nothing to its coordinator of a partition that it writes to.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import anyio
+import pytest
+from aiokafka import TopicPartition
+from aiokafka import errors as kafka_errors
+
+from outfitter_proto.bus import Bus, BusUnavailableError, Entry, TopicSpec, Writer, connect
+from outfitter_proto.bus.kafka import adapter
+from outfitter_proto.bus.kafka.producer import TransactionalProducer
+from support.broker import LAUNCHER, Broker
+
+pytestmark = pytest.mark.kafka
+
+LEDGER, HISTORY = "ledger", "history"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker that believes producers (KIP-890's verification is switched off)."""
+    broker = Broker(tmp_path_factory.mktemp("kafka"), {"transaction.partition.verification.enable": "false"})
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
+
+
+class Case:
+    """Two topics and an identity of one's own."""
+
+    def __init__(self, bus: Bus, name: str) -> None:
+        self.bus = bus
+        self.identity, self.ledger, self.history = name, f"{name}-ledger", f"{name}-history"
+
+    async def open(self, bus: Bus | None = None) -> Writer:
+        return await (bus or self.bus).open_writer(
+            self.identity, 0, topics=[self.ledger, self.history, "no-such-topic"]
+        )
+
+    async def leave_open(self, *, after: str) -> None:
+        """Records in both topics that nobody will decide, after a transaction that ended so."""
+        async with await self.open() as writer:
+            producer: TransactionalProducer = writer._producer  # type: ignore[attr-defined]
+            if after == "commit":
+                await writer.commit([(self.ledger, [Entry(b"k", b"before")])])
+            elif after == "abort":
+                await self._write(producer, b"before")
+                await producer.abort_transaction()
+            await self._write(producer, b"left", told=False)
+            await producer._kill()  # as if its process had died
+
+    async def _write(self, producer: TransactionalProducer, value: bytes, *, told: bool = True) -> None:
+        await producer.begin_transaction()
+        for topic in self.ledger, self.history:
+            if not told:
+                producer._txn_manager._txn_partitions.add(TopicPartition(topic, 0))
+            builder = producer.create_batch()
+            builder.append(timestamp=None, key=b"k", value=value)
+            await (await producer.send_batch(builder, topic, partition=0))
+
+    async def read(self) -> list[list[bytes | None]]:
+        """What is committed in the ledger and in the history, once nothing there is undecided."""
+        found = []
+        for topic in self.ledger, self.history:
+            with anyio.fail_after(30):
+                end = await self.bus.stable_end(topic, 0)
+                async with await self.bus.open_reader(topic, 0, start=None, committed=True) as reader:
+                    values: list[bytes | None] = []
+                    while reader.position < end:
+                        values += [message.value for message in await reader.fetch(timeout=0.2)]
+            found.append(values)
+        return found
+
+
+@pytest.fixture
+async def case(broker: Broker) -> AsyncIterator[Case]:
+    async with connect(broker.url) as bus:
+        case = Case(bus, broker.new_cluster())
+        await bus.create_topics([TopicSpec(case.ledger, 1, {}), TopicSpec(case.history, 1, {})])
+        yield case
+
+
+@pytest.mark.parametrize(
+    ("after", "ledger", "history"),
+    [("commit", [b"before", b"left"], [b"left"]), ("abort", [], []), ("nothing", [], [])],
+)
+async def test_what_was_left_open_is_ended_as_the_last_transaction_did(
+    case: Case, after: str, ledger: list[bytes], history: list[bytes]
+) -> None:
+    await case.leave_open(after=after)
+    async with await case.open() as writer:
+        assert await case.read() == [ledger, history]
+        await writer.commit([(case.history, [Entry(b"k", b"next")]), (case.ledger, [Entry(b"k", b"next")])])
+        assert await case.read() == [[*ledger, b"next"], [*history, b"next"]]
+
+
+async def test_how_it_ended_is_kept_in_mind_when_the_first_attempt_to_end_it_fails(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taking the transactional id makes its coordinator forget."""
+    await case.leave_open(after="commit")
+    with monkeypatch.context() as patched:
+
+        async def fail(*_: object) -> None:
+            raise kafka_errors.KafkaError("on purpose")
+
+        patched.setattr(TransactionalProducer, "finish", fail)
+        with pytest.raises(BusUnavailableError, match="on purpose"):
+            await case.open()
+    async with await case.open():
+        assert await case.read() == [[b"before", b"left"], [b"left"]]
+    await case.leave_open(after="abort")
+    async with await case.open():  # what was kept in mind was about an earlier one
+        assert await case.read() == [[b"before", b"left"], [b"left"]]
+
+
+async def test_a_request_that_was_retried_meanwhile_ends_no_later_transaction(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await case.leave_open(after="commit")
+    finish = TransactionalProducer.finish
+
+    async def finish_at_the_second_attempt(producer: TransactionalProducer, *arguments: Any) -> None:
+        await finish(producer, *arguments)
+        producer.tainted = True
+
+    monkeypatch.setattr(TransactionalProducer, "finish", finish_at_the_second_attempt)
+    with pytest.raises(BusUnavailableError, match="was retried"):
+        await case.open()
+
+
+async def test_an_end_that_stays_undecided_is_an_error_that_names_the_producer_and_the_remedy(
+    case: Case, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter, "DECIDED_WITHIN", 0.5)
+    await case.leave_open(after="commit")
+    with pytest.raises(BusUnavailableError, match=f"{case.ledger}/0 has been undecided for 0.5 s") as raised:
+        await case.bus.stable_end(case.ledger, 0)
+    said = str(raised.value)
+    assert "(epoch 0) since offset 2, last written 20" in said
+    _, _, remedy = said.partition(": kafka-transactions ")
+    assert remedy == (
+        f"--bootstrap-server {broker.bootstrap} abort --topic {case.ledger} --partition 0 --start-offset 2"
+    )
+    command = [sys.executable, str(LAUNCHER), "transactions", *remedy.split()]
+    done = await anyio.run_process(command, check=False, stderr=subprocess.STDOUT)
+    assert done.returncode == 0, done.stdout
+    assert await case.bus.stable_end(case.ledger, 0) > 2
