@@ -9,6 +9,7 @@ built on them. It knows no rules of allocation (core/), no driver, and not how a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import datetime
 
@@ -71,6 +72,11 @@ class Cycle:
         self.opened = False
         self.first_commit = anyio.Event()
         self._open = self._new_work(place, opening=True)
+
+    def commit_soon(self) -> None:
+        """Commit whether or not there is anything to write: where Kafka has lost the end of the last transaction, the
+        next one's reveals it (see `kafka.producer`), and an idle host's might come in an hour."""
+        self._committed_at = -math.inf
 
     def oldest(self) -> Message | None:
         """The message that has waited longest for a decision to be settled."""
