@@ -9,7 +9,6 @@ built on them. It knows no rules of allocation (core/), no driver, and not how a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from datetime import datetime
 
@@ -62,6 +61,7 @@ class Cycle:
         self._log = station.telling.log
         self._checkpointed = place.position  # what comes after the last commit's input
         self._committed_at = 0.0
+        self._outages = station.intake.outages  # that had been over when something was committed
         self._ticked_at = 0.0
         self._announcements = Announcements(station, ledger, since=since)
         self._unnumbered: set[str] = set()
@@ -72,11 +72,6 @@ class Cycle:
         self.opened = False
         self.first_commit = anyio.Event()
         self._open = self._new_work(place, opening=True)
-
-    def commit_soon(self) -> None:
-        """Commit whether or not there is anything to write: where Kafka has lost the end of the last transaction, the
-        next one's reveals it (see `kafka.producer`), and an idle host's might come in an hour."""
-        self._committed_at = -math.inf
 
     def oldest(self) -> Message | None:
         """The message that has waited longest for a decision to be settled."""
@@ -251,6 +246,8 @@ class Cycle:
             return True
         if work.position - self._checkpointed >= self._station.limits.checkpoint_records:
             return True
+        if self._outages != self._station.intake.outages:
+            return True  # Kafka may have lost the end of the last one (`kafka.producer`), which the next one's replaces
         return self._station.clock.monotonic() - self._committed_at >= self._station.limits.checkpoint_interval_s
 
     def _seal(self, work: Work) -> Checkpoint:
@@ -281,7 +278,7 @@ class Cycle:
         )
 
     async def _commit(self, work: Work, told: Checkpoint) -> None:
-        begun = self._station.clock.monotonic()
+        begun, outages = self._station.clock.monotonic(), self._station.intake.outages
         try:
             await self._writer.commit(work.batch.transaction(self._station.topics, told))
         except BusError as error:
@@ -290,6 +287,7 @@ class Cycle:
             self._station.metrics.commits.labels("ok").inc()
             self._station.metrics.commit_seconds.observe(self._station.clock.monotonic() - begun)
             self._committed_at = self._station.clock.monotonic()
+            self._outages = outages
             self._checkpointed = work.position
         work.done = True
         self._station.bell.ring()

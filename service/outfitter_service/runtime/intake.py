@@ -101,7 +101,8 @@ class Window:
 
 class Intake(Window):
     """The window on what is decided in turn. `position` is the offset after the last fetched one, holes included;
-    `obstacle` why nothing can be fetched now; `end` the input's end when it was last looked up."""
+    `obstacle` why nothing can be fetched now; `outages` how many such times are over; `end` the input's end when it was
+    last looked up."""
 
     def __init__(
         self,
@@ -124,6 +125,7 @@ class Intake(Window):
         self.position = 0
         self.end = 0
         self.obstacle: str | None = None
+        self.outages = 0
         self.lost: OffsetOutOfRangeError | None = None
         self.trouble: BusConfigurationError | None = None
 
@@ -169,6 +171,7 @@ class Intake(Window):
             if not self.hearing and reader.heard:
                 log.info("registrations are read again")
                 self.obstacle = None
+                self.outages += 1
                 self._healed()
                 self._wake()
             if messages:

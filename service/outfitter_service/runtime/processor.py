@@ -109,7 +109,7 @@ class Processor:
             topics.registrations,
             partition,
             wake=self._bell.ring,
-            healed=self._go_on_after_outage,
+            healed=self.attendance.renew_all,
             most=limits.read_ahead,
         )
         self.scout = Scout(
@@ -176,11 +176,6 @@ class Processor:
         successor is expected), and return from `run`."""
         self._stop.ask(parting=parting)
         self._bell.ring()
-
-    def _go_on_after_outage(self) -> None:
-        self.attendance.renew_all()
-        if self._cycle is not None:
-            self._cycle.commit_soon()
 
     def let_go(self) -> None:
         """Hold nothing large any more, once `run` has ended. What is cancelled stays in tracebacks, and the collector

@@ -219,8 +219,7 @@ class KafkaBus(Bus):
         if state == UNUSED or not topics:
             return
         self._found[identity] = state
-        existing = [topic for topic in topics if await self._exists(topic)]
-        await producer.finish(existing, partition, state)
+        await producer.finish(await authorization.writable(self._cluster, topics), partition, state)
         if producer.tainted:
             raise BusUnavailableError(
                 f"{self.url}: {identity!r}: a request was retried, and may end a later transaction"

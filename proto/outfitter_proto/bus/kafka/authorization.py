@@ -6,7 +6,7 @@ groups cannot be: whoever may find the coordinator of one may use it, unless Des
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 
@@ -28,14 +28,7 @@ async def missing(cluster: Cluster, wanted: Sequence[Right]) -> list[Right]:
     Raises:
         BusError: see `Cluster.send`.
     """
-    topics = sorted({right.name for right in wanted if right.kind == "topic"})
-    answer = await cluster.send(None, MetadataRequest(topics, rights=True))
-    granted: dict[str, int] = {}
-    for code, name, *_, operations, _tags in answer.topics:
-        if code in _DENIED:
-            granted[name] = 0
-        elif code == OK and operations != _UNKNOWN:
-            granted[name] = operations
+    granted = await _granted(cluster, {right.name for right in wanted if right.kind == "topic"})
     found: list[Right] = []
     for right in wanted:
         if right.kind == "topic":
@@ -46,9 +39,32 @@ async def missing(cluster: Cluster, wanted: Sequence[Right]) -> list[Right]:
     return found
 
 
+async def writable(cluster: Cluster, topics: Iterable[str]) -> list[str]:
+    """Those topics that exist and that our principal may write to.
+
+    Raises:
+        BusError: see `Cluster.send`.
+    """
+    granted = await _granted(cluster, set(topics))
+    return [topic for topic, operations in granted.items() if operations & 1 << _BITS["Write"]]
+
+
 def sentences(access: Access, rights: Iterable[Right]) -> list[str]:
     """What is missing, for people."""
     return [denial(access, right) for right in rights]
+
+
+async def _granted(cluster: Cluster, topics: Set[str]) -> dict[str, int]:
+    """What we may do with each topic that is known to exist, or that we are not to know of; all bits where the broker
+    does not tell."""
+    answer = await cluster.send(None, MetadataRequest(sorted(topics), rights=True))
+    granted: dict[str, int] = {}
+    for code, name, *_, operations, _tags in answer.topics:
+        if code in _DENIED:
+            granted[name] = 0
+        elif code == OK:
+            granted[name] = operations if operations != _UNKNOWN else -1
+    return granted
 
 
 def _coordinator_of(right: Right) -> FindCoordinatorRequest:
