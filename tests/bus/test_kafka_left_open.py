@@ -58,6 +58,8 @@ class Case:
             elif after == "abort":
                 await self._write(producer, b"before")
                 await producer.abort_transaction()
+            for topic in self.ledger, self.history:
+                await self.bus.stable_end(topic, 0)  # the markers are there
             await self._write(producer, b"left", told=False)
             await producer._kill()  # as if its process had died
 
@@ -110,18 +112,23 @@ async def test_how_it_ended_is_kept_in_mind_when_the_first_attempt_to_end_it_fai
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Taking the transactional id makes its coordinator forget."""
+
+    async def fail(*_: object) -> None:
+        raise kafka_errors.KafkaError("on purpose")
+
     await case.leave_open(after="commit")
     with monkeypatch.context() as patched:
-
-        async def fail(*_: object) -> None:
-            raise kafka_errors.KafkaError("on purpose")
-
         patched.setattr(TransactionalProducer, "finish", fail)
         with pytest.raises(BusUnavailableError, match="on purpose"):
             await case.open()
     async with await case.open():
         assert await case.read() == [[b"before", b"left"], [b"left"]]
     await case.leave_open(after="abort")
+    async with connect(case.bus.url) as other:
+        with monkeypatch.context() as patched:
+            patched.setattr(TransactionalProducer, "finish", fail)
+            with pytest.raises(BusUnavailableError, match="on purpose"):
+                await case.open(other)
     async with await case.open():  # what was kept in mind was about an earlier one
         assert await case.read() == [[b"before", b"left"], [b"left"]]
 

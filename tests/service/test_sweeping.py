@@ -124,6 +124,23 @@ async def test_a_message_for_a_host_without_a_manager_becomes_a_dead_letter_that
         assert "outfitter serve --host nowhere" in letter.reason
 
 
+async def test_managers_and_sweepers_take_their_identities_for_all_topics_that_they_write_to(
+    made: FaultyBus, tmp_path: Path
+) -> None:
+    """Only in those is what an earlier holder left open ended."""
+    async with serving(made, static(1), tmp_path) as house, sweeping(made):
+        await house.say(register("w", gpu=1))
+        await house.state("w", "allocated")
+        await say(made, b"garbage", HOST)
+        await say(made, register("w"), None)
+        await letters(made, 2)
+    assert dict(made.written) == {
+        f"{CLUSTER}-host-{HOST}": set(TOPICS) - {TOPICS.registrations},
+        f"{CLUSTER}-sweeper-0": {TOPICS.allocations, TOPICS.dead_letters},
+    }
+    assert made.named == made.written
+
+
 async def test_heartbeats_and_farewells_to_a_host_without_a_manager_want_no_answer(made: FaultyBus) -> None:
     """They can be many, and their registration has its dead letter. What cannot be read has one of its own."""
     async with sweeping(made, grace=0.0):

@@ -7,6 +7,7 @@ at `:after` hides what has happened: a commit whose outcome is unknown.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 
@@ -20,11 +21,14 @@ async def no_faults(point: str) -> None:
 
 
 class FaultyBus(Bus):
-    """See the module. `script` may be replaced at any time."""
+    """See the module. `script` may be replaced at any time. `named` and `written` are the topics, by identity, that
+    writers were opened for and have written to."""
 
     def __init__(self, url: str, script: Script = no_faults) -> None:
         self.url = url
         self.script = script
+        self.named: dict[str, set[str]] = defaultdict(set)
+        self.written: dict[str, set[str]] = defaultdict(set)
         self._inner = connect(url)
         self.local = self._inner.local
 
@@ -76,13 +80,14 @@ class FaultyBus(Bus):
 
     async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
         await self.script("open_writer:before")
+        self.named[identity].update(topics)
         inner = await self._inner.open_writer(identity, partition, topics=topics)
         try:
             await self.script("open_writer:after")
         except BaseException:
             await inner.aclose()
             raise
-        return _FaultyWriter(self, inner)
+        return _FaultyWriter(self, inner, self.written[identity])
 
     async def join(
         self, group: str, topic: str, *, replica: str | None, session_timeout: float, heartbeat_interval: float
@@ -126,13 +131,15 @@ class _FaultyReader(Reader):
 
 
 class _FaultyWriter(Writer):
-    def __init__(self, bus: FaultyBus, inner: Writer) -> None:
+    def __init__(self, bus: FaultyBus, inner: Writer, written: set[str]) -> None:
         self._bus = bus
         self._inner = inner
+        self._written = written
         self.partition = inner.partition
 
     async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
         await self._bus.script("commit:before")
+        self._written.update(topic for topic, entries in batches if entries)
         await self._inner.commit(batches)
         await self._bus.script("commit:after")
 
