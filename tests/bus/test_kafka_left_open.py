@@ -9,17 +9,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import anyio
 import pytest
 from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 
+from chaos.harm import Harmed, harmed_cluster
 from outfitter_proto.bus import Bus, BusUnavailableError, Entry, TopicSpec, Writer, connect
 from outfitter_proto.bus.kafka import adapter
 from outfitter_proto.bus.kafka.producer import TransactionalProducer
-from support.broker import LAUNCHER, Broker
+from support.broker import LAUNCHER
+from support.kafka_proxy import ADD_PARTITIONS_TO_TXN, INIT_PRODUCER_ID, Harm
 
 pytestmark = pytest.mark.kafka
 
@@ -27,14 +28,11 @@ LEDGER, HISTORY = "ledger", "history"
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker that believes producers (KIP-890's verification is switched off)."""
-    broker = Broker(tmp_path_factory.mktemp("kafka"), {"transaction.partition.verification.enable": "false"})
-    try:
-        broker.start()
-        yield broker
-    finally:
-        broker.stop()
+def harmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harmed]:
+    """A broker that believes producers (KIP-890's verification is switched off), behind a proxy."""
+    settings = {"transaction.partition.verification.enable": "false"}
+    with harmed_cluster(tmp_path_factory.mktemp("kafka"), nodes=1, settings=settings) as harmed:
+        yield harmed
 
 
 class Case:
@@ -87,11 +85,12 @@ class Case:
 
 
 @pytest.fixture
-async def case(broker: Broker) -> AsyncIterator[Case]:
-    async with connect(broker.url) as bus:
-        case = Case(bus, broker.new_cluster())
+async def case(harmed: Harmed) -> AsyncIterator[Case]:
+    async with connect(harmed.broker.url) as bus:
+        case = Case(bus, harmed.broker.new_cluster())
         await bus.create_topics([TopicSpec(case.ledger, 1, {}), TopicSpec(case.history, 1, {})])
         yield case
+    harmed.proxy.heal()
 
 
 @pytest.mark.parametrize(
@@ -133,23 +132,35 @@ async def test_how_it_ended_is_kept_in_mind_when_the_first_attempt_to_end_it_fai
         assert await case.read() == [[b"before", b"left"], [b"left"]]
 
 
-async def test_a_request_that_was_retried_meanwhile_ends_no_later_transaction(
-    case: Case, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("harm", "attempts"), [(Harm.CONNECTION_LOST, 1), (Harm.LOST_ANSWER, 2)])
+async def test_how_it_ended_is_kept_in_mind_when_the_answer_to_the_taking_is_lost(
+    case: Case, harmed: Harmed, monkeypatch: pytest.MonkeyPatch, harm: Harm, attempts: int
 ) -> None:
     await case.leave_open(after="commit")
-    finish = TransactionalProducer.finish
+    fault = harmed.proxy.harm(INIT_PRODUCER_ID, harm, client=case.identity)
+    if attempts > 1:
+        with monkeypatch.context() as patched:
+            patched.setattr(adapter, "TAKE_WITHIN", 1.0)
+            with pytest.raises(BusUnavailableError, match="within 1 s"):
+                await case.open()
+    async with await case.open():
+        assert fault.struck.is_set()
+        assert await case.read() == [[b"before", b"left"], [b"left"]]
 
-    async def finish_at_the_second_attempt(producer: TransactionalProducer, *arguments: Any) -> None:
-        await finish(producer, *arguments)
-        producer.tainted = True
 
-    monkeypatch.setattr(TransactionalProducer, "finish", finish_at_the_second_attempt)
+async def test_an_identity_is_taken_anew_after_a_request_to_end_it_was_repeated(case: Case, harmed: Harmed) -> None:
+    """Its first copy may arrive late, and would end a later transaction."""
+    await case.leave_open(after="commit")
+    fault = harmed.proxy.harm(ADD_PARTITIONS_TO_TXN, Harm.CONNECTION_LOST, client=case.identity)
     with pytest.raises(BusUnavailableError, match="was retried"):
         await case.open()
+    assert fault.struck.is_set()
+    async with await case.open():
+        assert await case.read() == [[b"before", b"left"], [b"left"]]
 
 
 async def test_an_end_that_stays_undecided_is_an_error_that_names_the_producer_and_the_remedy(
-    case: Case, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    case: Case, harmed: Harmed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapter, "DECIDED_WITHIN", 0.5)
     await case.leave_open(after="commit")
@@ -159,7 +170,7 @@ async def test_an_end_that_stays_undecided_is_an_error_that_names_the_producer_a
     assert "(epoch 0) since offset 2, last written 20" in said
     _, _, remedy = said.partition(": kafka-transactions ")
     assert remedy == (
-        f"--bootstrap-server {broker.bootstrap} abort --topic {case.ledger} --partition 0 --start-offset 2"
+        f"--bootstrap-server {harmed.broker.bootstrap} abort --topic {case.ledger} --partition 0 --start-offset 2"
     )
     command = [sys.executable, str(LAUNCHER), "transactions", *remedy.split()]
     done = await anyio.run_process(command, check=False, stderr=subprocess.STDOUT)

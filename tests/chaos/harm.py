@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -22,10 +22,14 @@ class Harmed(NamedTuple):
 
 
 @contextmanager
-def harmed_cluster(folder: Path, *, nodes: int, kafka: str = NEW) -> Iterator[Harmed]:
-    """So many brokers, started, and one proxy before all of them."""
-    with KafkaProxy() as proxy, running(KafkaCluster(folder, nodes=nodes, kafka=kafka, proxy=proxy.listen)) as cluster:
-        yield Harmed(cluster, proxy)
+def harmed_cluster(
+    folder: Path, *, nodes: int, kafka: str = NEW, settings: Mapping[str, str] | None = None
+) -> Iterator[Harmed]:
+    """So many brokers with these settings, started, and one proxy before all of them."""
+    with KafkaProxy() as proxy:
+        cluster = KafkaCluster(folder, nodes=nodes, kafka=kafka, settings=settings, proxy=proxy.listen)
+        with running(cluster):
+            yield Harmed(cluster, proxy)
 
 
 def strike(

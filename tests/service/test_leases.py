@@ -276,17 +276,15 @@ async def test_heartbeats_keep_a_lease_and_write_nothing(serve: Serve) -> None:
         await house.state("w", "ended")
 
 
-async def test_an_outage_that_nothing_but_the_input_notices_gives_a_whole_lease_anew_and_is_committed_after(
+async def test_an_outage_that_nothing_but_the_input_notices_gives_a_whole_lease_anew(
     bus: FaultyBus, serve: Serve
 ) -> None:
-    """Nothing was to be committed and no lease was suspected meanwhile, but heartbeats could not arrive; and the commit
-    before it may have lost its end on Kafka, so that nobody can read it before the next one."""
+    """Nothing was to be committed and no lease was suspected meanwhile, but heartbeats could not arrive."""
     async with serve(static(1)) as house:
         await house.say(register("w", gpu=1, lease_s=3600.0))
         await house.state("w", "allocated")
         await house.told()
         deadline = house.processor.attendance.leases.deadline("h/w/1")
-        _, before = await house.bus.offsets(TOPICS.allocations, 0)
 
         async def deaf(point: str) -> None:
             if point.startswith(("fetch", "open_reader")):
@@ -299,9 +297,6 @@ async def test_an_outage_that_nothing_but_the_input_notices_gives_a_whole_lease_
         bus.script = no_faults
         await house.ready()
         assert house.processor.attendance.leases.deadline("h/w/1") > deadline
-        with anyio.fail_after(10):
-            while (await house.bus.offsets(TOPICS.allocations, 0))[1] == before:  # noqa: ASYNC110 - another task commits
-                await anyio.sleep(0.01)
 
 
 async def test_a_newer_incarnation_waits_until_the_older_ones_lease_is_over(serve: Serve) -> None:

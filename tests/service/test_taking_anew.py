@@ -89,6 +89,35 @@ async def test_what_is_observed_anew_does_not_pile_up_while_commits_fail(
             assert (await house.state(worker, "ended"))["reason_code"] == "owner-died"
 
 
+async def test_after_an_outage_that_only_the_input_noticed_the_writer_is_replaced(bus: FaultyBus, serve: Serve) -> None:
+    """Brokers that were away may have lost the end of the last commit: an idle host's is seen to its end now."""
+    bus.local = False
+    opened = 0
+    async with serve(static(1)) as house:
+        await house.say(register("w", gpu=1, lease_s=None))
+        await house.state("w", "allocated")
+
+        async def deaf(point: str) -> None:
+            if point.startswith(("fetch", "open_reader")):
+                raise BusUnavailableError("away")
+
+        async def count(point: str) -> None:
+            nonlocal opened
+            opened += point == "open_writer:after"
+
+        bus.script = deaf
+        with anyio.fail_after(20):
+            while house.processor.ready:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.01)
+        bus.script = count
+        with anyio.fail_after(20):
+            while not opened or not house.processor.ready:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.01)
+        await house.say(register("next", gpu=1))
+        await house.state("next", "pending")
+        assert opened == 1
+
+
 async def test_a_tainted_writer_is_replaced_after_a_pause_and_no_outage_is_spoken_of(
     url: str, serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,7 +61,7 @@ class Cycle:
         self._log = station.telling.log
         self._checkpointed = place.position  # what comes after the last commit's input
         self._committed_at = 0.0
-        self._outages = station.intake.outages  # that had been over when something was committed
+        self._outages = station.intake.outages
         self._ticked_at = 0.0
         self._announcements = Announcements(station, ledger, since=since)
         self._unnumbered: set[str] = set()
@@ -130,6 +130,9 @@ class Cycle:
         """Nothing is under way: send off what was decided, if it has to be written; what ends the tenure is
         returned."""
         intake = self._station.intake
+        if self._outages != intake.outages and not self._station.bus.local:
+            self._take_back(self._open)
+            return RecycledError("the bus was away: the last commit is seen to its end")
         if self._is_due(self._open):
             told = self._seal(self._open)
             commits.start_soon(self._commit, self._open, told)
@@ -246,8 +249,6 @@ class Cycle:
             return True
         if work.position - self._checkpointed >= self._station.limits.checkpoint_records:
             return True
-        if self._outages != self._station.intake.outages:
-            return True  # Kafka may have lost the end of the last one (`kafka.producer`), which the next one's replaces
         return self._station.clock.monotonic() - self._committed_at >= self._station.limits.checkpoint_interval_s
 
     def _seal(self, work: Work) -> Checkpoint:
@@ -278,7 +279,7 @@ class Cycle:
         )
 
     async def _commit(self, work: Work, told: Checkpoint) -> None:
-        begun, outages = self._station.clock.monotonic(), self._station.intake.outages
+        begun = self._station.clock.monotonic()
         try:
             await self._writer.commit(work.batch.transaction(self._station.topics, told))
         except BusError as error:
@@ -287,7 +288,6 @@ class Cycle:
             self._station.metrics.commits.labels("ok").inc()
             self._station.metrics.commit_seconds.observe(self._station.clock.monotonic() - begun)
             self._committed_at = self._station.clock.monotonic()
-            self._outages = outages
             self._checkpointed = work.position
         work.done = True
         self._station.bell.ring()

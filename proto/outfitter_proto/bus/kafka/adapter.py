@@ -15,7 +15,7 @@ from outfitter_proto.bus.kafka.access import access
 from outfitter_proto.bus.kafka.cluster import EARLIEST, LATEST, REQUEST_TIMEOUT, Cluster
 from outfitter_proto.bus.kafka.connection import Connector
 from outfitter_proto.bus.kafka.membership import KafkaMembership
-from outfitter_proto.bus.kafka.producer import EMPTY, UNUSED, TransactionalProducer
+from outfitter_proto.bus.kafka.producer import Last, TransactionalProducer
 from outfitter_proto.bus.kafka.protocol import (
     OK,
     TOPIC_AUTHORIZATION_FAILED,
@@ -25,7 +25,7 @@ from outfitter_proto.bus.kafka.protocol import (
 )
 from outfitter_proto.bus.kafka.publisher import Outbox
 from outfitter_proto.bus.kafka.reader import KafkaReader
-from outfitter_proto.bus.kafka.writer import KafkaWriter
+from outfitter_proto.bus.kafka.writer import KafkaWriter, topic_of
 from outfitter_proto.bus.port import (
     Bus,
     BusConfigurationError,
@@ -47,7 +47,7 @@ TAKE_WITHIN = 3 * REQUEST_TIMEOUT
 TRANSACTION_TIMEOUT = 5.0
 """Seconds after which a broker aborts a transaction whose writer went silent. Until then it hides what other writers
 commit to the same partition."""
-DECIDED_WITHIN = 45.0
+DECIDED_WITHIN = 60.0
 """Seconds that a partition's end may stay undecided: a coordinator looks for transactions that have timed out every
 10 s, and one of Kafka 3.9 may be busy with itself for 30 s after a fault."""
 
@@ -73,7 +73,7 @@ class KafkaBus(Bus):
         self._cluster = Cluster(self._connector)
         self._outboxes: dict[tuple[str, int], Outbox] = {}
         self._cleaning: set[asyncio.Task[None]] = set()
-        self._found: dict[str, str] = {}
+        self._last: dict[str, Last] = {}
 
     async def missing_rights(self, wanted: Sequence[Right]) -> list[str]:
         """See `Bus.missing_rights`."""
@@ -180,24 +180,34 @@ class KafkaBus(Bus):
         producer = TransactionalProducer(
             self._connector, identity, request_timeout=REQUEST_TIMEOUT, transaction_timeout=self._transaction_timeout
         )
+        producer.last = self._last.get(identity)
         release = noise.quieten()
         taken = False
         try:
             with anyio.fail_after(TAKE_WITHIN):
-                await producer.start()
-                await self._finish_last(producer, identity, partition, topics)
+                await self._take(producer, partition, topics)
             taken = True
+            self._last.pop(identity, None)
         except TimeoutError as error:
             why = f": {self._connector.trouble}" if self._connector.trouble is not None else ""
             raise BusUnavailableError(
                 f"{self.url}: could not take {identity!r} within {TAKE_WITHIN:g} s{why}"
             ) from error
         except kafka_errors.BrokerResponseError as error:
-            raise refusal(self._access, error.errno, operation="Write", name=identity, detail=str(error)) from error
+            raise refusal(
+                self._access,
+                error.errno,
+                topic=topic_of(error),
+                operation="Write",
+                name=identity,
+                detail=str(error),
+            ) from error
         except (kafka_errors.KafkaError, AssertionError, OSError) as error:
             raise BusUnavailableError(f"{self.url}: could not take {identity!r}: {error}") from error
         finally:
             if not taken:
+                if producer.last is not None:
+                    self._last[identity] = producer.last
                 self._clean_up(producer, release)
         return KafkaWriter(
             identity,
@@ -208,23 +218,15 @@ class KafkaBus(Bus):
             clean_up=lambda: self._clean_up(producer, release),
         )
 
-    async def _finish_last(
-        self, producer: TransactionalProducer, identity: str, partition: int, topics: Collection[str]
-    ) -> None:
-        """See the last transaction of this identity to its end. How it ended is known but once; who has learnt it and
-        fails has it in mind until the next attempt, unless somebody else has begun something since."""
-        state = producer.found or UNUSED
-        if state == EMPTY:
-            state = self._found.get(identity, EMPTY)
-        if state == UNUSED or not topics:
-            return
-        self._found[identity] = state
-        await producer.finish(await authorization.writable(self._cluster, topics), partition, state)
+    async def _take(self, producer: TransactionalProducer, partition: int, topics: Collection[str]) -> None:
+        written = await authorization.writable(self._cluster, topics, partition) if topics else []
+        await producer.start()
+        if written and producer.last is not None and not producer.last.is_none:
+            await producer.finish(written, partition)
         if producer.tainted:
             raise BusUnavailableError(
-                f"{self.url}: {identity!r}: a request was retried, and may end a later transaction"
+                f"{self.url}: a request was retried, and its first copy may end a later transaction"
             )
-        del self._found[identity]
 
     async def join(
         self, group: str, topic: str, *, replica: str | None, session_timeout: float, heartbeat_interval: float

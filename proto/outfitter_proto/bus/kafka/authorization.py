@@ -6,7 +6,8 @@ groups cannot be: whoever may find the coordinator of one may use it, unless Des
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 
@@ -28,7 +29,8 @@ async def missing(cluster: Cluster, wanted: Sequence[Right]) -> list[Right]:
     Raises:
         BusError: see `Cluster.send`.
     """
-    granted = await _granted(cluster, {right.name for right in wanted if right.kind == "topic"})
+    topics = sorted({right.name for right in wanted if right.kind == "topic"})
+    granted = _granted(await cluster.send(None, MetadataRequest(topics, rights=True)))
     found: list[Right] = []
     for right in wanted:
         if right.kind == "topic":
@@ -39,14 +41,16 @@ async def missing(cluster: Cluster, wanted: Sequence[Right]) -> list[Right]:
     return found
 
 
-async def writable(cluster: Cluster, topics: Iterable[str]) -> list[str]:
-    """Those topics that exist and that our principal may write to.
+async def writable(cluster: Cluster, topics: Iterable[str], partition: int) -> list[str]:
+    """Those topics that our principal may write to and that have this partition, with a leader.
 
     Raises:
         BusError: see `Cluster.send`.
     """
-    granted = await _granted(cluster, set(topics))
-    return [topic for topic, operations in granted.items() if operations & 1 << _BITS["Write"]]
+    answer = await cluster.send(None, MetadataRequest(sorted(topics), rights=True))
+    granted = _granted(answer)
+    led = {name for _, name, _, _, partitions, *_ in answer.topics if _has_leader(partitions, partition)}
+    return [topic for topic, operations in granted.items() if topic in led and operations & 1 << _BITS["Write"]]
 
 
 def sentences(access: Access, rights: Iterable[Right]) -> list[str]:
@@ -54,10 +58,9 @@ def sentences(access: Access, rights: Iterable[Right]) -> list[str]:
     return [denial(access, right) for right in rights]
 
 
-async def _granted(cluster: Cluster, topics: Set[str]) -> dict[str, int]:
+def _granted(answer: Any) -> dict[str, int]:
     """What we may do with each topic that is known to exist, or that we are not to know of; all bits where the broker
     does not tell."""
-    answer = await cluster.send(None, MetadataRequest(sorted(topics), rights=True))
     granted: dict[str, int] = {}
     for code, name, *_, operations, _tags in answer.topics:
         if code in _DENIED:
@@ -65,6 +68,10 @@ async def _granted(cluster: Cluster, topics: Set[str]) -> dict[str, int]:
         elif code == OK:
             granted[name] = operations if operations != _UNKNOWN else -1
     return granted
+
+
+def _has_leader(partitions: Iterable[Sequence[Any]], wanted: int) -> bool:
+    return any(number == wanted and leader >= 0 for _, number, leader, *_ in partitions)
 
 
 def _coordinator_of(right: Right) -> FindCoordinatorRequest:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 from aiokafka import AIOKafkaProducer, TopicPartition
@@ -37,11 +37,31 @@ the next one. With aiokafka's 20 ms one partition reaches 63 transactions a seco
 RETRY_BACKOFF_MS = 20
 BUILDER_BYTES = 1_000_000
 """A record batch's size at most: below Kafka's default of max.message.bytes, 1,048,588."""
-UNUSED, EMPTY = "", "Empty"
-"""States of a transactional id: the coordinator does not know it, or it was taken and has begun nothing since."""
-_COMMITTED = frozenset({"PrepareCommit", "CompleteCommit"})
-_UNTOLD = "Unknown"
 _TRANSACTIONAL_ID_NOT_FOUND = 105
+
+
+class Last(NamedTuple):
+    """How a transactional id's last transaction stands, by Kafka's names of states, and who had it."""
+
+    state: str
+    producer_id: int = -1
+    epoch: int = -1
+
+    @property
+    def is_none(self) -> bool:
+        """Whether the coordinator knows of no holder: nobody can have left anything open."""
+        return not self.state
+
+    @property
+    def committed(self) -> bool:
+        """Whether it is decided to be committed. What is not decided yet is aborted by whoever takes the id."""
+        return self.state in ("PrepareCommit", "CompleteCommit")
+
+    def then(self, seen: Last) -> Last:
+        """What is known once this was seen, too: to take the id, which makes its epoch one higher, makes the
+        coordinator forget, unless it was somebody else who took it."""
+        forgotten = seen.state == "Empty" and seen.producer_id == self.producer_id and seen.epoch <= self.epoch + 1
+        return self._replace(epoch=seen.epoch) if forgotten else seen
 
 
 class _QuickAddPartitions(AddPartitionsToTxnHandler):  # type: ignore[misc]  # aiokafka has no types
@@ -57,9 +77,9 @@ class _Describe(BaseHandler):  # type: ignore[misc]  # aiokafka has no types
         return DescribeTransactionsRequest(self._sender._txn_manager.transactional_id)
 
     def handle_response(self, response: Any) -> float | None:
-        [(code, _, state, *_)] = response.transaction_states
+        [(code, _, state, _, _, producer_id, epoch, *_)] = response.transaction_states
         if code in (OK, _TRANSACTIONAL_ID_NOT_FOUND):
-            self._sender.found = state if code == OK else UNUSED
+            self._sender.see(Last(state, producer_id, epoch) if code == OK else Last(""))
             return None
         error_type = kafka_errors.for_code(code)
         if error_type in (kafka_errors.CoordinatorNotAvailableError, kafka_errors.NotCoordinatorError):
@@ -75,20 +95,22 @@ class _Describe(BaseHandler):  # type: ignore[misc]  # aiokafka has no types
 
 class _Sender(Sender):  # type: ignore[misc]  # aiokafka has no types
     """aiokafka's background sender, which knows its tasks so that they can be ended, and asks how the last transaction
-    stands before it takes the transactional id, which forgets that: `found`, None until then."""
+    stands each time before it tries to take the transactional id: `last`, None until then."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.tasks: set[asyncio.Task[Any]] = set()
-        self.found: str | None = None
+        self.last: Last | None = None
+
+    def see(self, seen: Last) -> None:
+        self.last = self.last.then(seen) if self.last is not None else seen
 
     async def _do_init_pid(self, node_id: Any) -> Any:
-        if self.found is None:
-            try:
-                if not await _Describe(self).do(node_id):
-                    return False
-            except kafka_errors.IncompatibleBrokerVersion:
-                self.found = _UNTOLD
+        try:
+            if not await _Describe(self).do(node_id):
+                return False
+        except kafka_errors.IncompatibleBrokerVersion:
+            self.see(Last("Unknown"))
         return await super()._do_init_pid(node_id)
 
     async def _do_add_partitions_to_txn(self, partitions: Any) -> Any:
@@ -142,20 +164,21 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
         self.client.send = self._marking(self.client.send)
 
     @property
-    def found(self) -> str | None:
-        """How its transactional id's last transaction was found: a state by Kafka's name, or `UNUSED`. None: not asked
-        for yet."""
-        found: str | None = self._sender.found
-        return found
+    def last(self) -> Last | None:
+        """How the last transaction of its transactional id was found, when it was taken; None: nobody has told."""
+        last: Last | None = self._sender.last
+        return last
 
-    async def finish(self, topics: Iterable[str], partition: int, state: str) -> None:
-        """End what the last transaction, which was found in this `state`, left open in this partition of these topics,
-        by an empty transaction that ends like it: a marker decides all that its producer id has open where it comes.
-        One that was open or in doubt was aborted by the taking of the transactional id.
-        """
+    @last.setter
+    def last(self, known: Last | None) -> None:
+        self._sender.last = known
+
+    async def finish(self, topics: Iterable[str], partition: int) -> None:
+        """End what the `last` transaction left open in this partition of these topics, by an empty one that ends like
+        it: a marker decides all that its producer id has open where it comes."""
         await self.begin_transaction()
         self.announce(topics, partition)
-        await (self.commit_transaction() if state in _COMMITTED else self.abort_transaction())
+        await (self.commit_transaction() if self.last and self.last.committed else self.abort_transaction())
 
     def announce(self, topics: Iterable[str], partition: int) -> None:
         """Add all of a transaction's partitions to it at once, which saves a question for each topic but the first."""

@@ -1,7 +1,7 @@
 """What keeps a partition's end undecided: transactions that are open there, for people who have to end one.
 
 A transaction that no living producer and no coordinator knows of stays open for good and hides all that comes behind
-it (KIP-664, "hanging"). Only a principal with Alter on the cluster can end another's.
+it (KIP-664, "hanging"). Only a principal with Alter on the cluster can end another's, by aborting it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def sentence(cluster: Cluster, topic: str, partition: int) -> str:
     )
     remedy = f"abort --topic {topic} --partition {partition} --start-offset {found[0][0]}"
     return (
-        f"open transactions: {whose}; one whose producer is gone has to be ended: "
+        f"open transactions: {whose}; who wrote there ends it when started again; if that host is gone for good: "
         f"kafka-transactions --bootstrap-server {cluster.access.nodes[0]} {remedy}"
     )
 

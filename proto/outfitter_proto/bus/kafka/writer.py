@@ -156,7 +156,7 @@ class KafkaWriter(Writer):
             if isinstance(reason, _FENCED):
                 raise self._fenced() from error
             if isinstance(reason, kafka_errors.BrokerResponseError):
-                topic = _topic_of(reason) or prepared[-1][0]
+                topic = topic_of(reason) or prepared[-1][0]
                 raise refusal(
                     self._access, reason.errno, topic=topic, operation="Write", name=self._identity, detail=str(reason)
                 ) from error
@@ -188,7 +188,7 @@ class KafkaWriter(Writer):
         return FencedError(f"{self._name} was taken over, or its transaction was open for too long")
 
 
-def _topic_of(error: kafka_errors.BrokerResponseError) -> str | None:
+def topic_of(error: kafka_errors.BrokerResponseError) -> str | None:
     """The topic that an error of aiokafka's speaks of."""
     [named] = error.args if len(error.args) == 1 else [None]
     if isinstance(named, set):
