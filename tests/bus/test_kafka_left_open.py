@@ -18,7 +18,7 @@ from aiokafka import errors as kafka_errors
 from chaos.harm import Harmed, harmed_cluster
 from outfitter_proto.bus import Bus, BusUnavailableError, Entry, TopicSpec, Writer, connect
 from outfitter_proto.bus.kafka import adapter
-from outfitter_proto.bus.kafka.producer import TransactionalProducer
+from outfitter_proto.bus.kafka.producer import Last, TransactionalProducer
 from support.broker import LAUNCHER
 from support.kafka_proxy import ADD_PARTITIONS_TO_TXN, INIT_PRODUCER_ID, Harm
 
@@ -146,6 +146,21 @@ async def test_how_it_ended_is_kept_in_mind_when_the_answer_to_the_taking_is_los
     async with await case.open():
         assert fault.struck.is_set()
         assert await case.read() == [[b"before", b"left"], [b"left"]]
+
+
+@pytest.mark.parametrize(
+    ("seen", "known"),
+    [
+        (Last("Empty", 5, 4), Last("CompleteCommit", 5, 4)),
+        (Last("Empty", 5, 3), Last("CompleteCommit", 5, 3)),
+        (Last("Empty", 5, 5), Last("Empty", 5, 5)),  # somebody else took it in between, and may have ended it
+        (Last("Empty", 6, 0), Last("Empty", 6, 0)),
+        (Last("CompleteAbort", 5, 4), Last("CompleteAbort", 5, 4)),
+        (Last(""), Last("")),
+    ],
+)
+def test_taking_an_identity_makes_its_coordinator_forget_what_was_learnt_before(seen: Last, known: Last) -> None:
+    assert Last("CompleteCommit", 5, 3).then(seen) == known
 
 
 async def test_an_identity_is_taken_anew_after_a_request_to_end_it_was_repeated(case: Case, harmed: Harmed) -> None:
