@@ -59,7 +59,8 @@ class Case:
             for topic in self.ledger, self.history:
                 await self.bus.stable_end(topic, 0)  # the markers are there
             await self._write(producer, b"left", told=False)
-            await producer._kill()  # as if its process had died
+            await producer._kill()  # as if its process had died,
+            producer._txn_manager.state = None  # and aborted nothing
 
     async def _write(self, producer: TransactionalProducer, value: bytes, *, told: bool = True) -> None:
         await producer.begin_transaction()
