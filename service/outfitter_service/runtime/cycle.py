@@ -130,7 +130,7 @@ class Cycle:
         """Nothing is under way: send off what was decided, if it has to be written; what ends the tenure is
         returned."""
         intake = self._station.intake
-        if self._outages != intake.outages and not self._station.bus.local:
+        if self._outages != intake.outages and not self._station.bus.local and not self._stopping:
             self._take_back(self._open)
             return RecycledError("the bus was away: the last commit is seen to its end")
         if self._is_due(self._open):

@@ -187,7 +187,6 @@ class KafkaBus(Bus):
             with anyio.fail_after(TAKE_WITHIN):
                 await self._take(producer, partition, topics)
             taken = True
-            self._last.pop(identity, None)
         except TimeoutError as error:
             why = f": {self._connector.trouble}" if self._connector.trouble is not None else ""
             raise BusUnavailableError(
@@ -205,9 +204,8 @@ class KafkaBus(Bus):
         except (kafka_errors.KafkaError, AssertionError, OSError) as error:
             raise BusUnavailableError(f"{self.url}: could not take {identity!r}: {error}") from error
         finally:
+            self._remember(identity, producer.last)
             if not taken:
-                if producer.last is not None:
-                    self._last[identity] = producer.last
                 self._clean_up(producer, release)
         return KafkaWriter(
             identity,
@@ -218,11 +216,19 @@ class KafkaBus(Bus):
             clean_up=lambda: self._clean_up(producer, release),
         )
 
+    def _remember(self, identity: str, last: Last | None) -> None:
+        """Have in mind how the last transaction ended that was not seen to its end: its coordinator forgets."""
+        if last is None:
+            self._last.pop(identity, None)
+        else:
+            self._last[identity] = last
+
     async def _take(self, producer: TransactionalProducer, partition: int, topics: Collection[str]) -> None:
         written = await authorization.writable(self._cluster, topics, partition) if topics else []
         await producer.start()
         if written and producer.last is not None and not producer.last.is_none:
             await producer.finish(written, partition)
+            producer.last = None
         if producer.tainted:
             raise BusUnavailableError(
                 f"{self.url}: a request was retried, and its first copy may end a later transaction"

@@ -165,7 +165,8 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
 
     @property
     def last(self) -> Last | None:
-        """How the last transaction of its transactional id was found, when it was taken; None: nobody has told."""
+        """How its transactional id's last transaction was found when it was taken. None: nobody has told, or it is seen
+        to its end."""
         last: Last | None = self._sender.last
         return last
 
