@@ -24,8 +24,6 @@ from support.kafka_proxy import ADD_PARTITIONS_TO_TXN, INIT_PRODUCER_ID, Harm
 
 pytestmark = pytest.mark.kafka
 
-LEDGER, HISTORY = "ledger", "history"
-
 
 @pytest.fixture(scope="module")
 def harmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harmed]:

@@ -19,7 +19,7 @@ from outfitter_drivers.api import (
 from outfitter_drivers.discovery_script import ScriptDriver
 from outfitter_drivers.script import parse_indexes, run_script, shortened
 from support.gpu_machine import executable
-from support.processes import is_running, wait_until_ended
+from support.processes import has_ended, wait_until_ended
 
 TABLE = json.loads((Path(__file__).parent.parent / "conformance/discovery-stdout.json").read_text())["cases"]
 WORKER = Worker(host="h", resource="gpu", worker="w", incarnation="i")
@@ -143,7 +143,7 @@ async def test_cancellation_ends_the_script_before_it_returns(tmp_path: Path) ->
         tasks.start_soon(lambda: run_script([str(script)], timeout=100_000))
         pid = await until_written(tmp_path / "pid")
         tasks.cancel_scope.cancel()
-    assert not is_running(pid)
+    assert has_ended(pid)
 
 
 async def test_a_cancelled_scope_starts_nothing_and_leaks_nothing(tmp_path: Path) -> None:

@@ -118,6 +118,39 @@ async def test_after_an_outage_that_only_the_input_noticed_the_writer_is_replace
         assert opened == 1
 
 
+async def test_who_stops_after_an_outage_says_goodbye_instead_of_taking_the_partition_anew(
+    bus: FaultyBus, serve: Serve
+) -> None:
+    bus.local = False
+    deaf, opened = True, 0
+    reached, go = anyio.Event(), anyio.Event()
+
+    async def act(point: str) -> None:
+        nonlocal opened
+        opened += point == "open_writer:after"
+        if point == "commit:before":
+            reached.set()
+            await go.wait()
+        elif deaf and reached.is_set() and point.startswith(("fetch", "open_reader")):
+            raise BusUnavailableError("away")
+
+    async with serve(static(1)) as house:
+        bus.script = act
+        await house.say(register("w", gpu=1, lease_s=None))
+        intake = house.processor.intake
+        with anyio.fail_after(20):
+            while intake.hearing:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.01)
+            deaf = False
+            while not intake.outages:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.01)
+        house.processor.stop()
+        go.set()
+    bus.script = no_faults
+    assert opened == 0
+    assert "stopped_at" in (await house.records())["@host/h"]["manager"]
+
+
 async def test_a_tainted_writer_is_replaced_after_a_pause_and_no_outage_is_spoken_of(
     url: str, serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
+import os
+import select
 
 PATIENCE_S = 30.0
 
 
-def is_running(pid: int) -> bool:
-    """Whether there is such a process that is more than an exit code that nobody has fetched."""
+def has_ended(pid: int, *, within: float = 0.0) -> bool:
+    """Whether there is no such process within so many seconds, or no more of it than an exit code (pidfd_open(2))."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "XZ"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+        watched = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([watched], [], [], within)[0])
+    finally:
+        os.close(watched)
 
 
 def wait_until_ended(*pids: int) -> None:
     """Block until none of these runs any more.
 
     Raises:
-        AssertionError: some go on.
+        AssertionError: one goes on.
     """
-    deadline = time.monotonic() + PATIENCE_S
-    while running := [pid for pid in pids if is_running(pid)]:
-        assert time.monotonic() < deadline, f"still running: {running}"
-        time.sleep(0.01)
+    for pid in pids:
+        assert has_ended(pid, within=PATIENCE_S), f"process {pid} still runs"

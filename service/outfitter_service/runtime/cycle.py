@@ -131,6 +131,7 @@ class Cycle:
         returned."""
         intake = self._station.intake
         if self._outages != intake.outages and not self._station.bus.local and not self._stopping:
+            # brokers that were away may have lost the last commit's end (`kafka.producer`), and nothing else may follow
             self._take_back(self._open)
             return RecycledError("the bus was away: the last commit is seen to its end")
         if self._is_due(self._open):
