@@ -88,7 +88,7 @@ async def test_a_damaged_record_refuses_its_host_alone(fleet: Fleet, tmp_path: P
     one = fleet.start("one")
     names = hosts(8)
     await fleet.register(names, ["a"])
-    await fleet.answered()
+    await fleet.are({(name, "a"): "allocated" for name in names})
     one.kill9()
     sick, *well = names
     damage(tmp_path / "bus.db", f"{sick}/a/1")
