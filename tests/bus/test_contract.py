@@ -342,6 +342,20 @@ async def test_nothing_of_a_commit_with_too_large_a_record_is_visible_and_the_wr
     assert keys(await read_all(bus, ledger)) == ["a"]
 
 
+async def test_a_commit_may_have_more_for_a_topic_than_fits_into_one_record_batch(
+    bus: Bus, make_topic: MakeTopic
+) -> None:
+    history, ledger = await make_topic(), await make_topic()
+    many = [Entry(b"%d" % n, b"x" * 10_000) for n in range(250)]
+    async with await bus.open_writer(f"writer-{ledger}", 0) as writer:
+        with pytest.raises(TooLargeError):
+            await writer.commit([(history, [*many, Entry(b"big", b"x" * 2_000_000), *many]), (ledger, entries("a"))])
+        await writer.commit([(history, [*many, Entry(b"gone", None)]), (ledger, entries("a"))])
+    found = await read_all(bus, history)
+    assert [(message.key, message.value) for message in found] == [(e.key, e.value) for e in many] + [(b"gone", None)]
+    assert keys(await read_all(bus, ledger)) == ["a"]
+
+
 async def test_a_last_batch_far_larger_than_a_writer_says_it_takes_is_refused_whole(
     bus: Bus, make_topic: MakeTopic
 ) -> None:

@@ -58,6 +58,7 @@ def test_the_private_names_that_writing_needs_are_there() -> None:
 
 async def test_the_private_attributes_that_writing_and_repairing_need_are_there() -> None:
     producer = AIOKafkaProducer(bootstrap_servers="127.0.0.1:1", transactional_id="t")
+    batch = producer.create_batch()
     consumer = AIOKafkaConsumer(bootstrap_servers="127.0.0.1:1")
     try:
         assert callable(producer.client.send)
@@ -65,6 +66,10 @@ async def test_the_private_attributes_that_writing_and_repairing_need_are_there(
         assert dict(producer._message_accumulator._batches) == {}
         assert set(producer._message_accumulator._pending_batches) == set()
         assert producer._sender.client is producer.client
+        assert batch._relative_offset == batch.record_count() == 0
+        assert list(inspect.signature(batch._builder.append).parameters)[:5] == [
+            "offset", "timestamp", "key", "value", "headers",
+        ]  # fmt: skip
         assert consumer._fetcher is None
     finally:
         await producer.stop()

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import anyio
@@ -28,6 +29,7 @@ from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnReque
 
 from outfitter_proto.bus.kafka.connection import Connector
 from outfitter_proto.bus.kafka.protocol import OK, DescribeTransactionsRequest
+from outfitter_proto.bus.port import Entry
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ RETRY_BACKOFF_MS = 20
 BUILDER_BYTES = 1_000_000
 """A record batch's size at most: below Kafka's default of max.message.bytes, 1,048,588."""
 _TRANSACTIONAL_ID_NOT_FOUND = 105
+_NO_HEADERS: list[Any] = []
 
 
 class Last(NamedTuple):
@@ -180,6 +183,25 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
         await self.begin_transaction()
         self.announce(topics, partition)
         await (self.commit_transaction() if self.last and self.last.committed else self.abort_transaction())
+
+    def pack(self, entries: Sequence[Entry]) -> list[Any]:
+        """Record batches with these records in order, all of one time. A batch takes its first record whatever its
+        size. To append them one by one by aiokafka's public name costs three times as much."""
+        now_ms = int(time.time() * 1000)
+        packed: list[Any] = []
+        done = 0
+        while done < len(entries):
+            batch = self.create_batch()
+            append, count = batch._builder.append, 0
+            for entry in entries[done:]:
+                if append(count, now_ms, entry.key, entry.value, _NO_HEADERS) is None:
+                    batch.close()
+                    break
+                count += 1
+            batch._relative_offset = count
+            packed.append(batch)
+            done += count
+        return packed
 
     def announce(self, topics: Iterable[str], partition: int) -> None:
         """Add all of a transaction's partitions to it at once, which saves a question for each topic but the first."""

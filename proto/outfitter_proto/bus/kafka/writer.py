@@ -106,7 +106,7 @@ class KafkaWriter(Writer):
         prepared: list[_Batch] = []
         filled = [(topic, entries) for topic, entries in batches if entries]
         for number, (topic, entries) in enumerate(filled):
-            builders = self._fill(topic, entries)
+            builders = self._pack(topic, entries)
             if number == len(filled) - 1 and len(builders) > 1:
                 raise TooLargeError(
                     f"{self._name}: the last batch ({len(entries)} records for {topic!r}) does not fit into one "
@@ -115,22 +115,18 @@ class KafkaWriter(Writer):
             prepared += [(topic, builder) for builder in builders]
         return prepared
 
-    def _fill(self, topic: str, entries: Sequence[Entry]) -> list[Any]:
-        builders = [self._producer.create_batch()]
-        append = builders[0].append
-        for entry in entries:
-            key, value = entry.key, entry.value
-            if append(timestamp=None, key=key, value=value) is None:
-                builders.append(self._producer.create_batch())
-                append = builders[-1].append
-                append(timestamp=None, key=key, value=value)
-            # a builder takes its first record whatever its size
-            if len(value or b"") > BUILDER_BYTES // 2 and builders[-1].size() > BUILDER_BYTES:
+    def _pack(self, topic: str, entries: Sequence[Entry]) -> list[Any]:
+        packed = self._producer.pack(entries)
+        done = 0
+        for batch in packed:
+            if batch.size() > BUILDER_BYTES:  # it is one record
+                entry = entries[done]
                 raise TooLargeError(
-                    f"{self._name}: the record with key {key!r} for {topic!r} is {len(value or b'')} "
+                    f"{self._name}: the record with key {entry.key!r} for {topic!r} is {len(entry.value or b'')} "
                     f"bytes; at most about {BUILDER_BYTES} fit"
                 )
-        return builders
+            done += batch.record_count()
+        return packed
 
     async def _send(self, prepared: list[_Batch]) -> None:
         """Begin the transaction and see every batch acknowledged: a commit also succeeds if a batch of it failed. They
