@@ -40,6 +40,7 @@ class FilesDriver(PollingDriver):
         self._last_ids: dict[str, str] = {}
         self._one_look = anyio.CapacityLimiter(1)
         self._looking = threading.Lock()
+        self._hung = False
 
     def shortage(self, amount: int, *, healthy: int, known: int) -> str:
         return f"{amount} wanted, but {self._folder} has {healthy} healthy ones among {known} files"
@@ -50,15 +51,18 @@ class FilesDriver(PollingDriver):
             with anyio.fail_after(self.call_timeout):
                 return await anyio.to_thread.run_sync(self._look_alone, abandon_on_cancel=True, limiter=self._one_look)
         except TimeoutError as error:
+            self._hung = True
             raise self._hangs(f"does not answer within {self.call_timeout:g} s") from error
 
     def _look_alone(self) -> list[Device]:
-        """Look, unless a look that was given up hangs still: no thread more than that one is lost to it."""
-        if not self._looking.acquire(blocking=False):
+        """Look, unless a look that took too long hangs still: no thread more than that one is lost to it. One that was
+        only cancelled comes to its end, and is waited for."""
+        if not self._looking.acquire(timeout=0 if self._hung else self.call_timeout):
             raise self._hangs("still does not answer")
         try:
             return self._read_folder()
         finally:
+            self._hung = False
             self._looking.release()
 
     def _hangs(self, told: str) -> TemporaryDriverError:
