@@ -118,6 +118,7 @@ def _watch(
             if not has_exited and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 has_exited = True
                 deadline = time.monotonic() + _AFTER_EXIT_SECONDS
+                continue  # what it said last is read before that can be too late
             is_late = time.monotonic() > deadline
             if has_exited and (is_late or len(selector.get_map()) == others):
                 return Why.EXITED
