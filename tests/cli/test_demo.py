@@ -35,12 +35,10 @@ def wait_for_their_end(folder: Path) -> None:
 
 
 def test_it_shows_a_queue_moving_on_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    begun = time.monotonic()
     done = subprocess.run(
         [*OUTFITTER, "demo"], env=environment(TMPDIR=str(tmp_path)), capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - begun < 30
     for words in ("clara is pending", "the queue has moved on to clara", "no GPU was ever lent twice", "owner-died"):
         assert words in done.stdout
     assert done.stderr == ""

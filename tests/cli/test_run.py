@@ -115,7 +115,6 @@ def test_without_a_manager_it_says_so_and_how_to_start_one(shared_manager: Manag
     done = shared_manager.outfitter("run", "--host", "nobody-serves-this", "--", "true")
     assert done.returncode == 125
     assert "no manager answers for host 'nobody-serves-this'" in done.stderr
-    assert shared_manager.host in done.stderr
 
 
 def test_a_bus_that_cannot_be_used_is_named_with_the_remedy(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The gpu driver's settings, and what they select."""
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -326,6 +327,7 @@ async def test_what_was_just_offered_to_one_worker_is_not_taken_back_for_another
 ) -> None:
     """Its grant may be under way; whoever asked in vain asks again soon."""
     driver, log = books
+    driver.offer_stands = math.inf
     taken = tmp_path / "taken"
     (tmp_path / "answer").write_text(f"[ ! -e {taken} ] || exit 1; touch {taken}; echo 4,5")
     assert await indexes(driver, 2) == ["4", "5"]

@@ -296,10 +296,13 @@ def test_callers_killed_at_any_moment_leave_whole_records_and_no_double_allocati
     file.write_text(f"63 {os.getppid()}\n")
     arguments = ["1", "--enable-coordination", "--coordination-file", str(file)]
     for step in range(12):
-        # Every caller is a worker of its own, whose owner lives on.
-        killed = discovery(arguments, bin_folder, env={"OUTFITTER_WORKER": f"killed-{step}"})
+        # Every caller is a worker of its own, whose owner lives on. It has to lock the file, write, and end.
+        with file.open("r+") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            killed = discovery(arguments, bin_folder, env={"OUTFITTER_WORKER": f"killed-{step}"})
+            _until_open(killed.pid, file)
         try:
-            killed.wait(0.02 + step * 0.008)
+            killed.wait(step * 0.002)
         except subprocess.TimeoutExpired:
             killed.send_signal(signal.SIGKILL)
         killed.communicate(timeout=30)

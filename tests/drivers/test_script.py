@@ -100,7 +100,8 @@ async def test_a_child_that_keeps_the_output_open_is_ended_after_the_script(tmp_
 
 async def test_a_child_that_left_the_session_does_not_hold_up_the_answer(tmp_path: Path) -> None:
     child = tmp_path / "child"
-    script = executable(tmp_path / "s", f"setsid sh -c 'echo $$ > {child}; exec sleep 1000' & echo 0,1")
+    left = f"setsid sh -c 'echo $$ > {child}; exec sleep 1000' & while [ ! -s {child} ]; do :; done"
+    script = executable(tmp_path / "s", f"{left}; echo 0,1")
     try:
         with anyio.fail_after(60):
             outcome = await run_script([str(script)], timeout=100)

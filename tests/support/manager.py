@@ -336,8 +336,9 @@ def shared_manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager
     """A manager of a host with two `files` GPUs for the tests of one module: leave nothing behind, stop nothing."""
     folder = tmp_path_factory.mktemp("manager")
     manager = Manager(folder, files_config(folder / "gpus"))
-    manager.start()
     try:
+        manager.start()
+        manager.wait_for(lambda: manager.metric("outfitter_devices", resource="gpu"))  # its driver has reported
         yield manager
     finally:
         manager.kill9()
