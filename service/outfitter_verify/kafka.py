@@ -164,7 +164,7 @@ class Source:
         try:
             futures = admin.describe_topics(TopicCollection([topic]), request_timeout=self._patience_s)
             found = str(futures[topic].result(self._patience_s).topic_id)
-        except KafkaException:
+        except (KafkaException, TimeoutError):
             return None
         return found.replace("+", "-").replace("/", "_").rstrip("=")
 

@@ -55,11 +55,14 @@ async def offset_at(bus: Bus, topic: str, partition: int, moment: datetime) -> i
     if high - low <= COARSE:
         return low
     wanted_ms = (moment - MARGIN).timestamp() * 1000
+    high = await bus.stable_end(topic, partition)  # what is undecided cannot be read yet
     async with await bus.open_reader(topic, partition, start=low, committed=True) as reader:
         while high - low > COARSE:
             middle = (low + high) // 2
             await reader.seek(middle)
-            messages = await reader.fetch(max_records=1)
+            messages: list[Message] = []
+            while not messages and reader.position < high:  # a slow bus; of a commit's end nothing can be read
+                messages = await reader.fetch(max_records=1)
             if messages and 0 < messages[0].timestamp_ms < wanted_ms:
                 low = middle
             else:
