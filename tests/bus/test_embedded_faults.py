@@ -157,7 +157,7 @@ async def test_a_job_that_runs_when_its_caller_is_cancelled_ends_before_the_call
 
 
 async def test_writers_of_several_processes_all_get_their_turns_and_none_is_refused(embedded_url: str) -> None:
-    writers, total = 4, 2000
+    writers, total = 4, 6000
     script = Path(__file__).parent / "publishing_process.py"
     async with connect(embedded_url) as bus:
         await bus.create_topics([TopicSpec("t", 1, {})])

@@ -126,6 +126,7 @@ class Fleet:
 
     def pause(self, within: float = 90.0) -> list[str]:
         """Have every worker say goodbye and rest; return what stays without an answer for `within` seconds."""
+        self._at_rest.clear()
         self._resting.set()
         deadline = time.monotonic() + within
         while not self._at_rest.wait(0.05):
@@ -135,7 +136,6 @@ class Fleet:
         return [f"{w.key} asked {time.monotonic() - w.asked:.1f} s ago and is still {w.phase}" for w in self._busy()]
 
     def resume(self) -> None:
-        self._at_rest.clear()
         self._resting.clear()
 
     def close(self) -> None:

@@ -15,8 +15,9 @@ from aiokafka.errors import KafkaError
 
 from chaos.harm import Harmed
 from outfitter_proto.bus import Bus, Entry, TopicSpec, connect
+from outfitter_proto.bus.kafka.producer import TransactionalProducer
 from support.broker import KafkaBroker
-from support.kafka_proxy import END_TXN, PRODUCE, Fault, Harm
+from support.kafka_proxy import END_TXN, Fault, Harm
 
 pytestmark = pytest.mark.kafka
 
@@ -26,9 +27,10 @@ INVALID_PRODUCER_EPOCH = 47
 async def committed(bus: Bus, topic: str) -> list[bytes | None]:
     """What a committed reader sees by now."""
     found: list[bytes | None] = []
+    end = await bus.stable_end(topic, 0)
     async with await bus.open_reader(topic, 0, start=None, committed=True) as reader:
-        while messages := await reader.fetch(timeout=1.0):
-            found += [message.value for message in messages]
+        while reader.position < end:
+            found += [message.value for message in await reader.fetch(timeout=1.0)]
     return found
 
 
@@ -75,12 +77,11 @@ async def test_a_late_commit_changes_nothing_for_a_writer_that_is_replaced_when_
             await writer.commit([(topic, [Entry(b"k", b"first")])])
             assert writer.tainted
         async with await bus.open_writer(topic, 0) as writer:
-            slow = harmed.proxy.harm(PRODUCE, Harm.LATE_ANSWER, client=topic)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(writer.commit, [(topic, [Entry(b"k", b"never")])])
-                assert await anyio.to_thread.run_sync(slow.struck.wait, 20.0)
-                await delivered(harmed, late)  # in the middle of this transaction, which is then given up
-                tasks.cancel_scope.cancel()
+            producer: TransactionalProducer = writer._producer  # type: ignore[attr-defined]
+            await producer.begin_transaction()
+            [batch] = producer.pack([Entry(b"k", b"never")])
+            await (await producer.send_batch(batch, topic, partition=0))
+            await delivered(harmed, late)  # in the middle of this transaction, which is then given up
         assert error_of(late) == INVALID_PRODUCER_EPOCH
         async with await bus.open_writer(topic, 0) as writer:
             await writer.commit([(topic, [Entry(b"k", b"last")])])

@@ -58,7 +58,7 @@ async def test_a_manager_whose_password_is_changed_answers_again_with_the_new_on
     async with (
         managing(secure_broker.at("short"), login, cluster, tmp_path, host=HOST) as manager,
         client(secure_broker, secure_broker.oauth(worker_user)) as bus,
-        WorkerSession(bus, asking("before"), cluster=cluster) as before,
+        WorkerSession(bus, asking("before"), cluster=cluster, manager_patience=None) as before,
     ):
         with anyio.fail_after(WITHIN):
             held = await before.wait()
@@ -93,7 +93,11 @@ async def test_a_worker_whose_token_expires_is_warned_and_goes_on_with_a_fresh_o
         managing(secure_broker.at("sasl"), secure_broker.oauth(manager_user), cluster, tmp_path, host=HOST) as manager,
         connect(secure_broker.at("short"), token) as bus,
         WorkerSession(
-            bus, asking("w", lease=9.0), cluster=cluster, on_lease_at_risk=lambda _error: at_risk.set()
+            bus,
+            asking("w", lease=9.0),
+            cluster=cluster,
+            manager_patience=None,
+            on_lease_at_risk=lambda _error: at_risk.set(),
         ) as session,
     ):
         with anyio.fail_after(WITHIN):

@@ -346,7 +346,7 @@ async def test_a_workers_rights_cannot_forge_fence_or_read(secure_broker: Secure
             await eve.open_writer(f"{cluster}-host-{HOST}", 0)
         async with await eve.open_reader(of.registrations, 0, start=0, committed=False) as reader:
             with pytest.raises(BusAuthorizationError, match=f"Read on topic '{of.registrations}' is not granted"):
-                await reader.fetch()
+                await reader.fetch(timeout=WITHIN)
         with pytest.raises(BusAuthorizationError):
             await eve.open_reader(of.allocations, 0, start=None, committed=True)
 

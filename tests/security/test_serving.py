@@ -176,6 +176,7 @@ async def test_packed_bombs_are_dead_letters_in_bounded_memory_and_do_not_come_a
         assert len(offsets) == len(set(offsets))
         manager.kill9()
         manager.start()
+        await publish(bus, of.registrations, crowd)  # whoever answers it has passed all before it
         body = {
             "type": "register",
             "host": HOST,
@@ -187,7 +188,11 @@ async def test_packed_bombs_are_dead_letters_in_bounded_memory_and_do_not_come_a
         deadline = time.monotonic() + 30
         while not any(b'"allocated"' in (m or b"") for m in await values(bus, of.allocations)):
             assert time.monotonic() < deadline
-        assert len(await dead_letters(bus, of.dead_letters)) == len(letters)
+        again = offsets
+        with anyio.fail_after(60):
+            while max(again) == max(offsets):
+                again = [letter["source"]["offset"] for letter in await dead_letters(bus, of.dead_letters)]
+        assert sorted(again)[:-1] == sorted(offsets)
     assert most_memory(manager) - before < MORE_MEMORY
 
 

@@ -41,7 +41,7 @@ async def managing(
     path = folder / "outfitter.toml"
     path.write_text(
         f'bus = "{url}"\nscope = "{scope}"\ncluster = "{cluster}"\nhost = "{host or cluster}"\n'
-        f'lease = "20s"\nhttp = "127.0.0.1:0"\n'
+        f'lease = "20s"\nlease-grace = "20s"\nhttp = "127.0.0.1:0"\n'
         f'external-resources = ["gpu"]\n[external-resource.gpu]\namount = 1\ndriver = "static"\nparam.count = 2\n'
         f"[kafka]\n{settings}"
     )

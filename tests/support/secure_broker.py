@@ -47,7 +47,7 @@ LISTENERS = {
 }  # fmt: skip
 """`plain` wants nothing, `mutual` a client certificate; `othername` and `expired` show certificates that
 are not to be believed; `open` is SASL without TLS, `short` the same with sessions of `SESSION_S`."""
-SESSION_S = 3.0
+SESSION_S = 6.0
 ISSUER, AUDIENCE = "https://issuer.example", "kafka"
 _LOGIN_MODULE = "org.apache.kafka.common.security"
 
