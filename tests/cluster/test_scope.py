@@ -66,7 +66,7 @@ async def test_nobodys_messages_are_dead_letters_of_the_partitions_owner(fleet: 
     await fleet.register([name], ["last"])
     await fleet.answered()
     manager.wait_for(lambda: manager.metric("outfitter_dead_letters_total") == 3)
-    assert f"{name}/a/1" not in fleet.records
+    assert f"{name}/a/1" not in await fleet.read()
     assert not (await verdict(fleet.url)).violations
 
 

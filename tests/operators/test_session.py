@@ -133,7 +133,7 @@ def test_user_code_is_told_before_its_lease_ends_and_again_served_when_heartbeat
     real: Stage, manager: ScriptedManager, url: str
 ) -> None:
     told: queue.Queue[outfitter.LeaseLostError] = queue.Queue()
-    with real.context({"gpu": 1}, lease=6.0, on_lease_at_risk=told.put) as context:
+    with real.context({"gpu": 1}, lease=12.0, on_lease_at_risk=told.put) as context:
         changes = context.changes("gpu")
         next(changes)
         with frozen(url):
@@ -162,6 +162,12 @@ def test_a_callback_that_raises_does_not_stop_the_heartbeats(real: Stage, manage
         manager.wait_until(lambda: len(manager.heartbeats) >= so_far + 3)
 
 
+@pytest.fixture
+def _surveyed_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outfitter.session.SURVEY_WITHIN", 60.0)
+
+
+@pytest.mark.usefixtures("_surveyed_from_the_start")
 def test_nobody_answering_is_an_error_that_names_the_hosts_served_and_withdraws(
     manager: ScriptedManager, url: str
 ) -> None:
@@ -176,7 +182,7 @@ def test_nobody_answering_is_an_error_that_names_the_hosts_served_and_withdraws(
 
     anyio.run(scene)
     with pytest.raises(outfitter.NoManagerError) as caught:
-        RuntimeContext({"gpu": 1}, bus=url, host="gpu-9", wait_for_manager=3.0).__enter__()
+        RuntimeContext({"gpu": 1}, bus=url, host="gpu-9", wait_for_manager=5.0).__enter__()
     message = str(caught.value)
     assert "no manager answers for host 'gpu-9': its manager manager-of-gpu-9 was stopped" in message
     assert "(2026-01-02T03:04:05Z)" in message
@@ -184,14 +190,16 @@ def test_nobody_answering_is_an_error_that_names_the_hosts_served_and_withdraws(
     assert f"bus {url} and cluster 'outfitter'" in message
 
 
+@pytest.mark.usefixtures("_surveyed_from_the_start")
 def test_a_manager_that_has_gone_silent_is_named_with_when_it_last_wrote(real: Stage, manager: ScriptedManager) -> None:
     manager.fake.absent = True
     with pytest.raises(outfitter.NoManagerError, match=f"for host '{HOST}': its manager last wrote \\d+ s ago"):
-        real.context({"gpu": 1}, worker="w", wait_for_manager=3.0).__enter__()
+        real.context({"gpu": 1}, worker="w", wait_for_manager=5.0).__enter__()
     manager.wait_until(lambda: bool(manager.deregistrations))
     assert manager.deregistrations[0].reason == "no manager"
 
 
+@pytest.mark.usefixtures("_surveyed_from_the_start")
 def test_nobody_answering_is_found_out_within_five_seconds(url: str) -> None:
     async def make() -> None:
         async with connect(url) as bus:
@@ -266,8 +274,21 @@ def test_under_outfitter_run_a_context_attaches_and_publishes_nothing(
         manager.wait_until(lambda: len(manager.heartbeats) >= so_far + 4)  # longer than the lease
         assert context.get_external_resource_infos("gpu")
     assert {beat.incarnation for beat in manager.heartbeats} == {attached.incarnation}
-    assert len(manager.registrations) == 1
-    assert manager.deregistrations == []
+    with RuntimeContext({"gpu": 1}, worker="after"):
+        pass  # answered after all that those two may have said
+    assert [each.worker for each in manager.registrations] == ["w", "after"]
+    assert {left.worker for left in manager.deregistrations} <= {"after"}
+
+
+def test_what_is_over_is_not_given_back(real: Stage, manager: ScriptedManager) -> None:
+    with real.context({"gpu": 1}, worker="w") as context:
+        changes = context.changes("gpu")
+        next(changes)
+        real.fake.end()
+        with pytest.raises(outfitter.AllocationEndedError):
+            next(changes)
+    with real.context({"gpu": 1}, worker="next"):  # answered after all that the first one may have said
+        assert manager.deregistrations == []
 
 
 def test_under_outfitter_run_needing_more_than_was_asked_for_is_an_error(attached: RuntimeContext) -> None:
@@ -367,11 +388,11 @@ def test_leaving_leaves_no_thread_and_no_file_behind(real: Stage) -> None:
     def ours() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name.startswith("outfitter-")]
 
-    with real.context({"gpu": 1}):
+    with real.context({"gpu": 1}, lease=None):
         [thread] = ours()
         open_files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     thread.join(20)
-    with real.context({"gpu": 1}):
+    with real.context({"gpu": 1}, lease=None):
         [thread] = ours()
         assert len(os.listdir("/proc/self/fd")) <= open_files  # noqa: PTH208
     thread.join(20)

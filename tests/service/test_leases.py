@@ -346,7 +346,7 @@ async def test_the_default_lease_and_wait_apply_where_a_registration_does_not_sa
 async def test_a_wait_deadline_is_wall_time_and_goes_on_over_a_restart(serve: Serve, tmp_path: Path) -> None:
     async with serve(static(1)) as house:
         await house.say(register("w", gpu=1), register("late", gpu=1, wait_s=2.0))
-        await house.state("late", "pending")
+        await house.until(lambda records: "h/late/1" in records)
     await anyio.sleep(2.0)
     async with serve(static(1), identity=another()) as house:
         assert (await house.state("late", "failed"))["reason_code"] == "waited-too-long"

@@ -121,6 +121,7 @@ async def test_a_call_that_does_not_end_at_its_limit_keeps_its_devices_out_of_us
     async with serve(workshop(bench.name, TIMEOUT)) as house:
         await house.say(register("w", gpu=1), register("next", gpu=1))
         await gate.reached.wait()
+        await house.state("next", "pending")
         await anyio.sleep(0.4)  # twice the limit
         assert (await house.records())["h/w/1"]["state"] == "preparing"
         assert (await house.records())["h/next/1"]["state"] == "pending"
@@ -134,13 +135,21 @@ async def test_a_call_that_does_not_end_at_its_limit_keeps_its_devices_out_of_us
 async def test_an_unprepare_that_fails_is_repeated_and_the_device_is_lent_to_nobody_meanwhile(
     serve: Serve, bench: Bench
 ) -> None:
-    failing = bench.unpreparing = Failing(2, TemporaryDriverError("still warm", delay=0.01))
+    failing, gate = Failing(2, TemporaryDriverError("still warm", delay=0.01)), Gate()
+
+    async def at_the_third_time(grant: Grant) -> None:
+        await failing(grant)
+        await gate(grant)
+
+    bench.unpreparing = at_the_third_time
     async with serve(workshop(bench.name)) as house:
         await house.say(register("w", gpu=1), register("next", gpu=1))
         await house.state("w", "allocated")
         await house.say(deregister("w"))
+        await gate.reached.wait()
         await house.state("w", "releasing")
         assert (await house.records())["h/next/1"]["state"] == "pending"
+        gate.open.set()
         await house.state("next", "allocated")
         assert failing.left == 0
         assert len(bench.called("unprepare")) == 3

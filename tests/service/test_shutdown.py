@@ -82,8 +82,9 @@ def test_a_driver_that_does_not_let_go_delays_the_end_no_longer_than_the_deadlin
     start_manager: StartManager, tmp_path: Path, how: str
 ) -> None:
     (tmp_path / "letting_go.py").write_text(DRIVERS)
+    limit = "15s" if how == "closing" else "6s"
     config = (
-        'shutdown-timeout = "3s"\nexternal-resources = ["odd"]\n[external-resource.odd]\namount = 1\n'
+        f'shutdown-timeout = "{limit}"\nexternal-resources = ["odd"]\n[external-resource.odd]\namount = 1\n'
         f'driver = "letting_go:Factory"\nparam.how = "{how}"\n'
     )
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))

@@ -185,10 +185,18 @@ async def test_a_tainted_writer_is_replaced_after_a_pause_and_no_outage_is_spoke
 async def test_a_manager_with_a_tainted_writer_looks_before_it_fences_a_newer_one(url: str, serve: Serve) -> None:
     async with TaintedBus(url) as bus, serve(static(2), on=bus, identity=another(instance="first")) as first:
         await first.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
+        go = anyio.Event()
+
+        async def hold(point: str) -> None:
+            if point == "stable_end:before":  # its look before it takes the partition anew
+                await go.wait()
+
+        bus.script = hold
         bus.taints = True
         await first.say(register("a", gpu=1))
         await first.state("a", "allocated")
         async with FaultyBus(url) as other, serve(static(2), on=other, identity=another(instance="second")) as second:
+            go.set()  # the second one has committed
             with anyio.fail_after(20):
                 await first.ended.wait()
             assert isinstance(first.failure, ForeignManagerError)
