@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 
 import anyio
 import pytest
@@ -17,8 +17,9 @@ from aiokafka import errors as kafka_errors
 
 from chaos.harm import Harmed, harmed_cluster
 from outfitter_proto.bus import Bus, BusUnavailableError, Entry, TopicSpec, Writer, connect
-from outfitter_proto.bus.kafka import adapter
+from outfitter_proto.bus.kafka import KafkaBus, adapter, undecided
 from outfitter_proto.bus.kafka.producer import Last, TransactionalProducer
+from outfitter_proto.bus.kafka.protocol import DescribeTransactionsRequest
 from support.broker import LAUNCHER
 from support.kafka_proxy import ADD_PARTITIONS_TO_TXN, INIT_PRODUCER_ID, Harm
 
@@ -171,6 +172,40 @@ async def test_an_identity_is_taken_anew_after_a_request_to_end_it_was_repeated(
     assert fault.struck.is_set()
     async with await case.open():
         assert await case.read() == [[b"before", b"left"], [b"left"]]
+
+
+async def test_an_identity_that_nobody_has_held_needs_no_ending(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = 0
+    finish = TransactionalProducer.finish
+
+    async def counted(self: TransactionalProducer, topics: Iterable[str], partition: int) -> None:
+        nonlocal ended
+        ended += 1
+        await finish(self, topics, partition)
+
+    monkeypatch.setattr(TransactionalProducer, "finish", counted)
+    for before in range(3):
+        async with await case.open():
+            assert ended == before
+
+
+async def test_what_was_left_open_is_aborted_where_the_broker_does_not_tell_how_it_ended(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka before 3.0 does not know the question."""
+    await case.leave_open(after="commit")
+    monkeypatch.setattr(DescribeTransactionsRequest, "API_KEY", 9999)
+    async with await case.open():
+        assert await case.read() == [[b"before"], []]
+
+
+async def test_whose_transactions_are_open_is_said_as_far_as_it_can_be_known(case: Case) -> None:
+    assert isinstance(case.bus, KafkaBus)
+    cluster = case.bus._cluster
+    assert await undecided.sentence(cluster, case.ledger, 0) == "no transaction is open there any more"
+    said = await undecided.sentence(cluster, "no-such-topic", 0)
+    assert said.startswith("whose transaction is open there is not known: ")
+    assert "no-such-topic" in said
 
 
 async def test_an_end_that_stays_undecided_is_an_error_that_names_the_producer_and_the_remedy(

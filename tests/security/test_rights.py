@@ -21,7 +21,7 @@ from confluent_kafka.admin import AclBinding
 from outfitter.session import WorkerSession
 from outfitter_proto import rights, topics
 from outfitter_proto.bus import Bus, BusAuthorizationError, BusConfigurationError, Entry, Right
-from outfitter_proto.bus.kafka import KafkaBus
+from outfitter_proto.bus.kafka import KafkaBus, undecided
 from outfitter_proto.names import host_writer, managers_group, partition_writer
 from outfitter_proto.names import topics as names_of
 from outfitter_proto.records import Register, ResourceRequest
@@ -349,6 +349,18 @@ async def test_a_workers_rights_cannot_forge_fence_or_read(secure_broker: Secure
                 await reader.fetch(timeout=WITHIN)
         with pytest.raises(BusAuthorizationError):
             await eve.open_reader(of.allocations, 0, start=None, committed=True)
+
+
+async def test_whose_transaction_is_open_is_not_told_to_who_may_not_read_and_that_is_said(
+    secure_broker: SecureBroker, cluster: str
+) -> None:
+    name, topic = user(), names_of(cluster).allocations
+    secure_broker.allow(right(f"User:{name}", "Describe", "topic", topic))
+    async with client(secure_broker, secure_broker.oauth(name)) as bus:
+        assert isinstance(bus, KafkaBus)
+        said = await undecided.sentence(bus._cluster, topic, 0)
+    assert "whose transaction is open there is not told: " in said
+    assert f"Read on topic '{topic}' is not granted to User:{name}" in said
 
 
 async def test_nobodys_wrong_messages_keep_a_manager_from_serving_the_others(

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from outfitter_proto.bus.kafka.cluster import Cluster
-from outfitter_proto.bus.kafka.protocol import OK, DescribeProducersRequest
+from outfitter_proto.bus.kafka.protocol import OK, DescribeProducersRequest, refusal
 from outfitter_proto.bus.port import BusError
 
 
@@ -24,7 +24,8 @@ async def sentence(cluster: Cluster, topic: str, partition: int) -> str:
         return f"whose transaction is open there is not known: {error}"
     _, code, detail, producers, _ = _only(answer)
     if code != OK:
-        return f"whose transaction is open there is not told: {detail or code}"
+        why = refusal(cluster.access, code, topic=topic, operation="Read", detail=detail)
+        return f"whose transaction is open there is not told: {why}"
     found = sorted((start, *who) for *who, start, _ in producers if start >= 0)
     if not found:
         return "no transaction is open there any more"
