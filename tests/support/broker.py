@@ -200,19 +200,21 @@ def answers(bootstrap: str) -> bool:
 
 
 @pytest.fixture(scope="session")
-def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+def kafka_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> KafkaBroker:
     """One real broker for the whole run. If there is none, the tests that want it fail and say why."""
     given = os.environ.get("OUTFITTER_TEST_KAFKA")
     if given:
         if not answers(given):
             pytest.fail(f"OUTFITTER_TEST_KAFKA={given}: nobody accepts connections there", pytrace=False)
-        yield KafkaBroker(given)
-        return
+        return KafkaBroker(given)
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
-    with shared_broker(root) as broker:
-        yield broker
+    shared = shared_broker(root)
+    broker = shared.__enter__()
+    # at the end of the session: it waits for the tests of other processes, which is no part of this one's last test
+    request.config.add_cleanup(lambda: shared.__exit__(None, None, None))
+    return broker
 
 
 @pytest.fixture
@@ -254,7 +256,7 @@ def shared_broker(root: Path) -> Iterator[KafkaBroker]:
             broker.stop()
 
 
-def _wait_for_users(address: Path, within: float = 100.0) -> None:
+def _wait_for_users(address: Path, within: float = 1000.0) -> None:
     if not address.exists():
         return
     deadline = time.monotonic() + within
