@@ -20,6 +20,7 @@ from outfitter_proto.bus import Bus, BusUnavailableError, Entry, TopicSpec, Writ
 from outfitter_proto.bus.kafka import KafkaBus, adapter, undecided
 from outfitter_proto.bus.kafka.producer import Last, TransactionalProducer
 from outfitter_proto.bus.kafka.protocol import DescribeTransactionsRequest
+from outfitter_proto.bus.kafka.writer import KafkaWriter
 from support.broker import LAUNCHER
 from support.kafka_proxy import ADD_PARTITIONS_TO_TXN, INIT_PRODUCER_ID, Harm
 
@@ -172,6 +173,44 @@ async def test_an_identity_is_taken_anew_after_a_request_to_end_it_was_repeated(
     assert fault.struck.is_set()
     async with await case.open():
         assert await case.read() == [[b"before", b"left"], [b"left"]]
+
+
+async def test_who_is_about_to_take_an_identity_does_not_wait_for_what_that_has_open(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, bus = case.ledger, case.bus
+    async with await case.open() as writer:
+        assert isinstance(writer, KafkaWriter)
+        await writer.commit([(topic, [Entry(b"k", b"before")])])
+        begin = await bus.stable_end(topic, 0)
+        await case._write(writer._producer, b"never")
+        assert await bus.stable_end(topic, 0, taking=case.identity) == begin
+        async with await bus.open_writer(f"{case.identity}-other", 0, topics=[topic]):
+            with monkeypatch.context() as patched:
+                patched.setattr(adapter, "DECIDED_WITHIN", 0.5)
+                for another in (f"{case.identity}-other", f"{case.identity}-nobody"):
+                    with pytest.raises(BusUnavailableError, match="undecided"):
+                        await bus.stable_end(topic, 0, taking=another)
+        async with await case.open():  # which ends it
+            assert await bus.stable_end(topic, 0, taking=case.identity) > begin
+    assert await case.read() == [[b"before"], []]
+
+
+async def test_who_is_about_to_take_an_identity_waits_for_what_others_have_open_besides(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Case(case.bus, case.identity)
+    other.identity = f"{case.identity}-other"
+    async with await case.open() as writer, await other.open() as another:
+        assert isinstance(writer, KafkaWriter)
+        assert isinstance(another, KafkaWriter)
+        await case._write(writer._producer, b"never")
+        await case._write(another._producer, b"never")
+        monkeypatch.setattr(adapter, "DECIDED_WITHIN", 0.5)
+        with pytest.raises(BusUnavailableError, match="undecided"):
+            await case.bus.stable_end(case.ledger, 0, taking=case.identity)
+        with pytest.raises(BusUnavailableError, match="undecided"):
+            await case.bus.stable_end(case.ledger, 0, taking=other.identity)
 
 
 async def test_an_identity_that_nobody_has_held_needs_no_ending(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,24 @@ async def test_a_ledger_whose_end_stays_undecided_is_taken_all_the_same(
         assert taken
 
 
+async def test_a_managers_first_look_waits_for_nothing_that_a_crash_of_its_own_left_open(
+    bus: FaultyBus, serve: Serve
+) -> None:
+    taken = False
+
+    async def hang(point: str) -> None:
+        nonlocal taken
+        taken = taken or point == "open_writer:before"
+        if point == "stable_end:before" and not taken:
+            await anyio.sleep_forever()
+
+    bus.script = hang
+    async with serve(static(2)) as house:
+        assert taken
+        await house.say(register("a", gpu=1))
+        await house.state("a", "allocated")
+
+
 async def test_another_machine_is_refused_and_does_not_disturb_the_one_that_serves(serve: Serve) -> None:
     async with serve(static(2), identity=another(instance="first", machine_id="this-machine")) as first:
         await first.say(register("a", gpu=1))

@@ -210,12 +210,14 @@ class _Uncommitted(ModelBus):
     async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
         return await super().open_reader(topic, partition, start=start, committed=False)
 
-    async def stable_end(self, topic: str, partition: int) -> int:
+    async def stable_end(self, topic: str, partition: int, *, taking: str | None = None) -> int:
+        del taking
         return (await self.offsets(topic, partition))[1]
 
 
 class _Hasty(ModelBus):
-    async def stable_end(self, topic: str, partition: int) -> int:
+    async def stable_end(self, topic: str, partition: int, *, taking: str | None = None) -> int:
+        del taking
         log = self.log(topic, partition)
         _, end = await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=True))
         found: int = end

@@ -117,17 +117,27 @@ class ModelBus(Bus):
         await writer.take()
         return writer
 
-    async def stable_end(self, topic: str, partition: int) -> int:
+    async def stable_end(self, topic: str, partition: int, *, taking: str | None = None) -> int:
         log = self.log(topic, partition)
         _, end = await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=False))
         pause = STABLE_POLL_S
         with anyio.move_on_after(STABLE_WITHIN_S):
-            while (await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=True)))[1] < end:
+            while (
+                stable := (await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=True)))[1]
+            ) < end:
+                if taking is not None and await self._belongs_to(taking, log):
+                    return int(stable)
                 await anyio.sleep(pause)
                 pause = min(2 * pause, SLOWEST_POLL_S)
             found: int = end
             return found
         raise BusUnavailableError(f"a transaction in {topic}/{partition} has been open for {STABLE_WITHIN_S:g} s")
+
+    async def _belongs_to(self, identity: str, log: Log) -> bool:
+        """Whether all transactions that are open there are this identity's."""
+        open_there = await self._ask("DescribeProducers", lambda: set(log.open))
+        own = await self._ask("DescribeTransactions", lambda: self._broker.transactions.get(identity))
+        return own is not None and open_there == {own.id}
 
     # --- for readers and writers ---
 

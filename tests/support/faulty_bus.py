@@ -64,9 +64,9 @@ class FaultyBus(Bus):
         async with self._around("offsets"):
             return await self._inner.offsets(topic, partition)
 
-    async def stable_end(self, topic: str, partition: int) -> int:
-        async with self._around("stable_end"):
-            return await self._inner.stable_end(topic, partition)
+    async def stable_end(self, topic: str, partition: int, *, taking: str | None = None) -> int:
+        async with self._around("stable_end" if taking is None else "look"):
+            return await self._inner.stable_end(topic, partition, taking=taking)
 
     async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
         await self.script("open_reader:before")

@@ -328,11 +328,12 @@ class Bus(ABC):
         """
 
     @abstractmethod
-    async def stable_end(self, topic: str, partition: int) -> int:
+    async def stable_end(self, topic: str, partition: int, *, taking: str | None = None) -> int:
         """Wait until everything that is in the partition now is decided; return the offset after it.
 
         A committed reader whose `position` has reached that offset has seen all that was committed before
-        this call.
+        this call. Who is about to take the writer identity `taking`, and so to end what its last holder has open, need
+        not wait for that: where all that is undecided is its own, the offset is the one before that.
 
         Raises:
             BusUnavailableError: somebody's transaction stays open for longer than any of ours may; says whose.

@@ -79,6 +79,7 @@ class Processor:
                 raise ValueError("an identity without a host needs a remit")
             remit = HostRemit(identity.host, identity.writer)
         place: dict[str, str | int] = {"host": identity.host} if identity.host else {"partition": partition}
+        self._identity = transactional_id(identity.cluster, identity.writer)
         self._since = clock.utc()
         self._still_mine = still_mine
         self._stop = Stop()
@@ -242,32 +243,33 @@ class Processor:
 
     async def _look_before_fencing(self) -> None:
         """A machine that must not serve these hosts does not disturb the one that does."""
-        seen = await self._look()
+        seen = await self._look(taking=self._identity)
         if seen is not None:
             self._refuse_foreign(seen)
 
-    async def _look(self) -> Restored | None:
+    async def _look(self, *, taking: str | None = None) -> Restored | None:
         """What the ledger says, before anybody is fenced; None where it cannot be read: taking the partition meets that
-        again, and says so. A transaction of this very writer that is open since the bus was away is no reason to wait
-        for long: taking the partition ends it."""
+        again, and says so. A transaction of this very writer is no reason to wait for long: taking the partition ends
+        it. With `taking` it is none at all: a crash leaves one open, and whoever comes next begins at once."""
         station = self._station
+        ledger = station.topics.allocations
+        end = 0
         try:
             with anyio.move_on_after(LOOK_WITHIN_S) as waiting:
-                await station.bus.stable_end(station.topics.allocations, station.partition)
+                end = await station.bus.stable_end(ledger, station.partition, taking=taking)
             if waiting.cancelled_caught:
                 self._log.warning("the ledger's end stays undecided, taking the partition", after_s=LOOK_WITHIN_S)
                 return None
-            return await self._restore()
+            return await restore(station.bus, ledger, station.partition, station.remit, end=end)
         except BusError:
             return None
 
     async def _serve(self) -> BusError | None:
         """Take the partition and work until something fails (returned) or it is over (None)."""
         station = self._station
-        identity = transactional_id(station.identity.cluster, station.identity.writer)
         written = station.topics.written(history=station.limits.history is not None)
         try:
-            writer = await station.bus.open_writer(identity, station.partition, topics=written)
+            writer = await station.bus.open_writer(self._identity, station.partition, topics=written)
         except BusError as error:
             return error
         async with writer:

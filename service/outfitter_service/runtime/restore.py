@@ -58,8 +58,8 @@ class Restored(Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-async def restore(bus: Bus, topic: str, partition: int, remit: Remit) -> Restored:
-    """Replay what of the ledger is `remit`'s.
+async def restore(bus: Bus, topic: str, partition: int, remit: Remit, *, end: int | None = None) -> Restored:
+    """Replay what of the ledger is `remit`'s, up to `end`: all that is there now, if that is not given.
 
     Raises:
         LedgerRefusedError: a damaged record, or one of a later version, that is not about one of many hosts (then
@@ -67,7 +67,9 @@ async def restore(bus: Bus, topic: str, partition: int, remit: Remit) -> Restore
         BusError: the bus could not be read.
     """
     begun = time.monotonic()
-    read = await _read_log(bus, topic, partition, remit)
+    if end is None:
+        end = await bus.stable_end(topic, partition)
+    read = await _read_log(bus, topic, partition, remit, end)
     with _nothing_collected(), _emptied_by_failure(read.last, read.others):
         ledger, checkpoint = await _build(read, remit, f"{topic}/{partition}")
     return Restored(
@@ -203,8 +205,7 @@ class _Log(NamedTuple):
     end: int
 
 
-async def _read_log(bus: Bus, topic: str, partition: int, remit: Remit) -> _Log:
-    end = await bus.stable_end(topic, partition)
+async def _read_log(bus: Bus, topic: str, partition: int, remit: Remit, end: int) -> _Log:
     last: dict[bytes, bytes] = {}
     others: dict[bytes, bytes] = {}
     count = 0

@@ -135,7 +135,7 @@ class EmbeddedBus(Bus):
         self._memberships.add(membership)
         return membership
 
-    async def stable_end(self, topic: str, partition: int) -> int:
+    async def stable_end(self, topic: str, partition: int, *, taking: str | None = None) -> int:  # noqa: ARG002
         """Every record in the file is committed, so there is nothing to wait for."""
         _, end = await self.offsets(topic, partition)
         return end

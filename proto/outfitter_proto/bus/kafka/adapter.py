@@ -249,13 +249,16 @@ class KafkaBus(Bus):
             raise
         return membership
 
-    async def stable_end(self, topic: str, partition: int) -> int:
-        """Wait until the last stable offset has reached the high watermark of now, of the newest leader."""
+    async def stable_end(self, topic: str, partition: int, *, taking: str | None = None) -> int:
+        """Wait until the last stable offset has reached the high watermark of now, of the newest leader. What `taking`
+        has open is told by its producer id."""
         await self._cluster.survey(topic)
         end = await self._cluster.offset(topic, partition, LATEST)
         pause, slowest = _STABLE_POLL
         with anyio.move_on_after(DECIDED_WITHIN):
-            while await self._cluster.offset(topic, partition, LATEST, committed=True) < end:
+            while (stable := await self._cluster.offset(topic, partition, LATEST, committed=True)) < end:
+                if taking is not None and await undecided.belongs_to(self._cluster, taking, topic, partition):
+                    return stable
                 await anyio.sleep(pause)
                 pause = min(2 * pause, slowest)
             return end

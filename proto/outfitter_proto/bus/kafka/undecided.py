@@ -1,4 +1,4 @@
-"""What keeps a partition's end undecided: transactions that are open there, for people who have to end one.
+"""What keeps a partition's end undecided: transactions that are open there, whose they are, and how people end one.
 
 A transaction that no living producer and no coordinator knows of stays open for good and hides all that comes behind
 it (KIP-664, "hanging"). Only a principal with Alter on the cluster can end another's, by aborting it.
@@ -9,20 +9,42 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from aiokafka.protocol.coordination import FindCoordinatorRequest
+
+from outfitter_proto.bus.kafka.access import Node
 from outfitter_proto.bus.kafka.cluster import Cluster
-from outfitter_proto.bus.kafka.protocol import OK, DescribeProducersRequest, refusal
+from outfitter_proto.bus.kafka.protocol import OK, DescribeProducersRequest, DescribeTransactionsRequest, refusal
 from outfitter_proto.bus.port import BusError
+
+_TRANSACTIONS = 1
+"""The kind of coordinator that transactional ids have."""
+
+
+async def belongs_to(cluster: Cluster, identity: str, topic: str, partition: int) -> bool:
+    """Whether all transactions that are open in the partition are this transactional id's; False where that is not
+    told."""
+    try:
+        _, code, _, producers, _ = await _producers(cluster, topic, partition)
+        open_there = {producer for producer, *_, start, _ in producers if start >= 0}
+        if code != OK or len(open_there) != 1:
+            return False
+        found = await cluster.send(None, FindCoordinatorRequest(identity, _TRANSACTIONS))
+        if found.error_code != OK:
+            return False
+        answer = await cluster.send(Node(found.host, found.port), DescribeTransactionsRequest(identity))
+    except BusError:
+        return False
+    [(code, _, _, _, _, producer_id, *_)] = answer.transaction_states
+    return code == OK and open_there == {producer_id}
 
 
 async def sentence(cluster: Cluster, topic: str, partition: int) -> str:
     """Whose transactions are open in the partition, oldest first, and how to end the oldest one; says so where the
     broker does not tell."""
-    request = DescribeProducersRequest(topic, partition)
     try:
-        answer = await cluster.ask_leader(topic, partition, request, lambda response: int(_only(response)[1]))
+        _, code, detail, producers, _ = await _producers(cluster, topic, partition)
     except BusError as error:
         return f"whose transaction is open there is not known: {error}"
-    _, code, detail, producers, _ = _only(answer)
     if code != OK:
         why = refusal(cluster.access, code, topic=topic, operation="Read", detail=detail)
         return f"whose transaction is open there is not told: {why}"
@@ -39,6 +61,12 @@ async def sentence(cluster: Cluster, topic: str, partition: int) -> str:
         f"open transactions: {whose}; who wrote there ends it when started again; if that host is gone for good: "
         f"kafka-transactions --bootstrap-server {cluster.access.nodes[0]} {remedy}"
     )
+
+
+async def _producers(cluster: Cluster, topic: str, partition: int) -> Any:
+    """What the partition's leader says of those who write to it: number, error code and message, the producers."""
+    request = DescribeProducersRequest(topic, partition)
+    return _only(await cluster.ask_leader(topic, partition, request, lambda response: int(_only(response)[1])))
 
 
 def _only(response: Any) -> Any:
