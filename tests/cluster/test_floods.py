@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec import structs
 
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Bus, Entry, Message, Reader, TooLargeError, connect
@@ -28,8 +29,8 @@ from support.verdict import verdict
 
 FLOOD = 20_000
 """Registrations: several times what is read ahead."""
-LITTLE = Limits(lease_grace_s=0.1, read_ahead=200, batch_records=50)
-"""So that a small flood is one."""
+LITTLE = Limits(lease_grace_s=0.1, read_ahead=200, batch_records=50, checkpoint_records=1)
+"""So that a small flood is one, and that the position is written even where there is nothing else to write."""
 SMALL_FLOOD = 3000
 BATCH = 400
 """Registrations that Kafka takes at once."""
@@ -136,7 +137,7 @@ async def test_a_flood_of_one_host_does_not_hold_up_the_end_of_anothers_lease(bu
 
 async def test_a_hosts_messages_are_decided_in_order_however_far_ahead(bus: FaultyBus, tmp_path: Path) -> None:
     """Some of a host's messages are ahead of a flood, and as it says a lot as well, the rest is decided in turn."""
-    limits = Limits(lease_grace_s=0.1, read_ahead=200, batch_records=50, light=20)
+    limits = structs.replace(LITTLE, light=20)
     bodies = flood(SMALL_FLOOD)
     busy = [register(f"w{number}", host="busy", gpu=1) for number in range(300)]
     for number, body in enumerate(busy):
@@ -242,7 +243,7 @@ async def test_what_was_decided_ahead_and_come_by_is_not_lost_when_the_commit_fa
     async with FaultyBus(url) as teller, Unhurried(url) as bus:
         await all_topics.create(teller, CLUSTER, partitions=1)
         bus.line = 1
-        async with managed(bus, tmp_path, Limits(lease_grace_s=0.1, read_ahead=10)) as house:
+        async with managed(bus, tmp_path, structs.replace(LITTLE, read_ahead=10, batch_records=1000)) as house:
             await house.ready()
             bus.script = refuse
             await say(teller, register("first", host="loud", gpu=1))
@@ -287,6 +288,7 @@ async def test_on_kafka_too_a_replica_answers_other_hosts_before_a_flood_is_deci
         await fleet.register([quiet], ["b"])
         fleet.start("one")
         await fleet.answered()
+        await say(bus, register("last", host=loud, gpu=1), cluster=cluster, partition=partition)  # decided in its turn
         _, end = await bus.offsets(topics(cluster).registrations, partition)
         await fleet.until(lambda records: records[f"@checkpoint/partition/{partition}"]["input"]["to"] >= end)
         report = await verdict(fleet.url, cluster)
