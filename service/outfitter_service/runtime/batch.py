@@ -5,7 +5,7 @@ Synchronous throughout: nobody awaits while half a batch is decided. Committing 
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
@@ -64,7 +64,7 @@ class Batch:
         self.letters: list[DeadLetter] = []
         self.about: dict[str, dict[str, str | None]] = {}
         self.commands: list[m.Command] = []
-        self.follow_ups: deque[m.Event] = deque()
+        self.follow_ups: dict[m.Event, None] = {}
         self.undecided: list[m.Event] = []
         self.renewed: dict[str, None] = {}
         self.cut: dict[str, None] = {}
@@ -110,7 +110,7 @@ class Batch:
         if decision.commands:
             self.commands += decision.commands
         if decision.follow_ups:
-            self.follow_ups += decision.follow_ups
+            self.follow_ups.update(dict.fromkeys(decision.follow_ups))
         for key in decision.renewed:
             self.renewed[key] = None
         for key in decision.cut:

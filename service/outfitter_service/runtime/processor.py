@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 
 import anyio
 from msgspec import structs
@@ -31,7 +32,7 @@ from outfitter_service.runtime.intake import Intake, Place
 from outfitter_service.runtime.owners import OwnerWatch
 from outfitter_service.runtime.portion import Portion
 from outfitter_service.runtime.remit import HostRemit, Remit
-from outfitter_service.runtime.restore import Restored, restore, rivals_since
+from outfitter_service.runtime.restore import Restored, restore, rivals_since, unchanged
 from outfitter_service.runtime.scout import Scout
 from outfitter_service.runtime.snapshots import Snapshots
 from outfitter_service.runtime.station import Limits, Station, Stop
@@ -43,6 +44,8 @@ FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
 LOOK_WITHIN_S = 20.0
 """A host's transactions are ended by the broker sooner: 5 s, and at most 10 until it looks for such."""
+SEEN_S = 60.0
+"""How long what was read before the fence counts after it."""
 AHEAD_SHARE = 16
 """What checkpoints say of hosts that are ahead takes at most such a part of a ledger batch."""
 SUPERSEDED_LEASE_S = 30.0
@@ -85,6 +88,7 @@ class Processor:
         self._stop = Stop()
         self._bell = Bell()
         self._cycle: Cycle | None = None
+        self._seen: tuple[Restored, float, datetime] | None = None
         self._seen_commit: int | None = None
         self._doing = "taking the partition"
         self.ledger = Ledger()
@@ -182,6 +186,7 @@ class Processor:
         """Hold nothing large any more, once `run` has ended. What is cancelled stays in tracebacks, and the collector
         would come to those, with all that has lived for long, after days."""
         self.ledger.clear()
+        self._seen = None
         self.intake.clear()
         self.scout.reset(Place(topic_id="", position=0))
         self.attendance.leases.clear()
@@ -246,6 +251,7 @@ class Processor:
         seen = await self._look(taking=self._identity)
         if seen is not None:
             self._refuse_foreign(seen)
+            self._seen = seen, self._station.clock.monotonic(), self._station.clock.utc()
 
     async def _look(self, *, taking: str | None = None) -> Restored | None:
         """What the ledger says, before anybody is fenced; None where it cannot be read: taking the partition meets that
@@ -274,7 +280,7 @@ class Processor:
             return error
         async with writer:
             try:
-                restored = await self._restore()
+                restored = await self._restore_what_was_seen() or await self._restore()
                 self._refuse_foreign(restored)
                 if self._still_mine is None:
                     self._refuse_successor(restored)
@@ -300,6 +306,17 @@ class Processor:
                 if cycle.opened:
                     self._seen_commit = self.ledger.commits
             return trouble
+
+    async def _restore_what_was_seen(self) -> Restored | None:
+        """What the look before the fence has read, if nothing was written since: a long ledger is replayed once."""
+        if self._seen is None:
+            return None
+        (seen, at, at_utc), self._seen = self._seen, None
+        station = self._station
+        # both clocks: one stands still while the machine is suspended, the other may be set
+        if station.clock.monotonic() - at > SEEN_S or abs((station.clock.utc() - at_utc).total_seconds()) > SEEN_S:
+            return None
+        return await unchanged(station.bus, station.topics.allocations, station.partition, station.remit, seen)
 
     async def _restore(self) -> Restored:
         station = self._station

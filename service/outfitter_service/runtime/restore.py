@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import anyio.lowlevel
 import structlog
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from outfitter_proto.bus import Bus, OffsetOutOfRangeError
+from outfitter_proto.bus import Bus, Message, OffsetOutOfRangeError
 from outfitter_proto.codec import UnknownTypeError, WireError, decode_ledger
 from outfitter_proto.names import checkpoint_key, host_of, sweeper_writer
 from outfitter_proto.records import Allocation, AllocationState, Checkpoint, Device, Host, LedgerRecord
@@ -75,12 +75,36 @@ async def restore(bus: Bus, topic: str, partition: int, remit: Remit, *, end: in
     return Restored(
         ledger=ledger,
         checkpoint=checkpoint,
-        rivals=[rival for key in read.others if (rival := remit.rival(key)) is not None],
+        rivals=_rivals(read.others, remit),
         neighbours=read.others,
-        swept=_swept(read.others.get(checkpoint_key(sweeper_writer(partition)).encode())),
+        swept=_swept(read.others, partition),
         records=read.records,
         end=read.end,
         seconds=time.monotonic() - begun,
+    )
+
+
+async def unchanged(bus: Bus, topic: str, partition: int, remit: Remit, seen: Restored) -> Restored | None:
+    """What was restored a moment ago, with others' records as they are now; None if something of the remit's was
+    written since. A moment only: tombstones may be gone again after `delete.retention.ms`.
+
+    Raises:
+        BusError: the bus could not be read.
+    """
+    end = await bus.stable_end(topic, partition)
+    others = dict(seen.neighbours)
+    async with await bus.open_reader(topic, partition, start=seen.end, committed=True) as reader:
+        while reader.position < end:
+            try:
+                messages = await reader.fetch(max_records=10_000, timeout=MARKERS_WAIT_S)
+            except OffsetOutOfRangeError:
+                return None
+            for message in messages:
+                if message.key is not None and remit.owns(message.key):
+                    return None
+                _keep(message, others)
+    return structs.replace(
+        seen, neighbours=others, rivals=_rivals(others, remit), swept=_swept(others, partition), end=end
     )
 
 
@@ -148,8 +172,13 @@ async def _build(read: _Log, remit: Remit, place: str) -> tuple[Ledger, Checkpoi
     return ledger, checkpoint
 
 
-def _swept(value: bytes | None) -> Checkpoint | None:
+def _rivals(others: dict[bytes, bytes], remit: Remit) -> list[str]:
+    return [rival for key in others if (rival := remit.rival(key)) is not None]
+
+
+def _swept(others: dict[bytes, bytes], partition: int) -> Checkpoint | None:
     """The sweeper's checkpoint, as far as this version understands it: it is not this writer's to refuse."""
+    value = others.get(checkpoint_key(sweeper_writer(partition)).encode())
     try:
         record = decode_ledger(value) if value is not None else None
     except WireError:
@@ -223,14 +252,21 @@ async def _read_log(bus: Bus, topic: str, partition: int, remit: Remit, end: int
                     key = message.key
                     if key is None:
                         continue
-                    if remit.owns(key):
-                        kept = last
-                    elif key.startswith((_HOST, _CHECKPOINT)):
-                        kept = others
+                    if not remit.owns(key):
+                        _keep(message, others)
+                    elif message.value is None:
+                        last.pop(key, None)
                     else:
-                        continue
-                    if message.value is None:
-                        kept.pop(key, None)
-                    else:
-                        kept[key] = message.value
+                        last[key] = message.value
     return _Log(last, others, count, end)
+
+
+def _keep(message: Message, others: dict[bytes, bytes]) -> None:
+    """Keep what is not the remit's own, as far as it tells of other hosts and writers."""
+    key = message.key
+    if key is None or not key.startswith((_HOST, _CHECKPOINT)):
+        return
+    if message.value is None:
+        others.pop(key, None)
+    else:
+        others[key] = message.value
