@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import anyio
 import pytest
 
 from outfitter_proto.bus import Entry, Reader
@@ -96,7 +97,8 @@ async def test_a_rival_that_came_between_the_look_and_the_fence_is_found(
 
     counting.script = one_more
     async with serve(static(2), on=counting, identity=another(), ready=False) as house:
-        await house.ended.wait()
+        with anyio.fail_after(20):
+            await house.ended.wait()
         assert isinstance(house.failure, ForeignManagerError)
 
 
