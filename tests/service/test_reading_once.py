@@ -6,14 +6,17 @@ from collections.abc import AsyncIterator
 
 import anyio
 import pytest
+from msgspec import structs
 
 from outfitter_proto.bus import Entry, Reader
 from outfitter_proto.codec import encode
 from outfitter_service.runtime import processor
 from outfitter_service.runtime.processor import ForeignManagerError
+from outfitter_service.runtime.remit import HostRemit
+from outfitter_service.runtime.restore import restore, unchanged
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
-from support.house import TOPICS, another, register, static
+from support.house import HOST, TOPICS, another, register, static
 from support.scripted_manager import host_record
 from support.verdict import verdict
 
@@ -100,6 +103,17 @@ async def test_a_rival_that_came_between_the_look_and_the_fence_is_found(
         with anyio.fail_after(20):
             await house.ended.wait()
         assert isinstance(house.failure, ForeignManagerError)
+
+
+async def test_a_log_that_ends_before_what_was_read_is_another_one(bus: FaultyBus, serve: Serve) -> None:
+    async with serve(static(2)) as house:
+        await house.say(register("a", gpu=1))
+        await house.state("a", "allocated")
+    remit = HostRemit(HOST, "host/h")
+    seen = await restore(bus, TOPICS.allocations, 0, remit)
+    assert await unchanged(bus, TOPICS.allocations, 0, remit, seen) == seen
+    longer = structs.replace(seen, end=seen.end + 1)
+    assert await unchanged(bus, TOPICS.allocations, 0, remit, longer) is None
 
 
 async def test_what_was_read_long_before_the_fence_is_read_again(

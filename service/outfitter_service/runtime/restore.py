@@ -86,12 +86,14 @@ async def restore(bus: Bus, topic: str, partition: int, remit: Remit, *, end: in
 
 async def unchanged(bus: Bus, topic: str, partition: int, remit: Remit, seen: Restored) -> Restored | None:
     """What was restored a moment ago, with others' records as they are now; None if something of the remit's was
-    written since. A moment only: tombstones may be gone again after `delete.retention.ms`.
+    written since, or the log is another one. A moment only: tombstones may be gone again after `delete.retention.ms`.
 
     Raises:
         BusError: the bus could not be read.
     """
     end = await bus.stable_end(topic, partition)
+    if end < seen.end:
+        return None
     others = dict(seen.neighbours)
     async with await bus.open_reader(topic, partition, start=seen.end, committed=True) as reader:
         while reader.position < end:
