@@ -19,7 +19,7 @@ from chaos.harm import Harmed, harmed_cluster
 from outfitter_proto.bus import Bus, BusUnavailableError, Entry, TopicSpec, Writer, connect
 from outfitter_proto.bus.kafka import KafkaBus, adapter, undecided
 from outfitter_proto.bus.kafka.producer import Last, TransactionalProducer
-from outfitter_proto.bus.kafka.protocol import DescribeTransactionsRequest
+from outfitter_proto.bus.kafka.protocol import DescribeProducersRequest, DescribeTransactionsRequest
 from outfitter_proto.bus.kafka.writer import KafkaWriter
 from support.broker import LAUNCHER
 from support.kafka_proxy import ADD_PARTITIONS_TO_TXN, INIT_PRODUCER_ID, Harm
@@ -211,6 +211,24 @@ async def test_who_is_about_to_take_an_identity_waits_for_what_others_have_open_
             await case.bus.stable_end(case.ledger, 0, taking=case.identity)
         with pytest.raises(BusUnavailableError, match="undecided"):
             await case.bus.stable_end(case.ledger, 0, taking=other.identity)
+
+
+@pytest.mark.parametrize("request_type", [DescribeTransactionsRequest, DescribeProducersRequest])
+async def test_a_broker_that_does_not_know_the_question_is_waited_for_on_the_same_connection(
+    case: Case, monkeypatch: pytest.MonkeyPatch, request_type: type
+) -> None:
+    bus = case.bus
+    assert isinstance(bus, KafkaBus)
+    async with await case.open() as writer:
+        assert isinstance(writer, KafkaWriter)
+        await case._write(writer._producer, b"never")
+        before = dict(bus._cluster._connections)
+        with monkeypatch.context() as patched:
+            patched.setattr(request_type, "API_KEY", 9999)
+            patched.setattr(adapter, "DECIDED_WITHIN", 0.5)
+            with pytest.raises(BusUnavailableError, match="undecided"):
+                await bus.stable_end(case.ledger, 0, taking=case.identity)
+        assert before.items() <= bus._cluster._connections.items()
 
 
 async def test_an_identity_that_nobody_has_held_needs_no_ending(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from outfitter_proto.names import host_writer
 from outfitter_service.core.ledger import Ledger
 from outfitter_service.runtime.intake import Place
 from outfitter_service.runtime.remit import HostRemit
-from outfitter_service.runtime.restore import restore
+from outfitter_service.runtime.restore import restore, unchanged
 from outfitter_service.runtime.scout import Outlook
 from service.conftest import Serve
 from service.test_taking_anew import TaintedBus
@@ -100,6 +100,24 @@ async def test_the_ledger_of_a_tainted_writer_is_gone_when_the_next_one_has_its_
         await house.state("third", "allocated")
         await house.ready()
         assert ledgers() == 1
+
+
+async def test_an_error_after_the_fence_keeps_nothing_of_what_was_read_before_it(bus: FaultyBus, serve: Serve) -> None:
+    async with serve(static(3)) as house:
+        await house.say(register("first", gpu=1))
+        await house.state("first", "allocated")
+    remit = HostRemit(HOST, host_writer(HOST))
+    seen = await restore(bus, TOPICS.allocations, 0, remit)
+    assert seen.ledger.allocations
+
+    async def fail(point: str) -> None:
+        if point == "stable_end:before":
+            await _lose(BusUnavailableError)
+
+    bus.script = fail
+    with pytest.raises(BusUnavailableError):
+        await unchanged(bus, TOPICS.allocations, 0, remit, seen)
+    assert not seen.ledger.allocations
 
 
 async def test_an_error_that_is_kept_keeps_no_ledger(bus: FaultyBus, serve: Serve) -> None:

@@ -119,8 +119,9 @@ async def test_a_ledger_whose_end_stays_undecided_is_taken_all_the_same(
 
 
 async def test_a_managers_first_look_waits_for_nothing_that_a_crash_of_its_own_left_open(
-    bus: FaultyBus, serve: Serve
+    bus: FaultyBus, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(processor, "LOOK_WITHIN_S", 3600.0)
     taken = False
 
     async def hang(point: str) -> None:
@@ -132,6 +133,7 @@ async def test_a_managers_first_look_waits_for_nothing_that_a_crash_of_its_own_l
     bus.script = hang
     async with serve(static(2)) as house:
         assert taken
+        assert bus.looked_for == set(bus.named)
         await house.say(register("a", gpu=1))
         await house.state("a", "allocated")
 

@@ -16,6 +16,16 @@ from outfitter_service.runtime.batch import Batch
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
+def test_equal_events_that_follow_from_one_batch_are_decided_once() -> None:
+    """Each looks at the whole host, after everything that the batch decides."""
+    specs = {name: m.ResourceSpec(name=name, amount=1) for name in ("gpu", "disk")}
+    batch = Batch(Ledger(), Rules(writer="host/h", specs=specs), NOW, meet=print)
+    for name in specs:
+        batch.decide(m.DriverReport(host="h", resource=name, devices=(m.KnownDevice(id=name, properties={}),)))
+    batch.decide(m.DriverReport(host="other", resource="gpu", devices=(m.KnownDevice(id="g", properties={}),)))
+    assert list(batch.follow_ups) == [m.Reschedule(host=host, cause="driver-report") for host in ("h", "other")]
+
+
 def test_each_step_of_one_batch_tells_the_record_as_it_was_then() -> None:
     """Two steps of one worker in one commit: history has both records, the ledger the last one."""
     names = topics()

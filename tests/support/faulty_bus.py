@@ -22,13 +22,14 @@ async def no_faults(point: str) -> None:
 
 class FaultyBus(Bus):
     """See the module. `script` may be replaced at any time. `named` and `written` are the topics, by identity, that
-    writers were opened for and have written to."""
+    writers were opened for and have written to; `looked_for` the identities that somebody was about to take."""
 
     def __init__(self, url: str, script: Script = no_faults) -> None:
         self.url = url
         self.script = script
         self.named: dict[str, set[str]] = defaultdict(set)
         self.written: dict[str, set[str]] = defaultdict(set)
+        self.looked_for: set[str] = set()
         self._inner = connect(url)
         self.local = self._inner.local
 
@@ -65,6 +66,8 @@ class FaultyBus(Bus):
             return await self._inner.offsets(topic, partition)
 
     async def stable_end(self, topic: str, partition: int, *, taking: str | None = None) -> int:
+        if taking is not None:
+            self.looked_for.add(taking)
         async with self._around("stable_end" if taking is None else "look"):
             return await self._inner.stable_end(topic, partition, taking=taking)
 

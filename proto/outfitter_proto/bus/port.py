@@ -333,7 +333,8 @@ class Bus(ABC):
 
         A committed reader whose `position` has reached that offset has seen all that was committed before
         this call. Who is about to take the writer identity `taking`, and so to end what its last holder has open, need
-        not wait for that: where all that is undecided is its own, the offset is the one before that.
+        not wait for that: where all that is undecided is its own, the offset is the one before that, and what others
+        committed behind it is to be read once the identity is taken.
 
         Raises:
             BusUnavailableError: somebody's transaction stays open for longer than any of ours may; says whose.

@@ -45,7 +45,7 @@ LONGEST_DELAY_S = 5.0
 LOOK_WITHIN_S = 20.0
 """A host's transactions are ended by the broker sooner: 5 s, and at most 10 until it looks for such."""
 SEEN_S = 60.0
-"""How long what was read before the fence counts after it."""
+"""How long what was read before the fence counts after it: no longer than tombstones stay, whoever makes the topic."""
 AHEAD_SHARE = 16
 """What checkpoints say of hosts that are ahead takes at most such a part of a ledger batch."""
 SUPERSEDED_LEASE_S = 30.0
@@ -248,10 +248,12 @@ class Processor:
 
     async def _look_before_fencing(self) -> None:
         """A machine that must not serve these hosts does not disturb the one that does."""
+        clock = self._station.clock
+        at, at_utc = clock.monotonic(), clock.utc()
         seen = await self._look(taking=self._identity)
         if seen is not None:
             self._refuse_foreign(seen)
-            self._seen = seen, self._station.clock.monotonic(), self._station.clock.utc()
+            self._seen = seen, at, at_utc
 
     async def _look(self, *, taking: str | None = None) -> Restored | None:
         """What the ledger says, before anybody is fenced; None where it cannot be read: taking the partition meets that
@@ -277,6 +279,7 @@ class Processor:
         try:
             writer = await station.bus.open_writer(self._identity, station.partition, topics=written)
         except BusError as error:
+            self._seen = None  # who knows what becomes of the topic meanwhile
             return error
         async with writer:
             try:

@@ -86,25 +86,27 @@ async def restore(bus: Bus, topic: str, partition: int, remit: Remit, *, end: in
 
 async def unchanged(bus: Bus, topic: str, partition: int, remit: Remit, seen: Restored) -> Restored | None:
     """What was restored a moment ago, with others' records as they are now; None if something of the remit's was
-    written since, or the log is another one. A moment only: tombstones may be gone again after `delete.retention.ms`.
+    written since, or the log is another one. A moment only: others' tombstones may be gone again after
+    `delete.retention.ms` (what the remit's writer does, its checkpoint tells, which is never one).
 
     Raises:
         BusError: the bus could not be read.
     """
-    end = await bus.stable_end(topic, partition)
-    if end < seen.end:
-        return None
     others = dict(seen.neighbours)
-    async with await bus.open_reader(topic, partition, start=seen.end, committed=True) as reader:
-        while reader.position < end:
-            try:
-                messages = await reader.fetch(max_records=10_000, timeout=MARKERS_WAIT_S)
-            except OffsetOutOfRangeError:
-                return None
-            for message in messages:
-                if message.key is not None and remit.owns(message.key):
+    with _emptied_by_failure(seen.ledger, seen.neighbours, others):
+        end = await bus.stable_end(topic, partition)
+        if end < seen.end:
+            return None
+        async with await bus.open_reader(topic, partition, start=seen.end, committed=True) as reader:
+            while reader.position < end:
+                try:
+                    messages = await reader.fetch(max_records=10_000, timeout=MARKERS_WAIT_S)
+                except OffsetOutOfRangeError:
                     return None
-                _keep(message, others)
+                for message in messages:
+                    if message.key is not None and remit.owns(message.key):
+                        return None
+                    _keep(message, others)
     return structs.replace(
         seen, neighbours=others, rivals=_rivals(others, remit), swept=_swept(others, partition), end=end
     )
@@ -123,7 +125,7 @@ def _nothing_collected() -> Iterator[None]:
 
 
 @contextmanager
-def _emptied_by_failure(*read: dict[bytes, bytes]) -> Iterator[None]:
+def _emptied_by_failure(*read: dict[bytes, bytes] | Ledger) -> Iterator[None]:
     """An error that somebody keeps, as a bus does its last one, has a traceback, and that the frames that had these."""
     try:
         yield

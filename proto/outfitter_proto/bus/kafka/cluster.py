@@ -67,7 +67,8 @@ class Cluster:
         try:
             return await connection.send(request)
         except diagnosis.FAILURES as error:
-            self._drop(connection)
+            if not isinstance(error, diagnosis.UNKNOWN_THERE):
+                self._drop(connection)
             raise diagnosis.unavailable(self.access, where, error, timeout=REQUEST_TIMEOUT) from error
 
     async def topic(self, name: str, *, fresh: bool = False) -> Topic:

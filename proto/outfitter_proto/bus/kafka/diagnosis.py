@@ -51,11 +51,14 @@ class LoginRefusedError(Exception):
         return cls(f"{what} for {mechanism} ({said})")
 
 
+UNKNOWN_THERE = NotImplementedError, kafka_errors.IncompatibleBrokerVersion
+"""What aiokafka raises where a broker knows no version of a request that it knows: nothing was sent."""
+
 FAILURES = (
     OSError,
     EOFError,
     TimeoutError,
-    NotImplementedError,  # what aiokafka raises where a broker knows no version of a request that it knows
+    *UNKNOWN_THERE,
     kafka_errors.KafkaError,
     LoginRefusedError,
 )
@@ -65,7 +68,7 @@ FAILURES = (
 def unavailable(access: Access, node: Node, error: BaseException, *, timeout: float) -> BusError:
     """What a failure on a connection that was good means."""
     where = _where(access, node)
-    if isinstance(error, NotImplementedError | kafka_errors.IncompatibleBrokerVersion):
+    if isinstance(error, UNKNOWN_THERE):
         return BusConfigurationError(f"{where} is older than Kafka 2.8, which is needed")
     if isinstance(error, TimeoutError):
         return BusUnavailableError(f"{where} does not answer within {timeout:g} s")

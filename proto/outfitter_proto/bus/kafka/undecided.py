@@ -25,8 +25,10 @@ async def belongs_to(cluster: Cluster, identity: str, topic: str, partition: int
     told."""
     try:
         _, code, _, producers, _ = await _producers(cluster, topic, partition)
+        if code != OK:
+            return False
         open_there = {producer for producer, *_, start, _ in producers if start >= 0}
-        if code != OK or len(open_there) != 1:
+        if len(open_there) != 1:
             return False
         found = await cluster.send(None, FindCoordinatorRequest(identity, _TRANSACTIONS))
         if found.error_code != OK:
