@@ -377,7 +377,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         name="acting-before-the-commit",
         what="drivers are called before the commit that says so has returned",
-        within=120,
+        within=300,
         patches=_acting_early,
     ),
     Bug(
