@@ -1,14 +1,17 @@
 """A discovery script may do what it likes: the call ends in time, says why, and leaves nothing behind."""
 
+import itertools
 import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
 
+from outfitter_drivers import program
 from outfitter_drivers.api import (
     DriverError,
     NotEnoughDevicesError,
@@ -96,6 +99,18 @@ async def test_a_child_that_keeps_the_output_open_is_ended_after_the_script(tmp_
         outcome = await run_script([str(script)], timeout=100)
     assert (outcome.code, outcome.stdout) == (0, b"0,1\n")
     wait_until_ended(int((tmp_path / "child").read_text()))
+
+
+async def test_what_a_script_says_last_is_read_although_time_has_flown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends between two looks at its output, and the caller is held up between two looks at the clock."""
+    script = executable(tmp_path / "s", "sleep 0.5; echo 0,1")
+    seconds, waitid = itertools.count(), os.waitid
+    monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    monkeypatch.setattr(os, "waitid", lambda kind, pid, options: waitid(kind, pid, options & ~os.WNOHANG))
+    outcome = await run_script([str(script)], timeout=100_000)
+    assert (outcome.code, outcome.stdout) == (0, b"0,1\n")
 
 
 async def test_a_child_that_left_the_session_does_not_hold_up_the_answer(tmp_path: Path) -> None:

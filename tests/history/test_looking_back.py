@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from outfitter_proto import topics as all_topics
-from outfitter_proto.bus import Bus, Entry, connect
+from outfitter_proto.bus import Bus, Entry, Message, Reader, connect
 from outfitter_proto.names import topics
 from outfitter_service.cli import journal, rebuilding
 from outfitter_service.config import Connection
 from outfitter_service.runtime.snapshots import Pace
 from outfitter_service.runtime.station import Limits
+from support.faulty_bus import FaultyBus
 from support.house import CLUSTER, HOST, deregister, register, serving, static
 
 MESSAGES = 60
@@ -60,6 +61,34 @@ async def test_a_moment_is_found_in_the_log_by_halves(place: tuple[Bus, str]) ->
     assert await journal.offset_at(bus, topic, 0, datetime(2000, 1, 1, tzinfo=UTC)) == found[0].offset
     end = (await bus.offsets(topic, 0))[1]
     assert await journal.offset_at(bus, topic, 0, datetime(2999, 1, 1, tzinfo=UTC)) >= end - journal.COARSE
+
+
+class Hesitant(FaultyBus):
+    """An embedded bus that has nothing to say yet whenever it is asked first."""
+
+    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
+        reader = await super().open_reader(topic, partition, start=start, committed=committed)
+        fetch, asked = reader.fetch, set[int]()
+
+        async def hesitate(*, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:
+            if reader.position in asked:
+                return await fetch(max_records=max_records, timeout=timeout)
+            asked.add(reader.position)
+            return []
+
+        reader.fetch = hesitate  # type: ignore[method-assign]
+        return reader
+
+
+@pytest.mark.usefixtures("fine")
+async def test_a_moment_is_found_however_slow_the_bus_is(tmp_path: Path) -> None:
+    async with Hesitant(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus:
+        await all_topics.create(bus, CLUSTER, partitions=1)
+        topic = topics(CLUSTER).history
+        for number in range(MESSAGES):
+            await bus.publish(topic, 0, Entry(b"k", b"%d" % number))
+        found = await journal.offset_at(bus, topic, 0, datetime(2999, 1, 1, tzinfo=UTC))
+        assert found >= MESSAGES - journal.COARSE
 
 
 @pytest.mark.usefixtures("fine")
