@@ -8,17 +8,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from subprocess import PIPE
 
 import anyio
 import pytest
-from anyio.abc import Process
-from anyio.streams.buffered import BufferedByteReceiveStream
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,65 +36,14 @@ from outfitter_proto.bus.embedded.roster import new_member, share_out
 from outfitter_proto.bus.embedded.wake import Belfry
 from outfitter_proto.bus.ownership import Ownership
 from support.broker import Broker, KafkaBroker
+from support.member import LIMIT_S, MemberProcess, member_process
 
 MakeTopic = Callable[..., Awaitable[str]]
 Join = Callable[..., Awaitable[Membership]]
 
-LIMIT_S = 40.0
 LONG = 60.0
 """A session that no test waits for."""
 SHORT = 2.0
-MEMBER = Path(__file__).parent / "member_process.py"
-
-
-class MemberProcess:
-    """A member in a process of its own, to be killed and frozen."""
-
-    def __init__(self, process: Process) -> None:
-        assert process.stdout is not None
-        self.process = process
-        self._lines = BufferedByteReceiveStream(process.stdout)
-
-    async def heard(self, wanted: str) -> str:
-        """The next line that begins with `wanted`."""
-        with anyio.fail_after(LIMIT_S):
-            while True:
-                line = (await self._lines.receive_until(b"\n", 1000)).decode()
-                if line.startswith(wanted):
-                    return line
-
-    async def has(self, wanted: frozenset[int] | None = None) -> frozenset[int]:
-        """What it says it has: the next time, or as soon as that is `wanted`."""
-        while True:
-            told = frozenset(int(word) for word in (await self.heard("has")).split()[1:])
-            if wanted is None or told == wanted:
-                return told
-
-    async def tell(self, *words: object) -> None:
-        assert self.process.stdin is not None
-        await self.process.stdin.send((" ".join(map(str, words)) + "\n").encode())
-
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-
-@asynccontextmanager
-async def member_process(
-    url: str, group: str, topic: str, *, replica: str = "-", session: float, wait: bool = False
-) -> AsyncIterator[MemberProcess]:
-    """`wait`: it joins when it is told `join`."""
-    arguments = [sys.executable, str(MEMBER), url, group, topic, replica, str(session)]
-    process = await anyio.open_process(arguments, stdin=PIPE, stdout=PIPE, stderr=None)
-    try:
-        member = MemberProcess(process)
-        if not wait:
-            await member.tell("join")
-        yield member
-    finally:
-        with anyio.CancelScope(shield=True):
-            if process.returncode is None:
-                process.kill()
-            await process.aclose()
 
 
 @pytest.fixture
