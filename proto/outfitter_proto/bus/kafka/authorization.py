@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from aiokafka.protocol.coordination import FindCoordinatorRequest
-
 from outfitter_proto.bus.kafka.access import Access
 from outfitter_proto.bus.kafka.cluster import Cluster
-from outfitter_proto.bus.kafka.protocol import OK, MetadataRequest, denial
+from outfitter_proto.bus.kafka.protocol import OK, MetadataRequest, coordinator_of, denial
 from outfitter_proto.bus.port import Right
 
 _BITS = {"Read": 3, "Write": 4, "Create": 5, "Describe": 8, "DescribeConfigs": 10}
 """Kafka's AclOperation codes, which are the bits of the answer."""
 _UNKNOWN = -(2**31)
-_COORDINATORS = {"group": 0, "transactional-id": 1}
 _DENIED = frozenset({29, 30, 53})
 
 
@@ -36,7 +33,7 @@ async def missing(cluster: Cluster, wanted: Sequence[Right]) -> list[Right]:
         if right.kind == "topic":
             if not granted.get(right.name, -1) & 1 << _BITS[right.operation]:
                 found.append(right)
-        elif (await cluster.send(None, _coordinator_of(right))).error_code in _DENIED:
+        elif (await cluster.send(None, coordinator_of(right.kind, right.name))).error_code in _DENIED:
             found.append(right)
     return found
 
@@ -72,7 +69,3 @@ def _granted(answer: Any) -> dict[str, int]:
 
 def _has_leader(partitions: Iterable[Sequence[Any]], wanted: int) -> bool:
     return any(number == wanted and leader >= 0 for _, number, leader, *_ in partitions)
-
-
-def _coordinator_of(right: Right) -> FindCoordinatorRequest:
-    return FindCoordinatorRequest(right.name, _COORDINATORS[right.kind])

@@ -11,6 +11,7 @@ from typing import Any
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.admin import SaslAuthenticateRequest_v0, SaslAuthenticateRequest_v1
 from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.types import Boolean, CompactArray, CompactString, Int16, Int32, Int64, Schema, TaggedFields
 
 from outfitter_proto.bus.kafka.access import Access
@@ -33,6 +34,7 @@ TOPIC_AUTHORIZATION_FAILED = 29
 MOVED = frozenset({3, 5, 6, 9, 13, 14, 15, 16, 19, 41, 56, 72, 74, 75, 78})
 _TOO_LARGE = frozenset({10, 18})
 _CLUSTER_AUTHORIZATION_FAILED = 31
+_COORDINATORS = {"group": 0, "transactional-id": 1}
 _DENIED_KINDS = {29: "topic", 30: "group", _CLUSTER_AUTHORIZATION_FAILED: "cluster", 53: "transactional-id"}
 _CONFIGURATION = {
     17: "the name of topic {topic!r} is not valid",
@@ -87,6 +89,11 @@ def denial(access: Access, right: Right) -> str:
         f"{what} is not granted to {access.principal}: kafka-acls --add --allow-principal {principal} "
         f"--operation {operation} {option}"
     )
+
+
+def coordinator_of(kind: str, name: str) -> FindCoordinatorRequest:
+    """The question for the coordinator of a `group` or a `transactional-id`."""
+    return FindCoordinatorRequest(name, _COORDINATORS[kind])
 
 
 class Uuid:

@@ -9,15 +9,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from aiokafka.protocol.coordination import FindCoordinatorRequest
-
 from outfitter_proto.bus.kafka.access import Node
 from outfitter_proto.bus.kafka.cluster import Cluster
-from outfitter_proto.bus.kafka.protocol import OK, DescribeProducersRequest, DescribeTransactionsRequest, refusal
+from outfitter_proto.bus.kafka.protocol import (
+    OK,
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    coordinator_of,
+    refusal,
+)
 from outfitter_proto.bus.port import BusError
-
-_TRANSACTIONS = 1
-"""The kind of coordinator that transactional ids have."""
 
 
 async def belongs_to(cluster: Cluster, identity: str, topic: str, partition: int) -> bool:
@@ -30,7 +31,7 @@ async def belongs_to(cluster: Cluster, identity: str, topic: str, partition: int
         open_there = {producer for producer, *_, start, _ in producers if start >= 0}
         if len(open_there) != 1:
             return False
-        found = await cluster.send(None, FindCoordinatorRequest(identity, _TRANSACTIONS))
+        found = await cluster.send(None, coordinator_of("transactional-id", identity))
         if found.error_code != OK:
             return False
         answer = await cluster.send(Node(found.host, found.port), DescribeTransactionsRequest(identity))
