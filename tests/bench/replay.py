@@ -6,7 +6,6 @@ The bare read is aiokafka's consumer, committed records only, each decoded to a 
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -21,7 +20,7 @@ from outfitter_proto.bus.kafka.adapter import KafkaBus
 from outfitter_proto.bus.kafka.reader import FETCH_BYTES
 from outfitter_proto.names import host_writer, topics, transactional_id
 from outfitter_proto.records import Allocation, Checkpoint, InputPosition, LedgerRecord
-from outfitter_service.cli.serve import COLLECT_AFTER
+from outfitter_service import memory
 from outfitter_service.runtime.remit import HostRemit
 from outfitter_service.runtime.restore import restore
 
@@ -66,8 +65,7 @@ async def fill(bus: Bus, cluster: str, sample: bytes, count: int) -> None:
 
 async def by_service(url: str, cluster: str) -> Replayed:
     """As a manager does when it starts."""
-    gc.freeze()
-    gc.set_threshold(*COLLECT_AFTER)
+    memory.tune()
     async with KafkaBus(url) as bus:
         remit = HostRemit(loads.HOST, host_writer(loads.HOST))
         before = machine.resident_bytes()
@@ -82,8 +80,7 @@ async def by_service(url: str, cluster: str) -> Replayed:
 
 async def bare(url: str, cluster: str) -> Replayed:
     """With aiokafka and msgspec alone; garbage is collected as seldom as in the service."""
-    gc.freeze()
-    gc.set_threshold(*COLLECT_AFTER)
+    memory.tune()
     source = TopicPartition(topics(cluster).allocations, 0)
     consumer = AIOKafkaConsumer(
         bootstrap_servers=url.removeprefix("kafka://"),

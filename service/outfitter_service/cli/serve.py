@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import threading
@@ -16,10 +15,6 @@ from outfitter_service.cli.errors import warn
 
 if TYPE_CHECKING:
     from outfitter_service.runtime.service import Service
-
-COLLECT_AFTER = (50_000, 20, 1000)
-"""When garbage is collected. A ledger is many objects that live long and have no cycles among them: with Python's own
-figures (700, 10, 10) a manager under load spends a sixth of its time looking through them."""
 
 
 @click.command()
@@ -38,7 +33,7 @@ figures (700, 10, 10) a manager under load spends a sixth of its time looking th
 @click.pass_context
 def serve(ctx: click.Context, /, config: str | None, take_over: bool, **_options: object) -> None:
     """Serve this host's workers: answer registrations, run drivers, keep leases, publish allocations."""
-    from outfitter_service import logs
+    from outfitter_service import logs, memory
     from outfitter_service.config import Severity, load
     from outfitter_service.runtime.service import Service
 
@@ -47,8 +42,7 @@ def serve(ctx: click.Context, /, config: str | None, take_over: bool, **_options
     for problem in settings.problems:
         if problem.severity is not Severity.INFO:
             warn(str(problem))
-    gc.freeze()
-    gc.set_threshold(*COLLECT_AFTER)
+    memory.tune()
     service = Service(settings, take_over=take_over)
     anyio.run(_serve, service, backend_options={"use_uvloop": _has_uvloop()})
 
