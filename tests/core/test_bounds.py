@@ -79,3 +79,16 @@ def test_a_run_that_ends_because_of_a_newer_one_is_not_forgotten_in_the_same_bre
     desk.now += TOLD_WITHIN + timedelta(seconds=1)
     desk.register("w", 1, incarnation="4")
     assert dropped(desk) == [["h/w/1", "h/w/2"]]
+
+
+def test_records_of_workers_that_want_the_same_have_it_in_common() -> None:
+    desk = Desk(m.ResourceSpec(name="gpu"), m.ResourceSpec(name="fpga"))
+    desk.report("a", "b", "c")
+    desk.report("f", "g", resource="fpga")
+    one = desk.register("v", resources=asks(gpu=1, fpga=1))
+    same = desk.register("w", resources=asks(gpu=1, fpga=1))
+    other = desk.register("x", resources=asks(gpu=1, fpga=0))
+    assert one.request == same.request
+    assert one.request.amounts is same.request.amounts
+    assert one.request.resources is same.request.resources
+    assert other.request.amounts == {"gpu": 1, "fpga": 0}

@@ -332,8 +332,7 @@ class HostBook:
 
     def _count(self, tally: Tally, names: list[str], count: int) -> None:
         for name in names:
-            tally.add(name, count)
-            used = name in self.locks or name in self.sharers
+            used = tally.add(name, count) or name in self.locks or name in self.sharers
             for shelf in self.shown.get(name, ()):
                 if used:
                     shelf.take(name)

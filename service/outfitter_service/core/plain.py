@@ -70,7 +70,7 @@ def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Dec
     if len(devices) < amount:
         return None
     told = policy.terms({resource: devices})
-    host, worker, incarnation = message.host, message.worker, message.incarnation
+    host, worker, incarnation = book.host, message.worker, message.incarnation
     key = f"{host}/{worker}/{incarnation}"
     record = structs.replace(
         _BLANK,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from msgspec import UNSET, Struct
 
-from outfitter_proto.records import ReasonCode, Register, ResolvedRequest, Unavailable
+from outfitter_proto.records import ReasonCode, Register, ResolvedRequest, ResourceRequest, Unavailable
 from outfitter_service.core import explain
 from outfitter_service.core import model as m
 from outfitter_service.core.draft import Rules
@@ -42,6 +43,8 @@ def resolve(rules: Rules, message: Register) -> Resolved:
             problem = problem or found
     if message.operators:
         problem = problem or _operators_problem(message, amounts, unavailable, specs)
+    if asked is not None and len(amounts) == len(asked):
+        amounts, asked = _alike(*asked.items())
     request = ResolvedRequest(
         amounts=amounts,
         resources=asked,
@@ -53,6 +56,12 @@ def resolve(rules: Rules, message: Register) -> Resolved:
         labels=message.labels,
     )
     return Resolved(request, unavailable or m.NO_ITEMS, problem)
+
+
+@lru_cache(maxsize=1024)
+def _alike(*wanted: tuple[str, ResourceRequest]) -> tuple[dict[str, int], dict[str, ResourceRequest]]:
+    """What workers have in common that want the same: a ledger has many of them."""
+    return {name: asked.amount for name, asked in wanted}, dict(wanted)
 
 
 def _not_in_effect(
