@@ -283,6 +283,21 @@ async def test_a_writer_is_fenced_from_another_connection(bus: Bus, bus_url: str
     assert keys(await read_all(bus, ledger)) == ["new"]
 
 
+async def test_a_tenure_lasts_until_somebody_takes_the_identity(bus: Bus, make_topic: MakeTopic) -> None:
+    ledger = await make_topic()
+    identity = f"writer-{ledger}"
+    assert await bus.tenure(identity) is None
+    async with await bus.open_writer(identity, 0) as old, await bus.open_writer(f"{identity}-other", 0) as other:
+        for key in "ab":
+            await old.commit([(ledger, entries(key))])
+            await other.commit([(ledger, entries(key))])
+            assert await bus.tenure(identity) == old.tenure
+    assert await bus.tenure(identity) == old.tenure
+    async with await bus.open_writer(identity, 0) as new:
+        assert await bus.tenure(identity) == new.tenure
+        assert new.tenure != old.tenure
+
+
 async def test_writers_of_different_identities_share_a_partition(bus: Bus, make_topic: MakeTopic) -> None:
     ledger = await make_topic()
 

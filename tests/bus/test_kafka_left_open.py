@@ -182,8 +182,10 @@ async def test_who_is_about_to_take_an_identity_does_not_wait_for_what_that_has_
     async with await case.open() as writer:
         assert isinstance(writer, KafkaWriter)
         await writer.commit([(topic, [Entry(b"k", b"before")])])
-        begin = await bus.stable_end(topic, 0)
+        await bus.stable_end(topic, 0)
+        _, begin = await bus.offsets(topic, 0)
         await case._write(writer._producer, b"never")
+        assert await bus.tenure(case.identity) == writer.tenure
         assert await bus.stable_end(topic, 0, taking=case.identity) == begin
         async with await bus.open_writer(f"{case.identity}-other", 0, topics=[topic]):
             with monkeypatch.context() as patched:
@@ -194,6 +196,17 @@ async def test_who_is_about_to_take_an_identity_does_not_wait_for_what_that_has_
         async with await case.open():  # which ends it
             assert await bus.stable_end(topic, 0, taking=case.identity) > begin
     assert await case.read() == [[b"before"], []]
+
+
+async def test_a_transaction_that_took_too_long_ended_its_writers_tenure(case: Case) -> None:
+    async with (
+        KafkaBus(case.bus.url, transaction_timeout=0.5) as bus,
+        await bus.open_writer(case.identity, 0, topics=[case.ledger]) as writer,
+    ):
+        assert isinstance(writer, KafkaWriter)
+        await case._write(writer._producer, b"never")
+        await bus.stable_end(case.ledger, 0)
+        assert await bus.tenure(case.identity) not in (writer.tenure, None)
 
 
 async def test_who_is_about_to_take_an_identity_waits_for_what_others_have_open_besides(

@@ -54,6 +54,10 @@ class _NarrowWriter(Writer):
     def max_batch_bytes(self) -> int:
         return self._inner.max_batch_bytes
 
+    @property
+    def tenure(self) -> str:
+        return self._inner.tenure
+
     async def aclose(self) -> None:
         await self._inner.aclose()
 

@@ -60,6 +60,10 @@ class _NarrowWriter(Writer):
     def max_batch_bytes(self) -> int:
         return 1_000_000  # it promises more than it takes, so that commits fail and are split
 
+    @property
+    def tenure(self) -> str:
+        return self._inner.tenure
+
     async def aclose(self) -> None:
         await self._inner.aclose()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from outfitter_proto.bus import CommitUnknownError
+from outfitter_proto.bus import BusUnavailableError, CommitUnknownError
 from outfitter_service.runtime import processor
 from outfitter_service.runtime.identity import ManagerExistsError, alone_on_machine
 from outfitter_service.runtime.processor import ForeignManagerError, Limits
@@ -109,6 +109,8 @@ async def test_a_ledger_whose_end_stays_undecided_is_taken_all_the_same(
                 failed = True
                 raise CommitUnknownError("no answer")
             taken = taken or (failed and point == "open_writer:before")
+            if point == "tenure:before":
+                raise BusUnavailableError("nobody tells who has the identity")
             if point == "stable_end:before" and failed and not taken:
                 await anyio.sleep_forever()
 
@@ -116,6 +118,29 @@ async def test_a_ledger_whose_end_stays_undecided_is_taken_all_the_same(
         await house.say(register("a", gpu=1))
         await house.state("a", "allocated")
         assert taken
+
+
+async def test_a_manager_that_nobody_replaced_goes_on_without_waiting_for_what_it_has_open_itself(
+    bus: FaultyBus, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor, "LOOK_WITHIN_S", 3600.0)
+    async with serve(static(2)) as house:
+        failed = taken = False
+
+        async def hang(point: str) -> None:
+            nonlocal failed, taken
+            if point == "commit:before" and not failed:
+                failed = True
+                raise CommitUnknownError("no answer")
+            taken = taken or (failed and point == "open_writer:before")
+            if point == "stable_end:before" and failed and not taken:
+                await anyio.sleep_forever()
+
+        bus.script = hang
+        await house.say(register("a", gpu=1))
+        await house.state("a", "allocated")
+        assert taken
+    assert (await verdict(bus.url)).violations == ()
 
 
 async def test_a_managers_first_look_waits_for_nothing_that_a_crash_of_its_own_left_open(

@@ -117,6 +117,14 @@ class ModelBus(Bus):
         await writer.take()
         return writer
 
+    async def tenure(self, identity: str) -> str | None:
+        def describe() -> str | None:
+            own = self._broker.transactions.get(identity)
+            return f"{own.id}/{own.epoch}" if own is not None else None
+
+        found: str | None = await self._ask("DescribeTransactions", describe)
+        return found
+
     async def stable_end(self, topic: str, partition: int, *, taking: str | None = None) -> int:
         log = self.log(topic, partition)
         _, end = await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=False))
@@ -240,6 +248,10 @@ class ModelWriter(Writer):
     @property
     def max_batch_bytes(self) -> int:
         return MAX_BATCH_BYTES
+
+    @property
+    def tenure(self) -> str:
+        return f"{self._held.id}/{self._held.epoch}"
 
     async def take(self) -> None:
         """InitProducerId, until it is answered or time is up."""

@@ -31,6 +31,7 @@ CONTRACT: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (contract.test_a_commit_writes_all_its_batches_in_order_and_readers_reach_the_stable_end, {}),
     (contract.test_a_writer_writes_its_own_partition_number_of_every_topic, {}),
     (contract.test_a_fenced_writer_can_write_nothing_more, {}),
+    (contract.test_a_tenure_lasts_until_somebody_takes_the_identity, {}),
     (contract.test_writers_of_different_identities_share_a_partition, {}),
     (contract.test_a_cancelled_commit_is_decided_as_a_whole_once_a_new_writer_is_open, {"patience": 0.005}),
     (contract.test_a_last_batch_far_larger_than_a_writer_says_it_takes_is_refused_whole, {}),

@@ -92,6 +92,10 @@ class FaultyBus(Bus):
             raise
         return _FaultyWriter(self, inner, self.written[identity])
 
+    async def tenure(self, identity: str) -> str | None:
+        async with self._around("tenure"):
+            return await self._inner.tenure(identity)
+
     async def join(
         self, group: str, topic: str, *, replica: str | None, session_timeout: float, heartbeat_interval: float
     ) -> Membership:
@@ -153,6 +157,10 @@ class _FaultyWriter(Writer):
     @property
     def max_batch_bytes(self) -> int:
         return self._inner.max_batch_bytes
+
+    @property
+    def tenure(self) -> str:
+        return self._inner.tenure
 
     async def aclose(self) -> None:
         await self._inner.aclose()

@@ -188,6 +188,11 @@ class Writer(ABC):
     def max_batch_bytes(self) -> int:
         """How many bytes of keys and values the last batch of a commit may hold."""
 
+    @property
+    @abstractmethod
+    def tenure(self) -> str:
+        """What tells this holding of its identity from every earlier and later one; see `Bus.tenure`."""
+
     @abstractmethod
     async def aclose(self) -> None:
         """Abort what is open and let go. Repeatable, bounded, never raises for a bus that is away."""
@@ -306,6 +311,15 @@ class Bus(ABC):
         When this returns, every transaction of an earlier holder is decided: committed or aborted for good. `topics`
         are those that holders of this identity write to: only there, in this partition, is what a decision has not
         reached ended now, and as it was decided (see `kafka.producer`).
+        """
+
+    @abstractmethod
+    async def tenure(self, identity: str) -> str | None:
+        """Whose a writer identity is now: `Writer.tenure` of whoever took it last; None where the bus does not tell.
+        Where that is still one's own, nobody has taken the identity since. Asking changes nothing.
+
+        Raises:
+            BusUnavailableError: the bus did not answer.
         """
 
     @abstractmethod

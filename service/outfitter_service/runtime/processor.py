@@ -90,6 +90,7 @@ class Processor:
         self._cycle: Cycle | None = None
         self._seen: tuple[Restored, float, datetime] | None = None
         self._seen_commit: int | None = None
+        self._tenure: str | None = None
         self._doing = "taking the partition"
         self.ledger = Ledger()
         self.ready = False
@@ -281,6 +282,7 @@ class Processor:
         except BusError as error:
             self._seen = None  # who knows what becomes of the topic meanwhile
             return error
+        self._tenure = writer.tenure
         async with writer:
             try:
                 restored = await self._restore_what_was_seen() or await self._restore()
@@ -353,10 +355,21 @@ class Processor:
         return restored
 
     async def _refuse_if_replaced(self) -> None:
-        """Look before fencing back; what cannot be read now is looked at again once the partition is taken."""
-        seen = await self._look() if self._seen_commit is not None else None
+        """Look before fencing back, unless nobody can have taken over: the ledger may be long, and a transaction that
+        failed is open in it until it has timed out. What cannot be read now is looked at again once the partition is
+        taken."""
+        if self._seen_commit is None or await self._is_held():
+            return
+        seen = await self._look()
         if seen is not None:
             self._refuse_successor(seen)
+
+    async def _is_held(self) -> bool:
+        """Whether the bus says that nobody has taken the writer identity since this one did."""
+        try:
+            return self._tenure is not None and await self._station.bus.tenure(self._identity) == self._tenure
+        except BusError:
+            return False
 
     def _refuse_successor(self, restored: Restored) -> None:
         """Somebody who wrote since this one did works here now, and goes on when it finds itself fenced by mistake."""

@@ -123,6 +123,10 @@ class EmbeddedBus(Bus):
             held.writing, held.belfry, self._find, identity=identity, epoch=epoch, partition=partition
         )
 
+    async def tenure(self, identity: str) -> str | None:
+        epoch = await self._open.reading.read(partial(log.epoch, identity=identity))
+        return None if epoch is None else str(epoch)
+
     async def join(
         self, group: str, topic: str, *, replica: str | None, session_timeout: float, heartbeat_interval: float
     ) -> Membership:

@@ -276,18 +276,21 @@ def take_identity(connection: sqlite3.Connection, identity: str) -> int:
         "INSERT INTO writer (identity, epoch) VALUES (?, 1) ON CONFLICT (identity) DO UPDATE SET epoch = epoch + 1",
         (identity,),
     )
-    return _epoch(connection, identity)
+    taken = epoch(connection, identity)
+    assert taken is not None  # noqa: S101 - it was written just now
+    return taken
 
 
-def check_epoch(connection: sqlite3.Connection, identity: str, epoch: int) -> None:
+def check_epoch(connection: sqlite3.Connection, identity: str, ours: int) -> None:
     """Raises FencedError: somebody has taken the identity since."""
-    current = _epoch(connection, identity)
-    if current != epoch:
+    current = epoch(connection, identity)
+    if current != ours:
         raise FencedError(
-            f"writer {identity!r} was taken over (epoch {current}, ours was {epoch}): nothing of this was written"
+            f"writer {identity!r} was taken over (epoch {current}, ours was {ours}): nothing of this was written"
         )
 
 
-def _epoch(connection: sqlite3.Connection, identity: str) -> int:
-    (epoch,) = connection.execute("SELECT epoch FROM writer WHERE identity = ?", (identity,)).fetchone()
-    return int(epoch)
+def epoch(connection: sqlite3.Connection, identity: str) -> int | None:
+    """The identity's epoch; None: nobody has ever had it."""
+    found = connection.execute("SELECT epoch FROM writer WHERE identity = ?", (identity,)).fetchone()
+    return int(found[0]) if found is not None else None

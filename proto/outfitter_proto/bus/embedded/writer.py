@@ -64,6 +64,10 @@ class EmbeddedWriter(Writer):
     def max_batch_bytes(self) -> int:
         return MAX_BATCH_BYTES
 
+    @property
+    def tenure(self) -> str:
+        return str(self._epoch)
+
     async def aclose(self) -> None:
         self._spent = True
 

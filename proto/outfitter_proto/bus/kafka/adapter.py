@@ -216,6 +216,11 @@ class KafkaBus(Bus):
             clean_up=lambda: self._clean_up(producer, release),
         )
 
+    async def tenure(self, identity: str) -> str | None:
+        """The producer id and epoch that the coordinator knows the transactional id by."""
+        found = await undecided.holder(self._cluster, identity)
+        return f"{found[0]}/{found[1]}" if found is not None else None
+
     def _remember(self, identity: str, last: Last | None) -> None:
         """Have in mind how the last transaction ended that was not seen to its end: its coordinator forgets."""
         if last is None:

@@ -167,6 +167,12 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
         self.client.send = self._marking(self.client.send)
 
     @property
+    def tenure(self) -> str:
+        """Its producer id and epoch, as the coordinator tells them (`undecided.holder`): both stay until somebody takes
+        the transactional id, or a transaction of it takes too long."""
+        return f"{self._txn_manager.producer_id}/{self._txn_manager.producer_epoch}"
+
+    @property
     def last(self) -> Last | None:
         """How its transactional id's last transaction was found when it was taken. None: nobody has told, or it is seen
         to its end."""

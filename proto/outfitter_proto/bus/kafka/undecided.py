@@ -31,14 +31,20 @@ async def belongs_to(cluster: Cluster, identity: str, topic: str, partition: int
         open_there = {producer for producer, *_, start, _ in producers if start >= 0}
         if len(open_there) != 1:
             return False
-        found = await cluster.send(None, coordinator_of("transactional-id", identity))
-        if found.error_code != OK:
-            return False
-        answer = await cluster.send(Node(found.host, found.port), DescribeTransactionsRequest(identity))
+        found = await holder(cluster, identity)
     except BusError:
         return False
-    [(code, _, _, _, _, producer_id, *_)] = answer.transaction_states
-    return code == OK and open_there == {producer_id}
+    return found is not None and open_there == {found[0]}
+
+
+async def holder(cluster: Cluster, identity: str) -> tuple[int, int] | None:
+    """The producer id and epoch of whoever took a transactional id last; None where its coordinator does not tell."""
+    found = await cluster.send(None, coordinator_of("transactional-id", identity))
+    if found.error_code != OK:
+        return None
+    answer = await cluster.send(Node(found.host, found.port), DescribeTransactionsRequest(identity))
+    [(code, _, _, _, _, producer_id, epoch, *_)] = answer.transaction_states
+    return (producer_id, epoch) if code == OK else None
 
 
 async def sentence(cluster: Cluster, topic: str, partition: int) -> str:

@@ -68,6 +68,11 @@ class KafkaWriter(Writer):
         """See `Writer.max_batch_bytes`."""
         return MAX_BATCH_BYTES
 
+    @property
+    def tenure(self) -> str:
+        """See `Writer.tenure`."""
+        return self._producer.tenure
+
     async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
         """One transaction; see `Writer.commit`.
 
