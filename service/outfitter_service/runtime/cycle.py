@@ -35,8 +35,11 @@ log = structlog.get_logger("outfitter.processor")
 
 TICK_S = 0.25
 """How often deadlines are looked at."""
-SLICE = 32
+SLICE = 48
 """Events decided at a stretch: a commit under way must not wait for long until its answer is seen."""
+TURNS = 3
+"""Of the event loop after each slice: a commit takes several for each of its steps, and while it is slower than the
+decisions of the next one, that is what everybody waits for."""
 FILL = 0.8
 """How full of the largest possible ledger batch a commit is made: the next event's output must still fit."""
 
@@ -154,7 +157,8 @@ class Cycle:
         # by what is settled, as with leases: a death whose worker deregistered before it is none
         self._station.agenda.queue.extend(self._station.attendance.deaths(self.place.position))
         if self._untold or self._more:
-            await anyio.lowlevel.checkpoint()
+            for _ in range(TURNS):
+                await anyio.lowlevel.checkpoint()
             return
         if self._sent is None and self._stopping:
             return
