@@ -203,7 +203,8 @@ class Batch:
 
     def transaction(self, topics: Topics, checkpoint: Checkpoint) -> list[tuple[str, list[Entry]]]:
         """What the commit writes, topic by topic, in order."""
-        ledger = ledger_batch(self.values, checkpoint)
+        reborn = [key for key in self._stepless if type(self.values[key][0]) is Allocation]
+        ledger = ledger_batch(self.values, checkpoint, reborn=reborn)
         if not self._history:
             return batches(topics, [], self.letters, ledger)
         stepless = {key: self.values[key] for key in self._stepless}

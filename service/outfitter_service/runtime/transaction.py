@@ -7,7 +7,7 @@ what takes them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from msgspec import UNSET, Raw, UnsetType, structs
@@ -37,13 +37,17 @@ LONGEST_REASON = 2000
 
 
 def ledger_batch(
-    values: Mapping[str, tuple[Allocation | Host | None, bytes | None]], checkpoint: Checkpoint
+    values: Mapping[str, tuple[Allocation | Host | None, bytes | None]],
+    checkpoint: Checkpoint,
+    *,
+    reborn: Iterable[str] = (),
 ) -> list[Entry]:
     """The ledger's entries in order: releases and tombstones, grants by their tokens, hosts, the checkpoint.
 
-    `values` are the records and their bytes by key; None is a tombstone.
+    `values` are the records and their bytes by key; None is a tombstone. `reborn` are the keys of those that were
+    deleted before they were put: without a tombstone in between they would look like the old ones, changed.
     """
-    lets_go: list[Entry] = []
+    lets_go = [Entry(key.encode(), None) for key in reborn]
     takes: list[tuple[int, Entry]] = []
     hosts: list[Entry] = []
     for key, (record, value) in values.items():
