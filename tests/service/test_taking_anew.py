@@ -68,14 +68,16 @@ async def test_what_is_observed_anew_does_not_pile_up_while_commits_fail(
             await house.state(worker, "allocated")
     taken = 0
     enough = anyio.Event()
+    queued: list[m.Event] = []
 
     async def fail(point: str) -> None:
         nonlocal taken
         if point == "commit:before":
             taken += 1
-            if taken == 20:
-                enough.set()
             raise BusUnavailableError("full")
+        if point == "open_writer:before" and taken >= 20 and not enough.is_set():  # nothing is decided just now
+            queued.extend(house.processor.agenda.queue)
+            enough.set()
 
     # as after a restart of the machine: the owners have died with it
     async with serve(static(3), identity=another(machine_id="m", boot_id="the next"), ready=False) as house:
@@ -84,10 +86,9 @@ async def test_what_is_observed_anew_does_not_pile_up_while_commits_fail(
             house.processor.agenda.add(m.OwnerDied(allocation=f"h/{worker}/1", detail="seen"))
         with anyio.fail_after(20):
             await enough.wait()
-        queued = list(house.processor.agenda.queue)
         assert len([event for event in queued if isinstance(event, m.OwnerDied)]) == 3
-        assert len([event for event in queued if isinstance(event, m.DriverReport)]) == 1
-        assert len([event for event in queued if isinstance(event, m.Reschedule)]) == 1
+        assert len([event for event in queued if isinstance(event, m.DriverReport)]) <= 1
+        assert len([event for event in queued if isinstance(event, m.Reschedule)]) <= 1
         bus.script = no_faults
         for worker in "abc":
             assert (await house.state(worker, "ended"))["reason_code"] == "owner-died"
