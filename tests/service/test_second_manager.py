@@ -95,29 +95,37 @@ async def test_a_manager_that_was_replaced_between_its_look_and_its_fencing_give
     assert report.counts["managers"] == 2
 
 
+def leave_undecided(bus: FaultyBus, *, told: bool) -> anyio.Event:
+    """Fail the next commit, and leave the ledger's end undecided until the identity is taken anew; then the event is
+    set. `told`: the bus says who has the identity."""
+    failed, taken = False, anyio.Event()
+
+    async def hang(point: str) -> None:
+        nonlocal failed
+        if point == "commit:before" and not failed:
+            failed = True
+            raise CommitUnknownError("no answer")
+        if point == "tenure:before" and not told:
+            raise BusUnavailableError("nobody tells who has the identity")
+        if point == "open_writer:before" and failed:
+            taken.set()
+        if point == "stable_end:before" and failed and not taken.is_set():
+            await anyio.sleep_forever()
+
+    bus.script = hang
+    return taken
+
+
 async def test_a_ledger_whose_end_stays_undecided_is_taken_all_the_same(
     bus: FaultyBus, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What keeps it open may be this manager's own transaction, which taking the partition ends."""
     monkeypatch.setattr(processor, "LOOK_WITHIN_S", 0.2)
     async with serve(static(2)) as house:
-        failed = taken = False
-
-        async def hang(point: str) -> None:
-            nonlocal failed, taken
-            if point == "commit:before" and not failed:
-                failed = True
-                raise CommitUnknownError("no answer")
-            taken = taken or (failed and point == "open_writer:before")
-            if point == "tenure:before":
-                raise BusUnavailableError("nobody tells who has the identity")
-            if point == "stable_end:before" and failed and not taken:
-                await anyio.sleep_forever()
-
-        bus.script = hang
+        taken = leave_undecided(bus, told=False)
         await house.say(register("a", gpu=1))
         await house.state("a", "allocated")
-        assert taken
+        assert taken.is_set()
 
 
 async def test_a_manager_that_nobody_replaced_goes_on_without_waiting_for_what_it_has_open_itself(
@@ -125,21 +133,10 @@ async def test_a_manager_that_nobody_replaced_goes_on_without_waiting_for_what_i
 ) -> None:
     monkeypatch.setattr(processor, "LOOK_WITHIN_S", 3600.0)
     async with serve(static(2)) as house:
-        failed = taken = False
-
-        async def hang(point: str) -> None:
-            nonlocal failed, taken
-            if point == "commit:before" and not failed:
-                failed = True
-                raise CommitUnknownError("no answer")
-            taken = taken or (failed and point == "open_writer:before")
-            if point == "stable_end:before" and failed and not taken:
-                await anyio.sleep_forever()
-
-        bus.script = hang
+        taken = leave_undecided(bus, told=True)
         await house.say(register("a", gpu=1))
         await house.state("a", "allocated")
-        assert taken
+        assert taken.is_set()
     assert (await verdict(bus.url)).violations == ()
 
 
