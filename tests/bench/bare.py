@@ -2,8 +2,9 @@
 
 It decodes each registration and answers it with the same records as a manager does - the same number, bytes and
 topics, one checkpoint a transaction - but decides nothing and keeps no state: the answers are a manager's own
-records with the names put in. Batching, client settings and event loop are the service's. What it reaches is what
-aiokafka and the broker can bear; the distance to it is what Outfitter costs.
+records with the names put in. Batching, client settings and event loop are the service's; its memory is looked after
+by Python and libc as they come, the service's as `outfitter_service.memory` says. What it reaches is what aiokafka and
+the broker can bear; the distance to it is what Outfitter costs.
 """
 
 from __future__ import annotations
