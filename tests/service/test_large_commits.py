@@ -23,11 +23,13 @@ def spends(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class NarrowBus(FaultyBus):
-    """An embedded bus whose ledger batches hold at most `most` bytes, and no record with `refused` in it."""
+    """An embedded bus whose ledger batches hold at most `most` bytes, and no record with `refused` in it. The next
+    `refusals_left` commits are too large, whatever is in them."""
 
     most = 10_000
     refused: bytes | None = None
     refusals = 0
+    refusals_left = 0
     spends = False
 
     async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
@@ -46,8 +48,10 @@ class _NarrowWriter(Writer):
         ledger = batches[-1][1]
         size = sum(len(entry.key or b"") + len(entry.value or b"") for entry in ledger)
         refused = self._bus.refused
-        if size > self._bus.most or (refused and any(refused in (entry.value or b"") for entry in ledger)):
+        unlucky = self._bus.refusals_left > 0
+        if unlucky or size > self._bus.most or (refused and any(refused in (entry.value or b"") for entry in ledger)):
             self._bus.refusals += 1
+            self._bus.refusals_left -= unlucky
             self._spent = self._bus.spends
             raise TooLargeError(f"{size} bytes, at most {self._bus.most}")
         await self._inner.commit(batches)
@@ -117,6 +121,24 @@ async def test_a_registration_whose_answer_is_too_large_alone_is_a_dead_letter_a
         assert "h/large/1" not in await house.records()
         report = await verdict(bus.url)
         assert report.violations == ()
+
+
+async def test_queue_positions_are_put_right_although_a_commit_that_did_so_was_too_large(
+    url: str, serve: Serve
+) -> None:
+    """A commit in small pieces leaves them to the next one, and that one fails first."""
+    async with NarrowBus(url) as bus, serve(static(1), on=bus) as house:
+        for worker in "abcd":
+            await house.say(register(worker, gpu=1))
+            await house.until(lambda records, key=f"h/{worker}/1": key in records)
+        bus.refusals_left = 2  # fewer events, then smaller pieces of their effects
+        await house.say(deregister("a"))
+        await house.state("b", "allocated")
+        bus.refusals_left = 1
+        await house.publish(b"not about anybody's record")
+        await house.dead_letters(1)
+        await house.until(lambda records: [records[f"h/{w}/1"]["queue_position"] for w in "cd"] == [1, 2])
+        assert bus.refusals_left == 0
 
 
 @pytest.mark.parametrize("cause", ["owner-died", "lease-expired"])

@@ -67,7 +67,7 @@ class Cycle:
         self._outages = station.intake.outages
         self._ticked_at = 0.0
         self._announcements = Announcements(station, ledger, since=since)
-        self._unnumbered: set[str] = set()
+        self._unnumbered = set(ledger.hosts)  # who was here before may have left that to its next commit
         self._sent: Work | None = None
         self._untold: list[Batch] = []
         self.ledger = ledger
