@@ -8,9 +8,10 @@ from datetime import datetime
 from msgspec import structs
 
 from outfitter_proto.records import MAX_LISTED_DEVICES, Health, Host, InventoryDevice, ResourceInventory
-from outfitter_service.core import explain, policy
+from outfitter_service.core import explain
 from outfitter_service.core.book import Inventory
 from outfitter_service.core.model import KnownDevice, ResourceSpec, SpecState
+from outfitter_service.core.terms import info
 
 
 def host_record(
@@ -55,4 +56,4 @@ def refreshed(told: dict[str, str], device: KnownDevice | None) -> dict[str, str
     health."""
     if device is None:
         return {**told, "health": Health.UNKNOWN, "health.reason": "the driver does not report this device any more"}
-    return {**policy.info(device, int(told["local_index"])), "id": told["id"]}
+    return {**info(device, int(told["local_index"])), "id": told["id"]}

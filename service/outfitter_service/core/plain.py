@@ -13,11 +13,11 @@ from msgspec import structs
 
 from outfitter_proto.records import Allocation, Register, ResolvedRequest, Source, Transition
 from outfitter_service.core import model as m
-from outfitter_service.core import policy
 from outfitter_service.core.draft import Decision, Rules
 from outfitter_service.core.ledger import Ledger, PutAllocation
 from outfitter_service.core.requests import resolve
 from outfitter_service.core.states import Step, advance
+from outfitter_service.core.terms import terms
 
 _GRANTED = advance(None, Step.GRANT)
 _EPOCH = datetime.fromtimestamp(0, UTC)
@@ -69,7 +69,7 @@ def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Dec
     devices = shelf.preferred(amount)
     if len(devices) < amount:
         return None
-    told = policy.terms({resource: devices})
+    told = terms({resource: devices})
     host, worker, incarnation = book.host, message.worker, message.incarnation
     key = f"{host}/{worker}/{incarnation}"
     record = structs.replace(

@@ -1,4 +1,4 @@
-"""Who gets which devices: whether a request can be met now, and what a grant says.
+"""Who gets which devices: whether a request can be met now, and which operator of a worker has which.
 
 Placement looks at one host and says what it sees; it changes nothing. All of a worker's resources or none;
 devices in the driver's order of preference.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from outfitter_proto.records import Health, OperatorShare, ReasonCode, ResolvedRequest
 from outfitter_service.core import explain
 from outfitter_service.core.book import Inventory
-from outfitter_service.core.model import NO_ITEMS, NO_NAMES, KnownDevice, OnFailure, ResourceSpec, SpecState
+from outfitter_service.core.model import KnownDevice, OnFailure, ResourceSpec, SpecState
+from outfitter_service.core.terms import terms
 from outfitter_service.core.view import View
 
 _HEALTHY = Health.HEALTHY
@@ -121,53 +122,6 @@ def may_name_more(view: View, spec: ResourceSpec, amount: int, inventory: Invent
     if not inventory.reported:
         return True
     return inventory.asked <= len(inventory.devices) and inventory.asked < view.held_count(spec.name) + amount
-
-
-def info(device: KnownDevice, ordinal: int) -> dict[str, str]:
-    number = str(ordinal)
-    told = {"index": number, **device.properties, "id": device.id, "local_index": number}
-    if device.health != _HEALTHY:
-        told["health"] = device.health
-        if device.reason:
-            told["health.reason"] = device.reason
-    return told
-
-
-class Terms(Struct, gc=False):
-    """What a grant says of its devices: their infos, the variables and CDI names they come with, and their other
-    names. The record keeps those: after a restart, another resource may show the same device before the driver that
-    knows its names has reported."""
-
-    infos: dict[str, list[dict[str, str]]]
-    env: dict[str, str]
-    cdi: list[str]
-    aliases: dict[str, list[str]] | UnsetType
-
-
-def terms(devices: Devices) -> Terms:
-    """The terms of a grant: each device's properties with its `id`, and `local_index` in the granted order; values
-    of one variable joined with commas, equal ones once."""
-    infos: dict[str, list[dict[str, str]]] = {}
-    more: list[KnownDevice] = []
-    for resource, chosen in devices.items():
-        told = infos[resource] = []
-        for device in chosen:
-            told.append(info(device, len(told)))
-            if device.env or device.cdi or device.aliases:
-                more.append(device)
-    if not more:
-        return Terms(infos, NO_ITEMS, NO_NAMES, UNSET)
-    values: dict[str, dict[str, None]] = {}
-    cdi: dict[str, None] = {}
-    aliases: dict[str, list[str]] = {}
-    for device in more:
-        for variable, value in device.env.items():
-            values.setdefault(variable, {})[value] = None
-        cdi.update(dict.fromkeys(device.cdi))
-        if device.aliases:
-            aliases[device.id] = list(device.aliases)
-    env = {variable: ",".join(items) for variable, items in values.items()} if values else NO_ITEMS
-    return Terms(infos, env, list(cdi) if cdi else NO_NAMES, aliases or UNSET)
 
 
 def shares(

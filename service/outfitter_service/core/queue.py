@@ -19,6 +19,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.book import QueueEntry, Shape, queue_entry
 from outfitter_service.core.draft import Draft
 from outfitter_service.core.states import PENDING, Step
+from outfitter_service.core.terms import terms
 from outfitter_service.core.view import View
 
 
@@ -158,7 +159,7 @@ def _without(record: Allocation, obstacle: policy.Obstacle) -> Allocation:
 def _grant(draft: Draft, record: Allocation, devices: policy.Devices, *, new: bool) -> Allocation:
     specs = draft.rules.specs
     draft.token += 1
-    terms = policy.terms(devices)
+    told = terms(devices)
     shared: list[str] = []
     prepared: list[str] = []
     prepares = False
@@ -175,13 +176,13 @@ def _grant(draft: Draft, record: Allocation, devices: policy.Devices, *, new: bo
         structs.replace(
             record,
             token=draft.token,
-            resources=terms.infos,
+            resources=told.infos,
             operators=policy.shares(record.request, devices, shared) if record.request.operators else m.NO_ITEMS,
-            env=terms.env,
-            cdi=terms.cdi,
+            env=told.env,
+            cdi=told.cdi,
             shared=shared or m.NO_NAMES,
             prepared=prepared or UNSET,
-            aliases=terms.aliases,
+            aliases=told.aliases,
             reason=None,
             reason_code=None,
             queue_position=None,
