@@ -1,6 +1,7 @@
 """The short way of a plain grant says what the steps come to. Every message of every other core test is held against
 that as well (support/desk.py and support/core_world.py)."""
 
+from copy import deepcopy
 from typing import Any
 
 from hypothesis import given
@@ -10,6 +11,8 @@ from outfitter_proto.records import Register, ResourceRequest, Source
 from outfitter_service.core import model as m
 from outfitter_service.core import plain
 from outfitter_service.core.decide import Decision, work_out
+from support.core_world import whole
+from support.decided import apply, decision_of
 from support.desk import HOST, Desk, asks, device, ill
 
 MAYBE = st.sampled_from([False, False, False, True])
@@ -25,10 +28,25 @@ DEVICES = st.sampled_from(
 
 
 def both_ways(desk: Desk, **fields: Any) -> tuple[Decision | None, Decision]:
-    """What the short way says of a worker's first registration, and what the steps come to."""
+    """What the short way says of a worker's first registration, and what the steps come to. What is said by both is
+    done by both."""
     message = Register(host=HOST, worker="w", incarnation="1", **fields)
     event = m.Incoming(message, Source(partition=0, offset=desk.offset + 1))
-    return plain.grant(desk.ledger, desk.rules, event, desk.now), work_out(desk.ledger, desk.rules, event, desk.now)
+    granted = plain.grant(desk.ledger, desk.rules, event, desk.now)
+    steps = work_out(desk.ledger, desk.rules, event, desk.now)
+    if granted is None:
+        return None, steps
+    desk.ledger.seal()
+    desk.ledger.settle()
+    ledgers = desk.ledger, deepcopy(desk.ledger)
+    apply(granted, ledgers[0])
+    apply(steps, ledgers[1])
+    assert whole(ledgers[0]) == whole(ledgers[1])
+    assert ledgers[0].touched() == ledgers[1].touched()
+    for ledger in ledgers:
+        ledger.rollback()
+    assert whole(ledgers[0]) == whole(ledgers[1])
+    return decision_of(granted), steps
 
 
 @given(
@@ -50,6 +68,7 @@ def both_ways(desk: Desk, **fields: Any) -> tuple[Decision | None, Decision]:
     ),
     before=st.sampled_from(["nobody", "holder", "waiter", "earlier incarnation", "driver failed"]),
     reported=st.sampled_from(["all", "all", "all", "none", "not yet"]),
+    connected=st.sampled_from([(), (), ("a",), ("a", "d0")]),
 )
 def test_whatever_is_asked_and_known_both_ways_agree(
     first: m.KnownDevice,
@@ -61,12 +80,16 @@ def test_whatever_is_asked_and_known_both_ways_agree(
     fields: dict[str, Any],
     before: str,
     reported: str,
+    connected: tuple[str, ...],
 ) -> None:
     gpu = m.ResourceSpec(name="gpu", amount=amount, state=state, **flags)
     desk = Desk(gpu, m.ResourceSpec(name="fpga", state=m.SpecState.DISABLED), wait_s=9.0)
     if reported != "not yet":
         known = (first, *(device(f"d{number}") for number in range(count)))
         desk.report(*(known if reported == "all" else ()), asked=4)
+    if connected:
+        # by another resource, under a name that comes before theirs: two of one shelf may turn out to be one device
+        desk.report(device("0", aliases=connected), resource="fpga")
     if before == "holder":
         desk.register("holder", 1)
     elif before == "waiter":

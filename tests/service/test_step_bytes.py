@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
+from outfitter_proto import codec
 from outfitter_proto.bus import Entry, Message
 from outfitter_proto.codec import encode
 from outfitter_proto.names import topics
-from outfitter_proto.records import Checkpoint, Commit, Deregister, InputPosition, Register, ResourceRequest
+from outfitter_proto.records import (
+    Allocation,
+    Checkpoint,
+    Commit,
+    Deregister,
+    Heartbeat,
+    InputPosition,
+    Register,
+    ResourceRequest,
+    Transition,
+)
 from outfitter_service.core import model as m
+from outfitter_service.core import plain
 from outfitter_service.core.decide import Rules
 from outfitter_service.core.ledger import Ledger
+from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.batch import Batch
+from outfitter_service.runtime.telling import Telling
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NAMES = topics()
@@ -28,20 +45,23 @@ def test_equal_events_that_follow_from_one_batch_are_decided_once() -> None:
 
 
 class Writing:
-    """Commits of one writer, whose host has one device."""
+    """Commits of one writer, whose host has so many devices. Messages come an hour after each other, from 1970 on."""
 
-    def __init__(self) -> None:
+    def __init__(self, devices: int = 1, *, history: bool = True) -> None:
         self.ledger = Ledger()
         self.rules = Rules(writer="host/h", specs={"gpu": m.ResourceSpec(name="gpu", amount=1)})
+        self.history = history
         self.offset = 0
         self.begin(NOW)
-        self.batch.decide(m.DriverReport(host="h", resource="gpu", devices=(m.KnownDevice(id="g0", properties={}),)))
+        known = tuple(m.KnownDevice(id=f"g{number}", properties={}) for number in range(devices))
+        self.batch.decide(m.DriverReport(host="h", resource="gpu", devices=known))
 
     def begin(self, now: datetime) -> None:
-        self.batch = Batch(self.ledger, self.rules, now, meet=lambda _, __: None)
+        self.batch = Batch(self.ledger, self.rules, now, meet=lambda _, __: None, history=self.history)
 
-    def say(self, body: Register | Deregister) -> None:
-        self.batch.message(Message(NAMES.registrations, 0, self.offset, b"h", encode(body), 0))
+    def say(self, body: Register | Deregister | Heartbeat) -> None:
+        at = 3_600_000 * self.offset
+        self.batch.message(Message(NAMES.registrations, 0, self.offset, b"h", encode(body), at))
         self.offset += 1
 
     def commit(self) -> tuple[dict[str, list[Entry]], Checkpoint]:
@@ -56,6 +76,41 @@ class Writing:
         return written, checkpoint
 
 
+@pytest.mark.parametrize("history", [True, False])
+def test_plain_grants_come_to_the_same_commit_as_the_steps(monkeypatch: pytest.MonkeyPatch, *, history: bool) -> None:
+    told: list[dict[str, object]] = []
+    for short in (True, False):
+        with monkeypatch.context() as patched:
+            if not short:
+                patched.setattr(plain, "grant", lambda *_: None)
+            writing = Writing(3, history=history)
+            for number, amount in enumerate((1, 2, 1)):
+                asked = {"gpu": ResourceRequest(amount=amount)}
+                writing.say(Register(host="h", worker=f"w{number}", incarnation="1", resources=asked, lease_s=5.0))
+            writing.say(Heartbeat(host="h", worker="w0", incarnation="1"))
+            writing.say(Deregister(host="h", worker="w1", incarnation="1"))
+            writing.say(Register(host="h", worker="w3", incarnation="1"))
+            batch, metrics = writing.batch, Metrics(["gpu"])
+            assert len(batch.arrived_ms) == (3 if short else 0)
+            written, _ = writing.commit()
+            Telling(metrics).committed(batch)
+            waited = metrics.registry.get_sample_value("outfitter_allocation_seconds_sum") or 0.0
+            came = sum(time.time() - 3600 * offset for offset in (0, 1, 2, 5))
+            assert abs(waited - came) < 60
+            same = {
+                "written": written,
+                "weight": (batch.events, batch.bytes, batch.history_bytes),
+                "settled": (batch.allocations, list(batch.renewed), list(batch.cut), batch.commands),
+                "kinds": dict(batch.kinds),
+                "steps": [(key, step.to, step.explanation) for key, step in batch.steps],
+                "grants": metrics.registry.get_sample_value("outfitter_grants_total", {"resource": "gpu"}),
+                "waits": metrics.registry.get_sample_value("outfitter_allocation_seconds_count"),
+            }
+            told.append(same)
+    assert told[0] == told[1]
+    assert told[0]["grants"] == told[0]["waits"] == 4
+
+
 def test_each_step_of_one_batch_tells_the_record_as_it_was_then() -> None:
     """Two steps of one worker in one commit: history has both records, the ledger the last one."""
     writing = Writing()
@@ -65,7 +120,11 @@ def test_each_step_of_one_batch_tells_the_record_as_it_was_then() -> None:
     written, checkpoint = writing.commit()
     assert [step.to for _, step in batch.steps] == ["allocated", "ended"]
     *steps, end = written[NAMES.history]
-    assert [entry.value for entry in steps] == [encode(step) for _, step in batch.steps]
+    first, last = (codec.decode_history(entry.value or b"") for entry in steps)
+    assert isinstance(first, Transition)
+    assert isinstance(first.record, Allocation)
+    assert (first.record.state, len(first.record.resources["gpu"])) == ("allocated", 1)
+    assert last == batch.steps[1][1]
     assert end.value == encode(Commit(writer="host/h", checkpoint=checkpoint))
     assert [entry.key for entry in written[NAMES.allocations]] == [b"h/w/1", b"@checkpoint/host/h"]
 

@@ -28,6 +28,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.book import HostBook, queue_entry
 from outfitter_service.core.decide import Decision, Rules, decide, implied, renumber, work_out
 from outfitter_service.core.ledger import DropAllocation, Ledger, PutAllocation, PutHost, SetInventory
+from support.decided import apply, decision_of
 from support.desk import HOST, START
 
 ALIASES = {"g0": ("p0",), "g1": ("p1", "x1")}
@@ -129,12 +130,13 @@ class World:
 
     def _decide(self, event: m.Event) -> None:
         before = whole(self.ledger)
-        decision = decide(self.ledger, self.rules, event, self.now)
+        decided = decide(self.ledger, self.rules, event, self.now)
+        decision = decision_of(decided)
         assert whole(self.ledger) == before, "deciding changed the ledger"
-        assert decide(self.ledger, self.rules, event, self.now) == decision, "deciding twice gave two decisions"
+        assert decide(self.ledger, self.rules, event, self.now) == decided, "deciding twice gave two decisions"
         if isinstance(event, m.Incoming):
             assert work_out(self.ledger, self.rules, event, self.now) == decision, "the short way says something else"
-        self.ledger.apply(decision.changes)
+        apply(decided, self.ledger)
         self.decided.append((event, decision))
         self._check_grants(decision)
         check_exclusive(self.ledger.allocations.values())

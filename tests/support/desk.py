@@ -20,6 +20,7 @@ from outfitter_proto.records import (
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, renumber, work_out
 from outfitter_service.core.ledger import Ledger, PutHost
+from support.decided import apply, decision_of
 
 HOST = "h"
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -70,10 +71,11 @@ class Desk:
 
     def only(self, event: m.Event) -> Decision:
         """Decide one event and leave its follow-ups alone."""
-        decision = decide(self.ledger, self.rules, event, self.now)
+        decided = decide(self.ledger, self.rules, event, self.now)
+        decision = decision_of(decided)
         if isinstance(event, m.Incoming):
             assert work_out(self.ledger, self.rules, event, self.now) == decision, "the short way says something else"
-        self.ledger.apply(decision.changes)
+        apply(decided, self.ledger)
         self.ledger.apply(renumber(self.ledger, self.rules, HOST))
         self.decisions.append(decision)
         return decision

@@ -16,6 +16,7 @@ from msgspec import UNSET, Struct
 from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Health, Host
 from outfitter_service.core.model import DriverFailure, KnownDevice
 from outfitter_service.core.states import PENDING
+from outfitter_service.core.terms import Terms, terms
 
 
 class Inventory(Struct, frozen=True, kw_only=True):
@@ -105,18 +106,21 @@ class Tally(dict[str, int]):
 class Shelf:
     """One resource's devices on one host: where each stands, and which of them are free.
 
-    `free` holds negated positions in ascending order, so that the device a driver prefers is the last item.
+    `free` holds negated positions in ascending order, so that the device a driver prefers is the last item. `names`
+    are the devices' canonical names, `alone` the terms on which each of them is granted by itself.
     """
 
-    __slots__ = ("devices", "free", "places")
+    __slots__ = ("alone", "devices", "free", "names", "places", "resource")
 
-    def __init__(self, devices: tuple[KnownDevice, ...], book: HostBook) -> None:
+    def __init__(self, resource: str, devices: tuple[KnownDevice, ...], book: HostBook) -> None:
+        self.resource = resource
         self.devices = devices
+        self.names = [book.canonical(device.id) for device in devices]
+        self.alone = [terms({resource: (device,)}) for device in devices]
         self.places: dict[str, list[int]] = {}
         self.free: list[int] = []
         healthy = Health.HEALTHY
-        for position, device in enumerate(devices):
-            name = book.canonical(device.id)
+        for position, (name, device) in enumerate(zip(self.names, devices, strict=True)):
             self.places.setdefault(name, []).append(position)
             if device.health == healthy and book.unused(name):
                 self.free.append(-position)
@@ -128,6 +132,18 @@ class Shelf:
         if enough == 1:
             return (devices[-free[-1]],) if free else ()
         return tuple([devices[-position] for position in free[: -enough - 1 : -1]])
+
+    def offer(self, amount: int) -> tuple[Terms, list[str]] | None:
+        """The terms and the canonical names of the free devices that the driver prefers; None: there are too few."""
+        free = self.free
+        if amount > len(free):
+            return None
+        if amount == 1:
+            position = -free[-1]
+            return self.alone[position], [self.names[position]]
+        chosen = [-position for position in free[: -amount - 1 : -1]]
+        told = terms({self.resource: [self.devices[position] for position in chosen]})
+        return told, [self.names[position] for position in chosen]
 
     def take(self, name: str) -> None:
         free = self.free
@@ -230,7 +246,7 @@ class HostBook:
             self._rename()
             return
         if inventory.devices:
-            self.shelves[resource] = Shelf(inventory.devices, self)
+            self.shelves[resource] = Shelf(resource, inventory.devices, self)
         else:
             self.shelves.pop(resource, None)
         self._show()
@@ -248,7 +264,7 @@ class HostBook:
             for name in self.names(record, shared_ids(record)):
                 self.sharers.add(name, 1)
         self.shelves = {
-            resource: Shelf(inventory.devices, self)
+            resource: Shelf(resource, inventory.devices, self)
             for resource, inventory in self.inventories.items()
             if inventory.devices
         }
@@ -291,6 +307,12 @@ class HostBook:
         elif state in FINAL_STATES:
             self.finals.setdefault(final_second(record), set()).add(key)
             self.over += 1
+
+    def grant(self, key: str, record: Allocation, names: list[str]) -> None:
+        """Take in the first record of a worker, which has to itself what nobody had: the devices `names`."""
+        self.incarnations[record.worker] = ((record.source.offset, key),)
+        self.live[key] = record
+        self._count(self.locks, names, 1)
 
     def unindex(self, key: str, record: Allocation) -> None:
         """Take out what `index` put in, but for the worker's incarnations: those stay until `forget`."""

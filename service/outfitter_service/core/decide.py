@@ -1,8 +1,8 @@
 """The rules: `decide` takes one event and says what changes, what is told, and what is to be done.
 
 Pure and synchronous: it reads the ledger, the rules and the time it is given, and changes none of them. The
-caller applies `Decision.changes`, commits, and only then acts on `Decision.commands`. The same ledger and the
-same events give the same decisions.
+caller applies `Decision.changes`, or the plain grant that it was told instead, commits, and only then acts on
+`Decision.commands`. The same ledger and the same events give the same decisions.
 
 One event's output is bounded by `Rules.chunk`; what is left is asked for by an event in `Decision.follow_ups`,
 and each piece keeps the promises, whatever is decided between the pieces.
@@ -46,8 +46,8 @@ UNSEEN = -1
 """The offset of a first registration that has not been seen: its deregistration came before it."""
 
 
-def decide(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> Decision:
-    """Decide one event. `now` is the wall time (UTC)."""
+def decide(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> Decision | plain.Grant:
+    """Decide one event. `now` is the wall time (UTC). A plain grant is told as such."""
     if type(event) is not m.Incoming:
         return _internal(ledger, rules, event, now)
     return plain.grant(ledger, rules, event, now) or work_out(ledger, rules, event, now)

@@ -1,7 +1,7 @@
 """The ledger in memory: all records of one writer, and the changes since its last commit.
 
-The ledger is a function of its records and of the drivers' last reports; `apply` is the only thing that
-changes it. Records are decided on the state as it will be: what was applied is sealed into a commit, and becomes
+The ledger is a function of its records and of the drivers' last reports; `apply` and, for plain grants, `grant` are all
+that changes it. Records are decided on the state as it will be: what was applied is sealed into a commit, and becomes
 the truth when that has returned (`settle`); while it is under way the next one is decided on top of it. Until then
 all of it can be taken back (`rollback`). It decides nothing.
 """
@@ -103,6 +103,14 @@ class Ledger:
             self.token = record.token
         self._undo.append(self._put(key, record))
         return key
+
+    def grant(self, key: str, record: Allocation, names: list[str]) -> None:
+        """Put the record of a worker that is new, with the next token, which has devices to itself that nobody had,
+        by their canonical names. It comes to what `change` does, which would ask for all that is known here."""
+        self.token += 1
+        self.allocations[key] = record
+        self.hosts[record.host].grant(key, record, names)
+        self._undo.append(DropAllocation(key))
 
     def restore(self, change: Change) -> None:
         """Apply a change that is already committed."""

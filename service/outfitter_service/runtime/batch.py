@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 import structlog
+from msgspec import Raw
 
 from outfitter_proto.bus import Entry, Message
 from outfitter_proto.codec import WireError, decode_registration, encode
@@ -28,6 +29,7 @@ from outfitter_proto.records import (
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, renumber
 from outfitter_service.core.ledger import Change, DropHost, Ledger, PutAllocation, PutHost
+from outfitter_service.core.plain import Grant
 from outfitter_service.runtime.snapshots import Piece
 from outfitter_service.runtime.transaction import (
     batches,
@@ -70,6 +72,8 @@ class Batch:
         self.cut: dict[str, None] = {}
         self.kinds: defaultdict[str, int] = defaultdict(int)
         self.registered_ms: dict[str, int] = {}
+        self.granted: defaultdict[str, int] = defaultdict(int)
+        self.arrived_ms: list[int] = []
         self.values: dict[str, tuple[Allocation | Host | None, bytes | None]] = {}
         self.allocations: dict[str, Allocation | None] = {}
         self.bytes = 0
@@ -91,7 +95,7 @@ class Batch:
         """Nothing to write (heartbeats move leases in memory only)."""
         return not (self.values or self.steps or self.notes or self.letters)
 
-    def decide(self, event: m.Event) -> Decision:
+    def decide(self, event: m.Event) -> Decision | Grant:
         """Decide one event and apply what it changes. One that meets a defect of ours changes nothing, for itself
         alone: raising would end the manager, and again after every restart."""
         self.events += 1
@@ -101,6 +105,9 @@ class Batch:
             log.exception("an event could not be decided: a defect of Outfitter", event_kind=type(event).__name__)
             self.undecided.append(event)
             decision = Decision(kind="defect", refused=f"internal error: {type(error).__name__}: {error}")
+        if type(decision) is Grant:
+            self._grant(decision)
+            return decision
         kind = decision.kind
         self.kinds[kind] += 1
         if decision.changes:
@@ -133,12 +140,34 @@ class Batch:
                     return
         source = Source(partition=message.partition, offset=message.offset + self._base)
         decision = self.decide(m.Incoming(registration, source))
-        if decision.refused is not None:
+        if type(decision) is Grant:
+            self.arrived_ms.append(message.timestamp_ms)
+        elif decision.refused is not None:
             letter = self.refuse(message, decision.refused)
             self.about[letter.key] = {"worker": registration.worker, "incarnation": registration.incarnation}
         elif decision.kind == "register":
             key = f"{registration.host}/{registration.worker}/{registration.incarnation}"
             self.registered_ms[key] = message.timestamp_ms
+
+    def _grant(self, grant: Grant) -> None:
+        """Apply a plain grant, as `apply` and `_tell` do with what has more to it."""
+        key, record = grant.key, grant.record
+        value = encode(record)
+        step = grant.step(Raw(value))
+        size = len(key) + 16
+        self.ledger.grant(key, record, grant.names)
+        for resource in record.resources:
+            self.granted[resource] += 1
+        self.kinds["register"] += 1
+        self.renewed[key] = None
+        self.allocations[key] = record
+        self.values[key] = record, value
+        self.bytes += size + len(value)
+        self.steps.append((key, step))
+        if self._history:
+            told = encode(step)
+            self._told.append(Entry(key.encode(), told))
+            self.history_bytes += size + len(told)
 
     def refuse(self, message: Message, reason: str, field: str | None = None) -> DeadLetter:
         """Send a message to the dead letters."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable
 
 import structlog
 
@@ -46,7 +45,7 @@ class Telling:
         for letter in batch.letters[:LOGGED]:
             about = batch.about.get(letter.key, {})
             self.log.warning("dead letter", reason=letter.reason, field=letter.field, source=letter.key, **about)
-        self._count(batch.steps)
+        self._count(batch)
         for _, step in batch.steps[:LOGGED]:
             self.log.info(
                 step.to,
@@ -60,14 +59,15 @@ class Telling:
             self.log.info("and more transitions in one commit", more=len(batch.steps) - LOGGED)
         self._complain(self.census.take(batch.allocations))
 
-    def _count(self, steps: Iterable[tuple[str, Transition]]) -> None:
-        """Count transitions; grants and their waits are summed up first, for there are many."""
+    def _count(self, batch: Batch) -> None:
+        """Count transitions; grants and their waits are summed up first, for there are many. What came to plain grants
+        the batch knows."""
         now_ms = time.time() * 1000
-        waits: list[float] = []
-        grants: defaultdict[str, int] = defaultdict(int)
-        for key, step in steps:
+        waits = [max(0.0, now_ms - arrived_ms) / 1000 for arrived_ms in batch.arrived_ms]
+        grants = defaultdict(int, batch.granted)
+        for key, step in batch.steps:
             record = step.record
-            if type(record) is not Allocation:
+            if type(record) is not Allocation:  # a plain grant's is encoded already
                 continue
             if step.to != ALLOCATED:
                 self._count_other(key, step, record)

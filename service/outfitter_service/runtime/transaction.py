@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from operator import itemgetter
 
 from msgspec import UNSET, Raw, UnsetType, structs
 
@@ -59,7 +60,7 @@ def ledger_batch(
             hosts.append(entry)
         else:
             lets_go.append(entry)
-    takes.sort(key=lambda take: take[0])
+    takes.sort(key=itemgetter(0))
     return [*lets_go, *(entry for _, entry in takes), *hosts, Entry(checkpoint.key.encode(), encode(checkpoint))]
 
 

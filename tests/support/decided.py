@@ -1,0 +1,28 @@
+"""What was decided, in the one form that tests compare and apply."""
+
+from __future__ import annotations
+
+from outfitter_service.core.draft import Decision
+from outfitter_service.core.ledger import Ledger, PutAllocation
+from outfitter_service.core.plain import Grant
+
+
+def decision_of(decided: Decision | Grant) -> Decision:
+    """A plain grant as the decision that the steps come to."""
+    if isinstance(decided, Decision):
+        return decided
+    key = decided.key
+    return Decision(
+        kind="register",
+        changes=[PutAllocation(key, decided.record)],
+        history=[(key, decided.step())],
+        renewed=[key],
+    )
+
+
+def apply(decided: Decision | Grant, ledger: Ledger) -> None:
+    """Do to the ledger what a batch does to it."""
+    if isinstance(decided, Grant):
+        ledger.grant(decided.key, decided.record, decided.names)
+    else:
+        ledger.apply(decided.changes)
