@@ -15,6 +15,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from aiokafka.client import AIOKafkaClient
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +35,7 @@ from outfitter_proto.bus.embedded.membership import EmbeddedMembership
 from outfitter_proto.bus.embedded.place import Place, parse
 from outfitter_proto.bus.embedded.roster import new_member, share_out
 from outfitter_proto.bus.embedded.wake import Belfry
+from outfitter_proto.bus.kafka import noise
 from outfitter_proto.bus.ownership import Ownership
 from support.broker import Broker, KafkaBroker
 from support.member import LIMIT_S, MemberProcess, member_process
@@ -410,6 +412,38 @@ async def test_a_session_that_the_broker_does_not_allow_is_said_to_be_so(kafka_b
         async with member:
             with anyio.fail_after(LIMIT_S), pytest.raises(BusConfigurationError, match=r"group\.min\.session"):
                 await member.changed()
+
+
+@pytest.mark.kafka
+async def test_a_join_that_is_cancelled_lets_go_of_its_connections(
+    kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joining: list[AIOKafkaClient] = []
+    connected = anyio.Event()
+
+    async def hang(client: AIOKafkaClient, _: object) -> None:
+        joining.append(client)
+        connected.set()
+        await anyio.sleep_forever()
+
+    def connections() -> list[bool]:
+        return [connection.connected() for client in joining for connection in client._conns.values()]
+
+    monkeypatch.setattr(AIOKafkaClient, "set_topics", hang)
+    topic = KafkaBroker.new_cluster()
+    async with connect(kafka_broker.url) as bus:
+        await bus.create_topics([TopicSpec(topic, 1, {})])
+        quiet = noise._holders
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(
+                partial(bus.join, topic, topic, replica=None, session_timeout=LONG, heartbeat_interval=0.2)
+            )
+            with anyio.fail_after(LIMIT_S):
+                await connected.wait()
+            assert any(connections())
+            tasks.cancel_scope.cancel()
+        assert not any(connections())
+        assert noise._holders == quiet
 
 
 # --- the parts -----------------------------------------------------------------------------------------

@@ -4,14 +4,17 @@ transaction coordinator and the controller moving."""
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import pytest
+from confluent_kafka.admin import NewTopic
 
 from chaos.scene import Note, playing
 from outfitter_proto.bus import Bus, BusUnavailableError, Entry, TopicSpec, UnknownTopicError, connect
+from outfitter_proto.bus.kafka import KafkaBus, authorization
 from support.cluster import KafkaCluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
@@ -23,12 +26,12 @@ def test_without_a_fault_nothing_is_lost_and_no_gap_is_seen(
     three_brokers: KafkaCluster, tmp_path: Path, note: Note
 ) -> None:
     """The control: what the figures of the others are to be compared with."""
-    with playing(three_brokers, tmp_path, "no fault", note) as scene, scene.fault("nothing, for 5 s"):
+    with playing(three_brokers, tmp_path, "no fault", note, beside_bare=True) as scene, scene.fault("nothing, for 5 s"):
         time.sleep(5)
 
 
 def test_each_broker_killed_in_turn_loses_nothing(three_brokers: KafkaCluster, tmp_path: Path, note: Note) -> None:
-    with playing(three_brokers, tmp_path, "kill -9", note) as scene:
+    with playing(three_brokers, tmp_path, "kill -9", note, beside_bare=True) as scene:
         for node in NODES:
             with scene.fault(f"broker {node} of 3: kill -9, back after 4 s") as trouble:
                 three_brokers.brokers[node].kill9()
@@ -38,7 +41,7 @@ def test_each_broker_killed_in_turn_loses_nothing(three_brokers: KafkaCluster, t
 
 
 def test_each_broker_stopped_in_turn_loses_nothing(three_brokers: KafkaCluster, tmp_path: Path, note: Note) -> None:
-    with playing(three_brokers, tmp_path, "SIGTERM", note) as scene:
+    with playing(three_brokers, tmp_path, "SIGTERM", note, beside_bare=True) as scene:
         for node in NODES:
             with scene.fault(f"broker {node} of 3: SIGTERM, started again") as trouble:
                 trouble.begin()
@@ -50,7 +53,7 @@ def test_each_broker_stopped_in_turn_loses_nothing(three_brokers: KafkaCluster, 
 def test_each_broker_frozen_in_turn_loses_nothing(
     three_brokers: KafkaCluster, tmp_path: Path, note: Note, seconds: int
 ) -> None:
-    with playing(three_brokers, tmp_path, f"SIGSTOP {seconds}", note) as scene:
+    with playing(three_brokers, tmp_path, f"SIGSTOP {seconds}", note, beside_bare=True) as scene:
         for node in NODES:
             with scene.fault(f"broker {node} of 3: SIGSTOP {seconds} s") as trouble:
                 scene.freeze(three_brokers.brokers[node].pid, seconds, trouble)
@@ -61,7 +64,7 @@ def test_with_two_of_three_brokers_away_nothing_is_committed_and_nothing_is_lost
     three_brokers: KafkaCluster, tmp_path: Path, note: Note
 ) -> None:
     with (
-        playing(three_brokers, tmp_path, "two away", note) as scene,
+        playing(three_brokers, tmp_path, "two away", note, beside_bare=True) as scene,
         scene.fault("two of 3: kill -9 for 12 s") as trouble,
     ):
         away = scene.dice.sample(NODES, 2)
@@ -79,7 +82,7 @@ def test_with_two_of_three_brokers_away_nothing_is_committed_and_nothing_is_lost
 def test_a_transaction_coordinator_that_moves_away_and_back_loses_nothing(
     three_brokers: KafkaCluster, tmp_path: Path, note: Note
 ) -> None:
-    with playing(three_brokers, tmp_path, "coordinator", note) as scene:
+    with playing(three_brokers, tmp_path, "coordinator", note, beside_bare=True) as scene:
         identities = [scene.writer_id(host) for host in scene.hosts]
         with scene.fault("each transaction coordinator moves twice, no broker down") as trouble:
             trouble.begin(0)
@@ -96,7 +99,7 @@ def test_a_transaction_coordinator_that_moves_away_and_back_loses_nothing(
 def test_a_controller_that_dies_or_freezes_loses_nothing(
     three_brokers: KafkaCluster, tmp_path: Path, note: Note
 ) -> None:
-    with playing(three_brokers, tmp_path, "controller", note) as scene:
+    with playing(three_brokers, tmp_path, "controller", note, beside_bare=True) as scene:
         with scene.fault("the controller: kill -9, started again") as trouble:
             node = three_brokers.controller()
             three_brokers.brokers[node].kill9()
@@ -139,6 +142,24 @@ async def test_a_broker_that_wakes_up_is_not_believed_where_the_log_ends(three_b
         await anyio.to_thread.run_sync(three_brokers.settle)
 
 
+async def test_where_a_partition_has_no_leader_nothing_is_ended(three_brokers: KafkaCluster) -> None:
+    """Kafka 4.3 would take it for deleted, and lose the end (KAFKA-20734)."""
+    ledger = three_brokers.new_cluster()
+    alone = f"{ledger}-alone"
+    three_brokers.create([NewTopic(ledger, 1, len(NODES)), NewTopic(alone, 1, replica_assignment=[[2]])])
+    try:
+        async with KafkaBus(f"kafka://{three_brokers.direct}") as bus:
+            with anyio.fail_after(60):
+                await writable(bus, [ledger, alone], of=[ledger, alone, "no-such-topic"])
+                three_brokers.brokers[2].kill9()
+                await writable(bus, [ledger], of=[ledger, alone])
+    finally:
+        if not three_brokers.brokers[2].running:
+            await anyio.to_thread.run_sync(three_brokers.brokers[2].start)
+        three_brokers.admin.delete_topics([alone])[alone].result(30)
+        await anyio.to_thread.run_sync(three_brokers.settle)
+
+
 async def known(bus: Bus, topic: str) -> None:
     """Wait until the broker that `bus` asks has heard of the topic."""
     with anyio.fail_after(60):
@@ -149,6 +170,15 @@ async def known(bus: Bus, topic: str) -> None:
                 await anyio.sleep(0.05)
             else:
                 return
+
+
+async def writable(bus: KafkaBus, wanted: list[str], *, of: list[str]) -> None:
+    """Wait until just these are the topics that have a leader to write to."""
+    while True:
+        with suppress(BusUnavailableError):  # who was asked is the one that was killed
+            if sorted(await authorization.writable(bus._cluster, of, 0)) == wanted:
+                return
+        await anyio.sleep(0.05)
 
 
 async def published(bus: Bus, topic: str) -> int:

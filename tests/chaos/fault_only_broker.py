@@ -29,7 +29,7 @@ def test_an_only_broker_killed_or_out_of_space_loses_nothing(
 ) -> None:
     cluster, disk = only_broker
     broker = cluster.brokers[1]
-    with playing(cluster, tmp_path, "only broker", note) as scene:
+    with playing(cluster, tmp_path, "only broker", note, beside_bare=True) as scene:
         for seconds in (0, 5):
             with scene.fault(f"the only broker: kill -9, started after {seconds} s") as trouble:
                 broker.kill9()

@@ -62,7 +62,9 @@ class Fleet:
         seed: str,
         workers: int = 8,
         devices: int = 4,
+        more: Sequence[str] = (),
     ) -> None:
+        """`more`: topics in which checkpoints of some of the writers are, besides the ledger."""
         self.hosts = list(hosts)
         self.said = 0
         self.answers: list[tuple[float, float, str]] = []
@@ -73,6 +75,7 @@ class Fleet:
         """Why registrations and goodbyes came back as dead letters."""
         self._cluster = cluster
         self._devices = devices
+        self._topics = (f"{cluster}.allocations", f"{cluster}.dead-letters", *more)
         now = time.monotonic()
         self._workers = {
             f"{host}/w{number}": Worker(host, f"w{number}", random.Random(f"{seed}/{host_number}/{number}"), now)
@@ -102,9 +105,10 @@ class Fleet:
     # --- from outside -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        topics = (f"{self._cluster}.allocations", f"{self._cluster}.dead-letters")
         found = self._consumer.list_topics(timeout=20).topics
-        self._consumer.assign([TopicPartition(name, number, 0) for name in topics for number in found[name].partitions])
+        self._consumer.assign(
+            [TopicPartition(name, number, 0) for name in self._topics for number in found[name].partitions]
+        )
         self._thread.start()
 
     def await_answers(
@@ -122,6 +126,15 @@ class Fleet:
                     h for h in self.hosts if not any(of == h and asked >= since for asked, _, of in self.answers)
                 ]
                 raise AssertionError(f"no answer within {within:g} s from {missing or 'all as often as they should'}")
+            time.sleep(0.02)
+
+    def await_commits(self, writers: Iterable[str], *, since: float, within: float = 90.0) -> None:
+        """Block until each of these writers has committed after `since`."""
+        deadline = time.monotonic() + within
+        while late := [writer for writer in writers if not any(at >= since for at in self.commits[writer][-1:])]:
+            self._check_alive()
+            if time.monotonic() > deadline:
+                raise AssertionError(f"no commit within {within:g} s by {late}")
             time.sleep(0.02)
 
     def pause(self, within: float = 90.0) -> list[str]:

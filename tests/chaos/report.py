@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct, to_builtins
 
-HEAD = ("fault", "Kafka", "events", "kills", "violations", "lost", "first answer", "longest gap")
+HEAD = ("fault", "Kafka", "events", "kills", "violations", "lost", "first answer", "longest gap", "bare loop")
 PROPERTY = "chaos"
 """Under which a test's report carries its rows, from whatever process it ran in."""
 
@@ -16,7 +16,8 @@ PROPERTY = "chaos"
 class Row(Struct, frozen=True, kw_only=True):
     """One fault. `events`: what workers said around it. `kills`: processes that were killed, stopped or frozen,
     requests that came to harm. `first_answer_s`: until the last of the hosts had answered a registration that was said
-    after the fault. `gap_s`: the longest time without a commit, of the host where that was longest."""
+    after the fault. `gap_s`: the longest time without a commit, of the host where that was longest. `bare_gap_s`: the
+    same of the bare loops, where there were such."""
 
     fault: str
     kafka: str
@@ -26,6 +27,7 @@ class Row(Struct, frozen=True, kw_only=True):
     lost: tuple[str, ...]
     first_answer_s: float
     gap_s: float
+    bare_gap_s: float | None = None
 
     @property
     def clean(self) -> bool:
@@ -54,6 +56,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.fault, row.kafka, str(row.events), str(row.kills), str(len(row.violations)), str(len(row.lost)),
         f"{row.first_answer_s:.1f} s", f"{row.gap_s:.1f} s",
+        f"{row.bare_gap_s:.1f} s" if row.bare_gap_s is not None else "–",
     )  # fmt: skip
 
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import anyio
 
+from chaos import bare
 from chaos.fleet import Fleet
 from chaos.report import Row, seed
 from outfitter_proto import topics as all_topics
-from outfitter_proto.bus import connect
+from outfitter_proto.bus import TopicSpec, connect
 from outfitter_proto.names import host_writer, partition_writer, transactional_id
 from outfitter_proto.partitioning import partition_of
 from outfitter_verify import verify
@@ -51,9 +52,18 @@ class Scene:
     """
 
     def __init__(
-        self, broker: KafkaCluster, folder: Path, name: str, note: Note, *, extra: str = "", replicas: int = 0
+        self,
+        broker: KafkaCluster,
+        folder: Path,
+        name: str,
+        note: Note,
+        *,
+        extra: str = "",
+        replicas: int = 0,
+        beside_bare: bool = False,
     ) -> None:
-        """`extra`: more of the managers' settings, a line each. `replicas`: so many managers of cluster scope."""
+        """`extra`: more of the managers' settings, a line each. `replicas`: so many managers of cluster scope.
+        `beside_bare`: bare loops are at work as well (`chaos.bare`), for their figures."""
         self.broker = broker
         self.name = name
         self.dice = random.Random(f"{seed()}/{name}")
@@ -76,8 +86,15 @@ class Scene:
             for host in self.hosts
         }
         """Who writes of each host."""
+        self.bare = bare.BareLoops(broker.direct, self.cluster, PARTITIONS) if beside_bare else None
         self.fleet = Fleet(
-            broker.direct, self.cluster, self.hosts, self.writers.values(), seed=f"{seed()}/{name}", devices=DEVICES
+            broker.direct,
+            self.cluster,
+            self.hosts,
+            [*self.writers.values(), *(self.bare.writers if self.bare else ())],
+            seed=f"{seed()}/{name}",
+            devices=DEVICES,
+            more=[bare.topic(self.cluster)] if self.bare else [],
         )
 
     def _manager(self, folder: Path, name: str, *arguments: str) -> Manager:
@@ -96,15 +113,21 @@ class Scene:
             async with connect(f"kafka://{self.broker.direct}") as bus:
                 await all_topics.create(bus, self.cluster, partitions=PARTITIONS)
                 assert await all_topics.check(bus, self.cluster) == []  # as many copies as there are brokers, and so on
+                if self.bare:
+                    await bus.create_topics([TopicSpec(bare.topic(self.cluster), PARTITIONS, {})])
 
         anyio.run(make)
         with ThreadPoolExecutor(len(self.managers)) as pool:
             list(pool.map(Manager.start, self.managers.values()))
+        if self.bare:
+            self.bare.start()
         self.fleet.start()
         self.fleet.await_answers(ENOUGH, since=0.0)
 
     def close(self) -> None:
         self.fleet.close()
+        if self.bare:
+            self.bare.close()
         for manager in self.managers.values():
             manager.kill9()
             print(f"--- {manager.log}\n{manager.log_tail()}")
@@ -129,6 +152,8 @@ class Scene:
         since = trouble.since or since
         hosts = seen_by or self.hosts
         self.fleet.await_answers(ENOUGH, since=healed)
+        if self.bare:
+            self.fleet.await_commits(self.bare.writers, since=healed)
         until = time.monotonic()
         lost = self.fleet.pause()
         violations = [found for found in self.check() if expected is None or expected not in found]
@@ -141,6 +166,7 @@ class Scene:
             lost=tuple(lost),
             first_answer_s=self.fleet.first_answer(since, hosts),
             gap_s=self.fleet.longest_gap(since, until, {self.writers[host] for host in hosts}),
+            bare_gap_s=self.fleet.longest_gap(since, until, self.bare.writers) if self.bare else None,
         )
         self._note(row)
         assert not violations, violations

@@ -130,6 +130,11 @@ class KafkaCluster(KafkaBroker):
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
         self.admin.incremental_alter_configs([resource])[resource].result(15)
 
+    def create(self, topics: Sequence[NewTopic]) -> None:
+        """Make topics."""
+        for made in self.admin.create_topics(list(topics), operation_timeout=10).values():
+            made.result(15)
+
     def settle(self, within: float = READY_WITHIN) -> None:
         """Wait until all replicas are in sync and the leaders are where they belong: else later faults hit nothing."""
         deadline = time.monotonic() + within
@@ -211,9 +216,8 @@ class KafkaCluster(KafkaBroker):
     # --- inside -------------------------------------------------------------------------------------------------
 
     def _made(self, topic: str) -> bool:
-        made = self.admin.create_topics([NewTopic(topic, 1, len(self.brokers))], operation_timeout=10)
         try:
-            made[topic].result(15)
+            self.create([NewTopic(topic, 1, len(self.brokers))])
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # an answer to an earlier try was lost
                 raise
