@@ -421,7 +421,10 @@ async def test_a_join_that_is_cancelled_lets_go_of_its_connections(
     joining: list[AIOKafkaClient] = []
     connected = anyio.Event()
 
-    async def hang(client: AIOKafkaClient, _: object) -> None:
+    connects = AIOKafkaClient.set_topics
+
+    async def hang(client: AIOKafkaClient, topics: object) -> None:
+        await connects(client, topics)
         joining.append(client)
         connected.set()
         await anyio.sleep_forever()
