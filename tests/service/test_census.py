@@ -68,7 +68,7 @@ def test_counts_are_those_of_the_records_there_are_whatever_came_before(
     census = Census(["gpu", "fpga"])
     now: dict[str, Allocation] = {}
     for changed in history:
-        census.take(changed)
+        census.take(changed, before={key: now[key] for key in changed if key in now})
         now |= {key: one for key, one in changed.items() if one is not None}
         now = {key: one for key, one in now.items() if changed.get(key, one) is not None}
     told = census.standing([book(*[device(f"D{n}") for n in range(4)])])
@@ -80,7 +80,8 @@ def test_counts_are_those_of_the_records_there_are_whatever_came_before(
 
 def test_a_device_is_held_under_any_of_its_names_and_counts_by_its_health_else() -> None:
     census = Census(["gpu"])
-    census.take({"a": record("a", "allocated", "old", aliases=["0000:01:00.0"]), "b": record("b", "allocated", "G2")})
+    other = record("b", "allocated", "G2")
+    census.take({"a": record("a", "allocated", "old", aliases=["0000:01:00.0"]), "b": other}, before={})
     known = [
         device("G0", Health.HEALTHY, "0000:01:00.0"), device("G1"), device("G2", Health.UNHEALTHY),
         device("G3", Health.UNHEALTHY), device("G4", Health.UNKNOWN),
@@ -93,7 +94,7 @@ def test_a_device_is_held_under_any_of_its_names_and_counts_by_its_health_else()
 
 def test_a_report_that_changes_names_or_health_is_seen() -> None:
     census = Census(["gpu"])
-    census.take({"a": record("a", "allocated", "other")})
+    census.take({"a": record("a", "allocated", "other")}, before={})
     found = book(device("Z0"))
 
     def shown() -> dict[str, int]:
@@ -112,10 +113,10 @@ def test_a_report_that_changes_names_or_health_is_seen() -> None:
 
 def test_resources_that_workers_make_up_share_one_label() -> None:
     census = Census(["gpu"])
-    census.take({name: record(name, "failed", resource=f"made-up-{name}") for name in "abc"})
+    census.take({name: record(name, "failed", resource=f"made-up-{name}") for name in "abc"}, before={})
     told = census.standing([])
     assert told.allocations == {(OTHER, "failed"): 3}
-    census.replay([record("a", "allocated", "D0", resource="no-longer-configured")])
+    census.replay({"a": record("a", "allocated", "D0", resource="no-longer-configured")})
     assert census.standing([]).allocations == {("no-longer-configured", "allocated"): 1}
 
 
@@ -129,13 +130,14 @@ def test_nothing_is_kept_of_a_host_that_is_forgotten() -> None:
     granted = structs.replace(record("a", "allocated", "D1"), host=host)
     remembered = HostBook(host)
     remembered.set_inventory("gpu", Inventory.of((device("D1"),)))
-    census.take({granted.key: granted})
+    census.take({granted.key: granted}, before={})
     assert census.standing([remembered]).devices["gpu", "held"] == 1
-    census.take({granted.key: structs.replace(granted, state="ended")})
-    census.take({granted.key: None})
+    ended = structs.replace(granted, state="ended")
+    census.take({granted.key: ended}, before={granted.key: granted})
+    census.take({granted.key: None}, before={granted.key: ended})
     assert not census.standing([]).devices
     kept = weakref.ref(host)
-    del granted, remembered, host
+    del granted, ended, remembered, host
     gc.collect()
     assert kept() is None
 

@@ -28,7 +28,7 @@ from outfitter_proto.records import (
 )
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, renumber
-from outfitter_service.core.ledger import Change, DropHost, Ledger, PutAllocation, PutHost
+from outfitter_service.core.ledger import Change, DropAllocation, DropHost, Ledger, PutAllocation, PutHost
 from outfitter_service.core.plain import Grant
 from outfitter_service.runtime.snapshots import Piece
 from outfitter_service.runtime.transaction import (
@@ -45,6 +45,14 @@ log = structlog.get_logger("outfitter.processor")
 
 class Batch:
     """The decisions of one commit, applied to the ledger as they are made (`Ledger.rollback` takes them back)."""
+
+    # more than the 30 attributes up to which Python keeps them without a dictionary
+    __slots__ = (
+        "_base", "_history", "_meet", "_positions", "_rules", "_stepless", "_told", "about", "allocations",
+        "announced", "arrived_ms", "before", "bytes", "commands", "cut", "events", "follow_ups", "granted",
+        "history_bytes", "hosts", "kinds", "ledger", "letters", "notes", "now", "piece", "registered_ms", "renewed",
+        "steps", "undecided", "values",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -76,6 +84,7 @@ class Batch:
         self.arrived_ms: list[int] = []
         self.values: dict[str, tuple[Allocation | Host | None, bytes | None]] = {}
         self.allocations: dict[str, Allocation | None] = {}
+        self.before: dict[str, Allocation] = {}
         self.bytes = 0
         self.events = 0
         self.hosts: set[str] = set()
@@ -181,6 +190,8 @@ class Batch:
     def apply(self, changes: Sequence[Change]) -> None:
         """Apply changes to the ledger and keep the last value of each key for the ledger's batch."""
         for change in changes:
+            if type(change) is PutAllocation or type(change) is DropAllocation:
+                self._remember(change.key)
             key = self.ledger.change(change)
             if type(change) is PutAllocation:
                 record = change.record
@@ -198,6 +209,13 @@ class Batch:
                 else:
                     self.allocations[key] = None
                 self._keep(key, None)
+
+    def _remember(self, key: str) -> None:
+        """Keep what is under a key before this batch changes it."""
+        if key not in self.allocations:
+            record = self.ledger.allocations.get(key)
+            if record is not None:
+                self.before[key] = record
 
     def renumber(self, host: str, full: float) -> bool:
         """Bring the queue positions that are shown up to date, as far as it fits; False if something is left."""

@@ -1,6 +1,6 @@
 """What the gauges of state show, counted commit by commit: a scrape must not walk a ledger, nor see what is undecided.
 
-It keeps what was committed by means of its own, and looks at a ledger only for what drivers said last.
+It is told what each commit changed, and looks at a ledger only for what drivers said last.
 """
 
 from __future__ import annotations
@@ -26,41 +26,35 @@ class Census:
     def __init__(self, resources: Iterable[str]) -> None:
         """`resources` are those the manager is configured with."""
         self._resources = frozenset(resources)
-        self._records: dict[str, Allocation] = {}
+        self._records = 0
         self._allocations: dict[tuple[str, str], int] = {}
         self._pending: dict[str, int] = {}
         self._holders = Holders()
         self._known: dict[tuple[str, str], tuple[Inventory, object, _Ids]] = {}
         """Of each host and resource that was shown last, worked out once for each report."""
 
-    def replay(self, records: Iterable[Allocation]) -> list[Violation]:
-        """Begin anew with all records of a ledger; return what the self-check finds of them."""
-        self._records = {record.key: record for record in records}
+    def replay(self, records: Mapping[str, Allocation]) -> list[Violation]:
+        """Begin anew with all records of a ledger, by key; return what the self-check finds of them."""
+        self._records = 0
         self._allocations.clear()
         self._pending.clear()
         self._known.clear()
-        for record in self._records.values():
-            self._count(record, 1)
-        return self._holders.replay(self._records)
+        self._holders.clear()
+        return self.take(records, before={})
 
-    def take(self, changed: Mapping[str, Allocation | None]) -> list[Violation]:
-        """Take in one commit's allocations by key (None: deleted); return what the self-check finds of them."""
-        records = self._records
-        before: dict[str, Allocation] = {}
-        for key, record in changed.items():
-            old = records.get(key)
-            if old is not None:
-                before[key] = old
-                self._count(old, -1)
+    def take(self, changed: Mapping[str, Allocation | None], *, before: Mapping[str, Allocation]) -> list[Violation]:
+        """Take in one commit's allocations by key (None: deleted), which were so `before`, as far as they were; return
+        what the self-check finds of them."""
+        for old in before.values():
+            self._count(old, -1)
+        for record in changed.values():
             if record is not None:
-                records[key] = record
                 self._count(record, 1)
-            elif old is not None:
-                del records[key]
         return self._holders.take(changed, before=before)
 
     def _count(self, record: Allocation, count: int) -> None:
-        # plain dicts: this runs twice for each record of a commit, and a Counter costs microseconds
+        # plain dicts: this runs up to twice for each record of a commit, and a Counter costs microseconds
+        self._records += count
         state = record.state
         holding = state in HOLDING_STATES
         allocations = self._allocations
@@ -91,7 +85,7 @@ class Census:
             devices=devices,
             allocations=Counter(self._allocations),
             pending=Counter(self._pending),
-            records=len(self._records),
+            records=self._records,
         )
 
 

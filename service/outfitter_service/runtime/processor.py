@@ -191,7 +191,7 @@ class Processor:
         self.intake.clear()
         self.scout.reset(Place(topic_id="", position=0))
         self.attendance.leases.clear()
-        self._station.telling.census.replay(())
+        self._station.telling.census.replay({})
 
     async def run(self) -> None:
         """Serve until stopped.

@@ -27,10 +27,9 @@ class Holders:
     def __init__(self) -> None:
         self._holders: dict[str, dict[str, str]] = {}
 
-    def replay(self, records: Mapping[str, Allocation]) -> list[Violation]:
-        """Begin anew with all records of a ledger, by key."""
+    def clear(self) -> None:
+        """Nobody holds anything."""
         self._holders.clear()
-        return self.take(records, before={})
 
     def held(self, host: str) -> Collection[str]:
         """The names of the devices of `host` that somebody has alone."""

@@ -57,7 +57,7 @@ class Telling:
             )
         if len(batch.steps) > LOGGED:
             self.log.info("and more transitions in one commit", more=len(batch.steps) - LOGGED)
-        self._complain(self.census.take(batch.allocations))
+        self._complain(self.census.take(batch.allocations, before=batch.before))
 
     def _count(self, batch: Batch) -> None:
         """Count transitions; grants and their waits are summed up first, for there are many. What came to plain grants
@@ -99,7 +99,7 @@ class Telling:
 
     def replayed(self, ledger: Ledger) -> None:
         """The processor begins with this ledger."""
-        self._complain(self.census.replay(ledger.allocations.values()))
+        self._complain(self.census.replay(ledger.allocations))
 
     def _complain(self, violations: list[Violation]) -> None:
         for violation in violations:
