@@ -1,12 +1,9 @@
 """The yardstick: what the brokers' faults cost a bare transactional loop, at the same time, on the same brokers.
 
-    with BareLoops(bootstrap, cluster, partitions) as loops:
-        ...
-
-One loop for each partition of the registrations, all in one process (`python -m chaos.bare`). Each answers whatever it
-reads with a record and a checkpoint, in one transaction, in a topic of its own; on any error, and on any silence, it
-begins anew with new clients. It decides nothing and restores nothing, and answers again what it does not know the
-outcome of. Time-outs are the managers'.
+One loop for each partition, all in one process (`python -m chaos.bare`), fed at a steady pace by the fleet. Each
+answers whatever it reads with a record and a checkpoint, in one transaction, in a topic of its own; on any error or
+time-out it begins anew with new clients. It decides nothing and restores nothing, and answers again what it does not
+know the outcome of. Time-outs are the managers'.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import anyio
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -28,9 +25,9 @@ from aiokafka.producer import sender as aiokafka_sender
 
 from outfitter_proto.bus.kafka.adapter import TAKE_WITHIN, TRANSACTION_TIMEOUT, WATCHDOG
 from outfitter_proto.bus.kafka.cluster import REQUEST_TIMEOUT
-from outfitter_proto.bus.kafka.producer import NEXT_TRANSACTION_WAIT, RETRY_BACKOFF_MS
+from outfitter_proto.bus.kafka.producer import BUILDER_BYTES, NEXT_TRANSACTION_WAIT, RETRY_BACKOFF_MS
 from outfitter_proto.bus.kafka.reader import LONG_POLL
-from outfitter_proto.names import checkpoint_key, topics
+from outfitter_proto.names import checkpoint_key
 from support.manager import environment
 
 FAILURES = (KafkaError, IllegalOperation, AssertionError, OSError, TimeoutError)
@@ -38,7 +35,12 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 5.0
 STOPPED_WITHIN_S = 20.0
 
 
-def topic(cluster: str) -> str:
+def source(cluster: str) -> str:
+    """Where the loops of a cluster read."""
+    return f"{cluster}.bare-input"
+
+
+def goal(cluster: str) -> str:
     """Where the loops of a cluster write."""
     return f"{cluster}.bare"
 
@@ -58,7 +60,12 @@ class BareLoops:
 
     def start(self) -> None:
         here = environment(PYTHONPATH=str(Path(__file__).parents[1]))
-        self._process = subprocess.Popen([sys.executable, "-m", "chaos.bare", *self._arguments], env=here)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "chaos.bare", *self._arguments],
+            env=here,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def close(self) -> None:
         if self._process is None:
@@ -69,20 +76,13 @@ class BareLoops:
         self._process.kill()
         self._process.wait()
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
 
 class _Loop:
     def __init__(self, bootstrap: str, cluster: str, partition: int) -> None:
         self._bootstrap = bootstrap
         self._identity = f"{cluster}-{writer(partition)}"
-        self._source = TopicPartition(topics(cluster).registrations, partition)
-        self._goal = topic(cluster)
+        self._source = TopicPartition(source(cluster), partition)
+        self._goal = goal(cluster)
         self._key = checkpoint_key(writer(partition)).encode()
         self._position: int | None = None
         self._left: set[asyncio.Task[None]] = set()
@@ -108,6 +108,7 @@ class _Loop:
             transactional_id=self._identity,
             transaction_timeout_ms=int(TRANSACTION_TIMEOUT * 1000),
             retry_backoff_ms=RETRY_BACKOFF_MS,
+            max_batch_size=BUILDER_BYTES,
             **shared,
         )
         consumer = AIOKafkaConsumer(
@@ -138,9 +139,9 @@ class _Loop:
         with anyio.fail_after(WATCHDOG):
             await producer.begin_transaction()
             batch = producer.create_batch()
-            for message in found:
-                batch.append(timestamp=None, key=message.key, value=message.value)
-            batch.append(timestamp=None, key=self._key, value=b"{}")
+            for key, value in [*((message.key, message.value) for message in found), (self._key, b"{}")]:
+                if batch.append(timestamp=None, key=key, value=value) is None:
+                    raise ValueError(f"{len(found)} records do not fit into one batch")
             await (await producer.send_batch(batch, self._goal, partition=self._source.partition))
         with anyio.fail_after(WATCHDOG):
             await producer.commit_transaction()

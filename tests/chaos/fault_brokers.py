@@ -82,7 +82,7 @@ def test_with_two_of_three_brokers_away_nothing_is_committed_and_nothing_is_lost
 def test_a_transaction_coordinator_that_moves_away_and_back_loses_nothing(
     three_brokers: KafkaCluster, tmp_path: Path, note: Note
 ) -> None:
-    with playing(three_brokers, tmp_path, "coordinator", note, beside_bare=True) as scene:
+    with playing(three_brokers, tmp_path, "coordinator", note) as scene:
         identities = [scene.writer_id(host) for host in scene.hosts]
         with scene.fault("each transaction coordinator moves twice, no broker down") as trouble:
             trouble.begin(0)
@@ -142,8 +142,8 @@ async def test_a_broker_that_wakes_up_is_not_believed_where_the_log_ends(three_b
         await anyio.to_thread.run_sync(three_brokers.settle)
 
 
-async def test_where_a_partition_has_no_leader_nothing_is_ended(three_brokers: KafkaCluster) -> None:
-    """Kafka 4.3 would take it for deleted, and lose the end (KAFKA-20734)."""
+async def test_a_partition_without_a_leader_is_known_as_such(three_brokers: KafkaCluster) -> None:
+    """So that no transaction is ended there: Kafka 4.3 would take it for deleted (KAFKA-20734)."""
     ledger = three_brokers.new_cluster()
     alone = f"{ledger}-alone"
     three_brokers.create([NewTopic(ledger, 1, len(NODES)), NewTopic(alone, 1, replica_assignment=[[2]])])

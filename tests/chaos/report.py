@@ -17,7 +17,7 @@ class Row(Struct, frozen=True, kw_only=True):
     """One fault. `events`: what workers said around it. `kills`: processes that were killed, stopped or frozen,
     requests that came to harm. `first_answer_s`: until the last of the hosts had answered a registration that was said
     after the fault. `gap_s`: the longest time without a commit, of the host where that was longest. `bare_gap_s`: the
-    same of the bare loops, where there were such."""
+    same of the bare loops, where there were such and all of them came back."""
 
     fault: str
     kafka: str

@@ -94,7 +94,7 @@ class Scene:
             [*self.writers.values(), *(self.bare.writers if self.bare else ())],
             seed=f"{seed()}/{name}",
             devices=DEVICES,
-            more=[bare.topic(self.cluster)] if self.bare else [],
+            bare=(bare.source(self.cluster), bare.goal(self.cluster)) if self.bare else None,
         )
 
     def _manager(self, folder: Path, name: str, *arguments: str) -> Manager:
@@ -114,7 +114,8 @@ class Scene:
                 await all_topics.create(bus, self.cluster, partitions=PARTITIONS)
                 assert await all_topics.check(bus, self.cluster) == []  # as many copies as there are brokers, and so on
                 if self.bare:
-                    await bus.create_topics([TopicSpec(bare.topic(self.cluster), PARTITIONS, {})])
+                    names = bare.source(self.cluster), bare.goal(self.cluster)
+                    await bus.create_topics([TopicSpec(name, PARTITIONS, {}) for name in names])
 
         anyio.run(make)
         with ThreadPoolExecutor(len(self.managers)) as pool:
@@ -123,6 +124,8 @@ class Scene:
             self.bare.start()
         self.fleet.start()
         self.fleet.await_answers(ENOUGH, since=0.0)
+        if self.bare and not self.fleet.await_commits(self.bare.writers, since=0.0):
+            raise AssertionError("the bare loops do not begin; what they said is above")
 
     def close(self) -> None:
         self.fleet.close()
@@ -152,8 +155,7 @@ class Scene:
         since = trouble.since or since
         hosts = seen_by or self.hosts
         self.fleet.await_answers(ENOUGH, since=healed)
-        if self.bare:
-            self.fleet.await_commits(self.bare.writers, since=healed)
+        compared = self.bare is not None and self.fleet.await_commits(self.bare.writers, since=healed)
         until = time.monotonic()
         lost = self.fleet.pause()
         violations = [found for found in self.check() if expected is None or expected not in found]
@@ -166,7 +168,7 @@ class Scene:
             lost=tuple(lost),
             first_answer_s=self.fleet.first_answer(since, hosts),
             gap_s=self.fleet.longest_gap(since, until, {self.writers[host] for host in hosts}),
-            bare_gap_s=self.fleet.longest_gap(since, until, self.bare.writers) if self.bare else None,
+            bare_gap_s=self.fleet.longest_gap(since, until, self.bare.writers) if self.bare and compared else None,
         )
         self._note(row)
         assert not violations, violations

@@ -1,6 +1,7 @@
 """The self-check of exclusivity: who holds what, kept from committed records by means of its own.
 
-It shares nothing with the indexes that decisions are made by, so that a defect there is seen here. It only looks.
+It keeps no index that decisions are made by, so that a defect there is seen here: it is told each commit's records, and
+what was under their keys before. It only looks.
 """
 
 from __future__ import annotations
