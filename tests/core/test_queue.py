@@ -3,7 +3,7 @@
 import pytest
 
 from outfitter_service.core import model as m
-from outfitter_service.core.decide import SHOWN_POSITIONS
+from outfitter_service.core.decide import SHOWN_POSITIONS, renumber
 from support.desk import Desk, asks, ill
 
 GPU = m.ResourceSpec(name="gpu", amount=1)
@@ -231,6 +231,13 @@ def test_who_is_pushed_out_of_the_shown_positions_is_told_its_new_one() -> None:
     desk.register("urgent", 1, priority=1)
     shown = [desk[f"w{i}"].queue_position for i in range(SHOWN_POSITIONS)]
     assert shown == list(range(2, SHOWN_POSITIONS + 2))
+
+
+def test_to_renumber_a_host_that_is_gone_brings_nothing_back() -> None:
+    """An empty book would count as one of the hosts there may be."""
+    desk = full_desk()
+    assert renumber(desk.ledger, desk.rules, "gone") == []
+    assert "gone" not in desk.ledger.hosts
 
 
 def test_renumbering_writes_no_history() -> None:

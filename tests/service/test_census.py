@@ -7,6 +7,7 @@ import weakref
 from collections import Counter
 
 import anyio
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -76,6 +77,15 @@ def test_counts_are_those_of_the_records_there_are_whatever_came_before(
     assert told.pending == Counter(one.reason_code for one in now.values() if one.state == "pending")
     held = {info["id"] for one in now.values() for infos in one.resources.values() for info in infos}
     assert (told.devices["gpu", "held"], told.devices["gpu", "free"]) == (len(held), 4 - len(held))
+
+
+@pytest.mark.parametrize("anew", [{}, {"b": record("b", "allocated", "D0")}], ids=["nothing", "another holder"])
+def test_a_replay_begins_with_nothing_of_what_was_counted(anew: dict[str, Allocation]) -> None:
+    census = Census(["gpu"])
+    census.take({"a": record("a", "allocated", "D0", "D1")}, before={})
+    assert census.replay(anew) == []
+    told = census.standing([book(device("D0"), device("D1"))])
+    assert (told.records, told.devices["gpu", "held"]) == (len(anew), len(anew))
 
 
 def test_a_device_is_held_under_any_of_its_names_and_counts_by_its_health_else() -> None:

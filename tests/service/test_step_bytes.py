@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -28,6 +29,7 @@ from outfitter_service.core.decide import Rules
 from outfitter_service.core.ledger import Ledger
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.batch import Batch
+from outfitter_service.runtime.census import Census
 from outfitter_service.runtime.telling import Telling
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -51,6 +53,7 @@ class Writing:
         self.ledger = Ledger()
         self.rules = Rules(writer="host/h", specs={"gpu": m.ResourceSpec(name="gpu", amount=1)})
         self.history = history
+        self.census = Census(["gpu"])
         self.offset = 0
         self.begin(NOW)
         known = tuple(m.KnownDevice(id=f"g{number}", properties={}) for number in range(devices))
@@ -73,6 +76,7 @@ class Writing:
         )  # fmt: skip
         written = dict(self.batch.transaction(NAMES, checkpoint))
         self.ledger.settle()
+        self.census.take(self.batch.allocations, before=self.batch.before)
         return written, checkpoint
 
 
@@ -129,16 +133,24 @@ def test_each_step_of_one_batch_tells_the_record_as_it_was_then() -> None:
     assert [entry.key for entry in written[NAMES.allocations]] == [b"h/w/1", b"@checkpoint/host/h"]
 
 
-def test_a_record_that_is_forgotten_and_made_anew_in_one_commit_is_another_one() -> None:
+@pytest.mark.parametrize("short", [True, False], ids=["a plain grant", "steps"])
+def test_a_record_that_is_forgotten_and_made_anew_in_one_commit_is_another_one(*, short: bool) -> None:
     """Found by the simulation: it looked as if the old one answered another registration now."""
     writing = Writing()
+    asked = {"gpu": ResourceRequest(amount=1)}
     gone = Deregister(host="h", worker="w", incarnation="1")
+    again = Register(host="h", worker="w", incarnation="1", resources=asked) if short else gone
+    if short:
+        writing.say(again)
     writing.say(gone)
     writing.commit()
     writing.begin(NOW + timedelta(days=1))
     writing.batch.decide(m.Tick(host="h"))
-    writing.say(gone)
+    writing.say(again)
+    assert len(writing.batch.arrived_ms) == short
     written, checkpoint = writing.commit()
+    told = writing.census.standing([])
+    assert (told.records, told.allocations) == (1, Counter([("gpu", "allocated")] if short else []))
     forgotten, anew, _ = written[NAMES.allocations]
     assert forgotten == Entry(b"h/w/1", None)
     assert anew.key == b"h/w/1"

@@ -30,6 +30,7 @@ from outfitter_service.core.decide import Rules, implied
 from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost
 from outfitter_service.core.replay import Replay, differences
 from outfitter_service.runtime.batch import Batch
+from outfitter_service.runtime.census import Census
 from outfitter_service.runtime.snapshots import Pace, Snapshots
 from support.desk import HOST, START
 
@@ -55,6 +56,7 @@ class Chronicle:
         self.said: list[m.Event] = []
         self.commands: list[m.Command] = []
         self.history = True
+        self.census = Census(rules.specs)
         self.snapshots = self._begin()
         manager = ManagerIdentity(instance="one", version="0", since=START)
         self.batch.apply([PutHost(Host(host=HOST, manager=manager, since=START))])
@@ -98,6 +100,7 @@ class Chronicle:
         self.log += [entry.value or b"" for entry in written.get(TOPICS.history, [])]
         self.ledger.seal()
         self.ledger.settle()
+        assert self.census.take(batch.allocations, before=batch.before) == []
         snapshots.settle(batch.piece, batch.history_bytes)
         if self.history:
             self.ledgers[number] = dict(self.topic)
@@ -184,6 +187,7 @@ class Chronicle:
                     self.ledger.resume(commit=record.commit, token=record.token)
                 case _:
                     raise AssertionError(record)
+        self.census.replay(self.ledger.allocations)
         self.said.clear()
         self.commands = [command for one in self.ledger.allocations.values() if (command := implied(one)) is not None]
         self.waiting = deque([m.Reschedule(host=HOST)])
@@ -202,8 +206,12 @@ class Chronicle:
         return {key: kept.wire for key, kept in replay.records.items()}
 
     def check(self) -> None:
-        """The end of history is the ledger, from where the checkpoint says that a snapshot was begun, and from the
-        beginning."""
+        """What is counted commit by commit is what there is. The end of history is the ledger, from where the
+        checkpoint says that a snapshot was begun, and from the beginning."""
+        anew = Census(self.rules.specs)
+        assert anew.replay(self.ledger.allocations) == []
+        books = self.ledger.hosts.values()
+        assert self.census.standing(books) == anew.standing(books)
         checkpoint = self.last_checkpoint()
         if checkpoint.snapshot is UNSET:
             return

@@ -128,22 +128,21 @@ class Shelf:
 
     def preferred(self, enough: int) -> tuple[KnownDevice, ...]:
         """The free devices that the driver prefers, at most `enough`."""
-        devices, free = self.devices, self.free
-        if enough == 1:
-            return (devices[-free[-1]],) if free else ()
-        return tuple([devices[-position] for position in free[: -enough - 1 : -1]])
+        return tuple([self.devices[position] for position in self._first(enough)])
 
     def offer(self, amount: int) -> tuple[Terms, list[str]] | None:
         """The terms and the canonical names of the free devices that the driver prefers; None: there are too few."""
-        free = self.free
-        if amount > len(free):
+        if amount > len(self.free):
             return None
+        chosen = self._first(amount)
+        names = [self.names[position] for position in chosen]
         if amount == 1:
-            position = -free[-1]
-            return self.alone[position], [self.names[position]]
-        chosen = [-position for position in free[: -amount - 1 : -1]]
-        told = terms({self.resource: [self.devices[position] for position in chosen]})
-        return told, [self.names[position] for position in chosen]
+            return self.alone[chosen[0]], names
+        return terms({self.resource: [self.devices[position] for position in chosen]}), names
+
+    def _first(self, enough: int) -> list[int]:
+        """The positions of the free devices that the driver prefers, at most `enough`."""
+        return [-position for position in self.free[: -enough - 1 : -1]]
 
     def take(self, name: str) -> None:
         free = self.free

@@ -107,7 +107,8 @@ def _internal(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> De
 def renumber(ledger: Ledger, rules: Rules, host: str) -> list[PutAllocation]:
     """Bring the queue positions that are shown up to date: no step, and nobody's decision."""
     changes: list[PutAllocation] = []
-    for position, (_, _, key) in enumerate(ledger.book(host).queue, start=1):
+    book = ledger.hosts.get(host)
+    for position, (_, _, key) in enumerate(book.queue if book is not None else (), start=1):
         record = ledger.allocations[key]
         shown = record.queue_position
         if position > SHOWN_POSITIONS and (shown is None or shown > SHOWN_POSITIONS):

@@ -1,7 +1,7 @@
 """The plain grant: a new worker that wants one exclusive resource, of which enough is free and for which nobody waits.
 
 Nearly every registration is one. What `decide` works out for it step by step is said here in one go, and so is what it
-does to the ledger (`Ledger.grant`): that takes a third of the time. Whatever is not as plain is left to the steps. It
+does to the ledger (`Ledger.grant`): that takes half of the time. Whatever is not as plain is left to the steps. It
 is no rule of its own: property tests hold the two against each other.
 """
 

@@ -163,20 +163,16 @@ class Batch:
         key, record = grant.key, grant.record
         value = encode(record)
         step = grant.step(Raw(value))
-        size = len(key) + 16
         self.ledger.grant(key, record, grant.names)
+        self._keep(key, record, value)
+        self.allocations[key] = record
+        self.renewed[key] = None
+        self.kinds["register"] += 1
         for resource in record.resources:
             self.granted[resource] += 1
-        self.kinds["register"] += 1
-        self.renewed[key] = None
-        self.allocations[key] = record
-        self.values[key] = record, value
-        self.bytes += size + len(value)
         self.steps.append((key, step))
         if self._history:
-            told = encode(step)
-            self._told.append(Entry(key.encode(), told))
-            self.history_bytes += size + len(told)
+            self._write(key, Entry(key.encode(), encode(step)))
 
     def refuse(self, message: Message, reason: str, field: str | None = None) -> DeadLetter:
         """Send a message to the dead letters."""
@@ -197,18 +193,18 @@ class Batch:
                 record = change.record
                 self.hosts.add(record.host)
                 self.allocations[key] = record
-                self._keep(key, record)
+                self._keep(key, record, encode(record))
             elif key:
                 self._stepless[key] = None
                 if type(change) is PutHost:
                     self.announced[change.record.host] = None
-                    self._keep(key, change.record)
+                    self._keep(key, change.record, encode(change.record))
                     continue
                 if type(change) is DropHost:
                     self.announced[change.host] = None
                 else:
                     self.allocations[key] = None
-                self._keep(key, None)
+                self._keep(key, None, None)
 
     def _remember(self, key: str) -> None:
         """Keep what is under a key before this batch changes it."""
@@ -228,8 +224,7 @@ class Batch:
                 self._positions[record.key] = record.queue_position
         return True
 
-    def _keep(self, key: str, record: Allocation | Host | None) -> None:
-        value = None if record is None else encode(record)
+    def _keep(self, key: str, record: Allocation | Host | None, value: bytes | None) -> None:
         self.values[key] = (record, value)
         # what an earlier value of this key took is counted as well: few have any, and it is a bound
         self.bytes += len(key) + 16 + (0 if value is None else len(value))
@@ -245,6 +240,9 @@ class Batch:
             entry = step_entry(key, step, value if record is step.record else None)
         else:
             entry = Entry(key.encode(), encode(step))
+        self._write(key, entry)
+
+    def _write(self, key: str, entry: Entry) -> None:
         self._told.append(entry)
         self.history_bytes += len(key) + 16 + len(entry.value or b"")
 

@@ -264,8 +264,7 @@ class Cycle:
         self._unnumbered |= batch.hosts
         work.unnumbered = self._unnumbered
         if self._station.portion.whole:
-            known = [host for host in self._unnumbered if host in self.ledger.hosts]
-            self._unnumbered = {host for host in known if not batch.renumber(host, self._full)}
+            self._unnumbered = {host for host in self._unnumbered if not batch.renumber(host, self._full)}
         if self._stopping:
             work.closing = self._announcements.part(batch, self._full, hosts=self._stop.parting)
         batch.piece = self._station.snapshots.piece(self.ledger, batch.now, commit=self.ledger.commits + 1)
