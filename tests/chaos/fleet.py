@@ -12,7 +12,8 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -90,6 +91,7 @@ class Fleet:
         }
         self._resting = threading.Event()
         self._at_rest = threading.Event()
+        self._news = threading.Condition()
         self._over = threading.Event()
         self._failure: BaseException | None = None
         self._producer = Producer(
@@ -125,28 +127,28 @@ class Fleet:
         self, count: int, *, since: float, hosts: Sequence[str] | None = None, within: float = 90.0
     ) -> None:
         """Block until each host (of `hosts`) has answered `count` registrations that were said after `since`."""
-        deadline = time.monotonic() + within
-        hosts = self.hosts if hosts is None else hosts
-        while any(
-            sum(1 for asked, _, of in list(self.answers) if of == host and asked >= since) < count for host in hosts
-        ):
-            self._check_alive()
-            if time.monotonic() > deadline:
-                missing = [
-                    h for h in self.hosts if not any(of == h and asked >= since for asked, _, of in self.answers)
-                ]
-                raise AssertionError(f"no answer within {within:g} s from {missing or 'all as often as they should'}")
-            time.sleep(0.02)
+
+        def late() -> list[str]:
+            answered = Counter(of for asked, _, of in self.answers if asked >= since)
+            return [host for host in hosts or self.hosts if answered[host] < count]
+
+        if not self._until(lambda: not late(), within):
+            raise AssertionError(f"fewer than {count} answers within {within:g} s from {late()}")
 
     def await_commits(self, writers: Iterable[str], *, since: float, within: float = 90.0) -> bool:
         """Block until each of these writers has committed after `since`; False: one has not."""
-        deadline = time.monotonic() + within
-        while not all(any(at >= since for at in self.commits[writer][-1:]) for writer in writers):
+        own = [self.commits[writer] for writer in writers]
+        return self._until(lambda: all(commits and commits[-1] >= since for commits in own), within)
+
+    def _until(self, condition: Callable[[], bool], within: float) -> bool:
+        """Block until `condition` holds, as far as the fleet has heard; False: it did not in time."""
+
+        def settled() -> bool:
             self._check_alive()
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
-        return True
+            return condition()
+
+        with self._news:
+            return self._news.wait_for(settled, within)
 
     def pause(self, within: float = 90.0) -> list[str]:
         """Have every worker say goodbye and rest; return what stays without an answer for `within` seconds."""
@@ -191,9 +193,12 @@ class Fleet:
     def _run(self) -> None:
         try:
             while not self._over.is_set():
-                for message in self._consumer.consume(500, 0.02):
-                    if message.error() is None:
-                        self._hear(message)
+                heard = self._consumer.consume(500, 0.02)
+                with self._news:
+                    for message in heard:
+                        if message.error() is None:
+                            self._hear(message)
+                    self._news.notify_all()
                 self._producer.poll(0)
                 now = time.monotonic()
                 for worker in self._workers.values():
@@ -204,6 +209,8 @@ class Fleet:
                     self._at_rest.set()
         except BaseException as error:  # noqa: BLE001 - whoever waits for the fleet is told
             self._failure = error
+            with self._news:
+                self._news.notify_all()
 
     def _feed(self, now: float) -> None:
         if now >= self._feed_due and not self._resting.is_set():

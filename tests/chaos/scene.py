@@ -128,12 +128,14 @@ class Scene:
             raise AssertionError("the bare loops do not begin; what they said is above")
 
     def close(self) -> None:
-        self.fleet.close()
-        if self.bare:
-            self.bare.close()
-        for manager in self.managers.values():
-            manager.kill9()
-            print(f"--- {manager.log}\n{manager.log_tail()}")
+        try:
+            self.fleet.close()
+        finally:
+            if self.bare:
+                self.bare.close()
+            for manager in self.managers.values():
+                manager.kill9()
+                print(f"--- {manager.log}\n{manager.log_tail()}")
 
     @contextmanager
     def fault(
