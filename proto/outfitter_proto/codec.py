@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import msgspec
 
-from outfitter_proto.records import NAME_PATTERN, DeadLetter, HistoryRecord, LedgerRecord, Registration
+from outfitter_proto.records import NAME_PATTERN, DeadLetter, HistoryRecord, LedgerRecord, Register, Registration
 
 MAX_MESSAGE_BYTES = 64 * 1024
 """The longest registration that is read (the registrations topic's `max.message.bytes`)."""
@@ -62,7 +63,10 @@ def _dead_letter() -> msgspec.json.Decoder[DeadLetter]:
 
 
 _NAME = NAME_PATTERN[1 : NAME_PATTERN.index("$")]
-_are_names = re.compile(f"{_NAME}/{_NAME}/{_NAME}").fullmatch
+_is_name = re.compile(_NAME).fullmatch
+_are_names = re.compile(f"{_NAME}/{_NAME}").fullmatch
+_known: set[str] = set()
+_MOST_KNOWN = 1000
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -92,8 +96,7 @@ def decode_registration(value: bytes | None, *, key: bytes | None = None) -> Reg
         message = _registration().decode(value)
     except _UNREADABLE as error:
         raise _translate(what, value, Registration, error) from error
-    incarnation = message.incarnation
-    if not _are_names(f"{message.host}/{message.worker}/{'any' if incarnation is None else incarnation}"):
+    if not _are_named(message):
         raise _misnamed(what, message)
     if key is not None and key != message.host.encode():
         named = key[:300].decode("utf-8", "replace")
@@ -103,14 +106,35 @@ def decode_registration(value: bytes | None, *, key: bytes | None = None) -> Reg
     return message
 
 
+def _are_named(message: Registration) -> bool:
+    """Whether all in the message that should be names are."""
+    incarnation = message.incarnation
+    if not _are_names(f"{message.worker}/{'any' if incarnation is None else incarnation}"):
+        return False
+    if message.host not in _known and not _are_known([message.host]):
+        return False
+    if type(message) is not Register:
+        return True
+    for name in message.resources or ():
+        if name not in _known and not _are_known([name]):
+            return False
+    return not message.operators or _are_known([*message.operators, *chain(*message.operators.values())])
+
+
+def _are_known(names: list[str]) -> bool:
+    """Whether these are names. There are few of them, unlike workers and incarnations, so they are remembered."""
+    if not all(map(_is_name, names)):
+        return False
+    if len(_known) >= _MOST_KNOWN:
+        _known.clear()
+    _known.update(names)
+    return True
+
+
 def _misnamed(what: str, message: Registration) -> WireError:
     from outfitter_proto import faults
 
-    for field in ("host", "worker", "incarnation"):
-        value = getattr(message, field)
-        if value is not None and not re.fullmatch(_NAME, value):
-            break
-    fault = faults.misnamed(value, field)
+    fault = faults.misnamed(message, _is_name)
     return WireError(what, fault.problem, fault.field)
 
 

@@ -7,16 +7,18 @@ again: it halves the mapping and keeps the half that is still refused for the sa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
+
+from outfitter_proto.records import Register, Registration
 
 MAX_SHOWN = 80
 
 A_NAME = "Expected a name (1 to 253 letters, digits, '.', '_' and '-', the first a letter or a digit)"
 
-_AT = re.compile(r"^(?P<problem>.*) - at `(?P<bad_key>key` in `)?(?P<path>\$[^`]*)`$", re.DOTALL)
+_AT = re.compile(r"^(?P<problem>.*) - at `(?P<path>\$[^`]*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`")
 _STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>[0-9]+)\]|(?P<any>\[\.\.\.\])")
 _PLAIN = re.compile(r"[A-Za-z_@][A-Za-z0-9_@-]{0,80}")
@@ -48,27 +50,31 @@ def locate(body: bytes, kind: Any, error: Exception) -> Fault:
     if steps is None:
         return Fault(match["problem"], match["path"])
     found = _found(document, steps)
-    problem = _for_people(match["problem"])
+    problem = match["problem"]
     if problem.startswith("Invalid value "):  # it shows the value itself
         return Fault(problem, _path(steps))
-    if match["bad_key"]:
-        bad = steps[-1]
-        return Fault(f"{problem} as a key; found {_shown(bad)}", _path(steps[:-1]))
     if _MISSING.match(problem):
         return Fault(problem, _path(_missing(problem, steps)))
     return Fault(f"{problem}; found {_shown(found)}" if found is not _NOTHING else problem, _path(steps))
 
 
-def misnamed(value: str, field: str) -> Fault:
-    """What is wrong with a `value` that is no name."""
-    return Fault(f"{A_NAME}; found {_shown(value)}", f"$.{field}")
-
-
-def _for_people(problem: str) -> str:
-    """The one regular expression there is, in words."""
-    if problem.startswith("Expected `str` matching regex "):
-        return A_NAME
-    return problem
+def misnamed(message: Registration, is_name: Callable[[str], object]) -> Fault:
+    """Say which of the names in `message` is none."""
+    for field in ("host", "worker", "incarnation"):
+        value = getattr(message, field)
+        if value is not None and not is_name(value):
+            return Fault(f"{A_NAME}; found {_shown(value)}", f"$.{field}")
+    mappings: dict[tuple[str, ...], Iterable[str]] = {}
+    if isinstance(message, Register):
+        operators = message.operators or {}
+        mappings = {("resources",): message.resources or (), ("operators",): operators}
+        mappings |= {("operators", operator): wanted for operator, wanted in operators.items()}
+    return next(
+        Fault(f"{A_NAME} as a key; found {_shown(key)}", _path(steps))
+        for steps, keys in mappings.items()
+        for key in keys
+        if not is_name(key)
+    )
 
 
 def _missing(problem: str, steps: tuple[Step, ...]) -> tuple[Step, ...]:
@@ -84,12 +90,9 @@ class _Search:
         self._text = text
 
     def concrete(self, document: Any, path: str) -> tuple[Step, ...] | None:
-        """The path with its real keys, down to the bad key itself if the fault is in a key; None if not found."""
-        pattern = list(_STEP.finditer(path))
-        if "key` in `" in self._text:
-            pattern.append(next(_STEP.finditer("[...]")))
+        """The path with its real keys; None if not found."""
         steps: tuple[Step, ...] = ()
-        for step in pattern:
+        for step in _STEP.finditer(path):
             if step["any"]:
                 key = self._guilty(document, steps)
                 if key is None:

@@ -27,10 +27,9 @@ Python's `$` also matches before a last line feed, hence the end of the pattern.
 MAX_AMOUNT = 2**63 - 1
 """The largest amount: Flink's `external-resource.<name>.amount` is a Java long."""
 
-Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
-KeyPart = Annotated[str, Meta(extra_json_schema={"pattern": NAME_PATTERN})]
-"""A name that is part of an allocation's key. Its pattern is checked by `codec.decode_registration`, once for the whole
-key: checked one by one, the patterns take longer than all the rest of a registration."""
+Name = Annotated[str, Meta(extra_json_schema={"pattern": NAME_PATTERN})]
+"""Its pattern is checked by `codec.decode_registration`: checked one by one, the patterns take longer than all the rest
+of a registration."""
 Amount = Annotated[int, Meta(ge=1, le=MAX_AMOUNT)]
 Seconds = Annotated[float, Meta(gt=0, le=366 * 86_400)]
 Utc = Annotated[datetime, Meta(tz=True)]
@@ -116,9 +115,9 @@ class Register(Struct, frozen=True, kw_only=True, tag_field="type", tag="registe
     `wait_s` left out or null means: wait until granted or withdrawn.
     """
 
-    host: KeyPart
-    worker: KeyPart
-    incarnation: KeyPart
+    host: Name
+    worker: Name
+    incarnation: Name
     resources: Requests | None = None
     operators: dict[Name, Requests] | None = None
     owner: Owner | None = None
@@ -131,17 +130,17 @@ class Register(Struct, frozen=True, kw_only=True, tag_field="type", tag="registe
 class Heartbeat(Struct, frozen=True, kw_only=True, tag_field="type", tag="heartbeat", gc=False):
     """A worker is alive: its lease starts anew."""
 
-    host: KeyPart
-    worker: KeyPart
-    incarnation: KeyPart
+    host: Name
+    worker: Name
+    incarnation: Name
 
 
 class Deregister(Struct, frozen=True, kw_only=True, tag_field="type", tag="deregister", gc=False):
     """A worker gives back what it holds. Without `incarnation` it ends the one that is current there."""
 
-    host: KeyPart
-    worker: KeyPart
-    incarnation: KeyPart | None = None
+    host: Name
+    worker: Name
+    incarnation: Name | None = None
     reason: str | None = None
 
 

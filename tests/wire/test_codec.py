@@ -69,6 +69,7 @@ FIELDS = [
     (',"resources":7', "$.resources", "found 7"),
     (',"operators":{"a":{},"infer":{"x":{"amount":1},"gpu":{"amount":0}}}', "$.operators.infer.gpu.amount", "found 0"),
     (',"operators":{"a":{},"inf/er":{}}', "$.operators", 'found "inf/er"'),
+    (',"operators":{"a":{},"infer":{"gpu":{"amount":1},"g u":{"amount":1}}}', "$.operators.infer", 'found "g u"'),
     (',"labels":{"a.b":1}', '$.labels["a.b"]', "found 1"),
     (',"lease_s":0', "$.lease_s", "found 0"),
     (',"lease_s":1e400', "$.lease_s", "out of range"),
@@ -80,10 +81,17 @@ FIELDS = [
 
 @pytest.mark.parametrize(("rest", "field", "words"), FIELDS, ids=[row[1] + " " + row[2] for row in FIELDS])
 def test_an_error_names_the_very_field_and_what_was_found(rest: str, field: str, words: str) -> None:
-    error = refused(HEAD + rest + "}")
+    refused(HEAD + rest + "}")
+    error = refused(HEAD + rest + "}")  # nothing that was refused is remembered
     assert error.field == field
     assert words in str(error)
     assert field in str(error)
+
+
+def test_what_names_are_remembered_is_bounded() -> None:
+    for number in range(3000):
+        codec.decode_registration(f'{HEAD},"resources":{{"k{number}":{{"amount":1}}}}}}'.encode())
+    assert len(codec._known) <= 1000
 
 
 @pytest.mark.parametrize("host", ["", "a/b", "@host", "gpu-3\\n", "-a", "a" * 254, "gpü"])
