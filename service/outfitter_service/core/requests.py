@@ -25,26 +25,21 @@ class Resolved(Struct, gc=False):
 
 def resolve(rules: Rules, message: Register) -> Resolved:
     """Resolve a registration against the configured resources (Flink's rule where it names none)."""
-    amounts: dict[str, int] = {}
-    unavailable: dict[str, Unavailable] = {}
-    problem: tuple[ReasonCode, str] | None = None
-    asked = message.resources
-    specs = rules.specs
-    for name in specs if asked is None else asked:
-        spec = specs.get(name)
-        if spec is None:
-            problem = problem or (ReasonCode.UNKNOWN_RESOURCE, explain.unknown_resource(name, specs))
-            continue
-        amount = spec.amount if asked is None else asked[name].amount
-        if amount is not None and spec.state == _OK:
-            amounts[name] = amount
-        else:
-            found = _not_in_effect(spec, unavailable, explicit=asked is not None)
-            problem = problem or found
+    specs, asked = rules.specs, message.resources
+    unavailable: dict[str, Unavailable] = m.NO_ITEMS
+    problem = None
+    if asked is None:
+        configured = {name: spec.amount for name, spec in specs.items()}
+        amounts, unavailable, problem = _in_effect(specs, configured, explicit=False)
+    else:
+        amounts, asked = _alike(*asked.items())
+        for name in amounts:
+            spec = specs.get(name)
+            if spec is None or spec.state != _OK:
+                amounts, unavailable, problem = _in_effect(specs, amounts, explicit=True)
+                break
     if message.operators:
         problem = problem or _operators_problem(message, amounts, unavailable, specs)
-    if asked is not None and len(amounts) == len(asked):
-        amounts, asked = _alike(*asked.items())
     request = ResolvedRequest(
         amounts=amounts,
         resources=asked,
@@ -55,7 +50,26 @@ def resolve(rules: Rules, message: Register) -> Resolved:
         priority=message.priority,
         labels=message.labels,
     )
-    return Resolved(request, unavailable or m.NO_ITEMS, problem)
+    return Resolved(request, unavailable, problem)
+
+
+def _in_effect(
+    specs: Mapping[str, m.ResourceSpec], wanted: Mapping[str, int | None], *, explicit: bool
+) -> tuple[dict[str, int], dict[str, Unavailable], tuple[ReasonCode, str] | None]:
+    """What is in effect of that which is wanted, what stays without infos, and why the rest fails the worker."""
+    amounts: dict[str, int] = {}
+    unavailable: dict[str, Unavailable] = {}
+    problem: tuple[ReasonCode, str] | None = None
+    for name, amount in wanted.items():
+        spec = specs.get(name)
+        if spec is None:
+            problem = problem or (ReasonCode.UNKNOWN_RESOURCE, explain.unknown_resource(name, specs))
+        elif amount is not None and spec.state == _OK:
+            amounts[name] = amount
+        else:
+            found = _not_in_effect(spec, unavailable, explicit=explicit)
+            problem = problem or found
+    return amounts, unavailable, problem
 
 
 @lru_cache(maxsize=1024)
