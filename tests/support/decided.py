@@ -16,7 +16,6 @@ def decision_of(decided: Decision | Grant) -> Decision:
         kind="register",
         changes=[PutAllocation(key, decided.record)],
         history=[(key, decided.step())],
-        renewed=[key],
     )
 
 

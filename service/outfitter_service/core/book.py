@@ -7,7 +7,7 @@ those came. Read a book freely; only `Ledger` changes it. It decides nothing.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import islice
 
@@ -64,6 +64,10 @@ def queue_entry(record: Allocation) -> QueueEntry:
 
 def shape(record: Allocation) -> Shape:
     return tuple(sorted(record.request.amounts.items()))
+
+
+def _age(record: Allocation) -> tuple[int, str]:
+    return record.source.offset, record.incarnation
 
 
 def exclusive_ids(record: Allocation) -> list[str]:
@@ -132,13 +136,17 @@ class Shelf:
 
     def offer(self, amount: int) -> tuple[Terms, list[str]] | None:
         """The terms and the canonical names of the free devices that the driver prefers; None: there are too few."""
-        if amount > len(self.free):
+        free = self.free
+        if amount > len(free):
             return None
-        chosen = self._first(amount)
-        names = [self.names[position] for position in chosen]
         if amount == 1:
-            return self.alone[chosen[0]], names
-        return terms({self.resource: [self.devices[position] for position in chosen]}), names
+            position = -free[-1]
+            return self.alone[position], [self.names[position]]
+        return self._together(self._first(amount))
+
+    def _together(self, positions: list[int]) -> tuple[Terms, list[str]]:
+        told = terms({self.resource: [self.devices[position] for position in positions]})
+        return told, [self.names[position] for position in positions]
 
     def _first(self, enough: int) -> list[int]:
         """The positions of the free devices that the driver prefers, at most `enough`."""
@@ -165,11 +173,10 @@ class Shelf:
 class HostBook:
     """One host's records and indexes.
 
-    `shelves` are by resource, `shown` by device. `live` are the records that hold devices. `locks` and `sharers`
-    count by canonical name how many live records have a device to themselves and together with others. `queue` has
-    every pending record in order, `shapes` the same by what they want, `deadlines` when those give up who do not wait
-    for ever. `incarnations` are all that are remembered of each worker, the newest last: the offsets of their first
-    registrations, and their keys. `finals` are the records that are over, by the second in which they ended, and
+    `shelves` are by resource, `shown` by device. `locks` and `sharers` count by canonical name how many live records
+    have a device to themselves and together with others. `queue` has every pending record in order, `shapes` the same
+    by what they want, `deadlines` when those give up who do not wait for ever. `incarnations` are the records that
+    there are of each worker, the newest last. `finals` are those that are over, by the second in which they ended, and
     `over` how many those are.
     """
 
@@ -179,13 +186,12 @@ class HostBook:
         self.inventories: dict[str, Inventory] = {}
         self.shelves: dict[str, Shelf] = {}
         self.shown: dict[str, tuple[Shelf, ...]] = {}
-        self.live: dict[str, Allocation] = {}
         self.locks = Tally()
         self.sharers = Tally()
         self.queue: list[QueueEntry] = []
         self.shapes: dict[Shape, list[QueueEntry]] = {}
         self.deadlines: list[tuple[datetime, str]] = []
-        self.incarnations: dict[str, tuple[tuple[int, str], ...]] = {}
+        self.incarnations: dict[str, tuple[Allocation, ...]] = {}
         self.finals: dict[int, set[str]] = {}
         self.over = 0
         self._same: dict[str, str] = {}
@@ -257,7 +263,7 @@ class HostBook:
         )
         self.locks = Tally()
         self.sharers = Tally()
-        for record in self.live.values():
+        for record in self.live():
             for name in self.names(record, exclusive_ids(record)):
                 self.locks.add(name, 1)
             for name in self.names(record, shared_ids(record)):
@@ -283,19 +289,21 @@ class HostBook:
     def newest(self, worker: str) -> str | None:
         """The key of a worker's newest incarnation, of those that are remembered."""
         incarnations = self.incarnations.get(worker)
-        return incarnations[-1][1] if incarnations else None
+        return incarnations[-1].key if incarnations else None
+
+    def live(self) -> Iterator[Allocation]:
+        """The records that hold devices."""
+        return (
+            record for records in self.incarnations.values() for record in records if record.state in HOLDING_STATES
+        )
 
     def index(self, key: str, record: Allocation) -> None:
         """Take in a record that is new or was taken out before."""
-        incarnation = (record.source.offset, key)
-        known = self.incarnations.get(record.worker)
-        if known is None:
-            self.incarnations[record.worker] = (incarnation,)
-        elif incarnation not in known:
-            self.incarnations[record.worker] = tuple(sorted((*known, incarnation)))
+        worker = record.worker
+        others = [other for other in self.incarnations.get(worker, ()) if other.incarnation != record.incarnation]
+        self.incarnations[worker] = tuple(sorted([*others, record], key=_age)) if others else (record,)
         state = record.state
         if state in HOLDING_STATES:
-            self.live[key] = record
             self._hold(record, 1)
         elif state == PENDING:
             entry = queue_entry(record)
@@ -307,17 +315,19 @@ class HostBook:
             self.finals.setdefault(final_second(record), set()).add(key)
             self.over += 1
 
-    def grant(self, key: str, record: Allocation, names: list[str]) -> None:
+    def grant(self, record: Allocation, names: list[str]) -> None:
         """Take in the first record of a worker, which has to itself what nobody had: the devices `names`."""
-        self.incarnations[record.worker] = ((record.source.offset, key),)
-        self.live[key] = record
-        self._count(self.locks, names, 1)
+        self.incarnations[record.worker] = (record,)
+        locks, shown = self.locks, self.shown
+        for name in names:
+            locks[name] = 1
+            for shelf in shown.get(name, ()):
+                shelf.take(name)
 
     def unindex(self, key: str, record: Allocation) -> None:
         """Take out what `index` put in, but for the worker's incarnations: those stay until `forget`."""
         state = record.state
         if state in HOLDING_STATES:
-            del self.live[key]
             self._hold(record, -1)
         elif state == PENDING:
             entry = queue_entry(record)
@@ -337,9 +347,10 @@ class HostBook:
             if not keys:
                 del self.finals[second]
 
-    def forget(self, key: str, worker: str) -> None:
+    def forget(self, record: Allocation) -> None:
         """The record is gone altogether."""
-        left = tuple([incarnation for incarnation in self.incarnations[worker] if incarnation[1] != key])
+        worker = record.worker
+        left = tuple([other for other in self.incarnations[worker] if other.incarnation != record.incarnation])
         if left:
             self.incarnations[worker] = left
         else:

@@ -163,16 +163,19 @@ class Batch:
         key, record = grant.key, grant.record
         value = encode(record)
         step = grant.step(Raw(value))
+        size = len(key) + 16
         self.ledger.grant(key, record, grant.names)
-        self._keep(key, record, value)
         self.allocations[key] = record
-        self.renewed[key] = None
+        self.values[key] = record, value
+        self.bytes += size + len(value)
         self.kinds["register"] += 1
         for resource in record.resources:
             self.granted[resource] += 1
         self.steps.append((key, step))
         if self._history:
-            self._write(key, Entry(key.encode(), encode(step)))
+            told = encode(step)
+            self._told.append(Entry(key.encode(), told))
+            self.history_bytes += size + len(told)
 
     def refuse(self, message: Message, reason: str, field: str | None = None) -> DeadLetter:
         """Send a message to the dead letters."""
@@ -240,9 +243,6 @@ class Batch:
             entry = step_entry(key, step, value if record is step.record else None)
         else:
             entry = Entry(key.encode(), encode(step))
-        self._write(key, entry)
-
-    def _write(self, key: str, entry: Entry) -> None:
         self._told.append(entry)
         self.history_bytes += len(key) + 16 + len(entry.value or b"")
 
