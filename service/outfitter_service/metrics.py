@@ -126,7 +126,7 @@ class _StandingCollector(Collector):
 
 
 class Waits(Collector):
-    """A histogram of one writer's own thread: it takes no lock, because each grant is observed. Seconds."""
+    """A histogram of one writer's own thread: it takes no lock, for each grant's wait is counted. Seconds."""
 
     def __init__(self, name: str, documentation: str, buckets: tuple[float, ...]) -> None:
         self._name = name
@@ -135,11 +135,10 @@ class Waits(Collector):
         self._counts = [0] * (len(buckets) + 1)
         self._sum = 0.0
 
-    def observe(self, waits: Iterable[float]) -> None:
-        """Count waits (seconds)."""
-        for seconds in waits:
-            self._counts[bisect_left(self._buckets, seconds)] += 1
-            self._sum += seconds
+    def observe(self, seconds: float, count: int = 1) -> None:
+        """Count `count` waits of so long."""
+        self._counts[bisect_left(self._buckets, seconds)] += count
+        self._sum += seconds * count
 
     def collect(self) -> Iterator[Metric]:
         bounds = [*(str(float(bucket)) for bucket in self._buckets), "+Inf"]

@@ -45,24 +45,27 @@ class Census:
     def take(self, changed: Mapping[str, Allocation | None], *, before: Mapping[str, Allocation]) -> list[Violation]:
         """Take in one commit's allocations by key (None: deleted), which were so `before`, as far as they were; return
         what the self-check finds of them."""
-        for old in before.values():
-            self._count(old, -1)
-        for record in changed.values():
-            if record is not None:
-                self._count(record, 1)
+        self._count(before.values(), -1)
+        self._count(changed.values(), 1)
         return self._holders.take(changed, before=before)
 
-    def _count(self, record: Allocation, count: int) -> None:
+    def _count(self, records: Iterable[Allocation | None], sign: int) -> None:
         # plain dicts: this runs up to twice for each record of a commit, and a Counter costs microseconds
-        self._records += count
-        state = record.state
-        holding = state in HOLDING_STATES
-        allocations = self._allocations
-        for resource in record.request.amounts:
-            shown = (resource if holding or resource in self._resources else OTHER), state
-            allocations[shown] = allocations.get(shown, 0) + count
-        if state == PENDING and record.reason_code is not None:
-            self._pending[record.reason_code] = self._pending.get(record.reason_code, 0) + count
+        asked: dict[tuple[str, str], int] = {}
+        for record in records:
+            if record is None:
+                continue
+            self._records += sign
+            state = record.state
+            for resource in record.request.amounts:
+                pair = resource, state
+                asked[pair] = asked.get(pair, 0) + sign
+            if state == PENDING and record.reason_code is not None:
+                self._pending[record.reason_code] = self._pending.get(record.reason_code, 0) + sign
+        for (resource, state), count in asked.items():
+            known = state in HOLDING_STATES or resource in self._resources
+            shown = resource if known else OTHER, state
+            self._allocations[shown] = self._allocations.get(shown, 0) + count
 
     def standing(self, books: Iterable[HostBook]) -> Standing:
         """What is counted here; `books` are the ledger's, for their inventories and names."""

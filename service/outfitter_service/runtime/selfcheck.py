@@ -40,6 +40,8 @@ class Holders:
         """Take in one commit's allocations by key (None: deleted), what lets go first, as the ledger has them.
         `before` are those of them that there were already, as they were."""
         for key, left in before.items():
+            if left.state not in HOLDING_STATES:
+                continue
             holder = self._holders.get(left.host, {})
             for device in _exclusive(left):
                 if holder.get(device) == key:
@@ -49,13 +51,10 @@ class Holders:
         found: list[Violation] = []
         holders = self._holders
         for key, record in changed.items():
-            if record is None:
-                continue
-            devices = _exclusive(record)
-            if not devices:
+            if record is None or record.state not in HOLDING_STATES:
                 continue
             holder = holders.setdefault(record.host, {})
-            for device in devices:
+            for device in _exclusive(record):
                 other = holder.setdefault(device, key)
                 if other != key:
                     found.append(Violation(device, key, other))
@@ -64,8 +63,6 @@ class Holders:
 
 def _exclusive(record: Allocation) -> list[str]:
     """The devices that a live record has to itself, under every name that it knows them by."""
-    if record.state not in HOLDING_STATES:
-        return []
     shared = record.shared
     ids = []
     for resource, infos in record.resources.items():

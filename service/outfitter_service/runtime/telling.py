@@ -6,7 +6,7 @@ It looks at what was committed and changes nothing.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import structlog
 
@@ -62,8 +62,7 @@ class Telling:
     def _count(self, batch: Batch) -> None:
         """Count transitions; grants and their waits are summed up first, for there are many. What came to plain grants
         the batch knows."""
-        now_ms = time.time() * 1000
-        waits = [max(0.0, now_ms - arrived_ms) / 1000 for arrived_ms in batch.arrived_ms]
+        arrived = Counter(batch.arrived_ms)
         grants = defaultdict(int, batch.granted)
         for key, step in batch.steps:
             record = step.record
@@ -74,10 +73,12 @@ class Telling:
                 continue
             registered_ms = self._registered_ms.pop(key, None)
             if registered_ms is not None:
-                waits.append(max(0.0, now_ms - registered_ms) / 1000)
+                arrived[registered_ms] += 1
             for resource in record.resources:
                 grants[resource] += 1
-        self._metrics.allocation_seconds.observe(waits)
+        now_ms = time.time() * 1000
+        for arrived_ms, count in arrived.items():
+            self._metrics.allocation_seconds.observe(max(0.0, now_ms - arrived_ms) / 1000, count)
         for resource, count in grants.items():
             self._metrics.grants.labels(resource).inc(count)
 
