@@ -25,12 +25,13 @@ from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest as AnyMetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
+from aiokafka.protocol.produce import ProduceRequest
 
 from outfitter_proto.bus.kafka import diagnosis
 from outfitter_proto.bus.kafka.access import Access, Node
 from outfitter_proto.bus.kafka.diagnosis import LoginRefusedError, ended
 from outfitter_proto.bus.kafka.directory import Directory
-from outfitter_proto.bus.kafka.protocol import MetadataRequest, SaslAuthenticateRequest
+from outfitter_proto.bus.kafka.protocol import LargeRequest, MetadataRequest, SaslAuthenticateRequest
 from outfitter_proto.bus.port import BusAuthenticationError, BusError, BusUnavailableError
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,8 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
 
     def send(self, request: Any, expect_response: bool = True) -> Any:
         """See aiokafka. A write waits for other brokers, so only what is not one tells of this broker."""
-        answer = super().send(request, expect_response)
+        written = LargeRequest(request) if isinstance(request, ProduceRequest) else request
+        answer = super().send(written, expect_response)
         return self._watch(answer) if isinstance(request, _NEEDS_NOBODY_ELSE) else answer
 
     async def _watch(self, answer: Awaitable[Any]) -> Any:

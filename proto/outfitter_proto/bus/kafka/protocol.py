@@ -6,13 +6,27 @@ producers there are).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.admin import SaslAuthenticateRequest_v0, SaslAuthenticateRequest_v1
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.coordination import FindCoordinatorRequest
-from aiokafka.protocol.types import Boolean, CompactArray, CompactString, Int16, Int32, Int64, Schema, TaggedFields
+from aiokafka.protocol.produce import ProduceRequest
+from aiokafka.protocol.types import (
+    Array,
+    Boolean,
+    Bytes,
+    CompactArray,
+    CompactString,
+    Int16,
+    Int32,
+    Int64,
+    Schema,
+    TaggedFields,
+)
 
 from outfitter_proto.bus.kafka.access import Access
 from outfitter_proto.bus.port import (
@@ -192,6 +206,37 @@ class MetadataRequest(Request[MetadataRequestV10]):  # type: ignore[misc]
     def build(self, request_struct_class: type[MetadataRequestV10]) -> MetadataRequestV10:
         asked: list[tuple[bytes, str, dict[int, bytes]]] = [(bytes(16), name, {}) for name in self._topics]
         return request_struct_class(asked, False, False, self._rights, {})
+
+
+class LargeRequest:
+    """A request to write, into which its records are copied once. aiokafka does so at each of the schema's six levels,
+    and a commit has megabytes."""
+
+    def __init__(self, request: ProduceRequest) -> None:
+        self._request = request
+
+    def prepare(self, versions: dict[int, tuple[int, int]]) -> Any:
+        """The request in the version that the broker knows, as `Request.prepare`."""
+        prepared = self._request.prepare(versions)
+        pieces = partial(_pieces, prepared.SCHEMA, [prepared.get_item(name) for name in prepared.SCHEMA.names])
+        prepared.encode = lambda: b"".join(pieces())  # it must not hold `prepared`, which would wait for the collector
+        return prepared
+
+
+def _pieces(kind: Any, value: Any) -> Iterator[bytes]:
+    """What `kind.encode(value)` puts together."""
+    if isinstance(kind, Schema):
+        for field, item in zip(kind.fields, value, strict=True):
+            yield from _pieces(field, item)
+    elif type(kind) is Array and value is not None:
+        yield Int32.encode(len(value))
+        for item in value:
+            yield from _pieces(kind.array_of, item)
+    elif kind is Bytes and value is not None:
+        yield Int32.encode(len(value))
+        yield value
+    else:
+        yield kind.encode(value)
 
 
 class DescribeTransactionsResponse(Response):  # type: ignore[misc]
