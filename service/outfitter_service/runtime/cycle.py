@@ -37,7 +37,7 @@ TICK_S = 0.25
 """How often deadlines are looked at."""
 SLICE = 48
 """Events decided at a stretch: a commit under way must not wait for long until its answer is seen."""
-TURNS = 3
+TURNS = 6
 """Of the event loop after each slice: a commit takes several for each of its steps, and while it is slower than the
 decisions of the next one, that is what everybody waits for."""
 FILL = 0.8
