@@ -6,6 +6,7 @@ JSON in UTF-8 through msgspec. A body and its key must name the same host: the b
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -111,23 +112,26 @@ def _are_named(message: Registration) -> bool:
     incarnation = message.incarnation
     if not _are_names(f"{message.worker}/{'any' if incarnation is None else incarnation}"):
         return False
-    if message.host not in _known and not _are_known([message.host]):
+    if message.host not in _known and not _are_known((message.host,)):
         return False
     if type(message) is not Register:
         return True
     for name in message.resources or ():
-        if name not in _known and not _are_known([name]):
+        if name not in _known and not _are_known((name,)):
             return False
-    return not message.operators or _are_known([*message.operators, *chain(*message.operators.values())])
+    return not message.operators or _are_known(chain(message.operators, *message.operators.values()))
 
 
-def _are_known(names: list[str]) -> bool:
+def _are_known(names: Iterable[str]) -> bool:
     """Whether these are names. There are few of them, unlike workers and incarnations, so they are remembered."""
-    if not all(map(_is_name, names)):
-        return False
-    if len(_known) >= _MOST_KNOWN:
-        _known.clear()
-    _known.update(names)
+    for name in names:
+        if name in _known:
+            continue
+        if not _is_name(name):
+            return False
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known.add(name)
     return True
 
 

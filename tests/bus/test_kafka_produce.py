@@ -19,7 +19,8 @@ TOPICS = st.lists(
 
 
 def request(topics: list[tuple[str, list[tuple[int, bytes]]]], identity: str | None) -> ProduceRequest:
-    return ProduceRequest(required_acks=-1, timeout=1000, topics=topics, transactional_id=identity)
+    acks = -1 if identity is not None else 1
+    return ProduceRequest(required_acks=acks, timeout=1000, topics=topics, transactional_id=identity)
 
 
 @given(topics=TOPICS, identity=st.none() | st.text(max_size=5), version=st.integers(3, 7))

@@ -130,10 +130,10 @@ class Fleet:
 
         def late() -> list[str]:
             answered = Counter(of for asked, _, of in self.answers if asked >= since)
-            return [host for host in hosts or self.hosts if answered[host] < count]
+            return [host for host in (self.hosts if hosts is None else hosts) if answered[host] < count]
 
         if not self._until(lambda: not late(), within):
-            raise AssertionError(f"fewer than {count} answers within {within:g} s from {late()}")
+            raise AssertionError(f"fewer than {count} answers in time, {within:g} s, from {late() or 'some hosts'}")
 
     def await_commits(self, writers: Iterable[str], *, since: float, within: float = 90.0) -> bool:
         """Block until each of these writers has committed after `since`; False: one has not."""

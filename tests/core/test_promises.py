@@ -93,11 +93,11 @@ class Core(RuleBasedStateMachine):
             resources = {"gpu": ResourceRequest(amount=amount)}
             self.world.message(Register(host=HOST, worker=worker, incarnation=incarnation, resources=resources))
 
-    @precondition(lambda self: any(self.world.ledger.book(HOST).live()))
+    @precondition(lambda self: self.world.ledger.book(HOST).live)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         """Somebody who holds devices is over."""
-        key = data.draw(st.sampled_from(sorted(record.key for record in self.world.ledger.book(HOST).live())))
+        key = data.draw(st.sampled_from(sorted(self.world.ledger.book(HOST).live)))
         self.world.say(m.OwnerDied(allocation=key, detail="gone"))
 
     # --- drivers ---

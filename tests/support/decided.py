@@ -16,6 +16,7 @@ def decision_of(decided: Decision | Grant) -> Decision:
         kind="register",
         changes=[PutAllocation(key, decided.record)],
         history=[(key, decided.step())],
+        renewed=[key],
     )
 
 

@@ -7,7 +7,7 @@ those came. Read a book freely; only `Ledger` changes it. It decides nothing.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import islice
 
@@ -64,10 +64,6 @@ def queue_entry(record: Allocation) -> QueueEntry:
 
 def shape(record: Allocation) -> Shape:
     return tuple(sorted(record.request.amounts.items()))
-
-
-def _age(record: Allocation) -> tuple[int, str]:
-    return record.source.offset, record.incarnation
 
 
 def exclusive_ids(record: Allocation) -> list[str]:
@@ -173,10 +169,11 @@ class Shelf:
 class HostBook:
     """One host's records and indexes.
 
-    `shelves` are by resource, `shown` by device. `locks` and `sharers` count by canonical name how many live records
-    have a device to themselves and together with others. `queue` has every pending record in order, `shapes` the same
-    by what they want, `deadlines` when those give up who do not wait for ever. `incarnations` are the records that
-    there are of each worker, the newest last. `finals` are those that are over, by the second in which they ended, and
+    `shelves` are by resource, `shown` by device. `live` are the records that hold devices. `locks` and `sharers`
+    count by canonical name how many live records have a device to themselves and together with others. `queue` has
+    every pending record in order, `shapes` the same by what they want, `deadlines` when those give up who do not wait
+    for ever. `incarnations` are all that are remembered of each worker, the newest last: the offsets of their first
+    registrations, and their keys. `finals` are the records that are over, by the second in which they ended, and
     `over` how many those are.
     """
 
@@ -186,12 +183,13 @@ class HostBook:
         self.inventories: dict[str, Inventory] = {}
         self.shelves: dict[str, Shelf] = {}
         self.shown: dict[str, tuple[Shelf, ...]] = {}
+        self.live: dict[str, Allocation] = {}
         self.locks = Tally()
         self.sharers = Tally()
         self.queue: list[QueueEntry] = []
         self.shapes: dict[Shape, list[QueueEntry]] = {}
         self.deadlines: list[tuple[datetime, str]] = []
-        self.incarnations: dict[str, tuple[Allocation, ...]] = {}
+        self.incarnations: dict[str, tuple[tuple[int, str], ...]] = {}
         self.finals: dict[int, set[str]] = {}
         self.over = 0
         self._same: dict[str, str] = {}
@@ -263,7 +261,7 @@ class HostBook:
         )
         self.locks = Tally()
         self.sharers = Tally()
-        for record in self.live():
+        for record in self.live.values():
             for name in self.names(record, exclusive_ids(record)):
                 self.locks.add(name, 1)
             for name in self.names(record, shared_ids(record)):
@@ -289,21 +287,19 @@ class HostBook:
     def newest(self, worker: str) -> str | None:
         """The key of a worker's newest incarnation, of those that are remembered."""
         incarnations = self.incarnations.get(worker)
-        return incarnations[-1].key if incarnations else None
-
-    def live(self) -> Iterator[Allocation]:
-        """The records that hold devices."""
-        return (
-            record for records in self.incarnations.values() for record in records if record.state in HOLDING_STATES
-        )
+        return incarnations[-1][1] if incarnations else None
 
     def index(self, key: str, record: Allocation) -> None:
         """Take in a record that is new or was taken out before."""
-        worker = record.worker
-        others = [other for other in self.incarnations.get(worker, ()) if other.incarnation != record.incarnation]
-        self.incarnations[worker] = tuple(sorted([*others, record], key=_age)) if others else (record,)
+        incarnation = (record.source.offset, key)
+        known = self.incarnations.get(record.worker)
+        if known is None:
+            self.incarnations[record.worker] = (incarnation,)
+        elif incarnation not in known:
+            self.incarnations[record.worker] = tuple(sorted((*known, incarnation)))
         state = record.state
         if state in HOLDING_STATES:
+            self.live[key] = record
             self._hold(record, 1)
         elif state == PENDING:
             entry = queue_entry(record)
@@ -315,12 +311,14 @@ class HostBook:
             self.finals.setdefault(final_second(record), set()).add(key)
             self.over += 1
 
-    def grant(self, record: Allocation, names: list[str]) -> None:
-        """Take in the first record of a worker, which has to itself what nobody had: the devices `names`."""
-        self.incarnations[record.worker] = (record,)
+    def grant(self, key: str, record: Allocation, names: list[str]) -> None:
+        """Take in the first record of a worker, which has to itself what nobody had: the devices `names`, a name more
+        than once where it stands for several of them."""
+        self.incarnations[record.worker] = ((record.source.offset, key),)
+        self.live[key] = record
         locks, shown = self.locks, self.shown
         for name in names:
-            locks[name] = 1
+            locks[name] = locks.get(name, 0) + 1
             for shelf in shown.get(name, ()):
                 shelf.take(name)
 
@@ -328,6 +326,7 @@ class HostBook:
         """Take out what `index` put in, but for the worker's incarnations: those stay until `forget`."""
         state = record.state
         if state in HOLDING_STATES:
+            del self.live[key]
             self._hold(record, -1)
         elif state == PENDING:
             entry = queue_entry(record)
@@ -347,10 +346,9 @@ class HostBook:
             if not keys:
                 del self.finals[second]
 
-    def forget(self, record: Allocation) -> None:
+    def forget(self, key: str, worker: str) -> None:
         """The record is gone altogether."""
-        worker = record.worker
-        left = tuple([other for other in self.incarnations[worker] if other.incarnation != record.incarnation])
+        left = tuple([incarnation for incarnation in self.incarnations[worker] if incarnation[1] != key])
         if left:
             self.incarnations[worker] = left
         else:

@@ -10,7 +10,6 @@ and each piece keeps the promises, whatever is decided between the pieces.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from msgspec import structs
@@ -143,10 +142,10 @@ def _register(draft: Draft, message: Register, source: Source) -> None:
         _register_again(draft, key, known, message)
         return
     older = draft.book(message.host).incarnations.get(message.worker, ())
-    for earlier in older:
+    for _, earlier in older:
         _supersede(draft, earlier, message.incarnation)
     if len(older) >= draft.rules.max_incarnations:
-        _forget_oldest(draft, older)
+        _forget_oldest(draft, [earlier for _, earlier in older])
     resolved = resolve(draft.rules, message)
     wait_s = message.wait_s if message.wait_s is not None else draft.rules.wait_s
     record = Allocation(
@@ -165,16 +164,17 @@ def _register(draft: Draft, message: Register, source: Source) -> None:
     if resolved.problem is not None:
         code, reason = resolved.problem
         draft.step(Step.FAIL, reason, record, new=True, reason=reason, reason_code=code, wait_until=None)
-    else:
-        queue.admit(draft, record)
+    elif queue.admit(draft, record).state not in FINAL_STATES:
+        draft.decision.renewed.append(key)
 
 
-def _forget_oldest(draft: Draft, runs: Sequence[Allocation]) -> None:
+def _forget_oldest(draft: Draft, keys: list[str]) -> None:
     """A worker that is started again and again: of its earliest runs those that are over go, but for the last ones."""
-    surplus = len(runs) + 1 - draft.rules.max_incarnations
+    surplus = len(keys) + 1 - draft.rules.max_incarnations
     told = _told_by_now(draft)
-    over = [run for run in runs if run.state in FINAL_STATES and final_second(run) < told]
-    draft.decision.changes += [DropAllocation(run.key) for run in over[:surplus]]
+    known = draft.ledger.allocations
+    over = [key for key in keys if known[key].state in FINAL_STATES and final_second(known[key]) < told]
+    draft.decision.changes += [DropAllocation(key) for key in over[:surplus]]
 
 
 def _register_again(draft: Draft, key: str, known: Allocation, message: Register) -> None:
@@ -201,8 +201,9 @@ def _is_current(draft: Draft, key: str, record: Allocation) -> bool:
     return newest == key and record.reason_code != ReasonCode.SUPERSEDED
 
 
-def _supersede(draft: Draft, older: Allocation, newer: str) -> None:
+def _supersede(draft: Draft, key: str, newer: str) -> None:
     """A newer incarnation registered: the older one can renew nothing more, but holds until it is known dead."""
+    older = draft.ledger.allocations[key]
     reason = f"superseded by incarnation {newer}"
     if older.state == PENDING:
         draft.step(
@@ -217,7 +218,7 @@ def _supersede(draft: Draft, older: Allocation, newer: str) -> None:
         # whom it kept waiting is looked at once the newer one has its place in the queue
         draft.again(older.host)
     elif older.state in HOLDING_STATES:
-        draft.decision.cut.append(older.key)
+        draft.decision.cut.append(key)
         if older.reason_code != ReasonCode.SUPERSEDED and older.state != RELEASING:
             told = f"{reason}; held until its owner is dead or its lease has ended"
             draft.step(Step.REFRESH, told, older, reason=told, reason_code=ReasonCode.SUPERSEDED)

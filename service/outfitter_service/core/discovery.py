@@ -42,7 +42,7 @@ def refresh_holders(draft: Draft, host: str) -> None:
     """Tell those who hold devices what has changed about them; what they hold stays theirs."""
     view = draft.view(host)
     steps = 0
-    for key in sorted([record.key for record in view.book.live()]):
+    for key in sorted(view.book.live):
         record = draft.record(key)
         if record is None or record.state not in (PREPARING, ALLOCATED):
             continue

@@ -44,9 +44,9 @@ class Decision(Struct, kw_only=True, gc=False):
     """What one event leads to.
 
     `history` has each step with its allocation's key. `refused` is why a message goes to the dead letters. `renewed`
-    are the allocations whose lease starts anew (a new one's begins with its record); `cut` those whose lease must now
-    run out although they had none or renewed it (their worker has a newer incarnation). `kind` says what the event
-    was, for metrics. Each event in `follow_ups` must be decided, too.
+    are the allocations whose lease starts anew; `cut` those whose lease must now run out although they had none or
+    renewed it (their worker has a newer incarnation). `kind` says what the event was, for metrics. Each event in
+    `follow_ups` must be decided, too.
     """
 
     kind: str

@@ -109,7 +109,7 @@ class Ledger:
         by their canonical names. It comes to what `change` does, which would ask for all that is known here."""
         self.token += 1
         self.allocations[key] = record
-        self.hosts[record.host].grant(record, names)
+        self.hosts[record.host].grant(key, record, names)
         self._undo.append(DropAllocation(key))
 
     def restore(self, change: Change) -> None:
@@ -204,7 +204,7 @@ class Ledger:
         old = self.allocations.pop(key)
         book = self.hosts[old.host]
         book.unindex(key, old)
-        book.forget(old)
+        book.forget(key, old.worker)
         return PutAllocation(key, old)
 
     def _put_host(self, host: str, record: Host | None) -> Change:

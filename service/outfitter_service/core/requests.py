@@ -26,18 +26,20 @@ class Resolved(Struct, gc=False):
 def resolve(rules: Rules, message: Register) -> Resolved:
     """Resolve a registration against the configured resources (Flink's rule where it names none)."""
     specs, asked = rules.specs, message.resources
-    unavailable: dict[str, Unavailable] = m.NO_ITEMS
+    unavailable: dict[str, Unavailable] = {}
     problem = None
     if asked is None:
         configured = {name: spec.amount for name, spec in specs.items()}
         amounts, unavailable, problem = _in_effect(specs, configured, explicit=False)
     else:
-        amounts, asked = _alike(*asked.items())
-        for name in amounts:
+        for name in asked:
             spec = specs.get(name)
             if spec is None or spec.state != _OK:
-                amounts, unavailable, problem = _in_effect(specs, amounts, explicit=True)
+                wanted = {name: one.amount for name, one in asked.items()}
+                amounts, unavailable, problem = _in_effect(specs, wanted, explicit=True)
                 break
+        else:
+            amounts, asked = _alike(*asked.items())
     if message.operators:
         problem = problem or _operators_problem(message, amounts, unavailable, specs)
     request = ResolvedRequest(
@@ -50,7 +52,7 @@ def resolve(rules: Rules, message: Register) -> Resolved:
         priority=message.priority,
         labels=message.labels,
     )
-    return Resolved(request, unavailable, problem)
+    return Resolved(request, unavailable or m.NO_ITEMS, problem)
 
 
 def _in_effect(

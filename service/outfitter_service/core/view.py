@@ -91,7 +91,7 @@ class View:
         """How many devices of a resource are held, those included that its inventory does not (yet) name."""
         canonical = self.book.canonical
         names = {canonical(device.id) for device in self.inventory(resource).devices if self.locked(device)}
-        for record in self.book.live():
+        for record in self.book.live.values():
             names.update(
                 name
                 for told in record.resources.get(resource, ())

@@ -167,6 +167,7 @@ class Batch:
         self.ledger.grant(key, record, grant.names)
         self.allocations[key] = record
         self.values[key] = record, value
+        self.renewed[key] = None
         self.bytes += size + len(value)
         self.kinds["register"] += 1
         for resource in record.resources:

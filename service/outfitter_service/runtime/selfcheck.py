@@ -40,8 +40,6 @@ class Holders:
         """Take in one commit's allocations by key (None: deleted), what lets go first, as the ledger has them.
         `before` are those of them that there were already, as they were."""
         for key, left in before.items():
-            if left.state not in HOLDING_STATES:
-                continue
             holder = self._holders.get(left.host, {})
             for device in _exclusive(left):
                 if holder.get(device) == key:
@@ -62,7 +60,7 @@ class Holders:
 
 
 def _exclusive(record: Allocation) -> list[str]:
-    """The devices that a live record has to itself, under every name that it knows them by."""
+    """The devices that a record has to itself, or had, under every name that it knows them by."""
     shared = record.shared
     ids = []
     for resource, infos in record.resources.items():

@@ -56,7 +56,7 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
     """What to call when the broker did not answer a question in time for which it needs nobody else."""
 
     def send(self, request: Any, expect_response: bool = True) -> Any:
-        """See aiokafka. A write waits for other brokers, so only what is not one tells of this broker."""
+        """See aiokafka. A write has much to copy, and waits for other brokers: only what is none tells of this one."""
         written = LargeRequest(request) if isinstance(request, ProduceRequest) else request
         answer = super().send(written, expect_response)
         return self._watch(answer) if isinstance(request, _NEEDS_NOBODY_ELSE) else answer

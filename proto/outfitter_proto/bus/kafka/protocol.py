@@ -1,4 +1,4 @@
-"""The requests that aiokafka does not have, the answers' error codes, and what they mean to the port.
+"""The requests that aiokafka does not have or copies too often, the error codes of answers, and what they mean here.
 
 Formats and codes: Kafka's protocol guide (Metadata version 10, KIP-516 for topic ids; KIP-664 for what transactions and
 producers there are).
