@@ -97,7 +97,7 @@ def decode_registration(value: bytes | None, *, key: bytes | None = None) -> Reg
         message = _registration().decode(value)
     except _UNREADABLE as error:
         raise _translate(what, value, Registration, error) from error
-    if not _are_named(message):
+    if not _is_well_named(message):
         raise _misnamed(what, message)
     if key is not None and key != message.host.encode():
         named = key[:300].decode("utf-8", "replace")
@@ -107,18 +107,15 @@ def decode_registration(value: bytes | None, *, key: bytes | None = None) -> Reg
     return message
 
 
-def _are_named(message: Registration) -> bool:
+def _is_well_named(message: Registration) -> bool:
     """Whether all in the message that should be names are."""
     incarnation = message.incarnation
     if not _are_names(f"{message.worker}/{'any' if incarnation is None else incarnation}"):
         return False
-    if message.host not in _known and not _are_known((message.host,)):
-        return False
     if type(message) is not Register:
-        return True
-    for name in message.resources or ():
-        if name not in _known and not _are_known((name,)):
-            return False
+        return _are_known((message.host,))
+    if not _are_known((message.host, *(message.resources or ()))):
+        return False
     return not message.operators or _are_known(chain(message.operators, *message.operators.values()))
 
 

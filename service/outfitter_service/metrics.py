@@ -126,7 +126,7 @@ class _StandingCollector(Collector):
 
 
 class Waits(Collector):
-    """A histogram of one writer's own thread: it takes no lock, for each grant's wait is counted. Seconds."""
+    """A histogram that one thread alone counts in, so it takes no lock. Seconds."""
 
     def __init__(self, name: str, documentation: str, buckets: tuple[float, ...]) -> None:
         self._name = name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 
-import pytest
 from aiokafka.protocol.produce import ProduceRequest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,8 +44,3 @@ def test_what_was_written_is_free_without_the_collector() -> None:
         assert left() is None
     finally:
         gc.enable()
-
-
-def test_a_broker_too_old_is_told_by_aiokafka() -> None:
-    with pytest.raises(NotImplementedError):
-        LargeRequest(request([], None)).prepare({ProduceRequest.API_KEY: (99, 99)})

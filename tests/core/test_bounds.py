@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from outfitter_service.core import model as m
+from outfitter_service.core import requests
 from outfitter_service.core.decide import TOLD_WITHIN, is_due
 from outfitter_service.core.ledger import DropAllocation
 from support.desk import Desk, asks
@@ -79,6 +80,14 @@ def test_a_run_that_ends_because_of_a_newer_one_is_not_forgotten_in_the_same_bre
     desk.now += TOLD_WITHIN + timedelta(seconds=1)
     desk.register("w", 1, incarnation="4")
     assert dropped(desk) == [["h/w/1", "h/w/2"]]
+
+
+def test_what_nobody_has_configured_is_not_kept_for_others() -> None:
+    desk = Desk(m.ResourceSpec(name="gpu"))
+    desk.report("a")
+    requests._alike.cache_clear()
+    assert desk.register("v", resources=asks(gpu=1, made_up=1)).state == "failed"
+    assert requests._alike.cache_info().currsize == 0
 
 
 def test_records_of_workers_that_want_the_same_have_it_in_common() -> None:

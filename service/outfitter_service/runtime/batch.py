@@ -165,13 +165,13 @@ class Batch:
         step = grant.step(Raw(value))
         size = len(key) + 16
         self.ledger.grant(key, record, grant.names)
-        self.allocations[key] = record
-        self.values[key] = record, value
-        self.renewed[key] = None
-        self.bytes += size + len(value)
-        self.kinds["register"] += 1
         for resource in record.resources:
             self.granted[resource] += 1
+        self.kinds["register"] += 1
+        self.renewed[key] = None
+        self.allocations[key] = record
+        self.values[key] = record, value
+        self.bytes += size + len(value)
         self.steps.append((key, step))
         if self._history:
             told = encode(step)
@@ -197,18 +197,18 @@ class Batch:
                 record = change.record
                 self.hosts.add(record.host)
                 self.allocations[key] = record
-                self._keep(key, record, encode(record))
+                self._keep(key, record)
             elif key:
                 self._stepless[key] = None
                 if type(change) is PutHost:
                     self.announced[change.record.host] = None
-                    self._keep(key, change.record, encode(change.record))
+                    self._keep(key, change.record)
                     continue
                 if type(change) is DropHost:
                     self.announced[change.host] = None
                 else:
                     self.allocations[key] = None
-                self._keep(key, None, None)
+                self._keep(key, None)
 
     def _remember(self, key: str) -> None:
         """Keep what is under a key before this batch changes it."""
@@ -228,7 +228,8 @@ class Batch:
                 self._positions[record.key] = record.queue_position
         return True
 
-    def _keep(self, key: str, record: Allocation | Host | None, value: bytes | None) -> None:
+    def _keep(self, key: str, record: Allocation | Host | None) -> None:
+        value = None if record is None else encode(record)
         self.values[key] = (record, value)
         # what an earlier value of this key took is counted as well: few have any, and it is a bound
         self.bytes += len(key) + 16 + (0 if value is None else len(value))

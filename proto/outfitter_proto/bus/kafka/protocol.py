@@ -7,7 +7,6 @@ producers there are).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from aiokafka import errors as kafka_errors
@@ -218,8 +217,9 @@ class LargeRequest:
     def prepare(self, versions: dict[int, tuple[int, int]]) -> Any:
         """The request in the version that the broker knows, as `Request.prepare`."""
         prepared = self._request.prepare(versions)
-        pieces = partial(_pieces, prepared.SCHEMA, [prepared.get_item(name) for name in prepared.SCHEMA.names])
-        prepared.encode = lambda: b"".join(pieces())  # it must not hold `prepared`, which would wait for the collector
+        schema, fields = prepared.SCHEMA, [prepared.get_item(name) for name in prepared.SCHEMA.names]
+        # this must not hold `prepared`, which would wait for the collector then
+        prepared.encode = lambda: b"".join(_pieces(schema, fields))
         return prepared
 
 
