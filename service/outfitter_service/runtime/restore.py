@@ -1,6 +1,6 @@
 """Replaying the ledger: what a manager knows when it starts is what the compacted topic says.
 
-Reads one partition up to what was committed when it was called, keeps the last value of each key of its
+Reads one partition up to what was committed when it was called, keeps the last record of each key of its
 own, and builds the core's ledger from it. It repairs nothing: a record it cannot read refuses its host.
 """
 
@@ -17,9 +17,9 @@ import structlog
 from msgspec import Struct, structs
 
 from outfitter_proto.bus import Bus, Message, OffsetOutOfRangeError
-from outfitter_proto.codec import UnknownTypeError, WireError, decode_ledger
+from outfitter_proto.codec import UnknownTypeError, WireError, decode_ledger, encode
 from outfitter_proto.names import checkpoint_key, host_of, sweeper_writer
-from outfitter_proto.records import Allocation, AllocationState, Checkpoint, Device, Host, LedgerRecord
+from outfitter_proto.records import Allocation, AllocationState, Checkpoint, Device, Host, LedgerRecord, ResolvedRequest
 from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost
 from outfitter_service.runtime.remit import Remit
 
@@ -33,6 +33,9 @@ LEDGER_FORMAT = 1
 
 STRETCH = 2000
 """Records taken in at a stretch: some 30 ms."""
+
+MOST_ALIKE = 1000
+"""Requests that are remembered at most, to find those that are alike."""
 
 MARKERS_WAIT_S = 0.05
 """How long one fetch may wait: where nothing but transaction markers is left, nothing comes, and the position moves."""
@@ -69,9 +72,10 @@ async def restore(bus: Bus, topic: str, partition: int, remit: Remit, *, end: in
     begun = time.monotonic()
     if end is None:
         end = await bus.stable_end(topic, partition)
-    read = await _read_log(bus, topic, partition, remit, end)
-    with _nothing_collected(), _emptied_by_failure(read.last, read.others):
-        ledger, checkpoint = await _build(read, remit, f"{topic}/{partition}")
+    with _nothing_collected():
+        read = await _read_log(bus, topic, partition, remit, end)
+        with _emptied_by_failure(read.last, read.others):
+            ledger, checkpoint = await _build(read, remit, f"{topic}/{partition}")
     return Restored(
         ledger=ledger,
         checkpoint=checkpoint,
@@ -125,7 +129,7 @@ def _nothing_collected() -> Iterator[None]:
 
 
 @contextmanager
-def _emptied_by_failure(*read: dict[bytes, bytes] | Ledger) -> Iterator[None]:
+def _emptied_by_failure(*read: dict[bytes, bytes] | dict[bytes, LedgerRecord | bytes] | Ledger) -> Iterator[None]:
     """An error that somebody keeps, as a bus does its last one, has a traceback, and that the frames that had these."""
     try:
         yield
@@ -142,11 +146,11 @@ async def _build(read: _Log, remit: Remit, place: str) -> tuple[Ledger, Checkpoi
     allocations: list[Allocation] = []
     hosts: list[Host] = []
     remit.admit_all()
-    for number, (key, value) in enumerate(read.last.items()):
+    for number, (key, found) in enumerate(read.last.items()):
         if number % STRETCH == 0:
             await anyio.lowlevel.checkpoint()
         try:
-            record = _read(key, value, place)
+            record = _understood(key, found, place)
         except LedgerRefusedError as error:
             host = host_of(key)
             if host is None or not remit.refuse(host, str(error)):
@@ -190,9 +194,10 @@ def _swept(others: dict[bytes, bytes], partition: int) -> Checkpoint | None:
     return record if isinstance(record, Checkpoint) else None
 
 
-def _read(key: bytes, value: bytes, place: str) -> LedgerRecord:
+def _understood(key: bytes, found: LedgerRecord | bytes, place: str) -> LedgerRecord:
+    """What stands under `key` at the end of the log, if this version can work on it."""
     try:
-        record = decode_ledger(value, key=key)
+        record = decode_ledger(found, key=key) if isinstance(found, bytes) else found
     except UnknownTypeError as error:
         raise LedgerRefusedError(
             f"{error}. A later version of Outfitter wrote it: run that version, or a newer one, here"
@@ -229,18 +234,19 @@ async def rivals_since(bus: Bus, topic: str, partition: int, remit: Remit, start
 
 
 class _Log(NamedTuple):
-    """What was read: the last value of each key that is the remit's, and of others' hosts and checkpoints; how many
-    records, and up to where."""
+    """What was read: the last record of each key that is the remit's (the bytes of one that cannot be decoded), the
+    last value of others' hosts and checkpoints; how many records, and up to where."""
 
-    last: dict[bytes, bytes]
+    last: dict[bytes, LedgerRecord | bytes]
     others: dict[bytes, bytes]
     records: int
     end: int
 
 
 async def _read_log(bus: Bus, topic: str, partition: int, remit: Remit, end: int) -> _Log:
-    last: dict[bytes, bytes] = {}
+    last: dict[bytes, LedgerRecord | bytes] = {}
     others: dict[bytes, bytes] = {}
+    alike = _Alike()
     count = 0
     with _emptied_by_failure(last, others):
         async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
@@ -252,17 +258,52 @@ async def _read_log(bus: Bus, topic: str, partition: int, remit: Remit, end: int
                     await reader.seek(error.start)
                     continue
                 count += len(messages)
+                newest: dict[bytes, bytes | None] = {}
                 for message in messages:
                     key = message.key
                     if key is None:
                         continue
-                    if not remit.owns(key):
+                    if remit.owns(key):
+                        newest[key] = message.value
+                    else:
                         _keep(message, others)
-                    elif message.value is None:
+                for key, value in newest.items():
+                    if value is None:
                         last.pop(key, None)
                     else:
-                        last[key] = message.value
+                        last[key] = _decoded(key, value, alike)
+                await anyio.lowlevel.checkpoint()
     return _Log(last, others, count, end)
+
+
+class _Alike:
+    """Has records share what they say alike, which is half of what a ledger takes in memory."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._requests: dict[bytes, ResolvedRequest] = {}
+
+    def meet(self, record: Allocation) -> None:
+        """Nobody else may have the record yet: it is changed in place, to what is equal."""
+        names, requests, request = self._names, self._requests, record.request
+        if len(requests) >= MOST_ALIKE:
+            requests.clear()
+            names.clear()
+        structs.force_setattr(record, "request", requests.setdefault(encode(request), request))
+        structs.force_setattr(record, "host", names.setdefault(record.host, record.host))
+        structs.force_setattr(record, "state", names.setdefault(record.state, record.state))
+        structs.force_setattr(record, "writer", names.setdefault(record.writer, record.writer))
+
+
+def _decoded(key: bytes, value: bytes, alike: _Alike) -> LedgerRecord | bytes:
+    """A record, decoded at once: its bytes take as much memory as it does. What cannot be decoded may be superseded."""
+    try:
+        record = decode_ledger(value, key=key)
+    except WireError:
+        return value
+    if isinstance(record, Allocation):
+        alike.meet(record)
+    return record
 
 
 def _keep(message: Message, others: dict[bytes, bytes]) -> None:
