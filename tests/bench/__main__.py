@@ -11,13 +11,14 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
 import anyio
 import msgspec
 
-from bench import embedded, machine, replay, replicas
+from bench import embedded, loads, machine, replay, replicas
 from bench.kafka import RATES, Contest, Run, Sizes
 from bench.report import Row, table
 from outfitter_proto.bus.kafka.adapter import KafkaBus
@@ -27,6 +28,8 @@ from support.manager import environment
 QUICK = Sizes(backlog=10_000, slow_backlog=1000, seconds=3.0, rounds=1, ledger=20_000, held=2000, replicas=2000)
 PARTS = ("backlog", "framework", "latency", "restore", "kill", "replicas", "embedded")
 MIB = 1024 * 1024
+TURNS = 3
+"""Of each side in a round of latencies: what else the machine does changes within seconds."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -167,17 +170,25 @@ async def measure_replicas(contest: Contest) -> list[Row]:
 async def measure_latency(contest: Contest) -> list[Row]:
     """Registration to infos, at rates that leave both sides time to spare."""
     sizes = contest.sizes
-    needed = sizes.rounds * sum(max(20, int(rate * sizes.seconds)) for rate in RATES) + 1
+    counts = {rate: max(20, int(rate * sizes.seconds / TURNS)) for rate in RATES}
+    needed = sizes.rounds * TURNS * sum(counts.values()) + 1
     took: dict[tuple[str, int], list[list[float]]] = {}
-    ours, bare, plain = [await contest.new_cluster(kind) for kind in ("outfitter", "bare", "plain")]
-    with contest.manager(ours, needed), contest.bare(bare, plain=False), contest.bare(plain, plain=True):
-        first = 0
-        for number in range(sizes.rounds):
-            for rate in RATES:
-                for kind, cluster in (("bare", bare), ("outfitter", ours), ("plain", plain)):
-                    say(f"latency {number + 1}/{sizes.rounds}: {kind} at {rate} a second")
-                    took.setdefault((kind, rate), []).append(await contest.latency(kind, cluster, rate, first))
-                first += max(20, int(rate * sizes.seconds))
+    clusters = {kind: await contest.new_cluster(kind) for kind in ("bare", "outfitter", "plain")}
+    with ExitStack() as sides:
+        for kind, cluster in clusters.items():
+            sides.enter_context(contest.side(kind, cluster, needed))
+        async with KafkaBus(contest.url) as bus:
+            first = 0
+            for number in range(sizes.rounds):
+                for rate, count in counts.items():
+                    say(f"latency {number + 1}/{sizes.rounds}: {', '.join(clusters)} by turns at {rate} a second")
+                    round_of: dict[str, list[float]] = {kind: [] for kind in clusters}
+                    for _ in range(TURNS):
+                        for kind, cluster in clusters.items():
+                            round_of[kind] += await loads.latencies(bus, cluster, rate=rate, first=first, count=count)
+                        first += count
+                    for kind, values in round_of.items():
+                        took.setdefault((kind, rate), []).append(values)
     rows: list[Row] = []
     for rate in RATES:
         for share in (0.5, 0.99):

@@ -183,19 +183,15 @@ class Contest:
                 if found.answers >= count:
                     return found
 
-    def side(self, kind: str, cluster: str) -> AbstractContextManager[int]:
+    def side(self, kind: str, cluster: str, workers: int | None = None) -> AbstractContextManager[int]:
+        """What answers, at work; its pid. A manager has devices for `workers`, or for a backlog."""
         match kind:
             case "outfitter":
-                return self.manager(cluster, self.sizes.backlog)
+                return self.manager(cluster, workers or self.sizes.backlog)
             case "faststream":
                 return self.process("bench.framework", cluster, self.job(cluster, plain=False))
             case _:
                 return self.bare(cluster, plain=kind == "plain")
-
-    async def latency(self, kind: str, cluster: str, rate: int, first: int) -> list[float]:
-        """Milliseconds from registration to infos, at `rate` a second."""
-        count = max(20, int(rate * self.sizes.seconds))
-        return await loads.latencies(self.url, cluster, rate=rate, first=first, count=count)
 
     async def after_kill(self) -> list[float]:
         """Kill -9 a manager whose ledger has `Sizes.held` allocations, and start it again; milliseconds from each kill

@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from outfitter_proto import codec
 from outfitter_proto.bus import Bus, Entry, Message, Reader
-from outfitter_proto.bus.kafka.adapter import KafkaBus
 from outfitter_proto.names import Topics, topics
 from outfitter_proto.records import Allocation, AllocationState, Register, ResourceRequest
 
@@ -123,34 +122,34 @@ def infos_in(message: Message) -> bool:
     return isinstance(record, Allocation) and record.state == AllocationState.ALLOCATED and bool(record.resources)
 
 
-async def latencies(url: str, cluster: str, *, rate: float, first: int, count: int) -> list[float]:
+async def latencies(bus: Bus, cluster: str, *, rate: float, first: int, count: int) -> list[float]:
     """Register `count` workers at `rate` a second; milliseconds from each publishing to its infos, decoded.
 
     Open loop: a slow answer holds no later registration back.
     """
     names = topics(cluster)
-    async with KafkaBus(url) as bus:
-        _, end = await bus.offsets(names.allocations, 0)
-        begun: dict[bytes, float] = {}
-        took: list[float] = []
-        async with await bus.open_reader(names.allocations, 0, start=end, committed=True) as reader:
+    _, end = await bus.offsets(names.allocations, 0)
+    begun: dict[bytes, float] = {}
+    took: list[float] = []
+    async with await bus.open_reader(names.allocations, 0, start=end, committed=True) as reader:
+        await reader.fetch(timeout=0.1)  # it is connected now, and asks for what comes
 
-            async def observe() -> None:
-                while len(took) < count:
-                    for message in await reader.fetch(timeout=1.0):
-                        if message.key in begun and infos_in(message):
-                            took.append((time.perf_counter() - begun.pop(message.key)) * 1000)  # noqa: PERF401
+        async def observe() -> None:
+            while len(took) < count:
+                for message in await reader.fetch(timeout=1.0):
+                    if message.key in begun and infos_in(message):
+                        took.append((time.perf_counter() - begun.pop(message.key)) * 1000)  # noqa: PERF401
 
-            with anyio.fail_after(ANSWERED_WITHIN + count / rate):
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(observe)
-                    start = time.perf_counter()
-                    for sequence, number in enumerate(range(first, first + count)):
-                        body = registration(number)
-                        await asyncio.sleep(max(0.0, start + sequence / rate - time.perf_counter()))
-                        begun[f"{HOST}/{worker(number)}/{incarnation(number)}".encode()] = time.perf_counter()
-                        tasks.start_soon(bus.publish, names.registrations, 0, Entry(HOST.encode(), body))
-        return took
+        with anyio.fail_after(ANSWERED_WITHIN + count / rate):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(observe)
+                start = time.perf_counter()
+                for sequence, number in enumerate(range(first, first + count)):
+                    body = registration(number)
+                    await asyncio.sleep(max(0.0, start + sequence / rate - time.perf_counter()))
+                    begun[f"{HOST}/{worker(number)}/{incarnation(number)}".encode()] = time.perf_counter()
+                    tasks.start_soon(bus.publish, names.registrations, 0, Entry(HOST.encode(), body))
+    return took
 
 
 async def _until(reader: Reader, end: int) -> AsyncIterator[Message]:
