@@ -170,7 +170,7 @@ async def measure_replicas(contest: Contest) -> list[Row]:
 async def measure_latency(contest: Contest) -> list[Row]:
     """Registration to infos, at rates that leave both sides time to spare."""
     sizes = contest.sizes
-    counts = {rate: max(20, int(rate * sizes.seconds / TURNS)) for rate in RATES}
+    counts = {rate: max(20, int(rate * sizes.seconds / TURNS)) + loads.FIRST for rate in RATES}
     needed = sizes.rounds * TURNS * sum(counts.values()) + 1
     took: dict[tuple[str, int], list[list[float]]] = {}
     clusters = {kind: await contest.new_cluster(kind) for kind in ("bare", "outfitter", "plain")}
@@ -183,8 +183,9 @@ async def measure_latency(contest: Contest) -> list[Row]:
                 for rate, count in counts.items():
                     say(f"latency {number + 1}/{sizes.rounds}: {', '.join(clusters)} by turns at {rate} a second")
                     round_of: dict[str, list[float]] = {kind: [] for kind in clusters}
-                    for _ in range(TURNS):
-                        for kind, cluster in clusters.items():
+                    for turn in range(TURNS):
+                        order = list(clusters.items())
+                        for kind, cluster in order[turn:] + order[:turn]:
                             round_of[kind] += await loads.latencies(bus, cluster, rate=rate, first=first, count=count)
                         first += count
                     for kind, values in round_of.items():

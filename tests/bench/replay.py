@@ -19,7 +19,7 @@ from outfitter_proto.bus import Bus, Entry
 from outfitter_proto.bus.kafka.adapter import KafkaBus
 from outfitter_proto.bus.kafka.reader import FETCH_BYTES
 from outfitter_proto.names import host_writer, topics, transactional_id
-from outfitter_proto.records import Allocation, Checkpoint, InputPosition, LedgerRecord
+from outfitter_proto.records import Allocation, Checkpoint, InputPosition, LedgerRecord, Owner
 from outfitter_service import memory
 from outfitter_service.runtime.remit import HostRemit
 from outfitter_service.runtime.restore import restore
@@ -38,7 +38,7 @@ class Replayed(msgspec.Struct, kw_only=True):
 
 
 async def fill(bus: Bus, cluster: str, sample: bytes, count: int) -> None:
-    """Write a ledger of `count` live allocations like `sample`, each with a device of its own."""
+    """Write a ledger of `count` live allocations like `sample`, each with a device and an owner process of its own."""
     names = topics(cluster)
     like = msgspec.json.decode(sample, type=Allocation)
     [(resource, [device])] = like.resources.items()
@@ -51,6 +51,7 @@ async def fill(bus: Bus, cluster: str, sample: bytes, count: int) -> None:
                     like,
                     worker=loads.worker(number),
                     incarnation=loads.incarnation(number),
+                    request=msgspec.structs.replace(like.request, owner=owner(number)),
                     resources={resource: [{**device, "id": f"{number:08d}", "index": str(number)}]},
                 )
                 entries.append(Entry(record.key.encode(), codec.encode(record)))
@@ -61,6 +62,12 @@ async def fill(bus: Bus, cluster: str, sample: bytes, count: int) -> None:
             entries.append(Entry(checkpoint.key.encode(), codec.encode(checkpoint)))
             await open_writer.commit([(names.allocations, entries)])
     await bus.stable_end(names.allocations, 0)
+
+
+def owner(number: int) -> Owner:
+    """A process, as workers in Python name theirs."""
+    boot_id = "01a1fec4-4ef5-70a4-bed7-000000000000"
+    return Owner(pid=number + 1, start_ticks=number, pid_ns=4_026_531_836, boot_id=boot_id)
 
 
 async def by_service(url: str, cluster: str) -> Replayed:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 import pytest
 from msgspec import structs
 
 from outfitter_proto.bus import Entry, Message, Reader
 from outfitter_proto.codec import decode_ledger, encode
-from outfitter_proto.records import Allocation
+from outfitter_proto.records import Owner
 from outfitter_service.runtime import restore as restoring
-from outfitter_service.runtime.remit import HostRemit
+from outfitter_service.runtime.remit import HostRemit, PartitionRemit
 from outfitter_service.runtime.restore import LedgerRefusedError, restore
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
 from support.house import HOST, TOPICS, register, static
 
 REMIT = HostRemit(HOST, f"host/{HOST}")
+EVERYBODY = PartitionRemit(0, 1, "partition/0")
 
 
 class OneByOne(FaultyBus):
@@ -54,47 +55,51 @@ async def test_only_the_last_record_under_a_key_has_to_be_understood(serve: Serv
     if after == "last":
         with pytest.raises(LedgerRefusedError, match="h/w/1"):
             await restore(bus, TOPICS.allocations, 0, REMIT)
+        assert (await restore(bus, TOPICS.allocations, 0, EVERYBODY)).ledger.allocations == {}
+        assert list(EVERYBODY.refused) == [HOST]
         return
     allocations = (await restore(bus, TOPICS.allocations, 0, REMIT)).ledger.allocations
     assert allocations == ({"h/w/1": decode_ledger(found)} if after == "superseded" else {})
+    assert (await restore(bus, TOPICS.allocations, 0, EVERYBODY)).ledger.allocations == allocations
+    assert EVERYBODY.refused == {}
 
 
 async def test_what_records_say_alike_is_kept_once(
     serve: Serve, bus: FaultyBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serve(static(1), on=bus) as house:
-        await house.say(register("a", gpu=1, labels={"job": "x"}))
+        await house.say(register("a", gpu=1, labels={"job": "x"}, operators={"o": {"gpu": {"amount": 1}}}))
         await house.state("a", "allocated")
     first = (await restore(bus, TOPICS.allocations, 0, REMIT)).ledger.allocations["h/a/1"]
+    written = [first]
     for number in range(6):
         labels = {"job": "x" if number % 2 else "y"}
-        another = structs.replace(
-            first, worker=f"w{number}", token=None, resources={}, state="ended",
-            request=structs.replace(first.request, labels=labels),
-        )  # fmt: skip
+        owner = Owner(pid=number + 1, start_ticks=number, pid_ns=1, boot_id="b") if number < 4 else None
+        request = structs.replace(first.request, labels=labels, owner=owner, priority=number)
+        if number == 5:
+            request = structs.replace(request, amounts={"gpu": 2})
+        state = "ended" if number < 3 else "failed"
+        another = structs.replace(first, worker=f"w{number}", token=None, resources={}, state=state, request=request)
+        written.append(another)
         await bus.publish(TOPICS.allocations, 0, Entry(another.key.encode(), encode(another)))
-    requests = await _requests(bus)
-    assert [request["labels"]["job"] for request in requests.values()] == ["x", "y", "x", "y", "x", "y", "x"]
+
     kept = (await restore(bus, TOPICS.allocations, 0, REMIT)).ledger.allocations
-    assert {key: json.loads(encode(record.request)) for key, record in kept.items()} == requests
-    assert len({id(record.request) for record in kept.values()}) == 2
-    assert len({id(record.state) for record in kept.values()}) == 2
-    assert len({id(record.host) for record in kept.values()}) == 1
-    monkeypatch.setattr(restoring, "MOST_ALIKE", 1)
+    assert kept == {record.key: record for record in written}
+    found = list(kept.values())
+    assert _different(record.request.labels for record in found) == 2
+    for part in ("amounts", "resources", "operators"):
+        assert _different(getattr(record.request, part) for record in found) == 2, part
+    assert _different(record.state for record in found) == 3
+    assert _different(record.host for record in found) == _different(record.writer for record in found) == 1
+    assert _different(record.request.owner.boot_id for record in found if record.request.owner) == 1
+
+    monkeypatch.setattr(restoring, "MOST_ALIKE", 3)  # fewer than a record's names
     again = (await restore(bus, TOPICS.allocations, 0, REMIT)).ledger.allocations
     assert again == kept
-    assert len({id(record.request) for record in again.values()}) == len(again), "what is remembered is bounded"
+    assert _different(record.host for record in again.values()) == len(again), "what is remembered is bounded"
 
 
-async def _requests(bus: FaultyBus) -> dict[str, object]:
-    """What the log says was asked for, by key."""
-    found = {}
-    async with await bus.open_reader(TOPICS.allocations, 0, start=None, committed=True) as reader:
-        end = await bus.stable_end(TOPICS.allocations, 0)
-        while reader.position < end:
-            for message in await reader.fetch():
-                if (message.key or b"@").startswith(b"h/") and message.value:
-                    record = decode_ledger(message.value)
-                    assert isinstance(record, Allocation)
-                    found[record.key] = json.loads(encode(record.request))
-    return found
+def _different(parts: Iterable[object]) -> int:
+    """How many objects these are."""
+    held = list(parts)
+    return len({id(part) for part in held})
