@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import AsyncIterator, Iterable
 
@@ -57,11 +58,13 @@ async def test_only_the_last_record_under_a_key_has_to_be_understood(serve: Serv
             await restore(bus, TOPICS.allocations, 0, REMIT)
         assert (await restore(bus, TOPICS.allocations, 0, EVERYBODY)).ledger.allocations == {}
         assert list(EVERYBODY.refused) == [HOST]
+        assert gc.isenabled(), "garbage is collected again, whatever came of the replay"
         return
     allocations = (await restore(bus, TOPICS.allocations, 0, REMIT)).ledger.allocations
     assert allocations == ({"h/w/1": decode_ledger(found)} if after == "superseded" else {})
     assert (await restore(bus, TOPICS.allocations, 0, EVERYBODY)).ledger.allocations == allocations
     assert EVERYBODY.refused == {}
+    assert gc.isenabled()
 
 
 async def test_what_records_say_alike_is_kept_once(

@@ -72,9 +72,10 @@ async def restore(bus: Bus, topic: str, partition: int, remit: Remit, *, end: in
     begun = time.monotonic()
     if end is None:
         end = await bus.stable_end(topic, partition)
-    read = await _read_log(bus, topic, partition, remit, end)
-    with _nothing_collected(), _emptied_by_failure(read.last, read.others):
-        ledger, checkpoint = await _build(read, remit, f"{topic}/{partition}")
+    with _nothing_collected():
+        read = await _read_log(bus, topic, partition, remit, end)
+        with _emptied_by_failure(read.last, read.others):
+            ledger, checkpoint = await _build(read, remit, f"{topic}/{partition}")
     return Restored(
         ledger=ledger,
         checkpoint=checkpoint,
@@ -117,7 +118,8 @@ async def unchanged(bus: Bus, topic: str, partition: int, remit: Remit, seen: Re
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """What a ledger is built of stays: to look through it for garbage meanwhile takes a tenth of the time."""
+    """What a ledger is built of stays: to look through it for garbage meanwhile takes time. Where several are built at
+    once, the first one to be done ends this for all."""
     collects = gc.isenabled()
     gc.disable()
     try:

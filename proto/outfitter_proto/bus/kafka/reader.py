@@ -126,8 +126,9 @@ class KafkaReader(Reader):
                 self._answer = None
                 break
             if visible and batch.next > self._decoded:
-                # A batch may begin before the position: brokers send whole ones.
-                found = [m for m in self._messages(batch) if m.offset >= self._decoded]
+                found = self._messages(batch)
+                if batch.base < self._decoded:  # brokers send whole ones
+                    found = [m for m in found if m.offset >= self._decoded]
                 weight += sum(len(m.value) for m in found if m.value is not None)
                 self._buffer += found
             self._decoded = max(self._decoded, batch.next)
