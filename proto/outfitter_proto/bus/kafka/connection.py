@@ -19,19 +19,21 @@ from typing import Any
 
 from aiokafka import errors as kafka_errors
 from aiokafka.client import ConnectionGroup
-from aiokafka.conn import AIOKafkaConnection
+from aiokafka.conn import AIOKafkaConnection, CloseReason
 from aiokafka.protocol.admin import SaslHandShakeRequest
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest as AnyMetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.protocol.produce import ProduceRequest
+from aiokafka.protocol.types import Int32
+from aiokafka.util import wait_for
 
 from outfitter_proto.bus.kafka import diagnosis
 from outfitter_proto.bus.kafka.access import Access, Node
 from outfitter_proto.bus.kafka.diagnosis import LoginRefusedError, ended
 from outfitter_proto.bus.kafka.directory import Directory
-from outfitter_proto.bus.kafka.protocol import LargeRequest, MetadataRequest, SaslAuthenticateRequest
+from outfitter_proto.bus.kafka.protocol import MetadataRequest, SaslAuthenticateRequest, pieces
 from outfitter_proto.bus.port import BusAuthenticationError, BusError, BusUnavailableError
 
 log = logging.getLogger(__name__)
@@ -56,10 +58,28 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
     """What to call when the broker did not answer a question in time for which it needs nobody else."""
 
     def send(self, request: Any, expect_response: bool = True) -> Any:
-        """See aiokafka. A write has much to copy, and waits for other brokers: only what is none tells of this one."""
-        written = LargeRequest(request) if isinstance(request, ProduceRequest) else request
-        answer = super().send(written, expect_response)
+        """See aiokafka. A write waits for other brokers: only what is none tells of this one."""
+        if isinstance(request, ProduceRequest):
+            return self._produce(request)
+        answer = super().send(request, expect_response)
         return self._watch(answer) if isinstance(request, _NEEDS_NOBODY_ELSE) else answer
+
+    def _produce(self, request: ProduceRequest) -> Awaitable[Any]:
+        """What aiokafka's `send` does with a request whose answer is waited for, without copying its records."""
+        if self._writer is None:
+            raise kafka_errors.KafkaConnectionError(f"No connection to broker at {self.host}:{self.port}")
+        prepared, number = request.prepare(self._versions), self._next_correlation_id()
+        header = prepared.build_request_header(correlation_id=number, client_id=self._client_id)
+        parts = [header.encode(), *pieces(prepared)]
+        try:
+            self._writer.writelines([Int32.encode(sum(map(len, parts))), *parts])
+        except OSError as error:
+            self.close(reason=CloseReason.CONNECTION_BROKEN)
+            raise kafka_errors.KafkaConnectionError(f"Connection at {self.host}:{self.port} broken: {error}") from error
+        answer = asyncio.get_running_loop().create_future()
+        self._requests.append((number, prepared, answer))
+        awaited: Awaitable[Any] = wait_for(answer, self._request_timeout)
+        return awaited
 
     async def _watch(self, answer: Awaitable[Any]) -> Any:
         try:

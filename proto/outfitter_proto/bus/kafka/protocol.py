@@ -1,4 +1,4 @@
-"""The requests that aiokafka does not have or copies too often, the error codes of answers, and what they mean here.
+"""Requests that aiokafka does not have, and how to write one without copies. Error codes, and what they mean here.
 
 Formats and codes: Kafka's protocol guide (Metadata version 10, KIP-516 for topic ids; KIP-664 for what transactions and
 producers there are).
@@ -13,7 +13,6 @@ from aiokafka import errors as kafka_errors
 from aiokafka.protocol.admin import SaslAuthenticateRequest_v0, SaslAuthenticateRequest_v1
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.coordination import FindCoordinatorRequest
-from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.protocol.types import (
     Array,
     Boolean,
@@ -207,24 +206,13 @@ class MetadataRequest(Request[MetadataRequestV10]):  # type: ignore[misc]
         return request_struct_class(asked, False, False, self._rights, {})
 
 
-class LargeRequest:
-    """A request to write, into which its records are copied once. aiokafka does so at each of the schema's six levels,
-    and a commit has megabytes."""
-
-    def __init__(self, request: ProduceRequest) -> None:
-        self._request = request
-
-    def prepare(self, versions: dict[int, tuple[int, int]]) -> Any:
-        """The request in the version that the broker knows, as `Request.prepare`."""
-        prepared = self._request.prepare(versions)
-        schema, fields = prepared.SCHEMA, [prepared.get_item(name) for name in prepared.SCHEMA.names]
-        # this must not hold `prepared`, which would wait for the collector then
-        prepared.encode = lambda: b"".join(_pieces(schema, fields))
-        return prepared
+def pieces(request: RequestStruct) -> Iterator[bytes]:
+    """What `request.encode()` puts together, none of it copied: aiokafka does so at each of the schema's levels, six
+    for records, and a commit has megabytes of those."""
+    yield from _pieces(request.SCHEMA, [request.get_item(name) for name in request.SCHEMA.names])
 
 
 def _pieces(kind: Any, value: Any) -> Iterator[bytes]:
-    """What `kind.encode(value)` puts together."""
     if isinstance(kind, Schema):
         for field, item in zip(kind.fields, value, strict=True):
             yield from _pieces(field, item)
