@@ -148,6 +148,10 @@ class Shelf:
         """The positions of the free devices that the driver prefers, at most `enough`."""
         return [-position for position in self.free[: -enough - 1 : -1]]
 
+    def pop(self, amount: int) -> None:
+        """Take the free devices that the driver prefers: those of `offer`."""
+        del self.free[-amount:]
+
     def take(self, name: str) -> None:
         free = self.free
         for position in self.places[name]:
@@ -169,12 +173,12 @@ class Shelf:
 class HostBook:
     """One host's records and indexes.
 
-    `shelves` are by resource, `shown` by device. `live` are the records that hold devices. `locks` and `sharers`
-    count by canonical name how many live records have a device to themselves and together with others. `queue` has
-    every pending record in order, `shapes` the same by what they want, `deadlines` when those give up who do not wait
-    for ever. `incarnations` are all that are remembered of each worker, the newest last: the offsets of their first
-    registrations, and their keys. `finals` are the records that are over, by the second in which they ended, and
-    `over` how many those are.
+    `shelves` are by resource, `shown` by device; `distinct`: no device is shown more than once. `live` are the records
+    that hold devices. `locks` and `sharers` count by canonical name how many live records have a device to themselves
+    and together with others. `queue` has every pending record in order, `shapes` the same by what they want,
+    `deadlines` when those give up who do not wait for ever. `incarnations` are all that are remembered of each worker,
+    the newest last: the offsets of their first registrations, and their keys. `finals` are the records that are over,
+    by the second in which they ended, and `over` how many those are.
     """
 
     def __init__(self, host: str) -> None:
@@ -183,6 +187,7 @@ class HostBook:
         self.inventories: dict[str, Inventory] = {}
         self.shelves: dict[str, Shelf] = {}
         self.shown: dict[str, tuple[Shelf, ...]] = {}
+        self.distinct = True
         self.live: dict[str, Allocation] = {}
         self.locks = Tally()
         self.sharers = Tally()
@@ -281,6 +286,7 @@ class HostBook:
             for name in shelf.places:
                 others = self.shown.get(name)
                 self.shown[name] = (*others, shelf) if others else alone
+        self.distinct = len(self.shown) == sum(len(shelf.devices) for shelf in self.shelves.values())
 
     # --- records ---
 
@@ -312,11 +318,18 @@ class HostBook:
             self.over += 1
 
     def grant(self, key: str, record: Allocation, names: list[str]) -> None:
-        """Take in the first record of a worker, which has to itself what nobody had: the devices `names`, a name more
-        than once where it stands for several of them."""
+        """Take in the first record of a worker, which has to itself what its resource's shelf has offered: the devices
+        `names`, a name more than once where it stands for several of them."""
         self.incarnations[record.worker] = ((record.source.offset, key),)
         self.live[key] = record
         locks, shown = self.locks, self.shown
+        if self.distinct:
+            # nothing has to be looked up, which takes longer the more devices there are
+            for name in names:
+                locks[name] = 1
+            for resource in record.resources:
+                self.shelves[resource].pop(len(names))
+            return
         for name in names:
             locks[name] = locks.get(name, 0) + 1
             for shelf in shown.get(name, ()):
