@@ -82,7 +82,14 @@ async def test_the_private_names_that_connections_need_are_there_and_called_as_t
     """What ours stand in for in one of aiokafka's clients must be met in the life of a writer."""
     conn, client = aiokafka.conn.AIOKafkaConnection, aiokafka.client.AIOKafkaClient
     for owner, names in {
-        conn: ("_do_sasl_handshake", "authenticator_plain", "authenticator_scram", "authenticator_oauth", "connect"),
+        conn: (
+            "_do_sasl_handshake",
+            "authenticator_plain",
+            "authenticator_scram",
+            "authenticator_oauth",
+            "connect",
+            "_next_correlation_id",
+        ),
         client: ("bootstrap", "_get_conn", "_md_synchronizer", "_on_connection_closed", "force_metadata_update"),
     }.items():
         assert [name for name in names if not callable(getattr(owner, name, None))] == []
@@ -91,7 +98,16 @@ async def test_the_private_names_that_connections_need_are_there_and_called_as_t
     for source, wanted in zip(
         attributes,
         (
-            ("_requests", "_writer", "_protocol", "_on_close_cb", "_sasl_mechanism"),
+            (
+                "_requests",
+                "_writer",
+                "_protocol",
+                "_on_close_cb",
+                "_sasl_mechanism",
+                "_versions",
+                "_client_id",
+                "_request_timeout",
+            ),
             ("_conns", "_sync_task", "_request_timeout_ms", "_client_id"),
         ),
         strict=True,

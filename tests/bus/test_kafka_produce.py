@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.produce import ProduceRequest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outfitter_proto.bus.kafka.access import access
+from outfitter_proto.bus.kafka.connection import Connector
 from outfitter_proto.bus.kafka.protocol import pieces
+from support.broker import KafkaBroker
 
 RECORDS = st.binary(max_size=40) | st.binary(max_size=40).map(bytearray) | st.none()
 TOPICS = st.lists(
@@ -31,3 +36,16 @@ def test_records_are_not_copied() -> None:
     records = bytearray(b"records")
     prepared = request([("t", [(0, records)])], None).prepare({ProduceRequest.API_KEY: (3, 7)})
     assert any(piece is records for piece in pieces(prepared))
+
+
+async def test_a_write_to_a_connection_that_is_lost_can_be_tried_again(kafka_broker: KafkaBroker) -> None:
+    """Until aiokafka hears of the loss a transport may take whatever it gets, or fail in its own way."""
+    connector = Connector(access(kafka_broker.url))
+    [node] = connector.access.nodes
+    connection = await connector.connect(node, timeout=3)
+    connection._writer.transport.abort()
+    with pytest.raises(KafkaConnectionError) as raised:
+        connection.send(request([("t", [(0, b"x")])], None))
+    assert raised.value.retriable
+    assert connection.idle
+    assert not connection.connected()

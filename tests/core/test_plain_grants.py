@@ -106,7 +106,7 @@ def test_one_exclusive_resource_of_which_enough_is_free_is_granted_the_short_way
     desk = Desk(m.ResourceSpec(name="gpu", amount=1))
     desk.report(device("a", env={"E": "1"}, cdi=("x/y=a",), aliases=("b",)), "c", "d")
     desk.register("holder", 1)
-    for asked in (asks(gpu=2), asks(gpu=1), None):
+    for asked in (asks(gpu=2), asks(gpu=1), asks(gpu=0), None):
         granted, steps = both_ways(desk, resources=asked, lease_s=5.0, priority=3, labels={"l": "1"})
         assert granted == steps
 

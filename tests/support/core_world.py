@@ -78,6 +78,7 @@ def fingerprint(book: HostBook) -> dict[str, Any]:
         "inventories": dict(book.inventories),
         "free": {name: list(shelf.free) for name, shelf in book.shelves.items() if shelf.devices},
         "places": {name: dict(shelf.places) for name, shelf in book.shelves.items() if shelf.devices},
+        "distinct": book.distinct,
         "live": dict(book.live),
         "locks": dict(book.locks),
         "sharers": dict(book.sharers),

@@ -150,7 +150,7 @@ class Shelf:
 
     def pop(self, amount: int) -> None:
         """Take the free devices that the driver prefers: those of `offer`."""
-        del self.free[-amount:]
+        del self.free[len(self.free) - amount :]  # -amount would be the whole of it where that is none
 
     def take(self, name: str) -> None:
         free = self.free

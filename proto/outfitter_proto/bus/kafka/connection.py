@@ -59,13 +59,16 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
 
     def send(self, request: Any, expect_response: bool = True) -> Any:
         """See aiokafka. A write waits for other brokers: only what is none tells of this one."""
-        if isinstance(request, ProduceRequest):
+        if isinstance(request, ProduceRequest) and expect_response:
             return self._produce(request)
         answer = super().send(request, expect_response)
         return self._watch(answer) if isinstance(request, _NEEDS_NOBODY_ELSE) else answer
 
     def _produce(self, request: ProduceRequest) -> Awaitable[Any]:
         """What aiokafka's `send` does with a request whose answer is waited for, without copying its records."""
+        if self._writer is not None and self._writer.is_closing():
+            # its transport is gone, and some of them take no lines then (gh-136234)
+            self.close(reason=CloseReason.CONNECTION_BROKEN)
         if self._writer is None:
             raise kafka_errors.KafkaConnectionError(f"No connection to broker at {self.host}:{self.port}")
         prepared, number = request.prepare(self._versions), self._next_correlation_id()
