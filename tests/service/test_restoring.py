@@ -67,9 +67,7 @@ async def test_only_the_last_record_under_a_key_has_to_be_understood(serve: Serv
     assert gc.isenabled()
 
 
-async def test_what_records_say_alike_is_kept_once(
-    serve: Serve, bus: FaultyBus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_records_say_alike_is_kept_once(serve: Serve, bus: FaultyBus) -> None:
     async with serve(static(1), on=bus) as house:
         await house.say(register("a", gpu=1, labels={"job": "x"}, operators={"o": {"gpu": {"amount": 1}}}))
         await house.state("a", "allocated")
@@ -96,10 +94,29 @@ async def test_what_records_say_alike_is_kept_once(
     assert _different(record.host for record in found) == _different(record.writer for record in found) == 1
     assert _different(record.request.owner.boot_id for record in found if record.request.owner) == 1
 
-    monkeypatch.setattr(restoring, "MOST_ALIKE", 3)  # fewer than a record's names
-    again = (await restore(bus, TOPICS.allocations, 0, REMIT)).ledger.allocations
-    assert again == kept
-    assert _different(record.host for record in again.values()) == len(again), "what is remembered is bounded"
+
+@pytest.mark.parametrize("unlike", ["names", "requests", "labels"])
+async def test_what_is_remembered_to_find_what_is_alike_is_bounded(
+    serve: Serve, bus: FaultyBus, monkeypatch: pytest.MonkeyPatch, unlike: str
+) -> None:
+    async with serve(static(1), on=bus) as house:
+        await house.say(register("w", gpu=1))
+        await house.state("w", "allocated")
+    first = (await restore(bus, TOPICS.allocations, 0, REMIT)).ledger.allocations["h/w/1"]
+    written = [first]
+    for number in range(1, 9):
+        request = first.request
+        if unlike == "requests":
+            request = structs.replace(request, amounts={"gpu": number + 1})
+        elif unlike == "labels":
+            request = structs.replace(request, labels={"pod": str(number)})
+        writer = f"host/{number}" if unlike == "names" else first.writer
+        written.append(structs.replace(first, worker=f"w{number}", request=request, writer=writer))
+        await bus.publish(TOPICS.allocations, 0, Entry(written[-1].key.encode(), encode(written[-1])))
+    monkeypatch.setattr(restoring, "MOST_ALIKE", 5)
+    kept = (await restore(bus, TOPICS.allocations, 0, REMIT)).ledger.allocations
+    assert kept == {record.key: record for record in written}
+    assert 1 < _different(record.host for record in kept.values()) < len(kept)
 
 
 def _different(parts: Iterable[object]) -> int:

@@ -324,7 +324,7 @@ class HostBook:
         self.live[key] = record
         locks, shown = self.locks, self.shown
         if self.distinct:
-            # nothing has to be looked up, which takes longer the more devices there are
+            # what is free is in no other index: to look there takes longer the more devices there are
             for name in names:
                 locks[name] = 1
             for resource in record.resources:

@@ -10,7 +10,7 @@ import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anyio.lowlevel
 import structlog
@@ -130,9 +130,7 @@ def _nothing_collected() -> Iterator[None]:
 
 
 @contextmanager
-def _emptied_by_failure(
-    *read: dict[bytes, bytes] | dict[bytes, LedgerRecord | bytes] | Ledger | _Alike,
-) -> Iterator[None]:
+def _emptied_by_failure(*read: dict[bytes, Any] | Ledger | _Alike) -> Iterator[None]:
     """An error that somebody keeps, as a bus does its last one, has a traceback, and that the frames that had these."""
     try:
         yield
@@ -303,7 +301,7 @@ def _decoded(key: bytes, value: bytes, alike: _Alike) -> LedgerRecord | bytes:
 
 
 class _Alike:
-    """Has records share what they say alike, which is a third to a half of what they take in memory."""
+    """Has records share what they say alike, which is about a third of what they take in memory."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}

@@ -127,7 +127,7 @@ class KafkaReader(Reader):
                 break
             if visible and batch.next > self._decoded:
                 found = self._messages(batch)
-                if batch.base < self._decoded:  # brokers send whole ones
+                if batch.base < self._decoded:  # it begins before the position: brokers send whole ones
                     found = [m for m in found if m.offset >= self._decoded]
                 weight += sum(len(m.value) for m in found if m.value is not None)
                 self._buffer += found
