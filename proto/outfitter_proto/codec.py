@@ -112,9 +112,11 @@ def _is_well_named(message: Registration) -> bool:
     incarnation = message.incarnation
     if not _are_names(f"{message.worker}/{'any' if incarnation is None else incarnation}"):
         return False
+    if message.host not in _known and not _are_known((message.host,)):
+        return False
     if type(message) is not Register:
-        return _are_known((message.host,))
-    if not _are_known((message.host, *(message.resources or ()))):
+        return True
+    if message.resources and not _are_known(message.resources):
         return False
     return not message.operators or _are_known(chain(message.operators, *message.operators.values()))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
+from functools import cache
 
 import anyio
 import pytest
@@ -25,13 +26,19 @@ from support.wire_samples import AT
 HOLDING = {"preparing", "allocated", "releasing"}
 
 
+@cache
+def wants(resource: str, amount: int) -> ResolvedRequest:
+    """Workers that want the same share what says so."""
+    return ResolvedRequest(amounts={resource: amount})
+
+
 def record(
     worker: str, state: str, *devices: str, resource: str = "gpu", aliases: list[str] | None = None
 ) -> Allocation:
     more = {"aliases": {devices[0]: aliases}} if aliases else {}
     return Allocation(
         host="h", worker=worker, incarnation="1", state=state, since=AT, writer="host/h", commit=1, token=1,
-        request=ResolvedRequest(amounts={resource: max(1, len(devices))}), source=Source(partition=0, offset=0),
+        request=wants(resource, max(1, len(devices))), source=Source(partition=0, offset=0),
         reason_code=ReasonCode.BUSY if state == "pending" else None,
         resources={resource: [{"id": device} for device in devices]} if devices else {}, **more,
     )  # fmt: skip
@@ -50,11 +57,13 @@ def device(name: str, health: Health = Health.HEALTHY, *aliases: str) -> KnownDe
 def any_record(key: str) -> st.SearchStrategy[Allocation]:
     """A record under `key`, which has a device of its own: no two have one, or the self-check would say so."""
     return st.builds(
-        lambda state, resource: record(
-            key, state, *([f"D{KEYS.index(key)}"] if state in HOLDING else []), resource=resource
+        lambda state, resource, why: structs.replace(
+            record(key, state, *([f"D{KEYS.index(key)}"] if state in HOLDING else []), resource=resource),
+            reason_code=why if state == "pending" else None,
         ),
         st.sampled_from([str(state) for state in AllocationState]),
         st.sampled_from(["gpu", "fpga"]),
+        st.sampled_from([ReasonCode.BUSY, ReasonCode.NOT_REPORTED]),
     )
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from typing import cast
 
 import pytest
+import structlog
 
 from outfitter_proto import codec
-from outfitter_proto.bus import Entry, Message
+from outfitter_proto.bus import Bus, Entry, Message
 from outfitter_proto.codec import encode
 from outfitter_proto.names import topics
 from outfitter_proto.records import (
@@ -27,9 +29,12 @@ from outfitter_service.core import model as m
 from outfitter_service.core import plain
 from outfitter_service.core.decide import Rules
 from outfitter_service.core.ledger import Ledger
-from outfitter_service.metrics import Metrics
-from outfitter_service.runtime.batch import Batch
+from outfitter_service.metrics import EVENT_KINDS, Metrics
+from outfitter_service.runtime.attendance import Attendance
+from outfitter_service.runtime.batch import LOGGED, Batch
 from outfitter_service.runtime.census import Census
+from outfitter_service.runtime.clock import Clock
+from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.telling import Telling
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -44,6 +49,13 @@ def test_equal_events_that_follow_from_one_batch_are_decided_once() -> None:
         batch.decide(m.DriverReport(host="h", resource=name, devices=(m.KnownDevice(id=name, properties={}),)))
     batch.decide(m.DriverReport(host="other", resource="gpu", devices=(m.KnownDevice(id="g", properties={}),)))
     assert list(batch.follow_ups) == [m.Reschedule(host=host, cause="driver-report") for host in ("h", "other")]
+
+
+class Midnight(Clock):
+    """Its monotonic seconds stand at 0."""
+
+    def monotonic(self) -> float:
+        return 0.0
 
 
 class Writing:
@@ -66,6 +78,17 @@ class Writing:
         at = 3_600_000 * (self.offset // 2)  # two of them at the same time
         self.batch.message(Message(NAMES.registrations, 0, self.offset, b"h", encode(body), at))
         self.offset += 1
+
+    def leases(self) -> dict[str, float]:
+        """When the leases end, by key, that there are once the batch is settled at second 0."""
+        bus, identity = cast("Bus", None), cast("Identity", None)  # leases need neither
+        found = Attendance(
+            bus, NAMES.registrations, 0, identity=identity, grace_s=2.0, default_lease_s=30.0,
+            wake=lambda: None, clock=Midnight(),
+        )  # fmt: skip
+        found.renew(self.batch.renewed)
+        found.follow(self.batch.allocations)
+        return {key: found.leases.deadline(key) for key in self.batch.allocations if key in found.leases}
 
     def commit(self) -> tuple[dict[str, list[Entry]], Checkpoint]:
         """What the commit writes, by topic."""
@@ -104,8 +127,11 @@ def test_plain_grants_come_to_the_same_commit_as_the_steps(monkeypatch: pytest.M
             same = {
                 "written": written,
                 "weight": (batch.events, batch.bytes, batch.history_bytes),
-                "settled": (batch.allocations, list(batch.renewed), list(batch.cut), batch.commands),
-                "kinds": dict(batch.kinds),
+                "settled": (batch.allocations, list(batch.cut), batch.commands),
+                "leases": writing.leases(),
+                "kinds": [
+                    metrics.registry.get_sample_value("outfitter_events_total", {"kind": k}) for k in EVENT_KINDS
+                ],
                 "steps": [(key, step.to, step.explanation) for key, step in batch.steps],
                 "grants": metrics.registry.get_sample_value("outfitter_grants_total", {"resource": "gpu"}),
                 "waits": metrics.registry.get_sample_value("outfitter_allocation_seconds_count"),
@@ -113,6 +139,23 @@ def test_plain_grants_come_to_the_same_commit_as_the_steps(monkeypatch: pytest.M
             told.append(same)
     assert told[0] == told[1]
     assert told[0]["grants"] == told[0]["waits"] == 4
+    assert told[0]["leases"] == {"h/w0/1": 7.0, "h/w2/1": 7.0, "h/w3/1": 32.0}
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_of_many_grants_the_first_ones_are_logged_and_the_others_counted(*, history: bool) -> None:
+    writing = Writing(LOGGED + 8, history=history)
+    for number in range(LOGGED + 7):
+        writing.say(Register(host="h", worker=f"w{number}", incarnation="1"))
+    writing.say(Deregister(host="h", worker="w0", incarnation="1"))
+    assert len(writing.batch.arrived_ms) == LOGGED + 7
+    written, _ = writing.commit()
+    with structlog.testing.capture_logs() as lines:
+        Telling(Metrics(["gpu"])).committed(writing.batch)
+    *named, counted = [line for line in lines if line["log_level"] == "info"]
+    assert [(line["event"], line["worker"]) for line in named] == [("allocated", f"w{n}") for n in range(LOGGED)]
+    assert counted["more"] == 8
+    assert len(written.get(NAMES.history, ())) == (LOGGED + 8 + 1 if history else 0)  # each step, and the commit itself
 
 
 def test_each_step_of_one_batch_tells_the_record_as_it_was_then() -> None:
@@ -148,6 +191,7 @@ def test_a_record_that_is_forgotten_and_made_anew_in_one_commit_is_another_one(*
     writing.batch.decide(m.Tick(host="h"))
     writing.say(again)
     assert len(writing.batch.arrived_ms) == short
+    assert list(writing.batch.renewed) == (["h/w/1"] if short else [])  # the lease of before is still known
     written, checkpoint = writing.commit()
     told = writing.census.standing([])
     assert (told.records, told.allocations) == (1, Counter([("gpu", "allocated")] if short else []))

@@ -42,16 +42,23 @@ from outfitter_service.runtime.transaction import (
 
 log = structlog.get_logger("outfitter.processor")
 
+LOGGED = 20
+"""How many transitions of one commit get a line each: a flood of workers must not become a flood of lines."""
+
 
 class Batch:
-    """The decisions of one commit, applied to the ledger as they are made (`Ledger.rollback` takes them back)."""
+    """The decisions of one commit, applied to the ledger as they are made (`Ledger.rollback` takes them back).
+
+    Plain grants are most of them, and are kept apart: their entries in `grants`, in the order of their tokens, and of
+    their steps only those that are logged. Where one is changed by a later decision, it is in `values` like all else.
+    """
 
     # more than the 30 attributes up to which Python keeps them without a dictionary
     __slots__ = (
         "_base", "_history", "_meet", "_positions", "_rules", "_stepless", "_told", "about", "allocations",
-        "announced", "arrived_ms", "before", "bytes", "commands", "cut", "events", "follow_ups", "granted",
+        "announced", "arrived_ms", "before", "bytes", "commands", "cut", "events", "follow_ups", "granted", "grants",
         "history_bytes", "hosts", "kinds", "ledger", "letters", "notes", "now", "piece", "registered_ms", "renewed",
-        "steps", "undecided", "values",
+        "steps", "undecided", "unlogged", "values",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +78,7 @@ class Batch:
         self.now = now
         self.notes: list[Note] = []
         self.steps: list[tuple[str, Transition]] = []
+        self.unlogged = 0
         self.letters: list[DeadLetter] = []
         self.about: dict[str, dict[str, str | None]] = {}
         self.commands: list[m.Command] = []
@@ -82,6 +90,7 @@ class Batch:
         self.registered_ms: dict[str, int] = {}
         self.granted: defaultdict[str, int] = defaultdict(int)
         self.arrived_ms: list[int] = []
+        self.grants: dict[str, tuple[Allocation, Entry]] = {}
         self.values: dict[str, tuple[Allocation | Host | None, bytes | None]] = {}
         self.allocations: dict[str, Allocation | None] = {}
         self.before: dict[str, Allocation] = {}
@@ -161,21 +170,25 @@ class Batch:
     def _grant(self, grant: Grant) -> None:
         """Apply a plain grant, as `apply` and `_tell` do with what has more to it."""
         key, record = grant.key, grant.record
-        value = encode(record)
-        step = grant.step(Raw(value))
-        size = len(key) + 16
+        name, value = key.encode(), encode(record)
+        size = len(name) + 16
         self.ledger.grant(key, record, grant.names)
         for resource in record.resources:
             self.granted[resource] += 1
-        self.kinds["register"] += 1
-        self.renewed[key] = None
+        if key in self._stepless:  # its record was forgotten in this very commit, its lease will not be: it begins anew
+            self.renewed[key] = None
+            del self.values[key]
         self.allocations[key] = record
-        self.values[key] = record, value
+        self.grants[key] = record, Entry(name, value)
         self.bytes += size + len(value)
-        self.steps.append((key, step))
+        step = grant.step(Raw(value))
+        if len(self.steps) < LOGGED:
+            self.steps.append((key, step))
+        else:
+            self.unlogged += 1
         if self._history:
             told = encode(step)
-            self._told.append(Entry(key.encode(), told))
+            self._told.append(Entry(name, told))
             self.history_bytes += size + len(told)
 
     def refuse(self, message: Message, reason: str, field: str | None = None) -> DeadLetter:
@@ -230,6 +243,7 @@ class Batch:
 
     def _keep(self, key: str, record: Allocation | Host | None) -> None:
         value = None if record is None else encode(record)
+        self.grants.pop(key, None)
         self.values[key] = (record, value)
         # what an earlier value of this key took is counted as well: few have any, and it is a bound
         self.bytes += len(key) + 16 + (0 if value is None else len(value))
@@ -250,11 +264,12 @@ class Batch:
 
     def transaction(self, topics: Topics, checkpoint: Checkpoint) -> list[tuple[str, list[Entry]]]:
         """What the commit writes, topic by topic, in order."""
-        reborn = [key for key in self._stepless if type(self.values[key][0]) is Allocation]
-        ledger = ledger_batch(self.values, checkpoint, reborn=reborn)
+        last = {key: self.values.get(key) for key in self._stepless}
+        reborn = [key for key, value in last.items() if value is None or type(value[0]) is Allocation]
+        ledger = ledger_batch(self.values, self.grants, checkpoint, reborn=reborn)
         if not self._history:
             return batches(topics, [], self.letters, ledger)
-        stepless = {key: self.values[key] for key in self._stepless}
+        stepless = {key: value for key, value in last.items() if value is not None}
         piece = self.piece.entry if self.piece is not None else None
         end = commit_entries(checkpoint, ledger[-1], stepless, self._positions, piece)
         return batches(topics, [*map(note_entry, self.notes), *self._told, *end], self.letters, ledger)

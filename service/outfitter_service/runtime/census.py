@@ -50,22 +50,26 @@ class Census:
         return self._holders.take(changed, before=before)
 
     def _count(self, records: Iterable[Allocation | None], sign: int) -> None:
-        # plain dicts: this runs up to twice for each record of a commit, and a Counter costs microseconds
-        asked: dict[tuple[str, str], int] = {}
+        # those that want the same share what says so, and follow each other: this runs for each record of a commit
+        amounts: dict[str, int] = {}
+        state, reason, alike = "", None, 0
         for record in records:
             if record is None:
                 continue
-            self._records += sign
-            state = record.state
-            for resource in record.request.amounts:
-                pair = resource, state
-                asked[pair] = asked.get(pair, 0) + sign
-            if state == PENDING and record.reason_code is not None:
-                self._pending[record.reason_code] = self._pending.get(record.reason_code, 0) + sign
-        for (resource, state), count in asked.items():
+            if record.request.amounts is not amounts or record.state != state or record.reason_code != reason:
+                self._count_alike(amounts, state, reason, alike)
+                amounts, state, reason, alike = record.request.amounts, record.state, record.reason_code, 0
+            alike += sign
+        self._count_alike(amounts, state, reason, alike)
+
+    def _count_alike(self, amounts: Iterable[str], state: str, reason: str | None, count: int) -> None:
+        self._records += count
+        for resource in amounts:
             known = state in HOLDING_STATES or resource in self._resources
             shown = resource if known else OTHER, state
             self._allocations[shown] = self._allocations.get(shown, 0) + count
+        if state == PENDING and reason is not None:
+            self._pending[reason] = self._pending.get(reason, 0) + count
 
     def standing(self, books: Iterable[HostBook]) -> Standing:
         """What is counted here; `books` are the ledger's, for their inventories and names."""

@@ -15,14 +15,11 @@ from outfitter_proto.records import FINAL_STATES, Allocation, ReasonCode, Transi
 from outfitter_service.core.ledger import Ledger
 from outfitter_service.core.states import ALLOCATED, FAILED
 from outfitter_service.metrics import Metrics
-from outfitter_service.runtime.batch import Batch
+from outfitter_service.runtime.batch import LOGGED, Batch
 from outfitter_service.runtime.census import Census
 from outfitter_service.runtime.selfcheck import Violation
 
 log = structlog.get_logger("outfitter.processor")
-
-LOGGED = 20
-"""How many transitions of one commit get a line each: a flood of workers must not become a flood of lines."""
 
 
 class Telling:
@@ -41,6 +38,7 @@ class Telling:
         self._registered_ms.update(batch.registered_ms)
         for kind, count in batch.kinds.items():
             metrics.events.labels(kind).inc(count)
+        metrics.events.labels("register").inc(sum(batch.granted.values()))
         metrics.dead_letters.inc(len(batch.letters))
         for letter in batch.letters[:LOGGED]:
             about = batch.about.get(letter.key, {})
@@ -55,8 +53,8 @@ class Telling:
                 event_kind=step.event,
                 explanation=step.explanation,
             )
-        if len(batch.steps) > LOGGED:
-            self.log.info("and more transitions in one commit", more=len(batch.steps) - LOGGED)
+        if more := len(batch.steps[LOGGED:]) + batch.unlogged:
+            self.log.info("and more transitions in one commit", more=more)
         self._complain(self.census.take(batch.allocations, before=batch.before))
 
     def _count(self, batch: Batch) -> None:

@@ -39,14 +39,16 @@ LONGEST_REASON = 2000
 
 def ledger_batch(
     values: Mapping[str, tuple[Allocation | Host | None, bytes | None]],
+    grants: Mapping[str, tuple[Allocation, Entry]],
     checkpoint: Checkpoint,
     *,
     reborn: Iterable[str] = (),
 ) -> list[Entry]:
     """The ledger's entries in order: releases and tombstones, grants by their tokens, hosts, the checkpoint.
 
-    `values` are the records and their bytes by key; None is a tombstone. `reborn` are the keys of those that were
-    deleted before they were put: without a tombstone in between they would look like the old ones, changed.
+    `values` are the records and their bytes by key; None is a tombstone. `grants` are the plain grants besides, in the
+    order of their tokens. `reborn` are the keys of those that were deleted before they were put: without a tombstone in
+    between they would look like the old ones, changed.
     """
     lets_go = [Entry(key.encode(), None) for key in reborn]
     takes: list[tuple[int, Entry]] = []
@@ -60,8 +62,11 @@ def ledger_batch(
             hosts.append(entry)
         else:
             lets_go.append(entry)
-    takes.sort(key=itemgetter(0))
-    return [*lets_go, *(entry for _, entry in takes), *hosts, Entry(checkpoint.key.encode(), encode(checkpoint))]
+    granted = [entry for _, entry in grants.values()]
+    if takes:
+        takes += [(record.token or 0, entry) for record, entry in grants.values()]
+        granted = [entry for _, entry in sorted(takes, key=itemgetter(0))]
+    return [*lets_go, *granted, *hosts, Entry(checkpoint.key.encode(), encode(checkpoint))]
 
 
 def commit_entries(
