@@ -25,7 +25,9 @@ from outfitter_proto.bus.kafka.adapter import KafkaBus
 from support.broker import Broker
 from support.manager import environment
 
-QUICK = Sizes(backlog=10_000, slow_backlog=1000, seconds=3.0, rounds=1, ledger=20_000, held=2000, replicas=2000)
+QUICK = Sizes(
+    backlog=10_000, slow_backlog=1000, backlogs=1, seconds=3.0, rounds=1, ledger=20_000, held=2000, replicas=2000
+)
 PARTS = ("backlog", "framework", "latency", "restore", "kill", "replicas", "embedded")
 MIB = 1024 * 1024
 TURNS = 3
@@ -105,9 +107,9 @@ async def measure_kafka(contest: Contest, parts: Sequence[str]) -> list[Row]:
 async def measure_backlog(contest: Contest) -> list[Row]:
     """Answers a second when there is always something to do."""
     runs: dict[str, list[Run]] = {"bare": [], "outfitter": [], "plain": []}
-    for number in range(contest.sizes.rounds):
+    for number in range(contest.sizes.backlogs):
         for kind, found in runs.items():
-            say(f"backlog {number + 1}/{contest.sizes.rounds}: {kind}")
+            say(f"backlog {number + 1}/{contest.sizes.backlogs}: {kind}")
             found.append(await contest.backlog(kind))
 
     def middle(kind: str, figure: Callable[[Run], float]) -> float:
