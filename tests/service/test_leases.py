@@ -225,6 +225,15 @@ async def test_a_restart_gives_everybody_a_whole_lease_anew(doorman: Doorman) ->
     assert not doorman.attendance._suspected.is_set()
 
 
+async def test_whose_record_is_gone_after_a_restart_has_a_whole_lease_when_it_comes_again(doorman: Doorman) -> None:
+    doorman.attendance.restart(ledger_of(record("w"), record("x")), None)
+    doorman.attendance.restart(ledger_of(record("x")), None)
+    assert doorman.attendance.leases.keys() == {"h/x/1"}
+    doorman.clock.now += 11
+    doorman.attendance.follow({"h/w/1": record("w", offset=1)})
+    assert doorman.attendance.leases.deadline("h/w/1") == doorman.clock.now + 12
+
+
 async def test_an_older_incarnation_without_a_lease_gets_one_when_a_newer_one_is_there(doorman: Doorman) -> None:
     old = record("w", "old", lease_s=None, offset=1)
     doorman.attendance.restart(ledger_of(old, record("w", "new", lease_s=None, offset=2)), None)

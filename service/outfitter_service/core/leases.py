@@ -27,6 +27,9 @@ class Leases:
     def __len__(self) -> int:
         return len(self._deadline)
 
+    def keys(self) -> set[str]:
+        return set(self._deadline)
+
     def start(self, key: str, length_s: float, now: float) -> None:
         """Begin a lease, or begin it anew with another length."""
         self._length[key] = length_s

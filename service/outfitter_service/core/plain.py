@@ -45,7 +45,7 @@ _BLANK = Allocation(
 @final
 class Grant(Struct, frozen=True, gc=False):
     """A decision that comes to a plain grant and nothing else: its record, that one's key, and the canonical names of
-    the devices in it. Its lease begins anew, as with each registration."""
+    the devices in it. Its lease begins with it."""
 
     key: str
     record: Allocation

@@ -110,7 +110,8 @@ class Attendance:
             )
         now = self._now()
         live = [record for record in ledger.allocations.values() if record.state not in FINAL_STATES]
-        for key in (self._owners.keys() | self._deaths.keys()) - {record.key for record in live}:
+        known = self._owners.keys() | self._deaths.keys() | self.leases.keys()
+        for key in known - {record.key for record in live}:
             self.forget(key)
         for record in live:
             self._attend(record.key, record, now)

@@ -49,16 +49,17 @@ LOGGED = 20
 class Batch:
     """The decisions of one commit, applied to the ledger as they are made (`Ledger.rollback` takes them back).
 
-    Plain grants are most of them, and are kept apart: their entries in `grants`, in the order of their tokens, and of
-    their steps only those that are logged. Where one is changed by a later decision, it is in `values` like all else.
+    Plain grants are most of them, and are kept apart in `plain`, in the order of their tokens; where one is changed by
+    a later decision, it is in `values` like all else. Of their steps `steps` has no more than are logged, and
+    `unlogged` counts the others.
     """
 
     # more than the 30 attributes up to which Python keeps them without a dictionary
     __slots__ = (
         "_base", "_history", "_meet", "_positions", "_rules", "_stepless", "_told", "about", "allocations",
-        "announced", "arrived_ms", "before", "bytes", "commands", "cut", "events", "follow_ups", "granted", "grants",
-        "history_bytes", "hosts", "kinds", "ledger", "letters", "notes", "now", "piece", "registered_ms", "renewed",
-        "steps", "undecided", "unlogged", "values",
+        "announced", "arrived_ms", "before", "bytes", "commands", "cut", "events", "follow_ups", "granted",
+        "history_bytes", "hosts", "kinds", "ledger", "letters", "notes", "now", "piece", "plain", "registered_ms",
+        "renewed", "steps", "undecided", "unlogged", "values",
     )  # fmt: skip
 
     def __init__(
@@ -90,7 +91,7 @@ class Batch:
         self.registered_ms: dict[str, int] = {}
         self.granted: defaultdict[str, int] = defaultdict(int)
         self.arrived_ms: list[int] = []
-        self.grants: dict[str, tuple[Allocation, Entry]] = {}
+        self.plain: dict[str, tuple[Allocation, Entry]] = {}
         self.values: dict[str, tuple[Allocation | Host | None, bytes | None]] = {}
         self.allocations: dict[str, Allocation | None] = {}
         self.before: dict[str, Allocation] = {}
@@ -175,11 +176,12 @@ class Batch:
         self.ledger.grant(key, record, grant.names)
         for resource in record.resources:
             self.granted[resource] += 1
-        if key in self._stepless:  # its record was forgotten in this very commit, its lease will not be: it begins anew
+        if key in self._stepless:
+            # that its record was forgotten before will not be seen, so the lease of that one goes on, from now
             self.renewed[key] = None
             del self.values[key]
         self.allocations[key] = record
-        self.grants[key] = record, Entry(name, value)
+        self.plain[key] = record, Entry(name, value)
         self.bytes += size + len(value)
         step = grant.step(Raw(value))
         if len(self.steps) < LOGGED:
@@ -243,7 +245,7 @@ class Batch:
 
     def _keep(self, key: str, record: Allocation | Host | None) -> None:
         value = None if record is None else encode(record)
-        self.grants.pop(key, None)
+        self.plain.pop(key, None)
         self.values[key] = (record, value)
         # what an earlier value of this key took is counted as well: few have any, and it is a bound
         self.bytes += len(key) + 16 + (0 if value is None else len(value))
@@ -266,7 +268,7 @@ class Batch:
         """What the commit writes, topic by topic, in order."""
         last = {key: self.values.get(key) for key in self._stepless}
         reborn = [key for key, value in last.items() if value is None or type(value[0]) is Allocation]
-        ledger = ledger_batch(self.values, self.grants, checkpoint, reborn=reborn)
+        ledger = ledger_batch(self.values, self.plain, checkpoint, reborn=reborn)
         if not self._history:
             return batches(topics, [], self.letters, ledger)
         stepless = {key: value for key, value in last.items() if value is not None}

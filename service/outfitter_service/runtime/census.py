@@ -50,7 +50,7 @@ class Census:
         return self._holders.take(changed, before=before)
 
     def _count(self, records: Iterable[Allocation | None], sign: int) -> None:
-        # those that want the same share what says so, and follow each other: this runs for each record of a commit
+        # nearly always those that want the same share what says so, and follow each other
         amounts: dict[str, int] = {}
         state, reason, alike = "", None, 0
         for record in records:

@@ -39,14 +39,14 @@ LONGEST_REASON = 2000
 
 def ledger_batch(
     values: Mapping[str, tuple[Allocation | Host | None, bytes | None]],
-    grants: Mapping[str, tuple[Allocation, Entry]],
+    plain: Mapping[str, tuple[Allocation, Entry]],
     checkpoint: Checkpoint,
     *,
     reborn: Iterable[str] = (),
 ) -> list[Entry]:
     """The ledger's entries in order: releases and tombstones, grants by their tokens, hosts, the checkpoint.
 
-    `values` are the records and their bytes by key; None is a tombstone. `grants` are the plain grants besides, in the
+    `values` are the records and their bytes by key; None is a tombstone. `plain` are the plain grants besides, in the
     order of their tokens. `reborn` are the keys of those that were deleted before they were put: without a tombstone in
     between they would look like the old ones, changed.
     """
@@ -62,9 +62,9 @@ def ledger_batch(
             hosts.append(entry)
         else:
             lets_go.append(entry)
-    granted = [entry for _, entry in grants.values()]
+    granted = [entry for _, entry in plain.values()]
     if takes:
-        takes += [(record.token or 0, entry) for record, entry in grants.values()]
+        takes += [(record.token or 0, entry) for record, entry in plain.values()]
         granted = [entry for _, entry in sorted(takes, key=itemgetter(0))]
     return [*lets_go, *granted, *hosts, Entry(checkpoint.key.encode(), encode(checkpoint))]
 
