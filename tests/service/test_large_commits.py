@@ -12,7 +12,7 @@ from outfitter_service.core import model as m
 from outfitter_service.runtime import retries
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
-from support.house import deregister, register, static
+from support.house import TOPICS, deregister, register, static
 from support.verdict import verdict
 
 
@@ -24,13 +24,19 @@ def spends(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 class NarrowBus(FaultyBus):
     """An embedded bus whose ledger batches hold at most `most` bytes, and no record with `refused` in it. The next
-    `refusals_left` commits are too large, whatever is in them."""
+    `refusals_left` commits are too large, whatever is in them. It promises more than it takes, so that commits fail and
+    are split; `sizes` are the bytes of each batch's records, by topic."""
 
     most = 10_000
+    promised = 1_000_000
     refused: bytes | None = None
     refusals = 0
     refusals_left = 0
     spends = False
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.sizes: dict[str, list[list[int]]] = {}
 
     async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
         return _NarrowWriter(self, await super().open_writer(identity, partition, topics=topics))
@@ -46,7 +52,9 @@ class _NarrowWriter(Writer):
     async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
         assert not self._spent
         ledger = batches[-1][1]
-        size = sum(len(entry.key or b"") + len(entry.value or b"") for entry in ledger)
+        for topic, entries in batches:
+            self._bus.sizes.setdefault(topic, []).append([_bytes(entry) for entry in entries])
+        size = sum(map(_bytes, ledger))
         refused = self._bus.refused
         unlucky = self._bus.refusals_left > 0
         if unlucky or size > self._bus.most or (refused and any(refused in (entry.value or b"") for entry in ledger)):
@@ -62,7 +70,7 @@ class _NarrowWriter(Writer):
 
     @property
     def max_batch_bytes(self) -> int:
-        return 1_000_000  # it promises more than it takes, so that commits fail and are split
+        return self._bus.promised
 
     @property
     def tenure(self) -> str:
@@ -70,6 +78,34 @@ class _NarrowWriter(Writer):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+def _bytes(entry: Entry) -> int:
+    return len(entry.key or b"") + len(entry.value or b"")
+
+
+async def test_a_flood_is_answered_in_commits_of_one_batch_for_each_topic(url: str, serve: Serve) -> None:
+    """A second batch of history would wait for the first one, and the ledger's may not be divided."""
+    async with NarrowBus(url) as bus:
+        bus.promised = 9000
+        async with serve(static(60), on=bus) as house:
+
+            async def wait(point: str) -> None:
+                if point == "fetch:after":
+                    await said.wait()
+
+            said = anyio.Event()
+            await house.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
+            bus.script = wait
+            for index in range(60):
+                await house.say(register(f"w{index}", gpu=1))
+            said.set()
+            await house.until(lambda records: sum(key.startswith("h/") for key in records) == 60)
+            await house.told()
+        assert bus.refusals == 0
+        # up to the last step, behind which the commit's own record follows
+        steps = [sum(sizes[:-2]) for sizes in bus.sizes[TOPICS.history]]
+        assert bus.promised * 0.8 < max(steps) < bus.promised
 
 
 async def test_a_flood_whose_answers_do_not_fit_into_one_commit_is_answered_in_several(url: str, serve: Serve) -> None:

@@ -28,6 +28,7 @@ class Leases:
         return len(self._deadline)
 
     def keys(self) -> set[str]:
+        """The allocations that have a lease."""
         return set(self._deadline)
 
     def start(self, key: str, length_s: float, now: float) -> None:
