@@ -149,6 +149,10 @@ class Core(RuleBasedStateMachine):
     def pass_time(self, seconds: int) -> None:
         self.world.pass_time(seconds)
 
+    @rule(seconds=st.sampled_from([-100_000, -60, -1, 100_000]))
+    def set_clock(self, seconds: int) -> None:
+        self.world.pass_time(seconds)
+
     @rule()
     def commit(self) -> None:
         self.world.commit()

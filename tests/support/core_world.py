@@ -26,7 +26,7 @@ from outfitter_proto.records import (
 )
 from outfitter_service.core import model as m
 from outfitter_service.core.book import HostBook, queue_entry
-from outfitter_service.core.decide import Decision, Rules, decide, implied, renumber, work_out
+from outfitter_service.core.decide import Decision, Rules, decide, implied, is_due, renumber, work_out
 from outfitter_service.core.ledger import DropAllocation, Ledger, PutAllocation, PutHost, SetInventory
 from support.decided import apply, decision_of
 from support.desk import HOST, START
@@ -85,8 +85,10 @@ def fingerprint(book: HostBook) -> dict[str, Any]:
         "queue": list(book.queue),
         "shapes": {shape: list(alike) for shape, alike in book.shapes.items()},
         "deadlines": list(book.deadlines),
+        "waiting_since": list(book.waiting_since),
         "incarnations": dict(book.incarnations),
         "finals": {second: set(keys) for second, keys in book.finals.items()},
+        "final_seconds": list(book.final_seconds),
         "over": book.over,
     }
 
@@ -221,6 +223,7 @@ class World:
 
     def settle(self) -> None:
         """Commit until nothing follows any more."""
+        self._tick()
         for _ in range(1000):
             while self.waiting:
                 self._decide(self.waiting.popleft())
@@ -228,6 +231,7 @@ class World:
             if not self.waiting:
                 self._check_rebuilt()
                 self._check_nothing_stalls()
+                self._check_time()
                 for key in self.registered - self.gone:
                     assert key in self.topic, f"{key} was registered and has no answer"
                 return
@@ -300,8 +304,25 @@ class World:
             assert not could, f"{key} could be served and is not: {record.reason}"
             claimed |= {name for name in record.request.amounts if not self.rules.specs[name].shared}
 
+    def _check_time(self) -> None:
+        """Whatever the clock did: nobody waits, or is remembered, for longer than from now on it could be."""
+        soon = self.now + timedelta(seconds=2)
+        for key, record in self.ledger.allocations.items():
+            if record.state in FINAL_STATES:
+                age = self.now - record.since
+                assert timedelta(seconds=-2) <= age <= timedelta(seconds=self.rules.retention_s + 1), f"{key}: {age}"
+            elif record.state == AllocationState.PENDING and record.wait_until is not None:
+                wait_s = record.request.wait_s
+                assert wait_s is not None
+                assert self.now < record.wait_until <= soon + timedelta(seconds=wait_s), f"{key} waits too long"
+
     def pass_time(self, seconds: float) -> None:
         """One batch has one time: what was decided is committed before."""
         self.commit()
         self.now += timedelta(seconds=seconds)
-        self.say(m.Tick(host=HOST))
+        self._tick()
+
+    def _tick(self) -> None:
+        """What a manager does four times a second."""
+        if is_due(self.ledger, self.rules, HOST, self.now):
+            self.say(m.Tick(host=HOST))

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
-from itertools import islice
+from datetime import UTC, datetime, timedelta
 
 from msgspec import UNSET, Struct
 
@@ -50,6 +49,8 @@ class Inventory(Struct, frozen=True, kw_only=True):
 
 NOT_REPORTED = Inventory()
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+CLOCK_SLACK = timedelta(seconds=2)
+"""A record that began later than this after now was written before the clock was set back."""
 
 QueueEntry = tuple[int, int, str]
 """(-priority, offset of the first registration, allocation key): the queue's order."""
@@ -85,7 +86,12 @@ def shared_ids(record: Allocation) -> list[str]:
 def final_second(record: Allocation) -> int:
     """The second (Unix time) in which a record came to its end."""
     # `timestamp()` takes three times as long
-    since = record.since - EPOCH
+    return unix_second(record.since)
+
+
+def unix_second(moment: datetime) -> int:
+    """The whole seconds of a moment since 1970 (UTC)."""
+    since = moment - EPOCH
     return since.days * 86_400 + since.seconds
 
 
@@ -176,9 +182,10 @@ class HostBook:
     `shelves` are by resource, `shown` by device; `distinct`: no device is shown more than once. `live` are the records
     that hold devices. `locks` and `sharers` count by canonical name how many live records have a device to themselves
     and together with others. `queue` has every pending record in order, `shapes` the same by what they want,
-    `deadlines` when those give up who do not wait for ever. `incarnations` are all that are remembered of each worker,
-    the newest last: the offsets of their first registrations, and their keys. `finals` are the records that are over,
-    by the second in which they ended, and `over` how many those are.
+    `deadlines` when those give up who do not wait for ever, and `waiting_since` since when they have waited.
+    `incarnations` are all that are remembered of each worker, the newest last: the offsets of their first
+    registrations, and their keys. `finals` are the records that are over, by the second in which they ended,
+    `final_seconds` those seconds in order, whatever the clock did meanwhile, and `over` how many records those are.
     """
 
     def __init__(self, host: str) -> None:
@@ -194,8 +201,10 @@ class HostBook:
         self.queue: list[QueueEntry] = []
         self.shapes: dict[Shape, list[QueueEntry]] = {}
         self.deadlines: list[tuple[datetime, str]] = []
+        self.waiting_since: list[tuple[datetime, str]] = []
         self.incarnations: dict[str, tuple[tuple[int, str], ...]] = {}
         self.finals: dict[int, set[str]] = {}
+        self.final_seconds: list[int] = []
         self.over = 0
         self._same: dict[str, str] = {}
 
@@ -234,7 +243,33 @@ class HostBook:
         are over."""
         if self.over > max_over or (self.deadlines and self.deadlines[0][0] <= now):
             return True
-        return any(second < over_before.timestamp() for second in islice(self.finals, 1))
+        if self.final_seconds and self.final_seconds[0] < unix_second(over_before):
+            return True
+        return self.is_ahead(now)
+
+    def is_ahead(self, now: datetime) -> bool:
+        """Whether something that time is counted from is said to have begun later than now: the clock was set back."""
+        limit = now + CLOCK_SLACK
+        return (
+            (bool(self.final_seconds) and self.final_seconds[-1] > unix_second(limit))
+            or (bool(self.waiting_since) and self.waiting_since[-1][0] > limit)
+            or (self.record is not None and self.record.since > limit)
+        )
+
+    def ahead(self, now: datetime, most: int) -> list[str]:
+        """The keys of the records that are said to be over, or to wait, since later than now; at most `most`."""
+        limit = now + CLOCK_SLACK
+        second = unix_second(limit)
+        keys: list[str] = []
+        for later in reversed(self.final_seconds):
+            if later <= second or len(keys) >= most:
+                break
+            keys += sorted(self.finals[later])
+        for since, key in reversed(self.waiting_since):
+            if since <= limit or len(keys) >= most:
+                break
+            keys.append(key)
+        return keys[:most]
 
     def is_idle(self, *, since: datetime) -> bool:
         """Whether nobody is remembered here, and nothing has been said of the host since then."""
@@ -313,8 +348,14 @@ class HostBook:
             insort(self.shapes.setdefault(shape(record), []), entry)
             if record.wait_until is not None:
                 insort(self.deadlines, (record.wait_until, key))
+                insort(self.waiting_since, (record.since, key))
         elif state in FINAL_STATES:
-            self.finals.setdefault(final_second(record), set()).add(key)
+            second = final_second(record)
+            keys = self.finals.get(second)
+            if keys is None:
+                keys = self.finals[second] = set()
+                insort(self.final_seconds, second)
+            keys.add(key)
             self.over += 1
 
     def grant(self, key: str, record: Allocation, names: list[str]) -> None:
@@ -351,6 +392,7 @@ class HostBook:
                 del self.shapes[wanted]
             if record.wait_until is not None:
                 del self.deadlines[bisect_left(self.deadlines, (record.wait_until, key))]
+                del self.waiting_since[bisect_left(self.waiting_since, (record.since, key))]
         elif state in FINAL_STATES:
             second = final_second(record)
             keys = self.finals[second]
@@ -358,6 +400,7 @@ class HostBook:
             self.over -= 1
             if not keys:
                 del self.finals[second]
+                del self.final_seconds[bisect_left(self.final_seconds, second)]
 
     def forget(self, key: str, worker: str) -> None:
         """The record is gone altogether."""

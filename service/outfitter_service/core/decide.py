@@ -28,9 +28,9 @@ from outfitter_proto.records import (
 )
 from outfitter_service.core import discovery, plain, queue
 from outfitter_service.core import model as m
-from outfitter_service.core.book import final_second
+from outfitter_service.core.book import final_second, unix_second
 from outfitter_service.core.draft import Decision, Draft, Rules
-from outfitter_service.core.ledger import DropAllocation, DropHost, Ledger, PutAllocation
+from outfitter_service.core.ledger import DropAllocation, DropHost, Ledger, PutAllocation, PutHost
 from outfitter_service.core.requests import differences, resolve
 from outfitter_service.core.states import ALLOCATED, ENDED, FAILED, PENDING, PREPARING, RELEASING, Step
 
@@ -357,7 +357,7 @@ def _lets_go(rules: Rules, record: Allocation) -> bool:
 
 def _told_by_now(draft: Draft) -> int:
     """The second (Unix time) before which whatever ended has been committed, so that somebody could read it."""
-    return int((draft.now - TOLD_WITHIN).timestamp())
+    return unix_second(draft.now - TOLD_WITHIN)
 
 
 # --- time ----------------------------------------------------------------------------------------------
@@ -381,15 +381,18 @@ def _tick(draft: Draft, host: str) -> None:
         late += 1
     if late:
         queue.schedule(draft, host)
+    if book.is_ahead(draft.now):
+        _set_back(draft, host)
+        return
     over_before = draft.now - timedelta(seconds=rules.retention_s)
     if rules.forgets_hosts and book.is_idle(since=over_before):
         draft.decision.changes.append(DropHost(host))
         return
-    limit = int(over_before.timestamp())
+    limit = unix_second(over_before)
     surplus = book.over - rules.max_over
     told = _told_by_now(draft)
     over: list[str] = []
-    for second in sorted(book.finals):
+    for second in book.final_seconds:
         if len(over) > rules.chunk or (second >= limit and (len(over) >= surplus or second >= told)):
             break
         ended = sorted(book.finals[second])
@@ -397,3 +400,19 @@ def _tick(draft: Draft, host: str) -> None:
     draft.decision.changes += [DropAllocation(key) for key in over[: rules.chunk]]
     if late == rules.chunk or len(over) > rules.chunk:
         draft.decision.follow_ups.append(m.Tick(host=host))
+
+
+def _set_back(draft: Draft, host: str) -> None:
+    """The clock was ahead when some records were written: what is counted from then is counted from now."""
+    book, now = draft.book(host), draft.now
+    if book.record is not None and book.record.since > now:
+        draft.decision.changes.append(PutHost(structs.replace(book.record, since=now)))
+    for key in book.ahead(now, draft.rules.chunk):
+        record = draft.record(key)
+        if record is None or record.since <= now:
+            continue  # it was given up for in this decision
+        until = record.wait_until
+        if until is not None:
+            until = now + max(until - record.since, timedelta())
+        draft.step(Step.REFRESH, "the clock was set back", record, since=now, wait_until=until)
+    draft.decision.follow_ups.append(m.Tick(host=host))

@@ -1,0 +1,126 @@
+"""Time is counted right whatever the clock does: it may have been ahead, and go back or forward at any moment."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from msgspec import structs
+
+from outfitter_service.core import model as m
+from outfitter_service.core.decide import TOLD_WITHIN, is_due
+from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost
+from support.desk import HOST, Desk
+
+YEAR = timedelta(days=400)
+
+
+def tick_if_due(desk: Desk) -> None:
+    """What a manager does four times a second."""
+    if is_due(desk.ledger, desk.rules, HOST, desk.now):
+        desk.say(m.Tick(host=HOST))
+
+
+def restarted(desk: Desk) -> Desk:
+    """Another manager that knows the records alone."""
+    ledger = Ledger()
+    ledger.restore(PutHost(desk.book.record))
+    for record in desk.ledger.allocations.values():
+        ledger.restore(PutAllocation(record.key, record))
+    again = Desk(*desk.rules.specs.values(), ledger=ledger)
+    again.rules = desk.rules
+    again.now = desk.now
+    return again
+
+
+def test_retention_goes_on_after_a_clock_that_was_ahead() -> None:
+    desk = Desk(retention_s=3600.0)
+    desk.report("g0")
+    desk.now += YEAR
+    desk.register("w0", 1)
+    desk.deregister("w0")
+    desk.now -= YEAR
+    for n in range(50):
+        desk.register(f"x{n}", 1)
+        desk.deregister(f"x{n}")
+        desk.now += timedelta(hours=1)
+        tick_if_due(desk)
+    assert desk.book.over <= 2
+    assert "h/w0/1" not in desk.ledger.allocations
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_what_ended_in_the_future_is_forgotten_one_retention_after_the_clock_is_right(restart: bool) -> None:
+    desk = Desk(retention_s=3600.0)
+    desk.report("g0")
+    desk.now += YEAR
+    desk.register("w", 1)
+    desk.deregister("w")
+    desk.now -= YEAR
+    if restart:
+        desk = restarted(desk)
+    tick_if_due(desk)
+    assert desk["w"].since == desk.now
+    desk.now += timedelta(seconds=3600)
+    tick_if_due(desk)
+    assert "h/w/1" in desk.ledger.allocations
+    desk.now += timedelta(seconds=1)
+    tick_if_due(desk)
+    assert "h/w/1" not in desk.ledger.allocations
+
+
+def test_who_registered_while_the_clock_was_ahead_waits_as_long_as_it_asked_for_and_no_longer() -> None:
+    desk = Desk()
+    desk.report("g0")
+    desk.register("holder", 1)
+    desk.now += YEAR
+    desk.register("w", 1, wait_s=10)
+    desk.now -= YEAR
+    tick_if_due(desk)
+    desk.now += timedelta(seconds=9)
+    tick_if_due(desk)
+    assert desk.state("w") == "pending"
+    desk.now += timedelta(seconds=1)
+    tick_if_due(desk)
+    assert desk["w"].reason_code == "waited-too-long"
+
+
+def test_many_records_of_the_future_are_put_right_in_pieces() -> None:
+    desk = Desk(retention_s=60.0, chunk=2)
+    desk.now += YEAR
+    for n in range(7):
+        desk.deregister(f"w{n}")
+    desk.now -= YEAR
+    tick_if_due(desk)
+    assert {record.since for record in desk.ledger.allocations.values()} == {desk.now}
+    assert all(len(decision.changes) <= 3 for decision in desk.decisions)
+    assert not is_due(desk.ledger, desk.rules, HOST, desk.now)
+
+
+def test_records_of_the_future_are_within_the_bound_of_records_that_are_over() -> None:
+    desk = Desk(max_over=3)
+    desk.now += YEAR
+    for n in range(8):
+        desk.deregister(f"w{n}")
+    desk.now -= YEAR
+    tick_if_due(desk)
+    desk.now += TOLD_WITHIN + timedelta(seconds=1)
+    tick_if_due(desk)
+    assert desk.book.over == 3
+
+
+def test_a_host_whose_record_is_of_the_future_is_forgotten_in_time() -> None:
+    desk = Desk(retention_s=60.0, forgets_hosts=True)
+    desk.ledger.apply([PutHost(structs.replace(desk.book.record, since=desk.now + YEAR))])
+    tick_if_due(desk)
+    desk.now += timedelta(seconds=61)
+    tick_if_due(desk)
+    assert desk.book.record is None
+
+
+def test_a_clock_that_goes_back_a_little_moves_nothing() -> None:
+    """Managers of a group take over from each other with clocks that differ by some."""
+    desk = Desk()
+    desk.deregister("w")
+    desk.now -= timedelta(seconds=2)
+    assert not is_due(desk.ledger, desk.rules, HOST, desk.now)
