@@ -44,6 +44,10 @@ COMMANDS = {
     "explain": Entry(f"{_PACKAGE}.explain:explain", "Say why a worker has what it has, or why it waits."),
     "history": Entry(f"{_PACKAGE}.history:history", "Say what happened to workers and devices, and why."),
     "replay": Entry(f"{_PACKAGE}.replay:replay", "Show the workers as they stood at a moment in the past."),
+    "dead-letters": Entry(
+        f"{_PACKAGE}.dead_letters:dead_letters", "Show the messages that no manager could understand or obey."
+    ),
+    "ledger": Entry(f"{_PACKAGE}.forget:ledger", "Repair the ledger by hand."),
     "discover": Entry(f"{_PACKAGE}.discover:discover", "Run one resource's driver once and print its infos."),
     "topics": Entry(f"{_PACKAGE}.topics:topics", "Create or check the topics."),
     "verify": Entry(
@@ -51,6 +55,7 @@ COMMANDS = {
     ),
     "config": Entry(f"{_PACKAGE}.config:config", "Check a configuration, or show what is in effect."),
     "schema": Entry(f"{_PACKAGE}.schema:schema", "Print the wire contract as AsyncAPI or JSON Schema."),
+    "completion": Entry(f"{_PACKAGE}.completion:completion", "Print a shell's completion of these commands."),
     "kubernetes": Entry(f"{_PACKAGE}.kubernetes:kubernetes", "Request the configured amounts in a pod template."),
     "yarn": Entry(f"{_PACKAGE}.yarn:yarn", "Request the configured amounts from YARN."),
 }
@@ -76,6 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _guarded(arguments: list[str]) -> int:
     context: click.Context | None = None
     try:
+        if (asked := os.environ.get("_OUTFITTER_COMPLETE")) is not None:
+            return _completed(asked)
         context = outfitter.make_context("outfitter", arguments)
         with context:
             result = outfitter.invoke(context)
@@ -92,6 +99,13 @@ def _guarded(arguments: list[str]) -> int:
         complain(error, debug=LazyGroup.debug(context))
         return exit_code_of(error, entry)
     return result if isinstance(result, int) else 0
+
+
+def _completed(asked: str) -> int:
+    """A shell asks what may come next."""
+    from outfitter_service.cli.completion import complete
+
+    return complete(outfitter, asked)
 
 
 def _accept_any_text() -> None:

@@ -39,9 +39,9 @@ def check(file: str | None, config: str | None, as_json: bool) -> int:
         output.print_json({"ok": ok, "problems": [_plain(problem) for problem in told]})
     for problem in found:
         if problem.severity is Severity.INFO or not as_json:
-            click.echo(str(problem), err=problem.severity is Severity.INFO)
+            output.say(str(problem), err=problem.severity is Severity.INFO)
     if not as_json and not told:
-        click.echo("ok")
+        output.say("ok")
     return 0 if ok else 1
 
 
@@ -75,7 +75,7 @@ def show(file: str | None, config: str | None, pairs: tuple[str, ...], as_json: 
     refused = list(driver_problems(inspection.settings))
     for problem in (*inspection.problems, *refused):
         if problem.severity is not Severity.INFO:
-            click.echo(str(problem), err=True)
+            output.say(str(problem), err=True)
     settings = _without(inspection.settings, refused)
     if as_json:
         output.print_json(_shown(settings))

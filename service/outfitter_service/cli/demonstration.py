@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from outfitter_proto.names import DEFAULT_CLUSTER
+from outfitter_service.cli import output
 from outfitter_service.cli.child import bound
 from outfitter_service.cli.errors import OutfitterCliError
 
@@ -93,7 +94,7 @@ def stage(*, keep: bool) -> Iterator[Place]:
         yield Place(folder, f"demo-{os.getpid()}")
     finally:
         if keep:
-            click.echo(f"Its files are in {folder}.", err=True)
+            output.say(f"Its files are in {folder}.", err=True)
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -336,7 +337,8 @@ def _title(text: str) -> None:
 
 
 def _say(text: str) -> None:
-    click.echo(text)
+    for line in text.splitlines() or [""]:
+        output.say(line)
 
 
 def _check(so: bool, what: str) -> None:

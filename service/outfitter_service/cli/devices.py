@@ -43,7 +43,7 @@ class Line(Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@options.connection
+@options.looking_on
 @options.json_output
 @click.pass_context
 def devices(ctx: click.Context, /, config: str | None, as_json: bool, **_options: object) -> None:

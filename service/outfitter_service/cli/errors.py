@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import click
 
+from outfitter_proto.printable import printable
 from outfitter_service.cli.lazy import Entry
 
 _USAGE = 2
@@ -38,7 +39,9 @@ def complain(error: BaseException, *, debug: bool) -> None:
         click.echo(error.format_message(), err=True)  # the help itself
         return
     for leaf in leaves(error):
-        click.echo(f"outfitter: {describe(leaf)}", err=True)
+        first, *more = describe(leaf).split("\n")
+        # what follows is indented: no part of a message can pass for one of its own
+        click.echo("\n".join([f"outfitter: {printable(first)}", *(f"  {printable(line)}" for line in more)]), err=True)
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
@@ -98,4 +101,4 @@ def _is_ours(module: str) -> bool:
 
 def warn(message: str) -> None:
     """Say something on standard error that is no failure."""
-    print(f"outfitter: {message}", file=sys.stderr)
+    print(f"outfitter: {printable(message)}", file=sys.stderr)

@@ -47,7 +47,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 @click.command()
 @click.argument("worker", envvar="OUTFITTER_WORKER")
-@options.connection
+@options.looking_on
 @options.json_output
 @click.pass_context
 def explain(ctx: click.Context, /, worker: str, config: str | None, as_json: bool, **_options: object) -> None:
@@ -74,7 +74,7 @@ def explain(ctx: click.Context, /, worker: str, config: str | None, as_json: boo
         return
     for record, explanation in zip(records, told, strict=True):
         for sentence in _sentences(record, explanation, found.hosts.get(f"@host/{record.host}")):
-            click.echo(sentence)
+            output.say(sentence)
 
 
 def _unknown(ledger: Ledger, worker: str) -> str:

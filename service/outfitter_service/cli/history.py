@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import Raw, Struct
 
+from outfitter_proto.printable import printable
 from outfitter_service.cli import options, output
 from outfitter_service.cli.errors import leaves, warn
 
@@ -58,8 +59,8 @@ class Wanted(Struct, frozen=True, kw_only=True):
 )
 @click.option("--until", metavar="TIME", callback=options.moment, help="Not after.")
 @click.option("--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
-@options.connection
-@options.json_output
+@options.looking_on
+@options.json_lines
 @click.pass_context
 def history(
     ctx: click.Context,
@@ -175,10 +176,11 @@ class _Lines:
         self._print([f"{step.at:%Y-%m-%dT%H:%M:%SZ}", age, *_cells(step)])
 
     def _print(self, cells: list[str]) -> None:
+        cells = [printable(cell) for cell in cells]
         for column, cell in enumerate(cells[:-1]):
             self._widths[column] = max(self._widths[column], len(cell))
         padded = [cell.ljust(width) for cell, width in zip(cells[:-1], self._widths, strict=True)]
-        click.echo("  ".join([*padded, cells[-1]]).rstrip())
+        output.say("  ".join([*padded, cells[-1]]).rstrip())
 
 
 def _cells(step: Transition | Refresh | Note) -> list[str]:

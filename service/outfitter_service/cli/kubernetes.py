@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from outfitter_service.cli import output
 from outfitter_service.cli.errors import OutfitterCliError
 from outfitter_service.cli.options import config as config_option
 
@@ -30,7 +31,7 @@ def pod_template(file: str, config: str | None, container: str | None) -> None:
     from outfitter_service.requests import kubernetes_amounts, request_in_pod_template
 
     amounts = kubernetes_amounts(configured(config), driver_of)
-    click.echo(request_in_pod_template(_text(file), amounts, container=container), nl=False)
+    output.document(request_in_pod_template(_text(file), amounts, container=container))
 
 
 def _text(file: str) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 _CHOSEN = "outfitter.entry"
 _DEBUG = "outfitter.debug"
@@ -59,10 +62,19 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.help) for name, entry in self.entries.items()])
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete from the table: asking at each Tab must not import every command."""
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=one.help) for name, one in self.entries.items() if name.startswith(incomplete)
+        ]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in self.entries and not args[0].startswith("-"):
+        if args and args[0] not in self.entries and not args[0].startswith("-") and not ctx.resilient_parsing:
             # click's own search for a near name would import every command
             from difflib import get_close_matches
 

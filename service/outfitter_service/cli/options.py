@@ -53,6 +53,11 @@ host = click.option(
     callback=_named("host"),
     help="The host's name on the bus; the machine's hostname by default.",
 )
+only_host = click.option(
+    "--host", metavar="NAME", callback=_named("host"),
+    help="Only of this host. All hosts otherwise, whatever OUTFITTER_HOST says: that is where to register.",
+)  # fmt: skip
+"""For commands that look on: `--host` narrows what they show, and nothing else does."""
 cluster = click.option(
     "--cluster",
     metavar="NAME",
@@ -83,8 +88,11 @@ def moment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> d
     return found.astimezone(UTC)
 
 
-json_output = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+json_output = click.option("--json", "as_json", is_flag=True, help="Print one JSON document for programs.")
 """Adds `--json`; the command's parameter is called `as_json`."""
+
+json_lines = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs: one object on each line.")
+"""The same for what may go on for ever, or is too long for one document."""
 
 SHARED = ("bus", "host", "cluster")
 
@@ -92,6 +100,13 @@ SHARED = ("bus", "host", "cluster")
 def connection(command: F) -> F:
     """Add `--bus`, `--config`, `--host` and `--cluster`: parameters `bus`, `config`, `host`, `cluster`."""
     for option in (cluster, host, config, bus):
+        command = option(command)
+    return command
+
+
+def looking_on(command: F) -> F:
+    """Add `--bus`, `--config`, `--host` and `--cluster`, as `connection` does, for a command that only looks."""
+    for option in (cluster, only_host, config, bus):
         command = option(command)
     return command
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from outfitter_proto.printable import printable, printable_json
+
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
@@ -18,7 +20,17 @@ def print_json(value: Any, *, indent: int = 0) -> None:
     import msgspec
 
     encoded = msgspec.json.encode(value)
-    click.echo(msgspec.json.format(encoded, indent=indent) if indent else encoded)
+    click.echo(printable_json((msgspec.json.format(encoded, indent=indent) if indent else encoded).decode()))
+
+
+def say(line: str, *, err: bool = False) -> None:
+    """Print one line for people. Whatever stands in it, it is one line, and moves nothing else on the terminal."""
+    click.echo(printable(line), err=err)
+
+
+def document(text: str) -> None:
+    """Print a document for another program as it is."""
+    click.echo(text, nl=False)
 
 
 def age(seconds: float) -> str:
@@ -30,11 +42,13 @@ def age(seconds: float) -> str:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table without borders; None is shown as `-`. Cut to the terminal's width there, never in a pipe."""
+    """Print a table without borders; None is shown as `-`. Its cells are wrapped at the terminal's width where that can
+    be done between words, and never in a pipe."""
     import os
     import sys
 
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
@@ -44,10 +58,12 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
     for heading in headings:
         table.add_column(heading.upper(), overflow="fold")
     for row in rows:
-        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
+        table.add_row(*(Text("-" if cell is None else printable(str(cell))) for cell in row))
     if sys.stdout is not None and sys.stdout.isatty():
-        Console(highlight=False).print(table)
-        return
+        screen = Console(highlight=False)
+        if Measurement.get(screen, screen.options, table).minimum <= screen.width:
+            screen.print(table)
+            return
     console = Console(width=100_000, highlight=False, color_system=None)
     with console.capture() as capture:
         console.print(table)

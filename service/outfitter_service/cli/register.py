@@ -5,20 +5,19 @@ It names no owner and sends no heartbeats: what it gets is held for one lease.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import Raw
 
 from outfitter_service.cli import options, output, registering
 from outfitter_service.cli.errors import OutfitterCliError, warn
 
 if TYPE_CHECKING:
-    from outfitter_proto.bus import Bus, Reader
-    from outfitter_proto.records import Allocation, Register, Registration
-    from outfitter_service.cli.ledger import Stored
+    from outfitter_proto.records import Register
+    from outfitter_service.cli.conversation import Conversation
     from outfitter_service.config import Connection
 
 LEASE_KNOWN_WITHIN = 3.0
@@ -50,12 +49,12 @@ def register(
     cluster: str | None,
     **request: Any,
 ) -> int:
-    """Ask for devices on behalf of a worker, and say until when the registration holds.
+    """Ask for devices on behalf of a worker, and say until when the lease lasts, if they are granted.
 
     It has no owner process and no heartbeats: register again within its lease, or deregister.
 
-    With --wait: print the final allocation record (with --json as it stands on the bus), and exit with 0 when it
-    is allocated and with 1 when it is not.
+    Without --wait it is sent, and nobody may have answered yet. With --wait: print the final allocation record (with
+    --json as it stands on the bus), and exit with 0 when it is allocated and with 1 when it is not.
     """  # fmt: skip
     del bus, host, cluster  # `connection` has looked at them, and at where else they may be
     import anyio
@@ -70,19 +69,20 @@ def register(
 
 
 async def _announce(where: Connection, asked: Register, as_json: bool) -> int:
-    """Publish, and say until when it holds: one lease from before it was sent."""
+    """Publish, and say until when it can hold: one lease from before it was sent."""
     from msgspec import UNSET
 
     from outfitter_proto.names import allocation_key
+    from outfitter_service.cli.conversation import conversing
 
-    async with _conversing(where, asked) as conversation:
+    async with conversing(where, asked.worker) as conversation:
         sent_at = datetime.now(UTC)
         await conversation.publish(asked)
+        key = allocation_key(asked.host, asked.worker, asked.incarnation)
         lease = asked.lease_s
-        known = lease is not UNSET or await conversation.heard(lambda _record: True, LEASE_KNOWN_WITHIN)
+        known = lease is not UNSET or await conversation.heard(lambda: key in conversation.records, LEASE_KNOWN_WITHIN)
         if lease is UNSET:
-            lease = conversation.last.record.request.lease_s if conversation.last else None
-    key = allocation_key(asked.host, asked.worker, asked.incarnation)
+            lease = conversation.records[key].record.request.lease_s if known else None
     until = sent_at + timedelta(seconds=lease) if isinstance(lease, float | int) else None
     if not known:
         warn(f"no manager of host {where.host} has answered yet; how long this holds is for its default lease to say")
@@ -91,107 +91,54 @@ async def _announce(where: Connection, asked: Register, as_json: bool) -> int:
             {"host": asked.host, "worker": asked.worker, "incarnation": asked.incarnation, "holds_until": until}
         )
     elif known:
-        limit = "it is deregistered" if until is None else f"{until:%Y-%m-%dT%H:%M:%SZ}"
-        click.echo(f"{key} holds until {limit}")
+        limit = "without a lease" if until is None else f"with a lease until {until:%Y-%m-%dT%H:%M:%SZ}"
+        output.say(f"{key}  sent, {limit}")
     else:
-        click.echo(f"{key}")
+        output.say(f"{key}  sent")
     return 0
 
 
 async def _obtain(where: Connection, asked: Register, wait: float, as_json: bool) -> int:
     """Publish, wait for the final answer, and withdraw what has none by then."""
-    import anyio
-
     from outfitter.standing import Standing, standing
-    from outfitter_proto.records import Deregister
+    from outfitter_proto.names import allocation_key
     from outfitter_service.cli import ledger
+    from outfitter_service.cli.conversation import conversing
 
-    leaving = Deregister(host=asked.host, worker=asked.worker, incarnation=asked.incarnation, reason="withdrawn")
-    async with _conversing(where, asked) as conversation:
+    key = allocation_key(asked.host, asked.worker, asked.incarnation)
+    async with conversing(where, asked.worker) as conversation:
+
+        def stands(*among: Standing) -> bool:
+            return key in conversation.records and standing(conversation.records[key].record) in among
+
         answered = False
         try:
-            await conversation.publish(asked)
-            answered = await conversation.heard(lambda record: standing(record) is not Standing.WAITING, wait)
+            offset = await conversation.publish(asked)
+            answered = await conversation.heard(
+                lambda: offset in conversation.letters or stands(Standing.YOURS, Standing.OVER, Standing.FAILED), wait
+            )
         finally:
             if not answered:  # too late, or interrupted
-                with anyio.CancelScope(shield=True):
-                    await conversation.publish(leaving)
-                    await conversation.heard(
-                        lambda record: standing(record) in {Standing.OVER, Standing.FAILED}, ENDED_WITHIN
-                    )
-        if conversation.last is None:
-            raise OutfitterCliError(await conversation.nobody())
-    record, wire = conversation.last
+                await _withdraw(conversation, asked, lambda: stands(Standing.OVER, Standing.FAILED))
+        if key not in conversation.records:
+            letter = await conversation.letter(offset)
+            raise OutfitterCliError(letter.reason if letter is not None else await conversation.nobody())
+    record, wire = conversation.records[key]
     if as_json:
-        click.echo(wire)
+        output.print_json(Raw(wire))
     else:
         why = f" ({record.reason})" if record.reason else ""
-        click.echo(f"{record.key}  {record.state}  {ledger.devices_in_words(record)}{why}")
+        output.say(f"{record.key}  {record.state}  {ledger.devices_in_words(record)}{why}")
     return 0 if standing(record) is Standing.YOURS else 1
 
 
-class _Conversation:
-    """What is said about one registration, and what is answered from then on. `last` is the newest answer."""
+async def _withdraw(conversation: Conversation, asked: Register, done: Callable[[], bool]) -> None:
+    """Deregister what was registered, whatever ends this meanwhile."""
+    import anyio
 
-    def __init__(self, bus: Bus, where: Connection, asked: Register, partition: int, answers: Reader) -> None:
-        self.last: Stored | None = None
-        self._bus = bus
-        self._where = where
-        self._asked = asked
-        self._partition = partition
-        self._answers = answers
+    from outfitter_proto.records import Deregister
 
-    async def publish(self, message: Registration) -> None:
-        from outfitter_proto import codec, names
-        from outfitter_proto.bus import Entry
-
-        topic = names.topics(self._where.cluster).registrations
-        await self._bus.publish(topic, self._partition, Entry(message.host.encode(), codec.encode(message)))
-
-    async def heard(self, enough: Callable[[Allocation], bool], within: float) -> bool:
-        """Listen until `enough` says so of an answer, for at most `within` seconds; whether it did."""
-        import anyio
-
-        from outfitter_proto import names
-        from outfitter_proto.records import Allocation
-        from outfitter_service.cli import ledger
-
-        key = names.allocation_key(self._asked.host, self._asked.worker, self._asked.incarnation).encode()
-        with anyio.move_on_after(within):
-            while True:
-                for message in await ledger.fetch(self._answers):
-                    record = ledger.decode(message).record if message.key == key else None
-                    if isinstance(record, Allocation):
-                        self.last = ledger.Stored(record, message.value or b"")
-                if self.last is not None and enough(self.last.record):
-                    return True
-        return False
-
-    async def nobody(self) -> str:
-        """What to say when there was no answer at all."""
-        from outfitter.managers import Survey
-
-        topic_partitions = await self._bus.topic(self._topic)
-        survey = Survey(self._bus, self._where.cluster, self._asked.host)
-        await survey.run(topic_partitions.partitions)
-        return f"no manager answers for host {self._asked.host!r}: {survey.describe()}"
-
-    @property
-    def _topic(self) -> str:
-        from outfitter_proto import names
-
-        return names.topics(self._where.cluster).allocations
-
-
-@asynccontextmanager
-async def _conversing(where: Connection, asked: Register) -> AsyncIterator[_Conversation]:
-    """Connect, and begin to listen before anything is said."""
-    from outfitter_proto import names
-    from outfitter_service.cli import ledger
-
-    topic = names.topics(where.cluster).allocations
-    async with ledger.opened(where) as bus:
-        (partition,) = await ledger.partitions(bus, where.cluster, asked.host)
-        _, end = await bus.offsets(topic, partition)
-        async with await bus.open_reader(topic, partition, start=end, committed=True) as answers:
-            yield _Conversation(bus, where, asked, partition, answers)
+    leaving = Deregister(host=asked.host, worker=asked.worker, incarnation=asked.incarnation, reason="withdrawn")
+    with anyio.CancelScope(shield=True):
+        await conversation.publish(leaving)
+        await conversation.heard(done, ENDED_WITHIN)

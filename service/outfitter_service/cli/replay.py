@@ -36,7 +36,7 @@ class Found(NamedTuple):
 @click.option(
     "--check", is_flag=True, help="Replay to the end, too, and compare that with the ledger: exit code 1 if it differs."
 )
-@options.connection
+@options.looking_on
 @options.json_output
 @click.pass_context
 def replay(

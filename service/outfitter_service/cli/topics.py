@@ -74,7 +74,7 @@ def create(
         output.print_json({"created": made, "differences": [_plain(item) for item in differences]})
     else:
         for name in made:
-            click.echo(name)
+            output.say(name)
         if not made:
             warn("all topics were there already")
         for item in differences:
@@ -110,9 +110,10 @@ def check(ctx: click.Context, /, config: str | None, as_json: bool, **_options: 
         output.print_json({"ok": not differences, "differences": [_plain(item) for item in differences]})
     elif differences:
         for item in sorted(differences, key=lambda item: not item.fatal):
-            click.echo(f"{_headline(item)}\n    why: {item.why}\n    to mend it: {item.remedy}")
+            for line in (_headline(item), f"    why: {item.why}", f"    to mend it: {item.remedy}"):
+                output.say(line)
     else:
-        click.echo("ok")
+        output.say("ok")
     return 1 if differences else 0
 
 

@@ -1,7 +1,8 @@
-"""Hosts that workers ask for and no manager serves: as the newest dead letters tell, less those that have one now."""
+"""Messages that reached no manager, as the newest dead letters tell: for hosts that have none now, and misdirected."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from datetime import datetime
 from typing import NamedTuple
@@ -26,33 +27,40 @@ class Unserved(NamedTuple):
     last: datetime
 
 
-async def find(bus: Bus, cluster: str, *, served: Collection[str], host: str | None = None) -> list[Unserved]:
-    """The hosts without a manager, of all or narrowed to `host`; `served` are those that have one.
+class Lost(NamedTuple):
+    """`misdirected` counts, by code, what no manager of any host would have read."""
+
+    hosts: list[Unserved]
+    misdirected: dict[str, int]
+
+
+async def find(bus: Bus, cluster: str, *, served: Collection[str], since: datetime, host: str | None = None) -> Lost:
+    """What was lost since then, of all hosts or of `host` alone; `served` are those that have a manager.
 
     Raises:
         BusError: the dead letters cannot be read.
     """
-    found: dict[str, Unserved] = {}
+    hosts: dict[str, Unserved] = {}
+    misdirected: Counter[str] = Counter()
     limiter = anyio.CapacityLimiter(_AT_ONCE)
 
     async def read_one(partition: int) -> None:
         async with limiter:
             for letter in await _newest(bus, names.topics(cluster).dead_letters, partition):
                 asked = letter.message_key
-                if (
-                    letter.code != NobodysCode.NO_MANAGER
-                    or asked is None
-                    or asked in served
-                    or host not in (None, asked)
-                ):
+                if letter.at < since or not isinstance(letter.code, str) or host not in {None, asked}:
                     continue
-                before = found.get(asked)
-                found[asked] = Unserved(asked, 1 + (before.messages if before else 0), letter.at)
+                if letter.code != NobodysCode.NO_MANAGER:
+                    misdirected[letter.code] += 1
+                elif asked is not None and asked not in served:
+                    before = hosts.get(asked)
+                    hosts[asked] = Unserved(asked, 1 + (before.messages if before else 0), letter.at)
 
     async with anyio.create_task_group() as group:
-        for partition in await ledger.partitions(bus, cluster, host):
+        # what stands in a wrong partition is a dead letter there
+        for partition in await ledger.partitions(bus, cluster, None):
             group.start_soon(read_one, partition)
-    return sorted(found.values())
+    return Lost(sorted(hosts.values()), dict(misdirected))
 
 
 async def _newest(bus: Bus, topic: str, partition: int) -> list[DeadLetter]:

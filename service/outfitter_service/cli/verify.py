@@ -63,14 +63,15 @@ def _tell(report: Report, found: list[Violation]) -> None:
         ),
     )
     if found:
-        click.echo()
+        output.say("")
         output.print_table(
             ["check", "at", "violation", "see also"],
             ((item.check, item.place, item.what, ", ".join(item.records) or None) for item in found),
         )
     counts = report.counts
-    click.echo(
-        f"\n{len(found)} violations; {counts['commits']} commits by {counts['managers']} managers, "
+    output.say("")
+    output.say(
+        f"{len(found)} violations; {counts['commits']} commits by {counts['managers']} managers, "
         f"{counts['registrations']} registrations, {counts['unread']} of them not read yet, "
         f"{counts['unserved']} messages for nobody"
     )

@@ -20,8 +20,8 @@ _PATIENCE = 5.0
 
 @click.command()
 @click.argument("worker", required=False)
-@options.connection
-@options.json_output
+@options.looking_on
+@options.json_lines
 @click.pass_context
 def watch(ctx: click.Context, /, worker: str | None, config: str | None, as_json: bool, **_options: object) -> None:
     """Print each change of an allocation or of a host's devices as a line, until Ctrl-C.
@@ -108,7 +108,7 @@ class _Words:
         if _wanted(worker, change):
             line = self._line(change)
             if line:
-                click.echo(f"{_clock()}  {line}")
+                output.say(f"{_clock()}  {line}")
 
     def _line(self, change: Change) -> str | None:
         from outfitter_proto.records import Allocation, Device, Host

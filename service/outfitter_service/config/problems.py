@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 from msgspec import Struct, structs
 
+from outfitter_proto.printable import printable
+
 MASK = "***"
 
 _SECRET = re.compile(r"secret|passw|passphrase|token|credential|api.?key|private.?key", re.IGNORECASE)
@@ -47,7 +49,7 @@ class Problem(Struct, frozen=True, kw_only=True):
         found = f" (found {shorten(self.found)})" if self.found is not None else ""
         suggestion = f"; {self.suggestion}" if self.suggestion else ""
         place = f"{self.file}: " if self.file else ""
-        return f"{self.severity}: {place}{self.key}: {self.problem}{found}{suggestion}"
+        return printable(f"{self.severity}: {place}{self.key}: {self.problem}{found}{suggestion}")
 
 
 class ConfigurationError(Exception):
@@ -78,7 +80,7 @@ def shorten(text: str, limit: int = 80) -> str:
 
 def ascii_safe(text: str) -> str:
     """Quoted, control characters escaped, letters of any script left alone."""
-    return "'" + "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text) + "'"
+    return f"'{printable(text)}'"
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

@@ -205,8 +205,8 @@ def _understood(key: bytes, found: LedgerRecord | bytes, place: str) -> LedgerRe
         ) from error
     except WireError as error:
         raise LedgerRefusedError(
-            f"{error}. The ledger in {place} is damaged there; to go on without this record, stop the manager, write "
-            "a tombstone under its key, and start again"
+            f"{error}. The ledger in {place} is damaged there; to go on without this record, stop the manager, say "
+            f"`outfitter ledger forget {key.decode('utf-8', 'backslashreplace')}`, and start again"
         ) from error
     if isinstance(record, Allocation) and record.state not in _KNOWN_STATES:
         raise LedgerRefusedError(
