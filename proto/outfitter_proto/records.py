@@ -196,8 +196,8 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
     resource: string properties with at least `id`, `index` and `local_index`. `since` is when the record
     came into its state. `outcome` is where a `releasing` record is going: `ended` or `failed`.
     `wait_until` is the wall time at which a pending record gives up. `shared` names the resources whose
-    devices others may have, too; all others are exclusive. `aliases` are the other ids of those devices that
-    have such, by id: what is held under one name is held under all.
+    devices others may have, too; all others are exclusive. `aliases` are all other names of those devices that
+    have such, by id, whichever resource's driver connects them: what is held under one name is held under all.
     """
 
     host: str
@@ -243,7 +243,8 @@ class ResourceInventory(Struct, frozen=True, kw_only=True):
 
     `state` is `reported`, `not-reported`, `driver-failed`, `disabled`, `no-driver` or `misconfigured`.
     `amount` is the configured amount per worker, `sharing` is `exclusive` or `shared`. Of `total` devices, `healthy`
-    of them healthy, `devices` lists at most `MAX_LISTED_DEVICES`, as the driver orders them.
+    of them healthy, `devices` lists at most `MAX_LISTED_DEVICES`, as the driver orders them. `names` are all names of
+    those that have several, of as many devices; until a driver has reported after a restart, as they were before it.
     """
 
     state: str
@@ -253,6 +254,7 @@ class ResourceInventory(Struct, frozen=True, kw_only=True):
     devices: list[InventoryDevice] = []
     total: int | UnsetType = UNSET
     healthy: int | UnsetType = UNSET
+    names: list[list[str]] | UnsetType = UNSET
 
 
 MAX_LISTED_DEVICES = 256

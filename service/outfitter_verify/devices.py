@@ -1,7 +1,8 @@
 """Promise 1: an exclusive device is in at most one live allocation, at every prefix of the committed ledger.
 
 A device has several names (its id and its aliases), and several resources may show the same one: what is held under
-one name is held under all. Sharing is allowed among those who share; nobody may share what somebody has alone.
+one name is held under all. The names of a grant are in its record; those that only another resource's driver connects
+are in the host's record, too. Sharing is allowed among those who share; nobody may share what somebody has alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,17 @@ class Holdings:
     def __init__(self) -> None:
         self._holders: defaultdict[tuple[str, str], dict[str, bool]] = defaultdict(dict)
         self._held: dict[str, tuple[str, frozenset[str]]] = {}
+        self._groups: dict[str, list[frozenset[str]]] = {}
+
+    def connect(self, host: str, groups: list[frozenset[str]]) -> None:
+        """The names in each of `groups` mean one device of `host`, until its record says otherwise."""
+        self._groups[host] = groups
+
+    def _all_names(self, host: str, names: frozenset[str]) -> frozenset[str]:
+        groups = self._groups.get(host, ())
+        while more := [group for group in groups if not group.isdisjoint(names) and not group <= names]:
+            names = names.union(*more)
+        return names
 
     def drop(self, key: str) -> None:
         """`key` holds nothing any more."""
@@ -34,11 +46,12 @@ class Holdings:
         self.drop(record.key)
         if not record.holds:
             return
-        names = record.alone | record.together
+        own = self._all_names(record.host, record.alone)
+        names = own | self._all_names(record.host, record.together)
         self._held[record.key] = (record.host, names)
         told: set[str] = set()
         for name in sorted(names):
-            alone = name in record.alone
+            alone = name in own
             holders = self._holders[record.host, name]
             for other, has_it_alone in holders.items():
                 if (alone or has_it_alone) and other not in told:

@@ -140,6 +140,8 @@ class Ledger:
             own = f"@host/{host}" if kind == "host" else f"@device/{host}/{body.get('id')}"
             self._key(offset, unquote(key) if kind == "device" else key, own)
             self._home(offset, host)
+            if kind == "host":
+                self._holdings.connect(host, wire.connected(body))
         elif isinstance(kind, str):
             self._findings.part("writers", f"records of type {kind!r} are not known to this version")
         else:

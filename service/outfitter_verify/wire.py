@@ -155,6 +155,17 @@ def allocation(body: Mapping[str, Any]) -> Allocation:
     )
 
 
+def connected(body: Mapping[str, Any]) -> list[frozenset[str]]:
+    """The names in a host's record that mean one device each; raises `DamagedError`."""
+    found: list[frozenset[str]] = []
+    for resource, told in _get(body, "resources", dict, {}).items():
+        for names in _get(told if isinstance(told, dict) else {}, "names", list, []):
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                _fail(f"resources.{resource}.names has {names!r}")
+            found.append(frozenset(names))
+    return found
+
+
 def checkpoint(body: Mapping[str, Any]) -> Checkpoint:
     """Raises `DamagedError` naming the field."""
     read = _get(body, "input", dict)
@@ -196,7 +207,7 @@ def _fail(what: str) -> NoReturn:
 
 def fingerprint(body: Mapping[str, Any]) -> bytes:
     """What two tellings of one record must agree in: all but what may be brought up to date without a step (a
-    waiter's reason and place in the queue, a holder's device properties)."""
+    waiter's reason and place in the queue, the properties and further names of a holder's devices)."""
     state = body.get("state")
     same = dict(body)
     if state not in FINAL:
@@ -206,6 +217,7 @@ def fingerprint(body: Mapping[str, Any]) -> bytes:
         for name in ("request", "unavailable"):
             same.pop(name, None)
     elif state in HOLDING:
+        same.pop("aliases", None)
         same["resources"] = {
             name: [info.get("id") for info in infos] for name, infos in (body.get("resources") or {}).items()
         }

@@ -124,6 +124,12 @@ class World:
             record["token"] = self.token
         return record | fields
 
+    def host(self, **names: list[list[str]] | None) -> None:
+        """The host's record: of each resource, the names that mean one device each."""
+        resources = {name: {"state": "reported", **({"names": told} if told else {})} for name, told in names.items()}
+        body = {"type": "host", "host": HOST, "manager": {}, "since": AT, "resources": resources}
+        self.allocations.append(f"@host/{HOST}", body)
+
     def refuse(self, offset: int, **fields: Any) -> None:
         """A dead letter for the message at `offset`."""
         message = next(record for record in self.registrations.records if record.offset == offset)

@@ -128,6 +128,10 @@ CHECKPOINT = Checkpoint(
     machine_id="m-1",
     boot_id="b-1",
 )
+NAMED = ResourceInventory(
+    state="reported", devices=[InventoryDevice(id="GPU-8a56")], total=1, healthy=1, names=[["GPU-8a56", "0000:3b:00.0"]]
+)
+
 SAMPLES = {
     "register-minimal": Register(**ME),
     "register-full": Register(
@@ -174,6 +178,7 @@ SAMPLES = {
         reason_code="infeasible",
     ),
     "host": HOST,
+    "host-with-names": structs.replace(HOST, resources={"gpu": NAMED}),
     "device": Device(host="gpu-3", id="pci/0000:3b:00.0", since=AT, state="quarantined", reason="XID 79"),
     "checkpoint": CHECKPOINT,
     "checkpoint-with-a-snapshot": structs.replace(CHECKPOINT, snapshot=AT),

@@ -7,7 +7,7 @@ those came. Read a book freely; only `Ledger` changes it. It decides nothing.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from msgspec import UNSET, Struct
@@ -22,10 +22,12 @@ class Inventory(Struct, frozen=True, kw_only=True):
     """What a driver last said of one resource of one host.
 
     `reported`: it has said something at all. `asked` is the amount an on-demand driver was last asked for and
-    `asking` the amount it is being asked for now (0: it is not). `healthy` counts the healthy devices.
+    `asking` the amount it is being asked for now (0: it is not). `healthy` counts the healthy devices. `linked` are
+    names that earlier reports connected, as long as the record of a holder does not have them all.
     """
 
     devices: tuple[KnownDevice, ...] = ()
+    linked: tuple[tuple[str, ...], ...] = ()
     failure: DriverFailure | None = None
     reported: bool = False
     asked: int = 0
@@ -46,6 +48,12 @@ class Inventory(Struct, frozen=True, kw_only=True):
         healthy = sum(device.health == well for device in distinct)
         return cls(devices=tuple(distinct), reported=True, asked=asked, healthy=healthy)
 
+    @property
+    def names(self) -> list[tuple[str, ...]]:
+        """The names of each device that has several: those in use, then those that are only `linked`."""
+        named = [(device.id, *device.aliases) for device in self.devices if device.aliases]
+        return [*named, *self.linked] if self.linked else named
+
 
 NOT_REPORTED = Inventory()
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -54,6 +62,11 @@ CLOCK_SLACK = timedelta(seconds=2)
 
 QueueEntry = tuple[int, int, str]
 """(-priority, offset of the first registration, allocation key): the queue's order."""
+
+Classes = Mapping[str, tuple[str, ...]]
+"""All names of one device, in order, by each of them; only of devices that have several."""
+
+NO_CLASSES: Classes = {}
 
 Shape = tuple[tuple[str, int], ...]
 """What a waiter wants: (resource, amount) pairs in order. Waiters of one shape meet the same obstacle."""
@@ -116,13 +129,14 @@ class Shelf:
     are the devices' canonical names, `alone` the terms on which each of them is granted by itself.
     """
 
-    __slots__ = ("alone", "devices", "free", "names", "places", "resource")
+    __slots__ = ("_classes", "alone", "devices", "free", "names", "places", "resource")
 
     def __init__(self, resource: str, devices: tuple[KnownDevice, ...], book: HostBook) -> None:
         self.resource = resource
         self.devices = devices
         self.names = [book.canonical(device.id) for device in devices]
-        self.alone = [terms({resource: (device,)}) for device in devices]
+        self._classes = book.classes
+        self.alone = [terms({resource: (device,)}, self._classes) for device in devices]
         self.places: dict[str, list[int]] = {}
         self.free: list[int] = []
         healthy = Health.HEALTHY
@@ -147,7 +161,7 @@ class Shelf:
         return self._together(self._first(amount))
 
     def _together(self, positions: list[int]) -> tuple[Terms, list[str]]:
-        told = terms({self.resource: [self.devices[position] for position in positions]})
+        told = terms({self.resource: [self.devices[position] for position in positions]}, self._classes)
         return told, [self.names[position] for position in positions]
 
     def _first(self, enough: int) -> list[int]:
@@ -186,6 +200,7 @@ class HostBook:
     `incarnations` are all that are remembered of each worker, the newest last: the offsets of their first
     registrations, and their keys. `finals` are the records that are over, by the second in which they ended,
     `final_seconds` those seconds in order, whatever the clock did meanwhile, and `over` how many records those are.
+    `classes` says which names mean one device.
     """
 
     def __init__(self, host: str) -> None:
@@ -206,6 +221,7 @@ class HostBook:
         self.finals: dict[int, set[str]] = {}
         self.final_seconds: list[int] = []
         self.over = 0
+        self.classes: Classes = NO_CLASSES
         self._same: dict[str, str] = {}
 
     def inventory(self, resource: str) -> Inventory:
@@ -278,14 +294,18 @@ class HostBook:
     # --- inventories ---
 
     def set_inventory(self, resource: str, inventory: Inventory) -> None:
-        before = self.inventory(resource).devices
+        before, connected = self.inventory(resource), self.connected(resource)
         if inventory == NOT_REPORTED:
             self.inventories.pop(resource, None)
         else:
             self.inventories[resource] = inventory
-        if inventory.devices is before:
+        if (
+            inventory.devices is before.devices
+            and inventory.linked == before.linked
+            and (inventory.reported == before.reported)
+        ):
             return
-        if any(device.aliases for device in (*before, *inventory.devices)):
+        if connected or self.connected(resource):
             self._rename()
             return
         if inventory.devices:
@@ -294,11 +314,39 @@ class HostBook:
             self.shelves.pop(resource, None)
         self._show()
 
+    def connected(self, resource: str) -> Sequence[Sequence[str]]:
+        """The names that mean one device according to one resource, device by device: what its driver says or, until
+        it has said anything, what the host's record has of it."""
+        inventory = self.inventory(resource)
+        if inventory.reported or self.record is None:
+            return inventory.names
+        told = self.record.resources.get(resource)
+        if told is None or told.names is UNSET:
+            return inventory.linked
+        return [*inventory.linked, *told.names]
+
+    def set_record(self, record: Host | None) -> Host | None:
+        """Put another record of the host; the one before is returned."""
+        before, known = self.record, self._remembered()
+        self.record = record
+        if self._remembered() != known:
+            self._rename()
+        return before
+
+    def _remembered(self) -> list[list[list[str]]]:
+        """The names that the host's record has of resources whose drivers have not reported yet."""
+        resources = self.record.resources if self.record is not None else {}
+        return [
+            told.names
+            for resource, told in resources.items()
+            if told.names is not UNSET and not self.inventory(resource).reported
+        ]
+
     def _rename(self) -> None:
         """Aliases have changed, in whatever resource: work out anew which names mean one device."""
-        self._same = _one_name_each(
-            (device.id, *device.aliases) for inventory in self.inventories.values() for device in inventory.devices
-        )
+        resources = {**self.inventories, **(self.record.resources if self.record is not None else {})}
+        groups = [names for resource in resources for names in self.connected(resource)]
+        self._same, self.classes = one_name_each(groups)
         self.locks = Tally()
         self.sharers = Tally()
         for record in self.live.values():
@@ -426,8 +474,9 @@ class HostBook:
                     shelf.put_back(name)
 
 
-def _one_name_each(groups: Iterable[tuple[str, ...]]) -> dict[str, str]:
-    """For every name that shares a group with another, the least name of all that are connected by groups."""
+def one_name_each(groups: Iterable[Sequence[str]]) -> tuple[dict[str, str], Classes]:
+    """What names that share a group mean, directly or through others: the least of each class by all others of it,
+    and the whole class by each of its names."""
     parent: dict[str, str] = {}
 
     def root(name: str) -> str:
@@ -440,4 +489,16 @@ def _one_name_each(groups: Iterable[tuple[str, ...]]) -> dict[str, str]:
         for other in others:
             one, two = sorted((root(first), root(other)))
             parent[two] = one
-    return {name: top for name in list(parent) if (top := root(name)) != name}
+    members: dict[str, list[str]] = {}
+    for name in sorted(parent):
+        members.setdefault(root(name), []).append(name)
+    same: dict[str, str] = {}
+    classes: dict[str, tuple[str, ...]] = {}
+    for top, names in members.items():
+        if len(names) > 1:
+            whole = tuple(names)
+            for name in names:
+                classes[name] = whole
+                if name != top:
+                    same[name] = top
+    return same, classes

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from msgspec import structs
+from collections.abc import Iterator
 
-from outfitter_proto.records import Allocation
+from msgspec import UNSET, UnsetType, structs
+
+from outfitter_proto.records import HOLDING_STATES, Allocation
 from outfitter_service.core import model as m
 from outfitter_service.core import policy
-from outfitter_service.core.book import Inventory
+from outfitter_service.core.book import HostBook, Inventory
 from outfitter_service.core.draft import Draft
 from outfitter_service.core.hosts import host_record, refreshed
 from outfitter_service.core.ledger import PutHost, SetInventory
-from outfitter_service.core.states import ALLOCATED, PREPARING, Step
+from outfitter_service.core.states import RELEASING, Step
+from outfitter_service.core.terms import other_names
 from outfitter_service.core.view import View
 
 
@@ -25,7 +28,9 @@ def report(draft: Draft, event: m.DriverReport) -> None:
         inventory = Inventory.of(event.devices, asked=max(event.asked, before.asking))
         if inventory.devices == before.devices:
             # the very same tuple: the book then keeps its indexes
-            inventory = structs.replace(inventory, devices=before.devices)
+            inventory = structs.replace(inventory, devices=before.devices, linked=before.linked)
+        else:
+            inventory = structs.replace(inventory, linked=_still_linked(view.book, event.resource, inventory))
     if inventory == before:
         return
     draft.decision.changes.append(SetInventory(event.host, event.resource, inventory))
@@ -38,21 +43,64 @@ def report(draft: Draft, event: m.DriverReport) -> None:
     draft.again(event.host)
 
 
+def _still_linked(book: HostBook, resource: str, inventory: Inventory) -> tuple[tuple[str, ...], ...]:
+    """Names that a driver connects no longer, of devices whose holders' records do not have them all yet: names that
+    were connected stay so while anybody holds the device."""
+    gone = [tuple(names) for names in book.connected(resource) if len(names) > 1]
+    if not gone:
+        return ()
+    lacking: set[str] = set()
+    for record in book.live.values():
+        for device_id, others in _names_held(record):
+            if (now := other_names(device_id, others, book.classes)) != list(others):
+                lacking.update((device_id, *now))
+    named = {frozenset(names) for names in inventory.names}
+    return tuple([names for names in gone if not lacking.isdisjoint(names) and frozenset(names) not in named])
+
+
+def _names_held(record: Allocation) -> Iterator[tuple[str, list[str]]]:
+    """The devices of a record by their ids, each with the other names that the record knows."""
+    aliases = record.aliases
+    for infos in record.resources.values():
+        for info in infos:
+            device_id = info["id"]
+            yield device_id, (aliases.get(device_id, m.NO_NAMES) if aliases is not UNSET else m.NO_NAMES)
+
+
+def _aliases_now(book: HostBook, record: Allocation) -> dict[str, list[str]] | UnsetType:
+    """A holder's other names of its devices: what was connected once stays so while it holds them."""
+    if not book.classes:
+        return record.aliases
+    aliases = {
+        device_id: others
+        for device_id, known in _names_held(record)
+        if (others := other_names(device_id, known, book.classes))
+    }
+    return aliases or UNSET
+
+
 def refresh_holders(draft: Draft, host: str) -> None:
-    """Tell those who hold devices what has changed about them; what they hold stays theirs."""
+    """Tell those who hold devices what has changed about them; what they hold stays theirs, under every name."""
     view = draft.view(host)
     steps = 0
     for key in sorted(view.book.live):
         record = draft.record(key)
-        if record is None or record.state not in (PREPARING, ALLOCATED):
+        if record is None or record.state not in HOLDING_STATES:
             continue
-        told = {resource: _told_now(draft, view, resource, infos) for resource, infos in record.resources.items()}
-        if told != record.resources:
-            draft.step(Step.REFRESH, "infos changed", record, resources=told)
-            steps += 1
-            if steps >= draft.rules.chunk:
-                draft.again(host)
-                return
+        infos = record.resources
+        if record.state != RELEASING:
+            infos = {resource: _told_now(draft, view, resource, told) for resource, told in infos.items()}
+        aliases = _aliases_now(view.book, record)
+        if infos != record.resources:
+            draft.step(Step.REFRESH, "infos changed", record, resources=infos, aliases=aliases)
+        elif aliases != record.aliases:
+            draft.step(Step.REFRESH, "more names of its devices are known", record, aliases=aliases)
+        else:
+            continue
+        steps += 1
+        if steps >= draft.rules.chunk:
+            draft.again(host)
+            return
 
 
 def _told_now(draft: Draft, view: View, resource: str, infos: list[dict[str, str]]) -> list[dict[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
-from msgspec import structs
+from msgspec import UNSET, UnsetType, structs
 
 from outfitter_proto.records import MAX_LISTED_DEVICES, Health, Host, InventoryDevice, ResourceInventory
 from outfitter_service.core import explain
@@ -18,13 +18,15 @@ def host_record(
     before: Host, specs: Mapping[str, ResourceSpec], inventories: Mapping[str, Inventory], now: datetime
 ) -> Host | None:
     """The host's record with its inventories as they are now, or None if nothing has changed."""
-    resources = {name: _inventory(spec, inventories.get(name)) for name, spec in specs.items()}
+    resources = {
+        name: _inventory(spec, inventories.get(name), before.resources.get(name)) for name, spec in specs.items()
+    }
     if resources == before.resources:
         return None
     return structs.replace(before, resources=resources, since=now)
 
 
-def _inventory(spec: ResourceSpec, inventory: Inventory | None) -> ResourceInventory:
+def _inventory(spec: ResourceSpec, inventory: Inventory | None, before: ResourceInventory | None) -> ResourceInventory:
     sharing = "shared" if spec.shared else "exclusive"
     if spec.state != SpecState.OK:
         return ResourceInventory(
@@ -48,7 +50,16 @@ def _inventory(spec: ResourceSpec, inventory: Inventory | None) -> ResourceInven
         ],
         total=len(found),
         healthy=inventory.healthy if inventory else 0,
+        names=_names(inventory, before),
     )
+
+
+def _names(inventory: Inventory | None, before: ResourceInventory | None) -> list[list[str]] | UnsetType:
+    """The names of devices that have several. Until a driver has reported for the first time they are as they were:
+    after a restart, other resources show devices that only this driver knows to be the same."""
+    if inventory is None or not inventory.reported:
+        return before.names if before is not None else UNSET
+    return [list(names) for names in inventory.names[:MAX_LISTED_DEVICES]] or UNSET
 
 
 def refreshed(told: dict[str, str], device: KnownDevice | None) -> dict[str, str]:

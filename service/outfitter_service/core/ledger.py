@@ -209,7 +209,7 @@ class Ledger:
 
     def _put_host(self, host: str, record: Host | None) -> Change:
         book = self.book(host)
-        old, book.record = book.record, record
+        old = book.set_record(record)
         return DropHost(host) if old is None else PutHost(old)
 
 

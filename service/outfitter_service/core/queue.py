@@ -159,7 +159,7 @@ def _without(record: Allocation, obstacle: policy.Obstacle) -> Allocation:
 def _grant(draft: Draft, record: Allocation, devices: policy.Devices, *, new: bool) -> Allocation:
     specs = draft.rules.specs
     draft.token += 1
-    told = terms(devices)
+    told = terms(devices, draft.book(record.host).classes)
     shared: list[str] = []
     prepared: list[str] = []
     prepares = False

@@ -34,16 +34,27 @@ class Terms(Struct, gc=False):
     aliases: dict[str, list[str]] | UnsetType
 
 
-def terms(devices: Mapping[str, Iterable[KnownDevice]]) -> Terms:
+def other_names(device_id: str, known: Iterable[str], classes: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """The other names of a device: those that are `known`, then what `classes` connects with any of its names."""
+    others = dict.fromkeys(known)
+    for name in (device_id, *others):
+        for more in classes.get(name, ()):
+            others.setdefault(more)
+    others.pop(device_id, None)
+    return list(others)
+
+
+def terms(devices: Mapping[str, Iterable[KnownDevice]], classes: Mapping[str, tuple[str, ...]] = NO_ITEMS) -> Terms:
     """The terms of a grant: each device's properties with its `id`, and `local_index` in the granted order; values
-    of one variable joined with commas, equal ones once."""
+    of one variable joined with commas, equal ones once. `classes` are the names of devices that have several, whoever
+    connects them: see `HostBook.classes`."""
     infos: dict[str, list[dict[str, str]]] = {}
     more: list[KnownDevice] = []
     for resource, chosen in devices.items():
         told = infos[resource] = []
         for device in chosen:
             told.append(info(device, len(told)))
-            if device.env or device.cdi or device.aliases:
+            if device.env or device.cdi or device.aliases or device.id in classes:
                 more.append(device)
     if not more:
         return Terms(infos, NO_ITEMS, NO_NAMES, UNSET)
@@ -54,7 +65,7 @@ def terms(devices: Mapping[str, Iterable[KnownDevice]]) -> Terms:
         for variable, value in device.env.items():
             values.setdefault(variable, {})[value] = None
         cdi.update(dict.fromkeys(device.cdi))
-        if device.aliases:
-            aliases[device.id] = list(device.aliases)
+        if device.aliases or device.id in classes:
+            aliases[device.id] = other_names(device.id, device.aliases, classes)
     env = {variable: ",".join(items) for variable, items in values.items()} if values else NO_ITEMS
     return Terms(infos, env, list(cdi) if cdi else NO_NAMES, aliases or UNSET)

@@ -24,6 +24,18 @@ def a_device_is_granted_as_another_resource(world: World) -> None:
 
 
 @planted("exclusivity")
+def a_device_is_granted_under_a_name_that_only_the_hosts_record_connects(world: World) -> None:
+    world.host(fpga=[["GPU-0", "0000:01:00.0", "/dev/x0"]], gpu=None)
+    world.commit(world.allocation("e", "allocated", devices=["/dev/x0"], resource="fpga"))
+
+
+@planted("exclusivity")
+def a_device_is_granted_under_a_name_that_two_resources_connect(world: World) -> None:
+    world.host(fpga=[["0000:01:00.0", "/dev/x0"]], gpu=[["GPU-0", "0000:01:00.0"]])
+    world.commit(world.allocation("e", "allocated", devices=["/dev/x0"], resource="fpga"))
+
+
+@planted("exclusivity")
 def a_device_that_somebody_has_alone_is_shared(world: World) -> None:
     world.commit(world.allocation("e", "allocated", devices=["GPU-0"], shared=["gpu"]))
 

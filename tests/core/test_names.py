@@ -1,0 +1,266 @@
+"""A device has several names, and several drivers know some of them each: what is held under one name is held under
+all, whichever driver says so, says so no longer, or has not said anything yet since a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from msgspec import UNSET
+
+from outfitter_proto.records import HOLDING_STATES, Allocation
+from outfitter_service.core import model as m
+from outfitter_service.core.book import exclusive_ids
+from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost, SetInventory
+from support.core_world import whole
+from support.desk import HOST, Desk, asks, device
+
+A, B, C = (m.ResourceSpec(name=name) for name in "abc")
+
+
+def connected() -> Desk:
+    """Resources a and b show one device, which only c's driver knows."""
+    desk = Desk(A, B, C)
+    desk.report("/dev/x0", resource="a")
+    desk.report("PCI-0", resource="b")
+    desk.report(device("UUID-0", aliases=("/dev/x0", "PCI-0")), resource="c")
+    return desk
+
+
+def restarted(desk: Desk, **rules: Any) -> Desk:
+    """The core after a crash: from the ledger alone, no driver having reported."""
+    ledger = Ledger()
+    for record in desk.ledger.allocations.values():
+        ledger.restore(PutAllocation(record.key, record))
+    ledger.restore(PutHost(desk.book.record))
+    ledger.resume(commit=desk.ledger.commits, token=desk.ledger.token)
+    again = Desk(*desk.rules.specs.values(), ledger=ledger, **rules)
+    again.now, again.offset = desk.now, desk.offset
+    again.say(m.Reschedule(host=HOST))
+    return again
+
+
+def test_a_grant_keeps_all_names_of_its_devices_whoever_connects_them() -> None:
+    assert connected().register("w1", resources=asks(a=1)).aliases == {"/dev/x0": ["PCI-0", "UUID-0"]}
+
+
+@pytest.mark.parametrize("amount", [1, 2])
+def test_a_grant_of_devices_with_names_of_their_own_keeps_those_first(amount: int) -> None:
+    desk = Desk(A, C)
+    desk.report(device("y", aliases=("z", "b")), "x", resource="a")
+    desk.report(device("a", aliases=("y",)), resource="c")
+    assert desk.register("w1", resources=asks(a=amount)).aliases == {"y": ["z", "b", "a"]}
+
+
+def test_a_device_stays_held_under_all_names_when_the_driver_that_connects_them_names_it_no_longer() -> None:
+    desk = connected()
+    desk.register("w1", resources=asks(a=1))
+    assert desk.register("w2", resources=asks(b=1)).state == "pending"
+    desk.report(resource="c")
+    assert desk.state("w2") == "pending"
+    desk.deregister("w1")
+    assert desk.has("w2", "b") == ["PCI-0"]
+
+
+def test_a_device_stays_held_under_all_names_while_it_is_released() -> None:
+    desk = Desk(m.ResourceSpec(name="a", confirms=True), B, C)
+    desk.report("/dev/x0", resource="a")
+    desk.report("PCI-0", resource="b")
+    desk.register("w1", resources=asks(a=1))
+    desk.deregister("w1")
+    desk.report(device("UUID-0", aliases=("/dev/x0", "PCI-0")), resource="c")
+    assert desk["w1"].aliases == {"/dev/x0": ["PCI-0", "UUID-0"]}
+    desk.report(resource="c")
+    assert desk.register("w2", resources=asks(b=1)).state == "pending"
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_names_are_known_after_a_restart_before_the_driver_that_connects_them_has_reported(first: str) -> None:
+    desk = connected()
+    desk.register("w1", resources=asks(a=1))
+    desk.register("w2", resources=asks(b=1))
+    desk = restarted(desk)
+    names = {"a": "/dev/x0", "b": "PCI-0"}
+    for resource in (first, *(names.keys() - {first})):
+        desk.report(names[resource], resource=resource)
+    assert desk.state("w2") == "pending"
+
+
+def test_names_of_free_devices_are_known_after_a_restart_as_well() -> None:
+    desk = restarted(restarted(connected()))
+    desk.report("/dev/x0", resource="a")
+    desk.report("PCI-0", resource="b")
+    desk = restarted(desk)
+    desk.report("PCI-0", resource="b")
+    desk.report("/dev/x0", resource="a")
+    assert desk.register("w1", resources=asks(a=1)).aliases == {"/dev/x0": ["PCI-0", "UUID-0"]}
+    assert desk.register("w2", resources=asks(b=1)).state == "pending"
+    desk.report(resource="c")
+    assert desk.book.record.resources["c"].names is UNSET
+
+
+def test_a_name_that_is_learnt_after_the_grant_is_in_the_record_of_its_holder() -> None:
+    desk = Desk(A, B)
+    desk.report("GPU-a", resource="a")
+    desk.register("w1", resources=asks(a=1))
+    desk.report(device("GPU-a", aliases=("0",)), resource="a")
+    assert desk["w1"].aliases == {"GPU-a": ["0"]}
+    desk = restarted(desk)
+    desk.report("0", resource="b")
+    assert desk.register("w2", resources=asks(b=1)).state == "pending"
+    assert dict(desk.book.locks) == {"0": 1}
+
+
+def test_a_device_whose_id_changes_stays_with_its_holder() -> None:
+    desk = Desk(A)
+    desk.report("0", resource="a")
+    desk.register("w1", resources=asks(a=1))
+    desk.report(device("GPU-a", aliases=("0",)), resource="a")
+    desk.report("GPU-a", resource="a")
+    assert desk.register("w2", resources=asks(a=1)).reason == "waits for 1 a: 0 of 1 free"
+
+
+def test_names_that_are_connected_for_a_moment_stay_so_for_a_holder_who_was_not_told_yet() -> None:
+    desk = Desk(A, B, C)
+    desk.report("/dev/x0", resource="a")
+    desk.report("PCI-0", resource="b")
+    desk.register("w1", resources=asks(a=1))
+    desk.register("w2", resources=asks(b=2))
+    both = m.KnownDevice(id="UUID-0", properties={}, aliases=("/dev/x0", "PCI-0"))
+    desk.only(m.DriverReport(host=HOST, resource="c", devices=(both,)))
+    desk.only(m.DriverReport(host=HOST, resource="c"))
+    assert desk.register("w3", resources=asks(b=1)).state == "pending"
+    desk.say(m.Reschedule(host=HOST))
+    assert desk["w1"].aliases == {"/dev/x0": ["PCI-0", "UUID-0"]}
+    desk.report("u1", resource="c")
+    assert desk.book.inventories["c"].linked == ()
+
+
+def test_names_are_listed_of_as_many_devices_as_the_record_of_a_host_lists() -> None:
+    desk = Desk(A)
+    desk.report(*(device(f"g{n}", aliases=(f"p{n}",)) for n in range(300)), resource="a")
+    assert desk.book.record.resources["a"].names[:2] == [["g0", "p0"], ["g1", "p1"]]
+    assert len(desk.book.record.resources["a"].names) == 256
+
+
+# --- any order of reports, grants and restarts ---------------------------------------------------------
+
+NAMES = {"d": ("d0", "d1"), "e": ("a0", "b0", "c0")}
+"""Two devices by all their names."""
+
+SHOWN = st.dictionaries(
+    st.sampled_from("de"), st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True), max_size=2
+)
+
+
+def _one(groups: Iterable[Iterable[str]], name: str) -> set[str]:
+    """All names of one device."""
+    names, sets = {name}, [set(group) for group in groups]
+    while more := [group for group in sets if not group.isdisjoint(names) and not group <= names]:
+        names.update(*more)
+    return names
+
+
+class Names(RuleBasedStateMachine):
+    """Drivers that name some devices, by some of their names; what they name wrongly is not drawn."""
+
+    @initialize(shared=st.sampled_from([None, None, "b"]), confirms=st.booleans(), chunk=st.integers(1, 3))
+    def begin(self, shared: str | None, confirms: bool, chunk: int) -> None:
+        specs = [m.ResourceSpec(name=name, shared=name == shared, confirms=confirms and name == "a") for name in "abc"]
+        self.desk = Desk(*specs, chunk=chunk)
+        self.told: dict[str, list[tuple[str, ...]]] = {}
+        self.held: dict[str, dict[str, set[str]]] = {}
+        self.count = 0
+
+    @rule(resource=st.sampled_from("abc"), shown=SHOWN)
+    def report(self, resource: str, shown: dict[str, list[int]]) -> None:
+        devices = []
+        for kind, picked in shown.items():
+            names = [NAMES[kind][n % len(NAMES[kind])] for n in picked]
+            names = list(dict.fromkeys(names))
+            devices.append(m.KnownDevice(id=names[0], properties={}, aliases=tuple(names[1:])))
+        self.told[resource] = [(one.id, *one.aliases) for one in devices]
+        self.learn()
+        self.desk.report(*devices, resource=resource)
+        self.look()
+
+    @rule(amounts=st.dictionaries(st.sampled_from("abc"), st.integers(1, 2), min_size=1, max_size=2))
+    def register(self, amounts: dict[str, int]) -> None:
+        self.count += 1
+        self.desk.register(f"w{self.count}", resources=asks(**amounts))
+        self.look()
+
+    @precondition(lambda self: self.desk.ledger.allocations)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(record.worker for record in self.desk.ledger.allocations.values())))
+        self.desk.deregister(worker)
+        self.look()
+
+    @precondition(lambda self: any(one.state == "releasing" for one in self.desk.ledger.allocations.values()))
+    @rule()
+    def let_go(self) -> None:
+        for record in list(self.desk.ledger.allocations.values()):
+            if record.state == "releasing":
+                self.desk.say(m.Unprepared(allocation=record.key, token=record.token or 0, confirmed=True))
+        self.look()
+
+    @rule()
+    def restart(self) -> None:
+        chunk = self.desk.rules.chunk
+        self.desk = restarted(self.desk)
+        self.desk.rules = type(self.desk.rules)(writer=self.desk.rules.writer, specs=self.desk.rules.specs, chunk=chunk)
+        self.look()
+
+    @property
+    def groups(self) -> list[tuple[str, ...]]:
+        return [group for told in self.told.values() for group in told]
+
+    def learn(self) -> None:
+        """What is connected stays so for those who hold it."""
+        for held in self.held.values():
+            for device_id, names in held.items():
+                held[device_id] = {other for name in names for other in _one([*self.groups, names], name)}
+
+    def look(self) -> None:
+        live = {key: one for key, one in self.desk.ledger.allocations.items() if one.state in HOLDING_STATES}
+        self.held = {key: held for key, held in self.held.items() if key in live}
+        for key in live.keys() - self.held.keys():
+            self.held[key] = {one: _one(self.groups, one) for one in self.ids(live[key])}
+            for other in self.held.keys() - {key}:
+                self.look_at_both(live[key], live[other])
+        for key, record in live.items():
+            for device_id, names in self.held[key].items():
+                known = {device_id, *(record.aliases or {}).get(device_id, ())}
+                assert known >= names, f"{key} knows {device_id} as {known}, and not as {names}"
+        self.rebuild()
+
+    def look_at_both(self, one: Allocation, other: Allocation) -> None:
+        for device_id, names in self.held[one.key].items():
+            for another, more in self.held[other.key].items():
+                alone = device_id in exclusive_ids(one) or another in exclusive_ids(other)
+                assert names.isdisjoint(more) or not alone, f"{one.key} has {device_id}, {other.key} has {another}"
+
+    def rebuild(self) -> None:
+        """The indexes are a function of records and reports."""
+        rebuilt = Ledger()
+        for record in self.desk.ledger.allocations.values():
+            rebuilt.restore(PutAllocation(record.key, record))
+        for resource, inventory in self.desk.book.inventories.items():
+            rebuilt.restore(SetInventory(HOST, resource, inventory))
+        rebuilt.restore(PutHost(self.desk.book.record))
+        rebuilt.resume(commit=self.desk.ledger.commits, token=self.desk.ledger.token)
+        assert whole(rebuilt) == whole(self.desk.ledger)
+
+    def ids(self, record: Allocation) -> list[str]:
+        return [info["id"] for infos in record.resources.values() for info in infos]
+
+
+Names.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+test_names_in_any_order = Names.TestCase
