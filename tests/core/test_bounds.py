@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
+from msgspec import structs
+
 from outfitter_service.core import model as m
 from outfitter_service.core import requests
-from outfitter_service.core.decide import TOLD_WITHIN, is_due
+from outfitter_service.core.decide import is_due
 from outfitter_service.core.ledger import DropAllocation
 from support.desk import Desk, asks
 
@@ -39,8 +42,7 @@ def test_of_too_many_that_are_over_those_that_ended_first_are_forgotten_before_t
         desk.deregister(f"w{number}")
         desk.now += timedelta(seconds=1)
     assert desk.book.over == 8
-    assert desk.pass_time(0).changes == []  # somebody may still want to read how it ended
-    desk.now += TOLD_WITHIN
+    assert desk.say(m.Tick(host="h")).changes == []  # it is not in the ledger yet how they ended
     assert is_due(desk.ledger, desk.rules, "h", desk.now)
     desk.pass_time(0)
     assert dropped(desk) == [["h/w0/1", "h/w1/1"], ["h/w2/1", "h/w3/1"], ["h/w4/1"]]
@@ -52,7 +54,7 @@ def test_those_that_ended_in_one_second_go_up_to_the_bound_and_no_further() -> N
     desk = Desk(max_over=3)
     for number in range(5):
         desk.deregister(f"w{number}")
-    desk.pass_time(TOLD_WITHIN.total_seconds() + 1)
+    desk.pass_time(1)
     assert dropped(desk) == [["h/w0/1", "h/w1/1"]]
 
 
@@ -63,7 +65,8 @@ def test_a_worker_that_is_started_again_and_again_is_remembered_by_its_last_runs
     for number in range(1, 7):
         desk.register("w", 1, incarnation=f"{number}")
         desk.deregister("w", f"{number}")
-        desk.now += TOLD_WITHIN + timedelta(seconds=1)
+        desk.commit()
+        desk.now += timedelta(seconds=1)
     # one that holds a device is never forgotten, the runs before the last two are
     assert sorted(desk.ledger.allocations) == ["h/w/5", "h/w/6", "h/w/first"]
     assert dropped(desk) == [["h/w/1"], ["h/w/2"], ["h/w/3"], ["h/w/4"]]
@@ -77,9 +80,102 @@ def test_a_run_that_ends_because_of_a_newer_one_is_not_forgotten_in_the_same_bre
     assert (desk.state("w"), desk.state("w", "2")) == ("ended", "pending")
     desk.register("w", 1, incarnation="3")
     assert dropped(desk) == []
-    desk.now += TOLD_WITHIN + timedelta(seconds=1)
+    desk.commit()
+    desk.now += timedelta(seconds=1)
     desk.register("w", 1, incarnation="4")
     assert dropped(desk) == [["h/w/1", "h/w/2"]]
+
+
+def storm(desk: Desk, kind: str, count: int, *, per_commit: int = 50) -> list[int]:
+    """Many runs of one worker within a second; how many changes each message led to."""
+    begun = len(desk.decisions)
+    for number in range(count):
+        if kind == "unseen":
+            desk.deregister("w", f"unseen-{number}")
+        else:
+            desk.register("w", 9 if kind == "fails" else 1, incarnation=f"{kind}-{number}")
+        if number % per_commit == 0:
+            desk.commit()
+    return [len(decision.changes) for decision in desk.decisions[begun:]]
+
+
+@pytest.mark.parametrize("kind", ["unseen", "fails", "waits"])
+def test_however_fast_runs_of_one_worker_end_so_many_are_remembered_and_a_good_one_is_answered(kind: str) -> None:
+    desk = Desk(max_incarnations=8, chunk=16)
+    if kind == "fails":
+        desk.report("a", "b")
+    changes = storm(desk, kind, 1000)
+    assert len(desk.book.incarnations["w"]) <= 8 + 2 * 50
+    assert max(changes) <= 16
+    desk.commit()
+    begun = len(desk.decisions)
+    good = desk.register("w", 1, incarnation="good")
+    assert good.state == ("allocated" if kind == "fails" else "pending")
+    assert desk.decisions[begun].renewed == ["h/w/good"]
+
+
+def test_what_an_earlier_version_has_piled_up_goes_in_pieces() -> None:
+    desk = Desk(max_incarnations=8, max_over=50, chunk=16)
+    tight, desk.rules = desk.rules, structs.replace(desk.rules, max_incarnations=10_000, max_over=10_000)
+    storm(desk, "unseen", 500)
+    desk.commit()
+    desk.rules = tight
+    assert desk.register("w", 1, incarnation="good").state == "pending"
+    changes = []
+    for number in range(40):
+        desk.commit()
+        desk.register("w", 1, incarnation=f"again-{number}")
+        changes.append(len(desk.decisions[-1].changes))
+    assert max(changes) <= 16
+    assert len(desk.book.incarnations["w"]) <= 8 + 2
+
+
+def test_runs_that_hold_devices_are_neither_forgotten_nor_looked_at_again_and_again() -> None:
+    desk = Desk(max_incarnations=4)
+    for number in range(200):
+        desk.register("w", resources={}, incarnation=f"{number}")
+    assert all(len(decision.changes) <= 2 and len(decision.cut) <= 1 for decision in desk.decisions)
+    assert len(desk.book.live) == 200
+    assert all(desk["w", f"{number}"].reason_code == "superseded" for number in range(199))
+
+
+def test_a_flood_of_workers_that_end_is_forgotten_as_fast_as_it_comes() -> None:
+    desk = Desk(max_over=10, chunk=4)
+    for number in range(500):
+        desk.deregister(f"w{number}")
+        if number % 20 == 0:
+            desk.commit()
+    assert desk.book.over <= 10 + 2 * 20
+
+
+@pytest.mark.parametrize("takes_back", [False, True])
+def test_to_forget_a_run_and_to_take_that_back_takes_no_longer_the_more_there_are(takes_back: bool) -> None:
+    """Counted in comparisons of runs, not in seconds."""
+
+    class Counted(str):
+        compared = 0
+
+        def __lt__(self, other: str) -> bool:
+            Counted.compared += 1
+            return super().__lt__(other)
+
+        def __eq__(self, other: object) -> bool:
+            Counted.compared += 1
+            return super().__eq__(other)
+
+        __hash__ = str.__hash__
+
+    desk = Desk(max_incarnations=100_000)
+    storm(desk, "unseen", 2000)
+    desk.commit()
+    book = desk.book
+    book.incarnations["w"] = [(offset, Counted(key)) for offset, key in book.incarnations["w"]]
+    book.past["w"] = [(since, Counted(key)) for since, key in book.past["w"]]
+    desk.ledger.apply([DropAllocation(f"h/w/unseen-{number}") for number in range(1000)])
+    if takes_back:
+        desk.ledger.rollback()
+    assert len(book.incarnations["w"]) == (2000 if takes_back else 1000)
+    assert Counted.compared < 2000 * 2 * 2 * 20
 
 
 def test_what_nobody_has_configured_is_not_kept_for_others() -> None:

@@ -186,7 +186,7 @@ def test_a_registration_after_its_own_deregistration_grants_nothing() -> None:
 def test_a_registration_that_comes_after_its_own_deregistration_was_seen_first_grants_nothing() -> None:
     desk = desk_with("a")
     early = desk.deregister("w", reason="finished")
-    assert "not registered here" in str(early.refused)
+    assert early.refused is None  # its record is the answer, and a dead letter would be another one
     assert (desk.state("w"), desk["w"].reason) == ("ended", "deregistered: finished before it was registered")
     assert desk.register("w", 1).state == "ended"
     assert desk.register("w", 1, incarnation="2").state == "allocated"

@@ -17,6 +17,7 @@ from support.desk import HOST
 WORKERS = st.sampled_from(["v", "w", "x", "y", "z"])
 INCARNATIONS = st.sampled_from(["1", "2", "3"])
 AMOUNTS = st.integers(1, 3)
+BURST = 6
 RESOURCES = {"gpu": ["g0", "g1", "g2", "g3"], "fpga": ["f0", "p0"], "net": ["n0", "n1"], "disk": ["d0", "d1", "d2"]}
 HEALTH = st.sampled_from([Health.HEALTHY, Health.HEALTHY, Health.HEALTHY, Health.UNHEALTHY, Health.UNKNOWN])
 
@@ -92,6 +93,26 @@ class Core(RuleBasedStateMachine):
         for worker, amount in zip("zyxwv", amounts, strict=True):
             resources = {"gpu": ResourceRequest(amount=amount)}
             self.world.message(Register(host=HOST, worker=worker, incarnation=incarnation, resources=resources))
+
+    @rule(worker=WORKERS, kinds=st.lists(st.sampled_from(["fails", "waits", "unseen", "leaves"]), max_size=BURST))
+    def storm(self, worker: str, kinds: list[str]) -> None:
+        """A worker that is started again and again, and deregistrations of runs that nobody has seen."""
+        world = self.world
+        over = world.ledger.book(HOST).over
+        for kind in kinds:
+            incarnation = f"run-{world.offset}"
+            resources = {"gpu": ResourceRequest(amount=9 if kind == "fails" else 1)}
+            if kind != "unseen":
+                world.message(Register(host=HOST, worker=worker, incarnation=incarnation, resources=resources))
+            if kind in ("unseen", "leaves"):
+                world.message(Deregister(host=HOST, worker=worker, incarnation=incarnation))
+        book = world.ledger.book(HOST)
+        runs = [key for _, key in book.incarnations.get(worker, ())]
+        live = sum(key in book.live for key in runs)
+        fresh = 2 * BURST  # of this commit, and of the one before
+        assert len(runs) <= world.rules.max_incarnations + live + fresh
+        assert book.over <= max(over, world.rules.max_over) + fresh
+        world.commit()
 
     @precondition(lambda self: self.world.ledger.book(HOST).live)
     @rule(data=st.data())

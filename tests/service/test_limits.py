@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -18,7 +19,7 @@ from outfitter_service.runtime.processor import Limits
 from service.conftest import Serve
 from service.test_large_commits import NarrowBus
 from support.faulty_bus import FaultyBus, no_faults
-from support.house import HOST, TOPICS, House, register, static
+from support.house import HOST, TOPICS, House, deregister, register, static
 from support.verdict import verdict
 
 FLOOD = 2 * READ_AHEAD + 2000
@@ -157,4 +158,25 @@ async def test_a_poisonous_message_costs_itself_only_whenever_the_manager_is_kil
             letters = await house.dead_letters(4)
             assert [letter["source"]["offset"] for letter in letters] == [1, 4, 7, 10]
             assert not [key for key in await house.records() if "poison" in key]
+            assert (await verdict(bus.url)).violations == ()
+
+
+@pytest.mark.parametrize("kind", ["deregistrations of unseen runs", "runs that fail"])
+async def test_after_a_flood_of_one_workers_runs_a_good_registration_is_answered(
+    bus: FaultyBus, serve: Serve, kind: str
+) -> None:
+    runs = [f"{number:05d}".ljust(200, "x") for number in range(5000)]
+    say = deregister if kind == "deregistrations of unseen runs" else partial(register, gpu=9)
+    async with serve(static(2)) as house:
+        house.metrics.show(house.processor.standing)
+        await flood(bus, *[say("w", run) for run in runs])
+        await shown(house, "outfitter_input_lag_records", 0)
+        await house.say(register("w", "good", gpu=1), register("other", gpu=1))
+        await house.state("w", "allocated", "good")
+        await house.state("other", "allocated")
+        await house.told()
+        assert house.metric("outfitter_ledger_records") < 64 + 2 * Limits().batch_records
+        assert house.metric("outfitter_commits_total", outcome="too-large") == 0
+        assert house.metric("outfitter_dead_letters_total") == 0
+        if kind == "deregistrations of unseen runs":
             assert (await verdict(bus.url)).violations == ()

@@ -34,6 +34,9 @@ from support.desk import HOST, START
 ALIASES = {"g0": ("p0",), "g1": ("p1", "x1")}
 """Devices with several names; `p0` is also what another resource calls `g0`."""
 
+MORE = 6
+"""Changes of one decision beyond `Rules.chunk`: the event's own, and the last of a larger effect."""
+
 ONE_NAME = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
 
 
@@ -86,10 +89,9 @@ def fingerprint(book: HostBook) -> dict[str, Any]:
         "shapes": {shape: list(alike) for shape, alike in book.shapes.items()},
         "deadlines": list(book.deadlines),
         "waiting_since": list(book.waiting_since),
-        "incarnations": dict(book.incarnations),
-        "finals": {second: set(keys) for second, keys in book.finals.items()},
-        "final_seconds": list(book.final_seconds),
-        "over": book.over,
+        "incarnations": {worker: list(runs) for worker, runs in book.incarnations.items()},
+        "past": {worker: list(endings) for worker, endings in book.past.items()},
+        "endings": list(book.endings),
     }
 
 
@@ -139,6 +141,7 @@ class World:
         assert decide(self.ledger, self.rules, event, self.now) == decided, "deciding twice gave two decisions"
         if isinstance(event, m.Incoming):
             assert work_out(self.ledger, self.rules, event, self.now) == decision, "the short way says something else"
+        assert len(decision.changes) <= self.rules.chunk + MORE, f"{len(decision.changes)} changes of {event}"
         apply(decided, self.ledger)
         self.decided.append((event, decision))
         self._check_grants(decision)

@@ -80,7 +80,13 @@ class Desk:
         self.decisions.append(decision)
         return decision
 
+    def commit(self) -> None:
+        """What was decided so far is in the ledger, and somebody can read it."""
+        self.ledger.seal()
+        self.ledger.settle()
+
     def pass_time(self, seconds: float) -> Decision:
+        self.commit()
         self.now += timedelta(seconds=seconds)
         return self.say(m.Tick(host=HOST))
 

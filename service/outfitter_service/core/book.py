@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from msgspec import UNSET, Struct
 
@@ -56,7 +56,6 @@ class Inventory(Struct, frozen=True, kw_only=True):
 
 
 NOT_REPORTED = Inventory()
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 CLOCK_SLACK = timedelta(seconds=2)
 """A record that began later than this after now was written before the clock was set back."""
 
@@ -67,6 +66,12 @@ Classes = Mapping[str, tuple[str, ...]]
 """All names of one device, in order, by each of them; only of devices that have several."""
 
 NO_CLASSES: Classes = {}
+
+Run = tuple[int, str]
+"""(offset of the first registration, allocation key) of one incarnation: the last in order is the newest."""
+
+Ending = tuple[datetime, str]
+"""(when it ended or failed, allocation key): the first in order is forgotten first."""
 
 Shape = tuple[tuple[str, int], ...]
 """What a waiter wants: (resource, amount) pairs in order. Waiters of one shape meet the same obstacle."""
@@ -94,18 +99,6 @@ def exclusive_ids(record: Allocation) -> list[str]:
 def shared_ids(record: Allocation) -> list[str]:
     """The canonical ids of the devices that a record has together with others."""
     return [info["id"] for resource in record.shared for info in record.resources.get(resource, ())]
-
-
-def final_second(record: Allocation) -> int:
-    """The second (Unix time) in which a record came to its end."""
-    # `timestamp()` takes three times as long
-    return unix_second(record.since)
-
-
-def unix_second(moment: datetime) -> int:
-    """The whole seconds of a moment since 1970 (UTC)."""
-    since = moment - EPOCH
-    return since.days * 86_400 + since.seconds
 
 
 class Tally(dict[str, int]):
@@ -197,10 +190,9 @@ class HostBook:
     that hold devices. `locks` and `sharers` count by canonical name how many live records have a device to themselves
     and together with others. `queue` has every pending record in order, `shapes` the same by what they want,
     `deadlines` when those give up who do not wait for ever, and `waiting_since` since when they have waited.
-    `incarnations` are all that are remembered of each worker, the newest last: the offsets of their first
-    registrations, and their keys. `finals` are the records that are over, by the second in which they ended,
-    `final_seconds` those seconds in order, whatever the clock did meanwhile, and `over` how many records those are.
-    `classes` says which names mean one device.
+    `incarnations` are all that are remembered of each worker, the newest last. `endings` are the records that are over,
+    `past` the same by worker, those that ended first first, whatever the clock did meanwhile. `classes` says which
+    names mean one device.
     """
 
     def __init__(self, host: str) -> None:
@@ -217,10 +209,9 @@ class HostBook:
         self.shapes: dict[Shape, list[QueueEntry]] = {}
         self.deadlines: list[tuple[datetime, str]] = []
         self.waiting_since: list[tuple[datetime, str]] = []
-        self.incarnations: dict[str, tuple[tuple[int, str], ...]] = {}
-        self.finals: dict[int, set[str]] = {}
-        self.final_seconds: list[int] = []
-        self.over = 0
+        self.incarnations: dict[str, list[Run]] = {}
+        self.past: dict[str, list[Ending]] = {}
+        self.endings: list[Ending] = []
         self.classes: Classes = NO_CLASSES
         self._same: dict[str, str] = {}
 
@@ -259,15 +250,18 @@ class HostBook:
         are over."""
         if self.over > max_over or (self.deadlines and self.deadlines[0][0] <= now):
             return True
-        if self.final_seconds and self.final_seconds[0] < unix_second(over_before):
-            return True
-        return self.is_ahead(now)
+        return (bool(self.endings) and self.endings[0][0] < over_before) or self.is_ahead(now)
+
+    @property
+    def over(self) -> int:
+        """How many of the host's records are over."""
+        return len(self.endings)
 
     def is_ahead(self, now: datetime) -> bool:
         """Whether something that time is counted from is said to have begun later than now: the clock was set back."""
         limit = now + CLOCK_SLACK
         return (
-            (bool(self.final_seconds) and self.final_seconds[-1] > unix_second(limit))
+            (bool(self.endings) and self.endings[-1][0] > limit)
             or (bool(self.waiting_since) and self.waiting_since[-1][0] > limit)
             or (self.record is not None and self.record.since > limit)
         )
@@ -275,17 +269,13 @@ class HostBook:
     def ahead(self, now: datetime, most: int) -> list[str]:
         """The keys of the records that are said to be over, or to wait, since later than now; at most `most`."""
         limit = now + CLOCK_SLACK
-        second = unix_second(limit)
         keys: list[str] = []
-        for later in reversed(self.final_seconds):
-            if later <= second or len(keys) >= most:
-                break
-            keys += sorted(self.finals[later])
-        for since, key in reversed(self.waiting_since):
-            if since <= limit or len(keys) >= most:
-                break
-            keys.append(key)
-        return keys[:most]
+        for known in (self.endings, self.waiting_since):
+            for since, key in reversed(known):
+                if since <= limit or len(keys) >= most:
+                    break
+                keys.append(key)
+        return keys
 
     def is_idle(self, *, since: datetime) -> bool:
         """Whether nobody is remembered here, and nothing has been said of the host since then."""
@@ -380,12 +370,14 @@ class HostBook:
 
     def index(self, key: str, record: Allocation) -> None:
         """Take in a record that is new or was taken out before."""
-        incarnation = (record.source.offset, key)
+        run = (record.source.offset, key)
         known = self.incarnations.get(record.worker)
         if known is None:
-            self.incarnations[record.worker] = (incarnation,)
-        elif incarnation not in known:
-            self.incarnations[record.worker] = tuple(sorted((*known, incarnation)))
+            self.incarnations[record.worker] = [run]
+        else:
+            place = bisect_left(known, run)
+            if place == len(known) or known[place] != run:
+                known.insert(place, run)
         state = record.state
         if state in HOLDING_STATES:
             self.live[key] = record
@@ -398,18 +390,14 @@ class HostBook:
                 insort(self.deadlines, (record.wait_until, key))
                 insort(self.waiting_since, (record.since, key))
         elif state in FINAL_STATES:
-            second = final_second(record)
-            keys = self.finals.get(second)
-            if keys is None:
-                keys = self.finals[second] = set()
-                insort(self.final_seconds, second)
-            keys.add(key)
-            self.over += 1
+            ending = (record.since, key)
+            insort(self.endings, ending)
+            insort(self.past.setdefault(record.worker, []), ending)
 
     def grant(self, key: str, record: Allocation, names: list[str]) -> None:
         """Take in the first record of a worker, which has to itself what its resource's shelf has offered: the devices
         `names`, a name more than once where it stands for several of them."""
-        self.incarnations[record.worker] = ((record.source.offset, key),)
+        self.incarnations[record.worker] = [(record.source.offset, key)]
         self.live[key] = record
         locks, shown = self.locks, self.shown
         if self.distinct:
@@ -442,21 +430,19 @@ class HostBook:
                 del self.deadlines[bisect_left(self.deadlines, (record.wait_until, key))]
                 del self.waiting_since[bisect_left(self.waiting_since, (record.since, key))]
         elif state in FINAL_STATES:
-            second = final_second(record)
-            keys = self.finals[second]
-            keys.discard(key)
-            self.over -= 1
-            if not keys:
-                del self.finals[second]
-                del self.final_seconds[bisect_left(self.final_seconds, second)]
+            ending = (record.since, key)
+            del self.endings[bisect_left(self.endings, ending)]
+            past = self.past[record.worker]
+            del past[bisect_left(past, ending)]
+            if not past:
+                del self.past[record.worker]
 
-    def forget(self, key: str, worker: str) -> None:
+    def forget(self, key: str, record: Allocation) -> None:
         """The record is gone altogether."""
-        left = tuple([incarnation for incarnation in self.incarnations[worker] if incarnation[1] != key])
-        if left:
-            self.incarnations[worker] = left
-        else:
-            del self.incarnations[worker]
+        runs = self.incarnations[record.worker]
+        del runs[bisect_left(runs, (record.source.offset, key))]
+        if not runs:
+            del self.incarnations[record.worker]
 
     def _hold(self, record: Allocation, count: int) -> None:
         """A record's devices are held from here on (1), or no longer (-1)."""

@@ -10,7 +10,10 @@ and each piece keeps the promises, whatever is decided between the pieces.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from datetime import datetime, timedelta
+from itertools import islice
 
 from msgspec import structs
 
@@ -23,12 +26,13 @@ from outfitter_proto.records import (
     Heartbeat,
     ReasonCode,
     Register,
+    Registration,
     ResolvedRequest,
     Source,
 )
 from outfitter_service.core import discovery, plain, queue
 from outfitter_service.core import model as m
-from outfitter_service.core.book import final_second, unix_second
+from outfitter_service.core.book import Ending
 from outfitter_service.core.draft import Decision, Draft, Rules
 from outfitter_service.core.ledger import DropAllocation, DropHost, Ledger, PutAllocation, PutHost
 from outfitter_service.core.requests import differences, resolve
@@ -39,8 +43,9 @@ __all__ = ["SHOWN_POSITIONS", "Decision", "Rules", "decide", "implied", "is_due"
 SHOWN_POSITIONS = 32
 """Queue positions are kept exact for this many waiters of a host; further back they are as of some time ago."""
 
-TOLD_WITHIN = timedelta(seconds=30)
-"""No record is forgotten, whatever the crowd, before it has been in the ledger: a commit takes at most so long."""
+FEWEST = 2
+"""Records that a message may have forgotten, however small `Rules.chunk` is: it adds fewer than that to what is over
+for good, so that no flood of messages outruns this."""
 
 UNSEEN = -1
 """The offset of a first registration that has not been seen: its deregistration came before it."""
@@ -68,6 +73,7 @@ def work_out(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> 
         _deregister(draft, message, source)
     else:
         raise TypeError(f"no rule for a message of type {type(message).__name__}")
+    _make_room(draft, message)
     return draft.decision
 
 
@@ -141,11 +147,9 @@ def _register(draft: Draft, message: Register, source: Source) -> None:
     if known is not None:
         _register_again(draft, key, known, message)
         return
-    older = draft.book(message.host).incarnations.get(message.worker, ())
-    for _, earlier in older:
-        _supersede(draft, earlier, message.incarnation)
-    if len(older) >= draft.rules.max_incarnations:
-        _forget_oldest(draft, [earlier for _, earlier in older])
+    newest = draft.book(message.host).newest(message.worker)
+    if newest is not None:
+        _supersede(draft, newest, message.incarnation)  # as it did with those before itself
     resolved = resolve(draft.rules, message)
     wait_s = message.wait_s if message.wait_s is not None else draft.rules.wait_s
     record = Allocation(
@@ -168,13 +172,29 @@ def _register(draft: Draft, message: Register, source: Source) -> None:
         draft.decision.renewed.append(key)
 
 
-def _forget_oldest(draft: Draft, keys: list[str]) -> None:
-    """A worker that is started again and again: of its earliest runs those that are over go, but for the last ones."""
-    surplus = len(keys) + 1 - draft.rules.max_incarnations
-    told = _told_by_now(draft)
-    known = draft.ledger.allocations
-    over = [key for key in keys if known[key].state in FINAL_STATES and final_second(known[key]) < told]
-    draft.decision.changes += [DropAllocation(key) for key in over[:surplus]]
+def _make_room(draft: Draft, message: Registration) -> None:
+    """Forget those that ended first, where too many of a worker's runs, or of the host's records, are remembered."""
+    if not draft.records:
+        return
+    book, rules = draft.book(message.host), draft.rules
+    runs = len(book.incarnations.get(message.worker, ()))
+    if runs < rules.max_incarnations and book.over < rules.max_over - FEWEST:
+        return
+    new = sum(key not in draft.ledger.allocations for key in draft.records)
+    ended = sum(record.state in FINAL_STATES for record in draft.records.values())
+    room = max(FEWEST, rules.chunk - len(draft.decision.changes))
+    forgotten = _told(draft, book.past.get(message.worker, ()), min(runs + new - rules.max_incarnations, room))
+    if ended:
+        surplus = book.over + ended - len(forgotten) - rules.max_over
+        forgotten += [key for key in _told(draft, book.endings, min(surplus, room)) if key not in forgotten]
+    draft.decision.changes += [DropAllocation(key) for key in forgotten[:room]]
+
+
+def _told(draft: Draft, endings: Sequence[Ending], most: int) -> list[str]:
+    """The first `most` of those that are over, without those whose end is in no commit yet: nobody could read of it."""
+    known, sealed = draft.ledger.allocations, draft.ledger.commits
+    first = islice(endings, max(most, 0))
+    return [key for _, key in first if known[key].commit <= sealed and key not in draft.records]
 
 
 def _register_again(draft: Draft, key: str, known: Allocation, message: Register) -> None:
@@ -257,30 +277,30 @@ def _deregister(draft: Draft, message: Deregister, source: Source) -> None:
 
 
 def _deregister_unseen(draft: Draft, message: Deregister, source: Source, text: str) -> None:
-    """Nobody is registered under that name. An incarnation that is named is remembered as ended all the same:
+    """Nobody is registered under that name. An incarnation that is named is remembered as ended, which is the answer:
     its registration may be late, and a registration after its own deregistration grants nothing."""
-    named = f"{message.host}/{message.worker}"
-    if message.incarnation is not None:
-        named = f"{named}/{message.incarnation}"
-        draft.step(
-            Step.END,
-            f"{text} before it was registered",
-            Allocation(
-                host=message.host,
-                worker=message.worker,
-                incarnation=message.incarnation,
-                state=PENDING,
-                request=ResolvedRequest(amounts={}),
-                since=draft.now,
-                writer=draft.rules.writer,
-                commit=0,
-                source=Source(partition=source.partition, offset=UNSEEN),
-            ),
-            new=True,
-            reason=f"{text} before it was registered",
-            reason_code=ReasonCode.DEREGISTERED,
-        )
-    draft.decision.refused = f"deregistration of {named}, which is not registered here"
+    if message.incarnation is None:
+        draft.decision.refused = f"deregistration of {message.host}/{message.worker}, which is not registered here"
+        return
+    told = f"{text} before it was registered"
+    draft.step(
+        Step.END,
+        told,
+        Allocation(
+            host=message.host,
+            worker=message.worker,
+            incarnation=message.incarnation,
+            state=PENDING,
+            request=ResolvedRequest(amounts={}),
+            since=draft.now,
+            writer=draft.rules.writer,
+            commit=0,
+            source=Source(partition=source.partition, offset=UNSEEN),
+        ),
+        new=True,
+        reason=told,
+        reason_code=ReasonCode.DEREGISTERED,
+    )
 
 
 # --- commands' ends ------------------------------------------------------------------------------------
@@ -355,11 +375,6 @@ def _lets_go(rules: Rules, record: Allocation) -> bool:
     return False
 
 
-def _told_by_now(draft: Draft) -> int:
-    """The second (Unix time) before which whatever ended has been committed, so that somebody could read it."""
-    return unix_second(draft.now - TOLD_WITHIN)
-
-
 # --- time ----------------------------------------------------------------------------------------------
 
 
@@ -375,12 +390,12 @@ def _tick(draft: Draft, host: str) -> None:
     """Give up for those who waited too long, and forget those who are over for long."""
     book = draft.book(host)
     rules = draft.rules
-    late = 0
-    while late < len(book.deadlines) and late < rules.chunk and book.deadlines[late][0] <= draft.now:
-        queue.give_up(draft, draft.ledger.allocations[book.deadlines[late][1]])
-        late += 1
-    if late:
-        queue.schedule(draft, host)
+    for at, key in islice(book.deadlines, rules.chunk):
+        if at > draft.now:
+            break
+        queue.give_up(draft, draft.ledger.allocations[key])
+    if late := len(draft.decision.changes):
+        draft.again(host)
     if book.is_ahead(draft.now):
         _set_back(draft, host)
         return
@@ -388,17 +403,11 @@ def _tick(draft: Draft, host: str) -> None:
     if rules.forgets_hosts and book.is_idle(since=over_before):
         draft.decision.changes.append(DropHost(host))
         return
-    limit = unix_second(over_before)
-    surplus = book.over - rules.max_over
-    told = _told_by_now(draft)
-    over: list[str] = []
-    for second in book.final_seconds:
-        if len(over) > rules.chunk or (second >= limit and (len(over) >= surplus or second >= told)):
-            break
-        ended = sorted(book.finals[second])
-        over += ended if second < limit else ended[: surplus - len(over)]
-    draft.decision.changes += [DropAllocation(key) for key in over[: rules.chunk]]
-    if late == rules.chunk or len(over) > rules.chunk:
+    room = rules.chunk - late
+    surplus = max(book.over - rules.max_over, bisect_left(book.endings, (over_before, "")))
+    forgotten = _told(draft, book.endings, min(surplus, room))
+    draft.decision.changes += [DropAllocation(key) for key in forgotten]
+    if late == rules.chunk or (forgotten and surplus > room):
         draft.decision.follow_ups.append(m.Tick(host=host))
 
 
@@ -407,7 +416,7 @@ def _set_back(draft: Draft, host: str) -> None:
     book, now = draft.book(host), draft.now
     if book.record is not None and book.record.since > now:
         draft.decision.changes.append(PutHost(structs.replace(book.record, since=now)))
-    for key in book.ahead(now, draft.rules.chunk):
+    for key in book.ahead(now, draft.rules.chunk - len(draft.decision.changes)):
         record = draft.record(key)
         if record is None or record.since <= now:
             continue  # it was given up for in this decision

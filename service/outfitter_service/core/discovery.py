@@ -82,7 +82,6 @@ def _aliases_now(book: HostBook, record: Allocation) -> dict[str, list[str]] | U
 def refresh_holders(draft: Draft, host: str) -> None:
     """Tell those who hold devices what has changed about them; what they hold stays theirs, under every name."""
     view = draft.view(host)
-    steps = 0
     for key in sorted(view.book.live):
         record = draft.record(key)
         if record is None or record.state not in HOLDING_STATES:
@@ -91,16 +90,15 @@ def refresh_holders(draft: Draft, host: str) -> None:
         if record.state != RELEASING:
             infos = {resource: _told_now(draft, view, resource, told) for resource, told in infos.items()}
         aliases = _aliases_now(view.book, record)
-        if infos != record.resources:
-            draft.step(Step.REFRESH, "infos changed", record, resources=infos, aliases=aliases)
-        elif aliases != record.aliases:
-            draft.step(Step.REFRESH, "more names of its devices are known", record, aliases=aliases)
-        else:
+        if infos == record.resources and aliases == record.aliases:
             continue
-        steps += 1
-        if steps >= draft.rules.chunk:
+        if len(draft.decision.changes) >= draft.rules.chunk:
             draft.again(host)
             return
+        if infos != record.resources:
+            draft.step(Step.REFRESH, "infos changed", record, resources=infos, aliases=aliases)
+        else:
+            draft.step(Step.REFRESH, "more names of its devices are known", record, aliases=aliases)
 
 
 def _told_now(draft: Draft, view: View, resource: str, infos: list[dict[str, str]]) -> list[dict[str, str]]:

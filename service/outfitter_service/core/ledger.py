@@ -204,7 +204,7 @@ class Ledger:
         old = self.allocations.pop(key)
         book = self.hosts[old.host]
         book.unindex(key, old)
-        book.forget(key, old.worker)
+        book.forget(key, old)
         return PutAllocation(key, old)
 
     def _put_host(self, host: str, record: Host | None) -> Change:
