@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from msgspec import UNSET
+
 from outfitter_proto.records import Owner
 
 
@@ -28,15 +30,36 @@ def pid_namespace(pid: int | None = None) -> int | None:
         return None
 
 
-def start_ticks(pid: int | None = None) -> int | None:
-    """Field 22 of proc(5) `/proc/<pid>/stat`: when a process started, in clock ticks after boot; None if it cannot be
-    seen. Default: this process."""
+def time_namespace() -> int | None:
+    """The inode of this process's time namespace, time_namespaces(7); None where the kernel has none. It shifts every
+    start time that this process reads, whosever it is."""
     try:
-        stat = Path(f"/proc/{_named(pid)}/stat").read_bytes()
+        return Path("/proc/self/ns/time").stat().st_ino
+    except OSError:
+        return None
+
+
+def start_ticks(pid: int | None = None) -> int | None:
+    """As `read_start_ticks`; None if it cannot be seen."""
+    try:
+        return read_start_ticks(pid)
+    except (OSError, ValueError):
+        return None
+
+
+def read_start_ticks(pid: int | None = None) -> int:
+    """Field 22 of proc(5) `/proc/<pid>/stat`: when a process started, in clock ticks after boot. Default: this process.
+
+    Raises:
+        OSError: there is no such process, `/proc` does not show it to this one, or descriptors have run out.
+        ValueError: that is no proc(5).
+    """
+    stat = Path(f"/proc/{_named(pid)}/stat").read_bytes()
+    try:
         # The second field, the command in brackets, may hold blanks, brackets and half a character itself.
         return int(stat.rpartition(b")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
+    except IndexError as error:
+        raise ValueError(f"/proc/{_named(pid)}/stat has less than 22 fields") from error
 
 
 def process_owner(pid: int | None = None) -> Owner | None:
@@ -44,7 +67,14 @@ def process_owner(pid: int | None = None) -> Owner | None:
     boot, namespace, started = boot_id(), pid_namespace(pid), start_ticks(pid)
     if boot is None or namespace is None or started is None:
         return None
-    return Owner(pid=os.getpid() if pid is None else pid, start_ticks=started, pid_ns=namespace, boot_id=boot)
+    clock = time_namespace()
+    return Owner(
+        pid=os.getpid() if pid is None else pid,
+        start_ticks=started,
+        pid_ns=namespace,
+        boot_id=boot,
+        time_ns=UNSET if clock is None else clock,
+    )
 
 
 def _named(pid: int | None) -> str:

@@ -73,6 +73,19 @@ class ReasonCode(enum.StrEnum):
     SUPERSEDED = "superseded"
 
 
+class Unwatched(enum.StrEnum):
+    """Why a manager cannot watch an owner process, or not be sure that it is the right one: then a lease decides."""
+
+    SCOPE = "scope"
+    MACHINE = "machine"
+    PID_NAMESPACE = "pid-namespace"
+    TIME_NAMESPACE = "time-namespace"
+    HIDDEN = "hidden"
+    NO_PROCESS = "no-process"
+    REFUSED = "refused"
+    DESCRIPTORS = "descriptors"
+
+
 class Health(enum.StrEnum):
     """A device's health. Unknown is a value: silence becomes unknown with age; illness can heal."""
 
@@ -94,13 +107,15 @@ class Owner(Struct, frozen=True, kw_only=True, gc=False):
     """A process, by what cannot be confused after PID reuse, in another PID namespace or after a reboot.
 
     `start_ticks` is field 22 of proc(5) `/proc/<pid>/stat`, `pid_ns` the inode of `/proc/<pid>/ns/pid`,
-    `boot_id` the content of `/proc/sys/kernel/random/boot_id`.
+    `boot_id` the content of `/proc/sys/kernel/random/boot_id`. `time_ns` is the inode of `/proc/self/ns/time` of the
+    process that read `start_ticks`, which that time namespace shifts; left out: not known, or the kernel has none.
     """
 
     pid: Annotated[int, Meta(ge=1, le=2**31)]
     start_ticks: Annotated[int, Meta(ge=0)]
     pid_ns: Annotated[int, Meta(ge=0)]
     boot_id: str
+    time_ns: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
 
 
 Requests = dict[Name, ResourceRequest]
@@ -198,6 +213,9 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
     `wait_until` is the wall time at which a pending record gives up. `shared` names the resources whose
     devices others may have, too; all others are exclusive. `aliases` are all other names of those devices that
     have such, by id, whichever resource's driver connects them: what is held under one name is held under all.
+    `unwatched` is why the manager does not watch the owner's process (see `Unwatched`), where the worker cannot
+    know that from the host's record or asked for no lease: `request.lease_s` is then the manager's default, and
+    heartbeats are due.
     """
 
     host: str
@@ -223,6 +241,7 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
     wait_until: Utc | None = None
     outcome: str | None = None
     aliases: dict[str, list[str]] | UnsetType = UNSET
+    unwatched: str | UnsetType = UNSET
 
     @property
     def key(self) -> str:
@@ -264,7 +283,7 @@ MAX_LISTED_DEVICES = 256
 class ManagerIdentity(Struct, frozen=True, kw_only=True, gc=False):
     """Who manages a host. `stopped_at` is set by an orderly shutdown.
 
-    `boot_id` and `pid_ns` are as in `Owner`: a process of the same two is watched by this manager.
+    `boot_id`, `pid_ns` and `time_ns` are as in `Owner`: processes of the same three are watched by this manager.
     """
 
     instance: str
@@ -274,6 +293,13 @@ class ManagerIdentity(Struct, frozen=True, kw_only=True, gc=False):
     boot_id: str | None = None
     stopped_at: Utc | None = None
     pid_ns: int | UnsetType | None = UNSET
+    time_ns: int | UnsetType | None = UNSET
+
+    def watches(self, owner: Owner) -> bool:
+        """Whether it can watch that process, as far as this record tells. `Allocation.unwatched` has the last word."""
+        if (self.boot_id, self.pid_ns) != (owner.boot_id, owner.pid_ns):
+            return False
+        return self.time_ns is UNSET or owner.time_ns is UNSET or self.time_ns == owner.time_ns
 
 
 class Host(Struct, frozen=True, kw_only=True, tag_field="type", tag="host"):

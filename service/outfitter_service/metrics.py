@@ -18,7 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from outfitter_proto import __version__
-from outfitter_proto.records import AllocationState, Health, NobodysCode, ReasonCode
+from outfitter_proto.records import AllocationState, Health, NobodysCode, ReasonCode, Unwatched
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -40,6 +40,7 @@ EVENT_KINDS = (
     "driver-report",
     "driver-retry",
     "owner-died",
+    "owner-unwatched",
     "lease-expired",
     "prepared",
     "unprepared",
@@ -65,6 +66,8 @@ class Standing(Struct, frozen=True, kw_only=True):
     allocations: Tally[tuple[str, str]]
     pending: Tally[str]
     watched_owners: int = 0
+    polled_owners: int = 0
+    unwatched_owners: Tally[Unwatched] = Tally()
     leases: int = 0
     records: int = 0
     lag: int = 0
@@ -79,6 +82,8 @@ class Standing(Struct, frozen=True, kw_only=True):
             allocations=sum((part.allocations for part in found), Tally()),
             pending=sum((part.pending for part in found), Tally()),
             watched_owners=sum(part.watched_owners for part in found),
+            polled_owners=sum(part.polled_owners for part in found),
+            unwatched_owners=sum((part.unwatched_owners for part in found), Tally()),
             leases=sum(part.leases for part in found),
             records=sum(part.records for part in found),
             lag=sum(part.lag for part in found),
@@ -108,11 +113,20 @@ class _StandingCollector(Collector):
                 allocations.add_metric([resource, allocation_state], now.allocations[resource, allocation_state])
         for reason in PENDING_REASONS:
             pending.add_metric([reason], now.pending[reason])
+        unwatched = GaugeMetricFamily(
+            "outfitter_unwatched_owners",
+            "Live allocations whose owner process is not watched, by reason: leases decide about them.",
+            labels=["reason"],
+        )
+        for why in Unwatched:
+            unwatched.add_metric([why], now.unwatched_owners[why])
         yield devices
         yield allocations
         yield pending
+        yield unwatched
         for name, documentation, value in (
-            ("outfitter_watched_owners", "Owner processes watched through the kernel.", now.watched_owners),
+            ("outfitter_watched_owners", "Owner processes watched, each once.", now.watched_owners),
+            ("outfitter_polled_owners", "Of these, how many are looked at in turns.", now.polled_owners),
             ("outfitter_leases", "Allocations that end when their worker falls silent.", now.leases),
             ("outfitter_ledger_records", "Records of allocations in memory.", now.records),
             ("outfitter_input_lag_records", "Records of the input that are not decided, fetched or not.", now.lag),

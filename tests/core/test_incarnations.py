@@ -2,7 +2,7 @@
 
 import pytest
 
-from outfitter_proto.records import Owner
+from outfitter_proto.records import Owner, Unwatched
 from outfitter_service.core import model as m
 from outfitter_service.core.ledger import DropAllocation
 from support.desk import Desk, asks
@@ -164,6 +164,48 @@ def test_the_same_incarnation_with_another_request_is_refused_and_its_grant_unto
     assert again == first
     assert f"other {named};" in str(desk.decisions[-1].refused)
     assert desk.decisions[-1].renewed == []
+
+
+def unwatched(worker: str, lease_s: float = 7.0) -> m.OwnerUnwatched:
+    return m.OwnerUnwatched(
+        allocation=f"h/{worker}/1", code=Unwatched.PID_NAMESPACE, reason="it is elsewhere", lease_s=lease_s
+    )
+
+
+def test_a_worker_without_a_lease_that_nobody_watches_is_given_one_and_registers_again_as_before() -> None:
+    desk = desk_with("a")
+    desk.register("w", 1, owner=OWNER, lease_s=None)
+    waits = desk.register("waits", 1, owner=OWNER, lease_s=None)
+    for worker in ("w", "waits"):
+        told = desk.say(unwatched(worker)).history[0][1]
+        assert told.event == "owner-unwatched"
+        assert "a lease of 7 s" in told.explanation
+        assert (desk[worker].request.lease_s, desk[worker].unwatched) == (7.0, "pid-namespace")
+    assert (desk.state("w"), desk.state("waits"), desk["waits"].since) == ("allocated", "pending", waits.since)
+    given = desk["w"]
+    assert desk.register("w", 1, owner=OWNER, lease_s=None) == given
+    assert desk.decisions[-1].refused is None
+    desk.register("w", 1, owner=OWNER, lease_s=3.0)
+    assert "other lease_s;" in str(desk.decisions[-1].refused)
+    # observed once more, it is no news
+    assert desk.say(unwatched("w", lease_s=9.0)).changes == []
+
+
+def test_a_worker_with_a_lease_that_nobody_watches_keeps_it_and_is_told() -> None:
+    desk = desk_with("a")
+    desk.register("w", 1, owner=OWNER, lease_s=3.0)
+    desk.say(unwatched("w"))
+    assert (desk["w"].request.lease_s, desk["w"].unwatched) == (3.0, "pid-namespace")
+
+
+def test_who_is_over_or_superseded_is_told_nothing_about_its_owner() -> None:
+    desk = desk_with("a", "b")
+    desk.register("over", 1, owner=OWNER, lease_s=None)
+    desk.deregister("over")
+    desk.register("old", 1, owner=OWNER, lease_s=None)
+    desk.register("old", 1, incarnation="2")
+    for worker in ("over", "old", "nobody"):
+        assert desk.say(unwatched(worker)).changes == []
 
 
 def test_a_registration_with_the_default_lease_is_the_same_after_the_default_has_changed() -> None:

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from outfitter_proto.records import Deregister, Health, Heartbeat, Register, ResourceRequest
+from outfitter_proto.records import Deregister, Health, Heartbeat, Register, ResourceRequest, Unwatched
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
 from support.core_world import World, known
@@ -86,6 +86,11 @@ class Core(RuleBasedStateMachine):
     def end(self, worker: str, incarnation: str, dead: bool) -> None:
         key = f"{HOST}/{worker}/{incarnation}"
         self.world.say(m.OwnerDied(allocation=key, detail="gone") if dead else m.LeaseExpired(allocation=key))
+
+    @rule(worker=WORKERS, incarnation=INCARNATIONS, code=st.sampled_from(Unwatched))
+    def cannot_watch(self, worker: str, incarnation: str, code: Unwatched) -> None:
+        key = f"{HOST}/{worker}/{incarnation}"
+        self.world.say(m.OwnerUnwatched(allocation=key, code=code, reason="cannot", lease_s=7.0))
 
     @rule(amounts=st.lists(AMOUNTS, min_size=5, max_size=5), incarnation=st.sampled_from(["8", "9"]))
     def crowd(self, amounts: list[int], incarnation: str) -> None:

@@ -94,7 +94,7 @@ def ledger_of(*records: Allocation) -> Ledger:
 async def test_a_lease_ends_after_lease_and_grace_once_everything_sent_before_was_heard(
     bus: FaultyBus, doorman: Doorman
 ) -> None:
-    doorman.attendance.restart(ledger_of(record("w")), None)
+    await doorman.attendance.restart(ledger_of(record("w")), None)
     for _ in range(3):
         await bus.publish(TOPICS.registrations, 0, checker_entry())
     doorman.clock.now += 11.9
@@ -113,7 +113,7 @@ async def test_a_death_waits_for_what_was_said_before_it_but_not_for_ever(bus: F
     await bus.publish(TOPICS.registrations, 0, checker_entry())
     await bus.publish(TOPICS.registrations, 0, checker_entry())
     request = ResolvedRequest(amounts={"gpu": 1}, owner=gone)
-    doorman.attendance.restart(ledger_of(structs.replace(record("w"), request=request)), None)
+    await doorman.attendance.restart(ledger_of(structs.replace(record("w"), request=request)), None)
     assert doorman.attendance.deaths(2) == []  # the end has not been sampled since it was seen
     await doorman.sample()
     assert doorman.attendance.deaths(1) == []
@@ -121,7 +121,7 @@ async def test_a_death_waits_for_what_was_said_before_it_but_not_for_ever(bus: F
     assert [event.allocation for event in doorman.attendance.deaths(1)] == ["h/w/1"]
     assert doorman.attendance.deaths(1) == []
     # the input begins anew, at an offset that is lower than the one that was sampled
-    doorman.attendance.restart(ledger_of(structs.replace(record("w"), request=request)), None)
+    await doorman.attendance.restart(ledger_of(structs.replace(record("w"), request=request)), None)
     await doorman.sample()
     doorman.attendance.renew_all()
     assert doorman.attendance.deaths(2) == []
@@ -139,7 +139,7 @@ async def test_a_heartbeat_that_was_queued_before_the_judgement_keeps_the_lease(
     bus: FaultyBus, doorman: Doorman
 ) -> None:
     """As after a manager was stopped for longer than the lease: what waits in the queue is heard first."""
-    doorman.attendance.restart(ledger_of(record("w")), None)
+    await doorman.attendance.restart(ledger_of(record("w")), None)
     await bus.publish(TOPICS.registrations, 0, checker_entry())
     doorman.clock.now += 3600
     assert doorman.expired(0) == []
@@ -154,7 +154,7 @@ async def test_a_heartbeat_that_was_queued_before_the_judgement_keeps_the_lease(
 
 
 async def test_an_end_sampled_before_the_deadline_judges_nobody(bus: FaultyBus, doorman: Doorman) -> None:
-    doorman.attendance.restart(ledger_of(record("a", lease_s=1.0), record("b", lease_s=5.0)), None)
+    await doorman.attendance.restart(ledger_of(record("a", lease_s=1.0), record("b", lease_s=5.0)), None)
     doorman.clock.now += 3.1
     doorman.expired(0)
     await doorman.sample()
@@ -169,7 +169,7 @@ async def test_where_the_input_is_never_read_to_its_end_each_lease_ends_after_it
     bus: FaultyBus, doorman: Doorman
 ) -> None:
     names = [f"w{number}" for number in range(12)]
-    doorman.attendance.restart(ledger_of(*(record(name, lease_s=1.0 + n) for n, name in enumerate(names))), None)
+    await doorman.attendance.restart(ledger_of(*(record(name, lease_s=1.0 + n) for n, name in enumerate(names))), None)
     doorman.clock.now += 2.1
     ended: list[str] = []
     for position in range(0, 20, 2):
@@ -186,7 +186,7 @@ async def test_however_long_the_input_is_behind_the_samples_of_its_end_are_bound
 ) -> None:
     monkeypatch.setattr(attendance, "MOST_SAMPLES", 4)
     names = [f"w{number}" for number in range(20)]
-    doorman.attendance.restart(ledger_of(*(record(name, lease_s=1.0 + n) for n, name in enumerate(names))), None)
+    await doorman.attendance.restart(ledger_of(*(record(name, lease_s=1.0 + n) for n, name in enumerate(names))), None)
     doorman.clock.now += 2.1
     for position in range(20):
         doorman.clock.now += 1
@@ -201,7 +201,7 @@ async def test_however_long_the_input_is_behind_the_samples_of_its_end_are_bound
 async def test_while_the_bus_is_away_nobody_is_silent_and_then_everybody_has_a_whole_lease(
     bus: FaultyBus, doorman: Doorman
 ) -> None:
-    doorman.attendance.restart(ledger_of(record("w")), None)
+    await doorman.attendance.restart(ledger_of(record("w")), None)
 
     async def away(point: str) -> None:
         raise BusUnavailableError("away")
@@ -217,17 +217,17 @@ async def test_while_the_bus_is_away_nobody_is_silent_and_then_everybody_has_a_w
 
 
 async def test_a_restart_gives_everybody_a_whole_lease_anew(doorman: Doorman) -> None:
-    doorman.attendance.restart(ledger_of(record("w")), None)
+    await doorman.attendance.restart(ledger_of(record("w")), None)
     doorman.clock.now += 11
-    doorman.attendance.restart(ledger_of(record("w")), None)
+    await doorman.attendance.restart(ledger_of(record("w")), None)
     doorman.clock.now += 11
     assert doorman.expired(0) == []
     assert not doorman.attendance._suspected.is_set()
 
 
 async def test_whose_record_is_gone_after_a_restart_has_a_whole_lease_when_it_comes_again(doorman: Doorman) -> None:
-    doorman.attendance.restart(ledger_of(record("w"), record("x")), None)
-    doorman.attendance.restart(ledger_of(record("x")), None)
+    await doorman.attendance.restart(ledger_of(record("w"), record("x")), None)
+    await doorman.attendance.restart(ledger_of(record("x")), None)
     assert doorman.attendance.leases.keys() == {"h/x/1"}
     doorman.clock.now += 11
     doorman.attendance.follow({"h/w/1": record("w", offset=1)})
@@ -236,7 +236,7 @@ async def test_whose_record_is_gone_after_a_restart_has_a_whole_lease_when_it_co
 
 async def test_an_older_incarnation_without_a_lease_gets_one_when_a_newer_one_is_there(doorman: Doorman) -> None:
     old = record("w", "old", lease_s=None, offset=1)
-    doorman.attendance.restart(ledger_of(old, record("w", "new", lease_s=None, offset=2)), None)
+    await doorman.attendance.restart(ledger_of(old, record("w", "new", lease_s=None, offset=2)), None)
     doorman.clock.now += 32.1
     doorman.expired(0)
     await doorman.sample()
@@ -246,7 +246,7 @@ async def test_an_older_incarnation_without_a_lease_gets_one_when_a_newer_one_is
 async def test_a_suspended_machine_gives_everybody_a_whole_lease_anew(
     doorman: Doorman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    doorman.attendance.restart(ledger_of(record("w")), None)
+    await doorman.attendance.restart(ledger_of(record("w")), None)
     monkeypatch.setattr(doorman.attendance._suspend, "_ahead", doorman.attendance._suspend._ahead - 3600)
     doorman.clock.now += 100
     assert doorman.expired(0) == []

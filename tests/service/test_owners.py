@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,17 +15,18 @@ from typing import Any
 import anyio.to_thread
 import msgspec
 import pytest
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from outfitter_proto.bus import BusUnavailableError, Entry
-from outfitter_proto.processes import boot_id, pid_namespace, process_owner
-from outfitter_proto.records import Owner
+from outfitter_proto.processes import boot_id, pid_namespace, process_owner, start_ticks, time_namespace
+from outfitter_proto.records import Owner, Unwatched
+from outfitter_service import descriptors
 from outfitter_service.runtime import owners
 from outfitter_service.runtime.owners import OwnerWatch
 from outfitter_service.runtime.processor import Limits
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus, no_faults
-from support.house import HOST, TOPICS, House, another, deregister, register, static
+from support.house import HOST, TOPICS, House, another, deregister, heartbeat, register, static
 
 
 @pytest.fixture
@@ -263,7 +266,10 @@ class Deaths(list[tuple[str, str]]):
 
 def watch(**changes: Any) -> tuple[OwnerWatch, Deaths]:
     died = Deaths()
-    fields = {"boot_id": boot_id(), "pid_ns": pid_namespace(), "earlier_boot_id": None, "died": died}
+    fields = {
+        "boot_id": boot_id(), "pid_ns": pid_namespace(), "time_ns": time_namespace(), "earlier_boot_id": None,
+        "died": died,
+    }  # fmt: skip
     return OwnerWatch(**{**fields, **changes}), died
 
 
@@ -290,14 +296,21 @@ async def test_an_owner_of_another_boot_is_not_looked_for_unless_it_was_this_mac
 
 
 async def test_a_process_that_proc_does_not_show_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with hidepid=2 for other users' processes."""
-    monkeypatch.setattr(owners, "start_ticks", lambda _: None)
+    hide(monkeypatch)
     watching, died = watch()
-    assert not watching.watch(
-        "k", Owner(pid=os.getpid(), start_ticks=1, pid_ns=pid_namespace() or 0, boot_id=boot_id() or "")
-    )
+    assert not watching.watch("k", owner_of(os.getpid(), start_ticks=1))
     assert died == []
-    assert len(watching) == 0
+    assert watching.reason("k") == Unwatched.HIDDEN
+    watching.close()
+
+
+def hide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As hidepid=2 does with other users' processes."""
+
+    def read(pid: int) -> int:
+        raise FileNotFoundError(pid)
+
+    monkeypatch.setattr(owners, "read_start_ticks", read)
 
 
 async def test_a_process_that_proc_does_not_show_because_it_ended_is_dead(
@@ -307,7 +320,7 @@ async def test_a_process_that_proc_does_not_show_because_it_ended_is_dead(
     process.kill()
     # it stays a zombie, so its pid stays its own
     await anyio.to_thread.run_sync(os.waitid, os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    monkeypatch.setattr(owners, "start_ticks", lambda _: None)
+    hide(monkeypatch)
     watching, died = watch()
     assert watching.watch("k", owner)
     assert len(died) == 1
@@ -323,12 +336,220 @@ async def test_descriptors_are_given_back(process: subprocess.Popen[bytes]) -> N
     before = pidfds()
     watching, _ = watch()
     for key in "abc":
-        watching.watch(key, owner_of(process.pid))
-    watching.forget("a")
-    watching.forget("a")
-    assert pidfds() == before + 2
+        assert watching.watch(key, owner_of(process.pid))
+    watching.watch("reused", owner_of(process.pid, start_ticks=1))
+    assert pidfds() == before + 1
+    for key in "aab":
+        watching.forget(key)
+    assert pidfds() == before + 1
     watching.close()
     assert pidfds() == before
+
+
+# --- whose start time cannot be compared ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("said", [UNSET, 1, "ours"])
+@pytest.mark.parametrize("shifted", [0, 10_000_000, -1])
+async def test_an_owner_is_taken_for_dead_by_its_start_time_only_where_one_clock_has_measured_both(
+    said: Any, shifted: int
+) -> None:
+    here = time_namespace()
+    watching, died = watch()
+    ours = here if said == "ours" else said
+    owner = owner_of(os.getpid(), time_ns=ours)
+    sure = watching.watch("k", structs.replace(owner, start_ticks=owner.start_ticks + shifted))
+    dead = said == "ours" and shifted != 0
+    assert bool(died) is dead
+    assert sure is (dead or (shifted == 0 and said != 1))
+    assert watching.reason("k") == (None if sure else Unwatched.TIME_NAMESPACE)
+    watching.close()
+
+
+async def test_where_the_kernel_has_no_time_namespaces_start_times_are_compared() -> None:
+    watching, died = watch(time_ns=None)
+    assert watching.watch("k", owner_of(os.getpid(), start_ticks=1, time_ns=UNSET))
+    assert len(died) == 1
+
+
+async def test_a_process_that_may_be_another_one_is_the_owners_end_when_it_ends(
+    process: subprocess.Popen[bytes],
+) -> None:
+    watching, died = watch()
+    assert not watching.watch("k", owner_of(process.pid, start_ticks=1, time_ns=1))
+    process.kill()
+    with anyio.fail_after(20):
+        while not died:  # noqa: ASYNC110 - it tells nobody
+            await anyio.sleep(0.002)
+    assert died == [("k", f"process {process.pid} ended")]
+    assert watching.reason("k") is None
+
+
+async def test_a_thread_is_no_process_that_could_be_watched() -> None:
+    threads = [int(path.name) for path in Path("/proc/self/task").iterdir()]
+    await anyio.to_thread.run_sync(lambda: threads.append(threading.get_native_id()))
+    thread = next(number for number in threads if number != os.getpid())
+    watching, died = watch()
+    assert not watching.watch("k", owner_of(thread))
+    assert (watching.reason("k"), died) == (Unwatched.NO_PROCESS, [])
+    # the number was another process's before, which is gone
+    assert watching.watch("old", owner_of(thread, start_ticks=1))
+    assert [key for key, _ in died] == ["old"]
+
+
+async def test_the_first_process_and_the_managers_own_are_watched_like_any_other() -> None:
+    watching, died = watch()
+    assert watching.watch("first", structs.replace(owner_of(os.getpid()), pid=1, start_ticks=start_ticks(1)))
+    assert watching.watch("own", owner_of(os.getpid()))
+    assert (len(watching), died) == (2, [])
+    watching.close()
+
+
+# --- more processes than descriptors -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crowd() -> Iterator[list[subprocess.Popen[bytes]]]:
+    found = [subprocess.Popen(["sleep", "1000"]) for _ in range(5)]
+    yield found
+    for each in found:
+        each.kill()
+        each.wait()
+
+
+async def test_processes_beyond_the_descriptors_are_looked_at_in_turns(
+    monkeypatch: pytest.MonkeyPatch, crowd: list[subprocess.Popen[bytes]]
+) -> None:
+    monkeypatch.setattr(descriptors, "for_owners", lambda: 2)
+    before = pidfds()
+    watching, died = watch()
+    for each in crowd:
+        assert watching.watch(str(each.pid), owner_of(each.pid))
+        assert watching.watch(f"{each.pid} once more", owner_of(each.pid))
+    assert (len(watching), watching.polled, pidfds() - before) == (5, 3, 2)
+    last = crowd[-1]
+    last.kill()
+    last.wait()
+    watching.look()
+    assert sorted(key for key, _ in died) == [str(last.pid), f"{last.pid} once more"]
+    assert (len(watching), watching.polled) == (4, 2)
+    # where descriptors are free again, they are used
+    for key in (str(crowd[0].pid), f"{crowd[0].pid} once more"):
+        watching.forget(key)
+    watching.look()
+    assert (len(watching), watching.polled, pidfds() - before) == (3, 1, 2)
+    watching.close()
+    assert (pidfds() - before, watching.unsettled) == (0, False)
+
+
+async def test_a_pid_that_was_given_away_between_two_looks_means_that_the_owner_is_gone(
+    monkeypatch: pytest.MonkeyPatch, crowd: list[subprocess.Popen[bytes]]
+) -> None:
+    monkeypatch.setattr(descriptors, "for_owners", lambda: 0)
+    watching, died = watch()
+    watching.watch("k", owner_of(crowd[0].pid))
+    watching.look()
+    assert died == []
+    monkeypatch.setattr(owners, "read_start_ticks", lambda _: 2**40)
+    watching.look()
+    assert [key for key, _ in died] == ["k"]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+async def test_what_cannot_be_looked_at_for_want_of_descriptors_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, crowd: list[subprocess.Popen[bytes]], number: int
+) -> None:
+    def refuse(pid: int, flags: int = 0) -> int:
+        raise OSError(number, os.strerror(number))
+
+    watching, died = watch()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pidfd_open", refuse)
+        assert not any(watching.watch(str(each.pid), owner_of(each.pid)) for each in crowd)
+        assert watching.unwatched() == {Unwatched.DESCRIPTORS: 5}
+        assert watching.look() == []
+    crowd[0].kill()
+    crowd[0].wait()
+    assert sorted(watching.look()) == sorted(str(each.pid) for each in crowd)
+    assert ([key for key, _ in died], len(watching), watching.unwatched()) == ([str(crowd[0].pid)], 4, {})
+    watching.close()
+
+
+async def test_what_the_kernel_refuses_to_open_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, flags: int = 0) -> int:
+        raise PermissionError(errno.EPERM, "seccomp")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    watching, died = watch()
+    assert not watching.watch("k", owner_of(os.getpid()))
+    assert (watching.reason("k"), died, watching.unsettled) == (Unwatched.REFUSED, [], False)
+
+
+# --- workers without a lease whose owner nobody watches --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"pid_ns": 1}, "pid-namespace"),
+        ({"boot_id": "another machine's"}, "machine"),
+        ({"time_ns": 1}, "time-namespace"),
+        ({"start_ticks": 1, "time_ns": UNSET}, "time-namespace"),
+    ],
+)
+async def test_a_worker_without_a_lease_whose_owner_nobody_watches_is_given_one_and_told(
+    serve: Serve, changes: dict[str, Any], code: str
+) -> None:
+    owner = body(owner_of(os.getpid(), **changes))
+    async with serve(static(1), lease_s=0.5) as house:
+        await house.say(register("w", gpu=1, owner=owner, lease_s=None))
+        given = await house.until(lambda records: (found := records.get("h/w/1")) and found.get("unwatched") and found)
+        assert (given["state"], given["unwatched"], given["request"]["lease_s"]) == ("allocated", code, 0.5)
+        assert (await house.state("w", "ended"))["reason_code"] == "lease-expired"
+        await house.told()
+        assert house.processor.standing().unwatched_owners == {}
+
+
+async def test_heartbeats_renew_the_lease_that_a_worker_did_not_ask_for(serve: Serve) -> None:
+    owner = body(owner_of(os.getpid(), pid_ns=1))
+    async with serve(static(1)) as house:
+        asked = register("w", gpu=1, owner=owner, lease_s=None)
+        await house.say(asked)
+        await house.until(lambda records: (found := records.get("h/w/1")) and found.get("unwatched"))
+        await house.told()
+        assert len(house.processor.attendance.leases) == 1
+        assert house.processor.standing().unwatched_owners == {"pid-namespace": 1}
+        # the same registration once more asks for nothing else
+        await house.say(asked, heartbeat("w"), deregister("w"))
+        assert (await house.state("w", "ended"))["reason_code"] == "deregistered"
+        assert await house.dead_letters(0) == []
+
+
+async def test_a_manager_that_can_watch_no_longer_gives_a_lease_to_who_had_none(serve: Serve) -> None:
+    """A container that was made anew is another PID namespace."""
+    owner = body(owner_of(os.getpid()))
+    async with serve(static(2)) as house:
+        await house.say(register("w", gpu=1, owner=owner, lease_s=None), register("x", gpu=1, lease_s=None))
+        await house.state("w", "allocated")
+        await house.told()
+        assert len(house.processor.attendance.leases) == 0
+    async with serve(static(2), identity=another(pid_ns=1), lease_s=7.0) as house:
+        given = await house.until(lambda records: (found := records["h/w/1"]).get("unwatched") and found)
+        assert given["request"]["lease_s"] == 7.0
+        untouched = (await house.records())["h/x/1"]  # it named no owner: it holds until it is deregistered
+        assert (untouched["request"]["lease_s"], "unwatched" in untouched) == (None, False)
+
+
+async def test_a_worker_with_a_lease_is_told_only_what_it_cannot_know(serve: Serve) -> None:
+    async with serve(static(2)) as house:
+        await house.say(
+            register("afar", gpu=1, owner=body(owner_of(os.getpid(), pid_ns=1))),
+            register("shifted", gpu=1, owner=body(owner_of(os.getpid(), start_ticks=1, time_ns=UNSET))),
+        )
+        told = await house.until(lambda records: (found := records.get("h/shifted/1")) and found.get("unwatched"))
+        assert told == "time-namespace"
+        assert "unwatched" not in (await house.records())["h/afar/1"]
+        assert len(house.processor.attendance.leases) == 2
 
 
 def pidfds() -> int:

@@ -54,7 +54,7 @@ class Watch(OwnerWatch):
     """What a manager sees of its host's processes."""
 
     def __init__(self, owners: Owners, process: Process, died: Died) -> None:
-        super().__init__(boot_id=BOOT, pid_ns=1, earlier_boot_id=None, died=died)
+        super().__init__(boot_id=BOOT, pid_ns=1, time_ns=None, earlier_boot_id=None, died=died)
         self._owners = owners
         self._process = process
         self._tell = died

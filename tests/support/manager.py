@@ -69,7 +69,7 @@ class Manager:
     """`outfitter serve` with `config` (TOML text). It keeps bus, host and configuration over restarts.
 
     `bus` None: a file in `folder`. `host` None: a new name. `arguments` go to `serve` as they are, and so
-    do the environment `variables`.
+    do the environment `variables`. `descriptors` are its soft and hard RLIMIT_NOFILE.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class Manager:
         cluster: str = "outfitter",
         arguments: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
+        descriptors: tuple[int, int] | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -93,6 +94,7 @@ class Manager:
         self.log = folder / f"manager-{self.host}.log"
         self._arguments = tuple(arguments)
         self._variables = dict(variables or {})
+        self._descriptors = descriptors
         self._process: subprocess.Popen[bytes] | None = None
         self._address: tuple[str, int] | None = None
 
@@ -107,6 +109,9 @@ class Manager:
             *OUTFITTER, "serve", "--config", str(self.config), "--bus", self.bus_url, "--host", self.host,
             "--cluster", self.cluster, "--http", "127.0.0.1:0", "--log-format", "text", *self._arguments,
         ]  # fmt: skip
+        if self._descriptors is not None:
+            soft, hard = self._descriptors
+            command = ["prlimit", f"--nofile={soft}:{hard}", "--", *command]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder,

@@ -192,7 +192,10 @@ class Errand:
             except BusError:
                 continue
             manager = host.manager if host is not None else None
-            if manager is not None and (manager.boot_id, manager.pid_ns) != (owner.boot_id, owner.pid_ns):
+            record = board.read().record
+            if manager is not None and not manager.watches(owner):
+                return
+            if record is not None and record.unwatched:
                 return
             self._owner_watched = manager is not None
             board.touch()

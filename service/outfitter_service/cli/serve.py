@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.pass_context
 def serve(ctx: click.Context, /, config: str | None, take_over: bool, **_options: object) -> None:
     """Serve this host's workers: answer registrations, run drivers, keep leases, publish allocations."""
-    from outfitter_service import logs, memory
+    from outfitter_service import descriptors, logs, memory
     from outfitter_service.config import Severity, load
     from outfitter_service.runtime.service import Service
 
@@ -43,6 +43,7 @@ def serve(ctx: click.Context, /, config: str | None, take_over: bool, **_options
         if problem.severity is not Severity.INFO:
             warn(str(problem))
     memory.tune()
+    descriptors.raise_limit()
     service = Service(settings, take_over=take_over)
     anyio.run(_serve, service, backend_options={"use_uvloop": _has_uvloop()})
 

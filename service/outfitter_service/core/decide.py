@@ -88,6 +88,9 @@ def _internal(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> De
         case m.OwnerDied(allocation=key, detail=detail):
             draft = Draft(ledger, rules, now, cause="owner-died")
             _end_if_live(draft, key, ReasonCode.OWNER_DIED, detail)
+        case m.OwnerUnwatched():
+            draft = Draft(ledger, rules, now, cause="owner-unwatched")
+            _unwatched(draft, event)
         case m.LeaseExpired(allocation=key):
             draft = Draft(ledger, rules, now, cause="lease-expired")
             _end_if_live(draft, key, ReasonCode.LEASE_EXPIRED, "no heartbeat within lease and grace")
@@ -205,7 +208,7 @@ def _register_again(draft: Draft, key: str, known: Allocation, message: Register
         decision.kind = "late"
         return
     decision.kind = "repeated"
-    different = differences(known.request, message)
+    different = differences(known, message)
     if different:
         decision.refused = (
             f"incarnation {message.incarnation!r} of worker {message.worker!r} registered before with other "
@@ -242,6 +245,22 @@ def _supersede(draft: Draft, key: str, newer: str) -> None:
         if older.reason_code != ReasonCode.SUPERSEDED and older.state != RELEASING:
             told = f"{reason}; held until its owner is dead or its lease has ended"
             draft.step(Step.REFRESH, told, older, reason=told, reason_code=ReasonCode.SUPERSEDED)
+
+
+def _unwatched(draft: Draft, event: m.OwnerUnwatched) -> None:
+    """Nobody would see the owner's end: the worker is told, and has a lease from now on if it asked for none."""
+    record = draft.record(event.allocation)
+    if record is None or record.state in FINAL_STATES or record.state == RELEASING:
+        return
+    if record.reason_code == ReasonCode.SUPERSEDED:
+        return  # it has a last lease already, and no heartbeat renews it
+    request, told = record.request, f"its owner process is not watched: {event.reason}"
+    if request.lease_s is None:
+        request = structs.replace(request, lease_s=event.lease_s)
+        told = f"{told}; a lease of {event.lease_s:g} s decides instead"
+    elif record.unwatched == event.code:
+        return
+    draft.step(Step.REFRESH, told, record, request=request, unwatched=event.code)
 
 
 def _heartbeat(draft: Draft, message: Heartbeat) -> None:

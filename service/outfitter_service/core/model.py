@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from outfitter_proto.records import Deregister, Health, Heartbeat, Register, Source
+from outfitter_proto.records import Deregister, Health, Heartbeat, Register, Source, Unwatched
 
 NO_ITEMS: dict[str, Any] = {}
 NO_NAMES: list[str] = []
@@ -115,6 +115,16 @@ class OwnerDied(Struct, frozen=True, kw_only=True):
     detail: str
 
 
+class OwnerUnwatched(Struct, frozen=True, kw_only=True):
+    """An allocation's owner process cannot be watched, or not be told from others: a lease of `lease_s` decides where
+    the worker asked for none. `reason` says why, for people."""
+
+    allocation: str
+    code: Unwatched
+    reason: str
+    lease_s: float
+
+
 class LeaseExpired(Struct, frozen=True, kw_only=True):
     """An allocation's lease and grace have ended in silence, judged by a manager that hears."""
 
@@ -151,7 +161,18 @@ class Reschedule(Struct, frozen=True, kw_only=True):
     cause: str = "reschedule"
 
 
-Event = Incoming | DriverReport | DriverRetry | OwnerDied | LeaseExpired | Prepared | Unprepared | Tick | Reschedule
+Event = (
+    Incoming
+    | DriverReport
+    | DriverRetry
+    | OwnerDied
+    | OwnerUnwatched
+    | LeaseExpired
+    | Prepared
+    | Unprepared
+    | Tick
+    | Reschedule
+)
 
 
 # --- commands: what the core wants done, after the commit ----------------------------------------------

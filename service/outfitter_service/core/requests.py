@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from msgspec import UNSET, Struct
 
-from outfitter_proto.records import ReasonCode, Register, ResolvedRequest, ResourceRequest, Unavailable
+from outfitter_proto.records import Allocation, ReasonCode, Register, ResolvedRequest, ResourceRequest, Unavailable
 from outfitter_service.core import explain
 from outfitter_service.core import model as m
 from outfitter_service.core.draft import Rules
@@ -121,16 +121,19 @@ def _operators_problem(
     return None
 
 
-def differences(request: ResolvedRequest, message: Register) -> list[str]:
+def differences(known: Allocation, message: Register) -> list[str]:
     """In what a repeated registration asks for something else than the first one of its incarnation.
 
-    A lease left out is the default, whatever that is by now: never a difference.
+    A lease left out is the default, whatever that is by now: never a difference. Nor is none, where the manager has
+    given one because nobody watches the owner.
     """
+    request = known.request
     different = [
         name
         for name in ("resources", "operators", "owner", "wait_s", "priority", "labels")
         if getattr(request, name) != getattr(message, name)
     ]
-    if message.lease_s is not UNSET and message.lease_s != request.lease_s:
+    given = known.unwatched is not UNSET and message.lease_s is None
+    if message.lease_s is not UNSET and message.lease_s != request.lease_s and not given:
         different.append("lease_s")
     return different

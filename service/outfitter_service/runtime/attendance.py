@@ -9,21 +9,23 @@ words were. It writes nothing; what it concludes goes to the core as an event.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import attrgetter
 
 import anyio
+import anyio.lowlevel
 import structlog
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from outfitter_proto.bus import Bus, BusError
-from outfitter_proto.records import FINAL_STATES, Allocation, ReasonCode
+from outfitter_proto.records import FINAL_STATES, Allocation, ReasonCode, Unwatched
 from outfitter_service.core import model as m
 from outfitter_service.core.leases import Leases
 from outfitter_service.core.ledger import Ledger
 from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.identity import Identity, SuspendWatch
-from outfitter_service.runtime.owners import OwnerWatch
+from outfitter_service.runtime.owners import REASONS, OwnerWatch
 
 log = structlog.get_logger("outfitter.attendance")
 
@@ -31,6 +33,14 @@ SAMPLE_RETRY_S = 1.0
 LAST_WORDS_S = 5.0
 """How long a death waits at most for what was said before it, where the bus is away or the input piles up: the device
 is worth more than the right word for the end."""
+LOOK_EVERY_S = 0.25
+"""How often owners that no descriptor tells of are looked at, some at a time."""
+SAID_EVERY_S = 60.0
+"""Between two lines of the log that say why owners are not watched."""
+AT_A_STRETCH = 200
+"""Records of a replayed ledger that are looked at in one turn of the event loop."""
+FROM_AFAR = frozenset({Unwatched.SCOPE, Unwatched.MACHINE, Unwatched.PID_NAMESPACE})
+"""What a worker can tell from its host's record: that its owner is not watched."""
 MOST_SAMPLES = 1000
 """Samples of the input's end that wait to be come to. Beyond that every second one is left out: leases that ran out in
 between wait for the next one."""
@@ -81,6 +91,10 @@ class Attendance:
         self._owner_watch = owner_watch
         self.leases = Leases(grace_s)
         self._owners: OwnerWatch | None = None
+        self._to_tell: set[str] = set()
+        self._look_again = anyio.Event()
+        self._said: frozenset[str] = frozenset()
+        self._said_at = -SAID_EVERY_S
         self._deaths: dict[str, _Death] = {}
         self._suspend = SuspendWatch(clock)
         self._suspected = anyio.Event()
@@ -88,14 +102,25 @@ class Attendance:
 
     @property
     def watched(self) -> int:
+        """How many owner processes are watched."""
         return len(self._owners) if self._owners is not None else 0
+
+    @property
+    def polled(self) -> int:
+        """How many of them are looked at in turns, for want of descriptors."""
+        return self._owners.polled if self._owners is not None else 0
+
+    @property
+    def unwatched(self) -> Counter[Unwatched]:
+        """How many live allocations' owners are not watched, by why."""
+        return self._owners.unwatched() if self._owners is not None else Counter()
 
     @property
     def unjudged(self) -> int:
         """How many deaths have been seen and not been handed out."""
         return len(self._deaths)
 
-    def restart(self, ledger: Ledger, earlier_boot_id: str | None, *, told: Collection[str] = ()) -> None:
+    async def restart(self, ledger: Ledger, earlier_boot_id: str | None, *, told: Collection[str] = ()) -> None:
         """Begin with a replayed ledger: whoever is live has one whole lease anew, and owners are looked at again.
 
         `earlier_boot_id`: a boot of this machine that is over, so that its owners are dead. `told`: the allocations
@@ -105,6 +130,7 @@ class Attendance:
             self._owners = self._owner_watch(
                 boot_id=self._identity.boot_id,
                 pid_ns=self._identity.pid_ns,
+                time_ns=self._identity.time_ns,
                 earlier_boot_id=earlier_boot_id,
                 died=self._died,
             )
@@ -113,7 +139,10 @@ class Attendance:
         known = self._owners.keys() | self._deaths.keys() | self.leases.keys()
         for key in known - {record.key for record in live}:
             self.forget(key)
-        for record in live:
+        self._to_tell.clear()
+        for count, record in enumerate(live):
+            if count % AT_A_STRETCH == AT_A_STRETCH - 1:
+                await anyio.lowlevel.checkpoint()  # to look at a process takes a while
             self._attend(record.key, record, now)
             newest = ledger.book(record.host).newest(record.worker)
             if newest != record.key or record.reason_code == ReasonCode.SUPERSEDED:
@@ -134,6 +163,7 @@ class Attendance:
     def forget(self, key: str) -> None:
         self.leases.drop(key)
         self._deaths.pop(key, None)
+        self._to_tell.discard(key)
         if self._owners is not None:
             self._owners.forget(key)
 
@@ -160,11 +190,61 @@ class Attendance:
                 self.leases.start(key, record.request.lease_s or self._default_lease_s, now)
 
     def _attend(self, key: str, record: Allocation, now: float) -> None:
-        owner = record.request.owner
-        if self._owners is not None and owner is not None and (key in self._owners or self._owners.watch(key, owner)):
-            self.leases.drop(key)
-        elif record.request.lease_s is not None and key not in self.leases:
-            self.leases.start(key, record.request.lease_s, now)
+        owner, lease_s = record.request.owner, record.request.lease_s
+        if self._owners is not None and owner is not None:
+            watched = self._owners.watch(key, owner)
+            if self._owners.unsettled or not watched:
+                self._look_again.set()
+            if watched:
+                self.leases.drop(key)
+                return
+            if lease_s is None or (record.unwatched is UNSET and self._owners.reason(key) not in FROM_AFAR):
+                self._to_tell.add(key)
+        if lease_s is not None and key not in self.leases:
+            self.leases.start(key, lease_s, now)
+
+    # --- owners that are not watched ---
+
+    def untold(self) -> list[m.OwnerUnwatched]:
+        """Hand out what workers must be told because they cannot know it: nobody sees their owner's end."""
+        if self._owners is None or not self._to_tell:
+            return []
+        events: list[m.OwnerUnwatched] = []
+        for key in sorted(self._to_tell):
+            reason = self._owners.reason(key)
+            if reason != Unwatched.DESCRIPTORS:  # that one is looked at again
+                self._to_tell.discard(key)
+                if reason is not None:
+                    told = REASONS[reason]
+                    events.append(
+                        m.OwnerUnwatched(allocation=key, code=reason, reason=told, lease_s=self._default_lease_s)
+                    )
+        return events
+
+    async def look(self) -> None:
+        """Look again at owners that no descriptor tells of; runs until cancelled."""
+        while True:
+            await self._look_again.wait()
+            self._look_again = anyio.Event()
+            await anyio.sleep(LOOK_EVERY_S)
+            if self._owners is None:
+                continue
+            for key in self._owners.look():
+                if key in self._owners or key in self._deaths:
+                    self.leases.drop(key)
+            self._say_unwatched()
+            if self._owners.unsettled:
+                self._look_again.set()
+
+    def _say_unwatched(self) -> None:
+        """One line for all, when there is a new reason."""
+        counts = {str(reason): count for reason, count in self.unwatched.items() if reason != Unwatched.SCOPE}
+        if self.polled:
+            counts["looked-at-in-turns"] = self.polled
+        if counts.keys() <= self._said or self._now() - self._said_at < SAID_EVERY_S:
+            return
+        self._said, self._said_at = self._said | counts.keys(), self._now()
+        log.warning("not every owner process is watched by the kernel's means", **counts)
 
     # --- silence ---
 

@@ -237,6 +237,7 @@ class Cycle:
         if station.intake.hearing:
             # by what is settled: the renewals of what is under way are not counted yet
             queue.extend(station.attendance.expired(station.scout.heard))
+        queue.extend(station.attendance.untold())
         queue.extend(station.agenda.retries.due())
         now = self._open.batch.now
         waiting = {event.host for event in queue if type(event) is m.Tick}

@@ -21,7 +21,7 @@ from msgspec import Struct, structs
 
 from outfitter_proto import __version__
 from outfitter_proto.names import host_writer, partition_writer
-from outfitter_proto.processes import boot_id, pid_namespace
+from outfitter_proto.processes import boot_id, pid_namespace, time_namespace
 from outfitter_proto.records import ManagerIdentity
 from outfitter_service.runtime.clock import Clock
 
@@ -38,7 +38,8 @@ class ManagerExistsError(RuntimeError):
 
 class Identity(Struct, frozen=True, kw_only=True):
     """One running manager, as one writer. `host` is None where that writer serves many (cluster scope). `machine_id` is
-    None where the machine has none (machine-id(5)); `boot_id` and `pid_ns` where it watches no processes."""
+    None where the machine has none (machine-id(5)); `boot_id`, `pid_ns` and `time_ns` where it watches no processes,
+    the last one also where the kernel has no time namespaces."""
 
     cluster: str
     scope: str
@@ -48,6 +49,7 @@ class Identity(Struct, frozen=True, kw_only=True):
     machine_id: str | None
     boot_id: str | None
     pid_ns: int | None
+    time_ns: int | None = None
 
     def manager(self, since: datetime, stopped_at: datetime | None = None) -> ManagerIdentity:
         return ManagerIdentity(
@@ -57,6 +59,7 @@ class Identity(Struct, frozen=True, kw_only=True):
             machine_id=self.machine_id,
             boot_id=self.boot_id,
             pid_ns=self.pid_ns,
+            time_ns=self.time_ns,
             stopped_at=stopped_at,
         )
 
@@ -76,6 +79,7 @@ def host_identity(cluster: str, host: str) -> Identity:
         machine_id=machine_id(),
         boot_id=boot_id(),
         pid_ns=pid_namespace(),
+        time_ns=time_namespace(),
     )
 
 

@@ -172,6 +172,8 @@ class Processor:
         return structs.replace(
             station.telling.census.standing(self.ledger.hosts.values()),
             watched_owners=attendance.watched,
+            polled_owners=attendance.polled,
+            unwatched_owners=attendance.unwatched,
             leases=len(attendance.leases),
             lag=self.intake.lag(self.position),
             oldest_unanswered_s=max(0.0, waits),
@@ -304,6 +306,7 @@ class Processor:
                     if station.remit.host is None:
                         tasks.start_soon(self.scout.run)
                     tasks.start_soon(self.attendance.listen)
+                    tasks.start_soon(self.attendance.look)
                     tasks.start_soon(self._look_for_rivals, cycle.first_commit, restored.end)
                     trouble = await cycle.run(self._set_ready)
                     tasks.cancel_scope.cancel()
@@ -425,7 +428,7 @@ class Processor:
         own = station.identity.host
         hosts = [own] if own is not None else list(self.ledger.hosts)
         agenda.restart(hosts)
-        self.attendance.restart(self.ledger, agenda.ended_boot_id, told=agenda.deaths())
+        await self.attendance.restart(self.ledger, agenda.ended_boot_id, told=agenda.deaths())
         station.drivers.leave_all_but(hosts)
         for host in hosts:
             station.drivers.serve(host)

@@ -27,7 +27,7 @@ class Retries:
 
     def keep(self, event: m.Event) -> None:
         """Keep an event if it is one that nothing says again."""
-        if isinstance(event, m.OwnerDied | m.Prepared | m.Unprepared | m.DriverRetry):
+        if isinstance(event, m.OwnerDied | m.OwnerUnwatched | m.Prepared | m.Unprepared | m.DriverRetry):
             self._due_at[event] = self._clock.monotonic() + AGAIN_S
 
     def due(self) -> list[m.Event]:
@@ -48,6 +48,6 @@ def edges(queued: Iterable[m.Event], aside: Iterable[m.Event]) -> deque[m.Event]
         if isinstance(event, m.OwnerDied):
             if event.allocation not in deaths:
                 kept.setdefault((m.OwnerDied, event.allocation), event)
-        elif not isinstance(event, m.DriverReport | m.Reschedule | m.LeaseExpired | m.Tick):
+        elif not isinstance(event, m.DriverReport | m.Reschedule | m.LeaseExpired | m.OwnerUnwatched | m.Tick):
             kept[event] = event
     return deque(kept.values())
