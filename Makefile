@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check bench chaos simulate kafka constraints clean
+.PHONY: demo test check asyncapi bench chaos simulate kafka constraints clean
 
 demo: $(READY)
 	$(BIN)/outfitter demo
@@ -18,6 +18,17 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# What AsyncAPI's own parser says of the contract; needs Node.js with npm.
+ASYNCAPI_PARSER := 3.6.3
+ASYNCAPI := .cache/asyncapi-parser-$(ASYNCAPI_PARSER)
+
+asyncapi: $(READY) $(ASYNCAPI)/.ready
+	$(BIN)/outfitter schema | node tests/asyncapi/parse.mjs $(ASYNCAPI)
+
+$(ASYNCAPI)/.ready:
+	npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix $(ASYNCAPI) @asyncapi/parser@$(ASYNCAPI_PARSER)
+	touch $@
 
 bench: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m bench --out bench-results.json

@@ -124,6 +124,12 @@ class RuntimeContext(OperatorContext):
         return record.reason if record is not None and standing.standing(record) is Standing.WAITING else None
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the manager found odd in the registration, a sentence each: fields that it does not know, say."""
+        record = self._board().read().record
+        return tuple(record.warnings or ()) if record is not None else ()
+
+    @property
     def lease_lost(self) -> bool:
         """True while no heartbeat was acknowledged for most of the lease. Never waits, works in every thread."""
         return self._board().lease.at_risk

@@ -323,6 +323,8 @@ class WorkerSession:
         if isinstance(record, Allocation):
             if self._heartbeats:  # else it is somebody else's to keep, and silence of ours says nothing
                 self.board.lease.grant(record.request.lease_s)
+            if record.warnings and self.record is None:
+                log.warning("%s: %s", record.key, "; ".join(record.warnings))
             if record.state == AllocationState.PENDING:
                 log.info("%s waits: %s", record.key, record.reason)
             self.board.post(record)

@@ -9,11 +9,13 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from outfitter_proto.records import NAME_PATTERN, DeadLetter, HistoryRecord, LedgerRecord, Register, Registration
+
+T = TypeVar("T")
 
 MAX_MESSAGE_BYTES = 64 * 1024
 """The longest registration that is read (the registrations topic's `max.message.bytes`)."""
@@ -80,10 +82,13 @@ def _translate(what: str, value: bytes, kind: Any, error: Exception) -> WireErro
     return WireError(what, fault.problem, fault.field)
 
 
-def decode_registration(value: bytes | None, *, key: bytes | None = None) -> Registration:
+def decode_registration(
+    value: bytes | None, *, key: bytes | None = None, warnings: list[str] | None = None
+) -> Registration:
     """Decode one message of the registrations topic.
 
-    `key` is the message's key where there is one; its host must be the body's.
+    `key` is the message's key where there is one; its host must be the body's. Fields that this version does not know
+    are ignored, and told in `warnings`, a sentence each.
 
     Raises:
         WireError: empty, too long, no JSON, an unknown type, a wrong field, or a body contradicting its key.
@@ -96,7 +101,7 @@ def decode_registration(value: bytes | None, *, key: bytes | None = None) -> Reg
     try:
         message = _registration().decode(value)
     except _UNREADABLE as error:
-        raise _translate(what, value, Registration, error) from error
+        message = _known_part(what, value, Registration, error, _registration(), warnings)
     if not _is_well_named(message):
         raise _misnamed(what, message)
     if key is not None and key != message.host.encode():
@@ -141,6 +146,28 @@ def _misnamed(what: str, message: Registration) -> WireError:
     return WireError(what, fault.problem, fault.field)
 
 
+def _known_part(
+    what: str, value: bytes, kind: Any, error: Exception, decoder: msgspec.json.Decoder[T], warnings: list[str] | None
+) -> T:
+    """What a refused message says without the fields that are not known here, if those are all that is wrong.
+
+    Raises:
+        WireError: they are not.
+    """
+    from outfitter_proto import unknown
+
+    if not unknown.is_about_unknown_fields(error):
+        raise _translate(what, value, kind, error) from error
+    try:
+        value, told = unknown.without(value, kind)
+        message = decoder.decode(value)
+    except _UNREADABLE as other:
+        raise _translate(what, value, kind, other) from other
+    if warnings is not None:
+        warnings += told
+    return message
+
+
 def decode_ledger(value: bytes, *, key: bytes | None = None) -> LedgerRecord:
     """Decode one record of the allocations topic.
 
@@ -151,7 +178,7 @@ def decode_ledger(value: bytes, *, key: bytes | None = None) -> LedgerRecord:
     try:
         record = _ledger().decode(value)
     except _UNREADABLE as error:
-        raise _translate(_ledger_record(key), value, LedgerRecord, error) from error
+        record = _known_part(_ledger_record(key), value, LedgerRecord, error, _ledger(), None)
     if key is not None and record.key.encode() != key:
         raise WireError(_ledger_record(key), f"its body belongs under the key {record.key!r}")
     return record
@@ -166,7 +193,7 @@ def decode_history(value: bytes) -> HistoryRecord:
     try:
         return _history().decode(value)
     except _UNREADABLE as error:
-        raise _translate("history record", value, HistoryRecord, error) from error
+        return _known_part("history record", value, HistoryRecord, error, _history(), None)
 
 
 def decode_dead_letter(value: bytes) -> DeadLetter:

@@ -45,17 +45,17 @@ def locate(body: bytes, kind: Any, error: Exception) -> Fault:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Fault(match["problem"] if match else text, match["path"] if match else None)
     if match is None:
-        return Fault(text, _path(_missing(text, ())))
+        return Fault(text, path(_missing(text, ())))
     steps = _Search(kind, text).concrete(document, match["path"])
     if steps is None:
         return Fault(match["problem"], match["path"])
     found = _found(document, steps)
     problem = match["problem"]
     if problem.startswith("Invalid value "):  # it shows the value itself
-        return Fault(problem, _path(steps))
+        return Fault(problem, path(steps))
     if _MISSING.match(problem):
-        return Fault(problem, _path(_missing(problem, steps)))
-    return Fault(f"{problem}; found {_shown(found)}" if found is not _NOTHING else problem, _path(steps))
+        return Fault(problem, path(_missing(problem, steps)))
+    return Fault(f"{problem}; found {_shown(found)}" if found is not _NOTHING else problem, path(steps))
 
 
 def misnamed(message: Registration, is_name: Callable[[str], object]) -> Fault:
@@ -70,7 +70,7 @@ def misnamed(message: Registration, is_name: Callable[[str], object]) -> Fault:
         mappings = {("resources",): message.resources or (), ("operators",): operators}
         mappings |= {("operators", operator): wanted for operator, wanted in operators.items()}
     return next(
-        Fault(f"{A_NAME} as a key; found {_shown(key)}", _path(steps))
+        Fault(f"{A_NAME} as a key; found {_shown(key)}", path(steps))
         for steps, keys in mappings.items()
         for key in keys
         if not is_name(key)
@@ -139,7 +139,8 @@ def _with(document: Any, steps: tuple[Step, ...], value: Any) -> Any:
     return copy
 
 
-def _path(steps: Iterable[Step]) -> str:
+def path(steps: Iterable[Step]) -> str:
+    """The JSON path of a place: `$.resources.gpu.amount`."""
     parts = ["$"]
     for step in steps:
         if isinstance(step, int):

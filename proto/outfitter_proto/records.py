@@ -96,14 +96,16 @@ class Health(enum.StrEnum):
 
 # --- registrations: what workers say ------------------------------------------------------------------
 
+# These structs forbid unknown fields: so the codec notices them at no cost. Nobody is refused for them: unknown.py.
 
-class ResourceRequest(Struct, frozen=True, kw_only=True, gc=False):
+
+class ResourceRequest(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
     """How many devices of one resource are asked for."""
 
     amount: Amount
 
 
-class Owner(Struct, frozen=True, kw_only=True, gc=False):
+class Owner(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
     """A process, by what cannot be confused after PID reuse, in another PID namespace or after a reboot.
 
     `start_ticks` is field 22 of proc(5) `/proc/<pid>/stat`, `pid_ns` the inode of `/proc/<pid>/ns/pid`,
@@ -121,7 +123,9 @@ class Owner(Struct, frozen=True, kw_only=True, gc=False):
 Requests = dict[Name, ResourceRequest]
 
 
-class Register(Struct, frozen=True, kw_only=True, tag_field="type", tag="register", gc=False):
+class Register(
+    Struct, frozen=True, kw_only=True, tag_field="type", tag="register", gc=False, forbid_unknown_fields=True
+):
     """A worker asks for devices.
 
     `resources` left out means the amounts that the manager is configured with (Flink's rule).
@@ -142,7 +146,9 @@ class Register(Struct, frozen=True, kw_only=True, tag_field="type", tag="registe
     labels: dict[str, str] = {}
 
 
-class Heartbeat(Struct, frozen=True, kw_only=True, tag_field="type", tag="heartbeat", gc=False):
+class Heartbeat(
+    Struct, frozen=True, kw_only=True, tag_field="type", tag="heartbeat", gc=False, forbid_unknown_fields=True
+):
     """A worker is alive: its lease starts anew."""
 
     host: Name
@@ -150,7 +156,9 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag_field="type", tag="heartb
     incarnation: Name
 
 
-class Deregister(Struct, frozen=True, kw_only=True, tag_field="type", tag="deregister", gc=False):
+class Deregister(
+    Struct, frozen=True, kw_only=True, tag_field="type", tag="deregister", gc=False, forbid_unknown_fields=True
+):
     """A worker gives back what it holds. Without `incarnation` it ends the one that is current there."""
 
     host: Name
@@ -211,7 +219,8 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
     resource: string properties with at least `id`, `index` and `local_index`. `since` is when the record
     came into its state. `outcome` is where a `releasing` record is going: `ended` or `failed`.
     `wait_until` is the wall time at which a pending record gives up. `shared` names the resources whose
-    devices others may have, too; all others are exclusive. `aliases` are all other names of those devices that
+    devices others may have, too; all others are exclusive. `warnings` are sentences about the registration: fields in
+    it that the manager does not know; left out: there are none. `aliases` are all other names of those devices that
     have such, by id, whichever resource's driver connects them: what is held under one name is held under all.
     `unwatched` is why the manager does not watch the owner's process (see `Unwatched`), where the worker cannot
     know that from the host's record or asked for no lease: `request.lease_s` is then the manager's default, and
@@ -242,6 +251,7 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
     outcome: str | None = None
     aliases: dict[str, list[str]] | UnsetType = UNSET
     unwatched: str | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
 
     @property
     def key(self) -> str:

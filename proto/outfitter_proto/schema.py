@@ -146,10 +146,16 @@ def _schemas(reference: str) -> dict[str, Any]:
 
 
 def _tidied(value: Any) -> Any:
-    """Docstrings without their indentation, and patterns without what only Python's `$` needs."""
+    """Docstrings without their indentation, patterns without what only Python's `$` needs, unions without OpenAPI's
+    discriminators (`type` tells their members apart), and room for further fields everywhere."""
     if isinstance(value, dict):
-        return {key: _tidied_text(key, inner) for key, inner in value.items()}
+        return {key: _tidied_text(key, inner) for key, inner in value.items() if not _is_foreign(key, inner)}
     return [_tidied(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _is_foreign(key: str, value: Any) -> bool:
+    """What msgspec writes for OpenAPI, and what the codec's structs are stricter in than the contract."""
+    return (key == "discriminator" and "propertyName" in value) or (key == "additionalProperties" and value is False)
 
 
 def _tidied_text(key: str, value: Any) -> Any:

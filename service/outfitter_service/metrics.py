@@ -195,6 +195,14 @@ class Metrics:
             "outfitter_events", "Events decided, by kind; messages and internal ones.", ["kind"], registry=r
         )
         self.dead_letters = Counter("outfitter_dead_letters", "Messages sent to the dead letters.", registry=r)
+        self.unknown_fields = Counter(
+            "outfitter_unknown_fields",
+            "Messages with fields that this version does not know, by type. They were obeyed without them.",
+            ["kind"],
+            registry=r,
+        )
+        for kind in ("register", "heartbeat", "deregister"):
+            self.unknown_fields.labels(kind)
         self.swept = Counter(
             "outfitter_swept",
             "Messages that were nobody's and sent to the dead letters here, by why.",

@@ -102,3 +102,16 @@ def _is_ours(module: str) -> bool:
 def warn(message: str) -> None:
     """Say something on standard error that is no failure."""
     print(f"outfitter: {printable(message)}", file=sys.stderr)
+
+
+def show_warnings_of_libraries() -> None:
+    """Let what is logged at WARNING and above, by the worker's side above all, look like `warn`."""
+    import logging
+
+    class Line(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return f"outfitter: {printable(record.getMessage())}"
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Line())
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)

@@ -40,6 +40,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     queue_position: int | None
     wait_until: datetime | None
     amounts: dict[str, int]
+    warnings: list[str]
     managed: bool
     ahead: list[Waiter]
     devices: list[Line]
@@ -88,6 +89,7 @@ def _unknown(ledger: Ledger, worker: str) -> str:
 
 def _explanation(ledger: Ledger, record: Allocation) -> Explanation:
     from outfitter_service.cli.devices import lines_of
+    from outfitter_service.cli.ledger import warnings_of
 
     host = ledger.hosts.get(f"@host/{record.host}")
     wanted = set(record.request.amounts)
@@ -102,6 +104,7 @@ def _explanation(ledger: Ledger, record: Allocation) -> Explanation:
         queue_position=record.queue_position,
         wait_until=record.wait_until,
         amounts=record.request.amounts,
+        warnings=warnings_of(record),
         managed=host is not None and host.manager.stopped_at is None,
         ahead=list(_ahead(ledger, record)),
         devices=[line for line in lines_of(ledger, host) if line.resource in wanted] if host is not None else [],
@@ -143,6 +146,8 @@ def _sentences(record: Allocation, told: Explanation, host: Host | None) -> Iter
             yield f"{told.worker} on {told.host} was refused {asked} {age} ago ({since})."
     if told.reason:
         yield f"Reason: {told.reason}."
+    for warning in told.warnings:
+        yield f"Of its registration: {warning}."
     for name, missing in record.unavailable.items():
         yield f"It has no infos of {name}: {missing.reason}."
     if told.state == "pending":

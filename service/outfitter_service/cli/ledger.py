@@ -111,6 +111,11 @@ def devices_in_words(record: Allocation) -> str:
     return ", ".join(f"{name}={amount}" for name, amount in record.request.amounts.items())
 
 
+def warnings_of(record: Allocation) -> list[str]:
+    """What its manager found odd in the registration."""
+    return record.warnings or []
+
+
 def decode(message: Message) -> Change:
     """What a message of the allocations topic says, as far as this version understands it."""
     if message.value is None:

@@ -124,6 +124,8 @@ async def _obtain(where: Connection, asked: Register, wait: float, as_json: bool
             letter = await conversation.letter(offset)
             raise OutfitterCliError(letter.reason if letter is not None else await conversation.nobody())
     record, wire = conversation.records[key]
+    for warning in ledger.warnings_of(record):
+        warn(warning)
     if as_json:
         output.print_json(Raw(wire))
     else:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import click
 
 from outfitter_service.cli import options, registering
+from outfitter_service.cli.errors import show_warnings_of_libraries
 
 KILL_AFTER = 10.0
 """Seconds between telling the command to end, because its devices are lost, and killing it."""
@@ -56,8 +57,6 @@ def run(
     a manager on this machine that watches the process), it gets SIGTERM, and SIGKILL after --kill-after.
     """  # fmt: skip
     del bus, host, cluster  # `connection` has looked at them, and at where else they may be
-    import logging
-
     import anyio
 
     from outfitter_proto.processes import process_owner
@@ -66,7 +65,7 @@ def run(
     from outfitter_service.cli.signals import SignalFile
     from outfitter_service.config import connection
 
-    logging.basicConfig(format="outfitter: %(message)s", level=logging.WARNING)
+    show_warnings_of_libraries()
     where = connection(config, options.given(ctx))
     asked = registering.registration(where.host, **request, owner=process_owner(), wait_s=wait)
     with SignalFile(PASSED_ON) as signals, Child(command, mask=signals.blocked_before) as child:

@@ -152,7 +152,7 @@ def print_workers(found: Collection[Stored], now: datetime) -> None:
                 output.age((now - record.since).total_seconds()),
                 ledger.devices_in_words(record),
                 record.queue_position,
-                record.reason,
+                "; ".join([*([record.reason] if record.reason else []), *ledger.warnings_of(record)]) or None,
             )
             for record, _ in found
         ),

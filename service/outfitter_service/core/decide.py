@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from outfitter_proto.records import (
     FINAL_STATES,
@@ -64,7 +64,7 @@ def work_out(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> 
     # `type is`: isinstance costs a microsecond where the answer is no
     if type(message) is Register:
         draft = Draft(ledger, rules, now, cause="register", source=source)
-        _register(draft, message, source)
+        _register(draft, message, source, event.warnings)
     elif type(message) is Heartbeat:
         draft = Draft(ledger, rules, now, cause="heartbeat")
         _heartbeat(draft, message)
@@ -144,7 +144,7 @@ def implied(record: Allocation) -> m.Command | None:
 # --- messages ------------------------------------------------------------------------------------------
 
 
-def _register(draft: Draft, message: Register, source: Source) -> None:
+def _register(draft: Draft, message: Register, source: Source, warnings: Sequence[str]) -> None:
     key = f"{message.host}/{message.worker}/{message.incarnation}"
     known = draft.record(key)
     if known is not None:
@@ -166,6 +166,7 @@ def _register(draft: Draft, message: Register, source: Source) -> None:
         commit=0,
         source=source,
         unavailable=resolved.unavailable,
+        warnings=list(warnings) or UNSET,
         wait_until=draft.now + timedelta(seconds=wait_s) if wait_s is not None else None,
     )
     if resolved.problem is not None:

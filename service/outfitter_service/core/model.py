@@ -7,6 +7,7 @@ last said of one host. Both are levels: after a restart they are observed anew.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -83,10 +84,11 @@ class DriverFailure(Struct, frozen=True, kw_only=True):
 
 
 class Incoming(Struct, frozen=True, gc=False):
-    """A message of the registrations topic that concerns one of this writer's hosts."""
+    """A message of the registrations topic that concerns one of this writer's hosts. `warnings` are for the record."""
 
     message: Register | Heartbeat | Deregister
     source: Source
+    warnings: Sequence[str] = ()
 
 
 class DriverReport(Struct, frozen=True, kw_only=True):

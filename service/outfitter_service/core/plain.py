@@ -70,7 +70,7 @@ class Grant(Struct, frozen=True, gc=False):
 def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Grant | None:
     """What a message comes to, or None: it has to be worked out."""
     message = event.message
-    if type(message) is not Register:
+    if type(message) is not Register or event.warnings:
         return None
     book = ledger.hosts.get(message.host)
     if book is None or book.queue or message.operators or message.worker in book.incarnations:

@@ -23,6 +23,7 @@ from outfitter_proto.records import (
     Host,
     Note,
     Refresh,
+    Registration,
     Source,
     Transition,
 )
@@ -59,7 +60,7 @@ class Batch:
         "_base", "_history", "_meet", "_positions", "_rules", "_stepless", "_told", "about", "allocations",
         "announced", "arrived_ms", "before", "bytes", "commands", "cut", "events", "follow_ups", "granted",
         "history_bytes", "hosts", "kinds", "ledger", "letters", "notes", "now", "piece", "plain", "registered_ms",
-        "renewed", "steps", "undecided", "unlogged", "values",
+        "renewed", "steps", "undecided", "unlogged", "values", "warned",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +82,7 @@ class Batch:
         self.steps: list[tuple[str, Transition]] = []
         self.unlogged = 0
         self.letters: list[DeadLetter] = []
+        self.warned: list[tuple[Registration, list[str]]] = []
         self.about: dict[str, dict[str, str | None]] = {}
         self.commands: list[m.Command] = []
         self.follow_ups: dict[m.Event, None] = {}
@@ -145,8 +147,9 @@ class Batch:
 
     def message(self, message: Message) -> None:
         """Decide one message of this writer's host; what cannot be understood or obeyed becomes a dead letter."""
+        warnings: list[str] = []
         try:
-            registration = decode_registration(message.value, key=message.key)
+            registration = decode_registration(message.value, key=message.key, warnings=warnings)
         except WireError as error:
             self.refuse(message, error.problem, error.field)
             return
@@ -158,7 +161,9 @@ class Batch:
                     self.refuse(message, stranger)
                     return
         source = Source(partition=message.partition, offset=message.offset + self._base)
-        decision = self.decide(m.Incoming(registration, source))
+        if warnings:
+            self.warned.append((registration, warnings))
+        decision = self.decide(m.Incoming(registration, source, warnings))
         if type(decision) is Grant:
             self.arrived_ms.append(message.timestamp_ms)
         elif decision.refused is not None:

@@ -29,6 +29,8 @@ class Telling:
         """`place` is what every line says: the host, or the partition."""
         self._metrics = metrics
         self._registered_ms: dict[str, int] = {}
+        self._warned_since = -60.0
+        self._warned = 0
         self.census = Census(metrics.resources)
         self.log = log.bind(**place)
 
@@ -43,6 +45,7 @@ class Telling:
         for letter in batch.letters[:LOGGED]:
             about = batch.about.get(letter.key, {})
             self.log.warning("dead letter", reason=letter.reason, field=letter.field, source=letter.key, **about)
+        self._tell_unknown_fields(batch)
         self._count(batch)
         for _, step in batch.steps[:LOGGED]:
             self.log.info(
@@ -56,6 +59,24 @@ class Telling:
         if more := len(batch.steps[LOGGED:]) + batch.unlogged:
             self.log.info("and more transitions in one commit", more=more)
         self._complain(self.census.take(batch.allocations, before=batch.before))
+
+    def _tell_unknown_fields(self, batch: Batch) -> None:
+        """Whoever misspells a field does so in each message: the counter has them all, the log some of each minute."""
+        for message, warnings in batch.warned:
+            self._metrics.unknown_fields.labels(message.__struct_config__.tag).inc()
+            now = time.monotonic()
+            if now - self._warned_since >= 60:
+                self._warned_since, self._warned = now, 0
+            self._warned += 1
+            if self._warned <= LOGGED:
+                self.log.warning(
+                    "a message has unknown fields",
+                    host=message.host,
+                    worker=message.worker,
+                    incarnation=message.incarnation,
+                    event_kind=message.__struct_config__.tag,
+                    warnings=warnings,
+                )
 
     def _count(self, batch: Batch) -> None:
         """Count transitions; grants and their waits are summed up first, for there are many. What came to plain grants
