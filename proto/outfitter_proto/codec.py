@@ -13,7 +13,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from outfitter_proto.records import NAME_PATTERN, DeadLetter, HistoryRecord, LedgerRecord, Register, Registration
+from outfitter_proto.bounds import WITHIN_BYTES, excess
+from outfitter_proto.records import (
+    MAX_BOOT_ID,
+    NAME_PATTERN,
+    DeadLetter,
+    HistoryRecord,
+    LedgerRecord,
+    Register,
+    Registration,
+)
 
 T = TypeVar("T")
 
@@ -104,12 +113,22 @@ def decode_registration(
         message = _known_part(what, value, Registration, error, _registration(), warnings)
     if not _is_well_named(message):
         raise _misnamed(what, message)
+    if type(message) is Register:
+        owner = message.owner
+        if len(value) > WITHIN_BYTES or (owner is not None and len(owner.boot_id) > MAX_BOOT_ID):
+            _refuse_excess(what, message)
     if key is not None and key != message.host.encode():
         named = key[:300].decode("utf-8", "replace")
         raise WireError(
             what, f"the body names host {message.host!r} but the key is {named!r}; both must be the host", "$.host"
         )
     return message
+
+
+def _refuse_excess(what: str, message: Register) -> None:
+    found = excess(message)
+    if found is not None:
+        raise WireError(what, found[1], found[0])
 
 
 def _is_well_named(message: Registration) -> bool:

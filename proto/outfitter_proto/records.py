@@ -27,6 +27,20 @@ Python's `$` also matches before a last line feed, hence the end of the pattern.
 MAX_AMOUNT = 2**63 - 1
 """The largest amount: Flink's `external-resource.<name>.amount` is a Java long."""
 
+MAX_RESOURCES = 64
+MAX_OPERATORS = 256
+MAX_OPERATOR_REQUESTS = 1024
+"""What one registration may name: resources, operators, and resources of all operators together."""
+
+MAX_LABEL_BYTES = 4096
+"""Names and values of a registration's labels together, in UTF-8."""
+
+MAX_BOOT_ID = 64
+"""Characters; Linux's boot ids have 36."""
+
+MAX_REASON = 256
+"""Characters of a deregistration's reason that are kept: a goodbye is not refused for a long one."""
+
 Name = Annotated[str, Meta(extra_json_schema={"pattern": NAME_PATTERN})]
 """Its pattern is checked where it comes in, by `codec.decode_registration`, and not by msgspec, for which that would be
 half of the work."""
@@ -65,6 +79,7 @@ class ReasonCode(enum.StrEnum):
     INVALID_REQUEST = "invalid-request"
     WAITED_TOO_LONG = "waited-too-long"
     TOO_MANY_WAITING = "too-many-waiting"
+    TOO_MANY_LIVE = "too-many-live"
     PREPARE_FAILED = "prepare-failed"
     DEREGISTERED = "deregistered"
     WITHDRAWN = "withdrawn"
@@ -116,11 +131,12 @@ class Owner(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=T
     pid: Annotated[int, Meta(ge=1, le=2**31)]
     start_ticks: Annotated[int, Meta(ge=0)]
     pid_ns: Annotated[int, Meta(ge=0)]
-    boot_id: str
+    boot_id: Annotated[str, Meta(extra_json_schema={"maxLength": MAX_BOOT_ID})]
     time_ns: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
 
 
-Requests = dict[Name, ResourceRequest]
+Requests = Annotated[dict[Name, ResourceRequest], Meta(extra_json_schema={"maxProperties": MAX_RESOURCES})]
+"""Its bounds, as those of a registration's other parts, are checked where it comes in: see `outfitter_proto.bounds`."""
 
 
 class Register(
@@ -132,13 +148,15 @@ class Register(
     `operators` left out means that every operator sees all of the worker's infos (Flink's rule).
     `lease_s` left out means the manager's default; null means until deregistration or the owner's death.
     `wait_s` left out or null means: wait until granted or withdrawn.
+    `labels`, names and values together, are at most `MAX_LABEL_BYTES` in UTF-8; the operators name at most
+    `MAX_OPERATOR_REQUESTS` resources together.
     """
 
     host: Name
     worker: Name
     incarnation: Name
     resources: Requests | None = None
-    operators: dict[Name, Requests] | None = None
+    operators: Annotated[dict[Name, Requests], Meta(extra_json_schema={"maxProperties": MAX_OPERATORS})] | None = None
     owner: Owner | None = None
     lease_s: Seconds | UnsetType | None = UNSET
     wait_s: Annotated[float, Meta(ge=0, le=366 * 86_400)] | None = None
@@ -159,12 +177,13 @@ class Heartbeat(
 class Deregister(
     Struct, frozen=True, kw_only=True, tag_field="type", tag="deregister", gc=False, forbid_unknown_fields=True
 ):
-    """A worker gives back what it holds. Without `incarnation` it ends the one that is current there."""
+    """A worker gives back what it holds. Without `incarnation` it ends the one that is current there. Of a `reason` the
+    first `MAX_REASON` characters are kept."""
 
     host: Name
     worker: Name
     incarnation: Name | None = None
-    reason: str | None = None
+    reason: Annotated[str, Meta(extra_json_schema={"maxLength": MAX_REASON})] | None = None
 
 
 Registration = Register | Heartbeat | Deregister

@@ -7,6 +7,7 @@ that was added in a later version must cost no worker its answer; one that was m
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -94,7 +95,9 @@ def _mapping(kind: inspect.Type) -> inspect.Type | None:
 
 
 def _options(kind: inspect.Type) -> tuple[inspect.Type, ...]:
-    return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    if isinstance(kind, inspect.Metadata):  # what the schema says of it besides
+        return _options(kind.type)
+    return tuple(chain(*map(_options, kind.types))) if isinstance(kind, inspect.UnionType) else (kind,)
 
 
 def _in_words(one: Unknown) -> str:

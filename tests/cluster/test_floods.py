@@ -24,7 +24,7 @@ from service.test_large_commits import NarrowBus
 from support.broker import KafkaBroker
 from support.faulty_bus import FaultyBus
 from support.fleet import PARTITIONS, Fleet
-from support.house import CLUSTER, TOPICS, House, register, serving, static
+from support.house import CLUSTER, TOPICS, House, bulky, register, serving, static
 from support.verdict import verdict
 
 FLOOD = 20_000
@@ -161,7 +161,7 @@ async def test_a_hosts_messages_are_decided_in_order_however_far_ahead(bus: Faul
 @pytest.mark.parametrize("spends", [False, True])
 async def test_what_is_too_large_costs_itself_only_ahead_of_a_flood_too(tmp_path: Path, spends: bool) -> None:
     """Whether the writer can go on after it, or has to be replaced each time."""
-    poison = register("poison", host="other", gpu=1) | {"labels": {"note": "x" * 60_000}}
+    poison = register("poison", host="other", gpu=1) | {"operators": bulky(250)}
     async with NarrowBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus:
         bus.most, bus.spends = 50_000, spends
         await all_topics.create(bus, CLUSTER, partitions=1)

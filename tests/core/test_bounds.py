@@ -36,6 +36,43 @@ def test_beyond_so_many_waiters_a_worker_is_told_that_there_are_too_many() -> No
     assert desk.register("w", 1, incarnation="2").state == "pending"
 
 
+def test_beyond_so_many_that_live_without_a_device_of_their_own_a_worker_is_told_so() -> None:
+    desk = Desk(m.ResourceSpec(name="gpu"), m.ResourceSpec(name="net", shared=True), max_live=3)
+    desk.report("a", "b")
+    desk.register("late", resources=asks(net=1))
+    desk.register("v", resources={}, lease_s=None)
+    desk.register("w", resources={})
+    desk.register("x", resources=asks(gpu=1, net=1))  # has one, once there is a net: it does not count
+    desk.report("n", resource="net")
+    assert [desk.state(worker) for worker in ("late", "v", "w", "x")] == ["allocated"] * 4
+    refused = desk.register("y", resources={})
+    assert (refused.state, refused.reason_code) == ("failed", "too-many-live")
+    assert "3 workers" in str(refused.reason)
+    assert desk.decisions[-1].renewed == []
+    assert desk.register("y", resources=asks(net=1), incarnation="2").reason_code == "too-many-live"
+    assert desk.register("z", 1).state == "allocated"
+    desk.deregister("v")
+    assert desk.register("y", resources={}, incarnation="3").state == "allocated"
+
+
+def test_those_that_waited_for_a_shared_device_are_let_in_up_to_the_bound() -> None:
+    desk = Desk(m.ResourceSpec(name="net", shared=True), max_live=2)
+    for worker in "uvwx":
+        assert desk.register(worker, resources=asks(net=1)).state == "pending"
+    desk.report("n", resource="net")
+    assert [desk[worker].reason_code for worker in "uvwx"] == [None, None, "too-many-live", "too-many-live"]
+
+
+def test_of_a_long_reason_the_beginning_is_kept_and_the_goodbye_obeyed() -> None:
+    desk = Desk()
+    desk.report("a")
+    desk.register("w", 1)
+    desk.deregister("w", reason="x" * 60_000)
+    assert desk["w"].state == "ended"
+    assert desk["w"].reason == f"deregistered: {'x' * 256}… (the first 256 of 60000 characters)"
+    assert all(len(step.explanation) < 400 for _, step in desk.decisions[-1].history)
+
+
 def test_of_too_many_that_are_over_those_that_ended_first_are_forgotten_before_their_time() -> None:
     desk = Desk(max_over=3, chunk=2)
     for number in range(8):

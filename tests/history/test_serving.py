@@ -16,7 +16,7 @@ from outfitter_service.config import Connection
 from outfitter_service.runtime.snapshots import Pace
 from outfitter_service.runtime.station import Limits
 from support.faulty_bus import FaultyBus, no_faults
-from support.house import CLUSTER, HOST, TOPICS, WITHIN_S, House, another, deregister, register, serving, static
+from support.house import CLUSTER, HOST, TOPICS, WITHIN_S, House, another, bulky, deregister, register, serving, static
 
 WORKERS = 30
 SMALL = Pace(piece_bytes=1)
@@ -152,7 +152,7 @@ async def test_a_record_that_history_takes_in_no_snapshot_costs_the_snapshot_onl
     bus: NarrowBus, tmp_path: Path
 ) -> None:
     async with manager(bus, tmp_path, None) as house:
-        await house.say(register("large", gpu=1, lease_s=None, labels={"x": "x" * 9_000}))
+        await house.say(register("large", gpu=1, lease_s=None, operators=bulky(20)))
         await house.state("large", "allocated")
     bus.most = 9_500
     async with manager(bus, tmp_path, Pace(piece_bytes=100)) as house:

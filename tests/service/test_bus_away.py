@@ -20,7 +20,7 @@ from outfitter_proto.bus.embedded.database import Database
 from service.conftest import Serve
 from support.broker import Broker
 from support.faulty_bus import FaultyBus, no_faults
-from support.house import CLUSTER, HOST, TOPICS, House, deregister, heartbeat, register, static
+from support.house import CLUSTER, HOST, TOPICS, House, bulky, deregister, heartbeat, register, static
 from support.manager import StartManager
 from support.verdict import verdict
 
@@ -46,7 +46,7 @@ async def test_a_full_disk_is_said_so_and_work_goes_on_when_there_is_room(
         await house.state("a", "allocated")
         await limit(bus, 1)
         await house.say(register("b", gpu=1), deregister("a"))
-        await house.say(*[register(f"x{index}", gpu=1, labels={"l": "x" * 20_000}) for index in range(6)])
+        await house.say(*[register(f"x{index}", gpu=1, operators=bulky(50)) for index in range(6)])
         await not_ready(house)
         await limit(bus, 1_000_000)
         await house.ready()

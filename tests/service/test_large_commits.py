@@ -12,7 +12,7 @@ from outfitter_service.core import model as m
 from outfitter_service.runtime import retries
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
-from support.house import TOPICS, deregister, register, static
+from support.house import TOPICS, bulky, deregister, register, static
 from support.verdict import verdict
 
 
@@ -148,9 +148,7 @@ async def test_a_registration_whose_answer_is_too_large_alone_is_a_dead_letter_a
     url: str, serve: Serve
 ) -> None:
     async with NarrowBus(url) as bus, serve(static(2), on=bus) as house:
-        await house.say(
-            register("a", gpu=1), register("large", gpu=1, labels={"note": "x" * 20_000}), register("b", gpu=1)
-        )
+        await house.say(register("a", gpu=1), register("large", gpu=1, operators=bulky(50)), register("b", gpu=1))
         await house.state("b", "allocated")
         [letter] = await house.dead_letters(1)
         assert "larger than" in letter["reason"]

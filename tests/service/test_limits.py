@@ -19,7 +19,7 @@ from outfitter_service.runtime.processor import Limits
 from service.conftest import Serve
 from service.test_large_commits import NarrowBus
 from support.faulty_bus import FaultyBus, no_faults
-from support.house import HOST, TOPICS, House, deregister, register, static
+from support.house import HOST, TOPICS, House, bulky, deregister, register, static
 from support.verdict import verdict
 
 FLOOD = 2 * READ_AHEAD + 2000
@@ -125,7 +125,7 @@ async def test_a_poisonous_message_costs_itself_only_whenever_the_manager_is_kil
     if kind == "crashes":
         monkeypatch.setattr(batch, "decide", decide)
     else:
-        poison["labels"] = {"note": "x" * 20_000}
+        poison["operators"] = bulky(50)
     async with NarrowBus(url) as bus:
         one_by_one = Limits(lease_grace_s=0.1, batch_records=1)
         for number, kill_at in enumerate(("1 before", "2 before", "1 after", "2 after")):

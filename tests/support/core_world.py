@@ -83,6 +83,7 @@ def fingerprint(book: HostBook) -> dict[str, Any]:
         "places": {name: dict(shelf.places) for name, shelf in book.shelves.items() if shelf.devices},
         "distinct": book.distinct,
         "live": dict(book.live),
+        "without": book.without,
         "locks": dict(book.locks),
         "sharers": dict(book.sharers),
         "queue": list(book.queue),
@@ -146,6 +147,7 @@ class World:
         self.decided.append((event, decision))
         self._check_grants(decision)
         check_exclusive(self.ledger.allocations.values())
+        assert sum(not has_alone(one) for one in self.ledger.book(HOST).live.values()) <= self.rules.max_live
 
     def _check_grants(self, decision: Decision) -> None:
         """Nobody is granted anything behind an earlier feasible waiter that wants any of the same; all or none."""

@@ -45,6 +45,11 @@ def register(worker: str, incarnation: str = "1", *, host: str = HOST, **fields:
     return body | ({"resources": amounts} if amounts else {})
 
 
+def bulky(count: int) -> dict[str, Any]:
+    """Operators for a registration: each makes it some 210 bytes larger, and its record some 450."""
+    return {f"{number:03}".ljust(200, "o"): {} for number in range(count)}
+
+
 def heartbeat(worker: str, incarnation: str = "1") -> dict[str, Any]:
     return {"type": "heartbeat", "host": HOST, "worker": worker, "incarnation": incarnation}
 

@@ -187,12 +187,12 @@ class HostBook:
     """One host's records and indexes.
 
     `shelves` are by resource, `shown` by device; `distinct`: no device is shown more than once. `live` are the records
-    that hold devices. `locks` and `sharers` count by canonical name how many live records have a device to themselves
-    and together with others. `queue` has every pending record in order, `shapes` the same by what they want,
-    `deadlines` when those give up who do not wait for ever, and `waiting_since` since when they have waited.
-    `incarnations` are all that are remembered of each worker, the newest last. `endings` are the records that are over,
-    `past` the same by worker, those that ended first first, whatever the clock did meanwhile. `classes` says which
-    names mean one device.
+    that hold devices, `without` counts those of them that have none to themselves. `locks` and `sharers` count by
+    canonical name how many live records have a device to themselves and together with others. `queue` has every pending
+    record in order, `shapes` the same by what they want, `deadlines` when those give up who do not wait for ever, and
+    `waiting_since` since when they have waited. `incarnations` are all that are remembered of each worker, the newest
+    last. `endings` are the records that are over, `past` the same by worker, those that ended first first, whatever the
+    clock did meanwhile. `classes` says which names mean one device.
     """
 
     def __init__(self, host: str) -> None:
@@ -203,6 +203,7 @@ class HostBook:
         self.shown: dict[str, tuple[Shelf, ...]] = {}
         self.distinct = True
         self.live: dict[str, Allocation] = {}
+        self.without = 0
         self.locks = Tally()
         self.sharers = Tally()
         self.queue: list[QueueEntry] = []
@@ -399,6 +400,8 @@ class HostBook:
         `names`, a name more than once where it stands for several of them."""
         self.incarnations[record.worker] = [(record.source.offset, key)]
         self.live[key] = record
+        if not names:
+            self.without += 1
         locks, shown = self.locks, self.shown
         if self.distinct:
             # what is free is in no other index: to look there takes longer the more devices there are
@@ -446,7 +449,11 @@ class HostBook:
 
     def _hold(self, record: Allocation, count: int) -> None:
         """A record's devices are held from here on (1), or no longer (-1)."""
-        self._count(self.locks, self.names(record, exclusive_ids(record)), count)
+        alone = exclusive_ids(record)
+        if alone:
+            self._count(self.locks, self.names(record, alone), count)
+        else:
+            self.without += count
         if record.shared:
             self._count(self.sharers, self.names(record, shared_ids(record)), count)
 

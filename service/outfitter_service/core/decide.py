@@ -30,7 +30,7 @@ from outfitter_proto.records import (
     ResolvedRequest,
     Source,
 )
-from outfitter_service.core import discovery, plain, queue
+from outfitter_service.core import discovery, explain, plain, queue
 from outfitter_service.core import model as m
 from outfitter_service.core.book import Ending
 from outfitter_service.core.draft import Decision, Draft, Rules
@@ -286,7 +286,7 @@ def _deregister(draft: Draft, message: Deregister, source: Source) -> None:
     else:
         key = f"{message.host}/{message.worker}/{message.incarnation}"
     record = draft.record(key) if key is not None else None
-    text = f"deregistered: {message.reason}" if message.reason else "deregistered"
+    text = f"deregistered: {explain.shortened(message.reason)}" if message.reason else "deregistered"
     if record is None:
         _deregister_unseen(draft, message, source, text)
     elif record.state in FINAL_STATES:

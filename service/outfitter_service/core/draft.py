@@ -23,7 +23,8 @@ class Rules(Struct, frozen=True, kw_only=True):
     `retention_s` how long final records stay, `chunk` about how many allocations one decision changes at most. With
     `forgets_hosts` a host of which nobody is remembered is forgotten.
 
-    What a flood of names costs is bounded: `max_waiting` workers of a host may wait, `max_over` of its records that are
+    What a flood of names costs is bounded: `max_waiting` workers of a host may wait, `max_live` may live that have no
+    device to themselves, `max_over` of its records that are
     over are kept, and `max_incarnations` of one worker; then those that ended first are forgotten before their time
     (not those of the last seconds).
     """
@@ -36,6 +37,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     chunk: int = 256
     forgets_hosts: bool = False
     max_waiting: int = 10_000
+    max_live: int = 10_000
     max_over: int = 10_000
     max_incarnations: int = 64
 

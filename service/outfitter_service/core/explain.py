@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from outfitter_proto.records import MAX_REASON
 from outfitter_service.core.book import Inventory
 from outfitter_service.core.model import ResourceSpec, SpecState
 
 
 def listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"
+
+
+def shortened(reason: str) -> str:
+    """What is kept of a worker's own words."""
+    if len(reason) <= MAX_REASON:
+        return reason
+    return f"{reason[:MAX_REASON]}… (the first {MAX_REASON} of {len(reason)} characters)"
+
+
+def too_many_live(most: int) -> str:
+    return f"{most} workers of this host live already that have no device to themselves, and no more are let in"
 
 
 def unknown_resource(name: str, specs: Iterable[str]) -> str:

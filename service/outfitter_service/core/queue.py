@@ -135,6 +135,9 @@ def _attempt(
     while True:
         outcome = policy.place(view, draft.rules.specs, record.request.amounts, claimed)
         if isinstance(outcome, dict):
+            if view.without >= draft.rules.max_live and not _exclusive(draft, outcome):
+                told = explain.too_many_live(draft.rules.max_live)
+                return _fail(draft, record, ReasonCode.TOO_MANY_LIVE, told, new=new), None
             return _grant(draft, record, outcome, new=new), None
         if not outcome.final:
             discovery.ask_for_more(draft, view, record)

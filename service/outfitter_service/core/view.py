@@ -20,19 +20,23 @@ NO_COUNTS = Tally()
 class View:
     """One host's book with a decision's own effects. `Draft.view` keeps it up to date: ask there after each step."""
 
-    __slots__ = ("_locks", "_sharers", "_told", "book")
+    __slots__ = ("_locks", "_sharers", "_told", "book", "without")
 
     def __init__(self, book: HostBook) -> None:
         self.book = book
         self._told: dict[str, Inventory] = {}
         self._locks = NO_COUNTS
         self._sharers = NO_COUNTS
+        self.without = book.without
 
     def count(self, record: Allocation, count: int) -> None:
         """The record's devices are held from here on (1), or no longer (-1)."""
         if self._locks is NO_COUNTS:
             self._locks, self._sharers = Tally(), Tally()
-        for name in self.book.names(record, exclusive_ids(record)):
+        alone = exclusive_ids(record)
+        if not alone:
+            self.without += count
+        for name in self.book.names(record, alone):
             self._locks.add(name, count)
         if record.shared:
             for name in self.book.names(record, shared_ids(record)):

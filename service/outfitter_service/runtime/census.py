@@ -17,6 +17,9 @@ from outfitter_service.runtime.selfcheck import Holders, Violation
 OTHER = "(other)"
 """The resource of records that ask for one nobody has heard of: names that workers make up must not become labels."""
 
+NONE = "(none)"
+"""The resource of records that have none."""
+
 _Ids = dict[str, frozenset[str]]
 
 
@@ -63,9 +66,11 @@ class Census:
         self._count_alike(amounts, state, reason, alike)
 
     def _count_alike(self, amounts: Iterable[str], state: str, reason: str | None, count: int) -> None:
+        if not count:
+            return
         self._records += count
-        for resource in amounts:
-            known = state in HOLDING_STATES or resource in self._resources
+        for resource in amounts or (NONE,):
+            known = resource is NONE or state in HOLDING_STATES or resource in self._resources
             shown = resource if known else OTHER, state
             self._allocations[shown] = self._allocations.get(shown, 0) + count
         if state == PENDING and reason is not None:

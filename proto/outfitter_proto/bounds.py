@@ -1,0 +1,41 @@
+"""How large each part of a registration may be: what one message says is kept in memory and written several times.
+
+The bounds are for what comes in. Ledger records are read whatever they hold, since earlier versions wrote them.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from outfitter_proto.records import (
+    MAX_BOOT_ID,
+    MAX_LABEL_BYTES,
+    MAX_OPERATOR_REQUESTS,
+    MAX_OPERATORS,
+    MAX_RESOURCES,
+    Register,
+)
+
+WITHIN_BYTES = 1024
+"""A message of at most so many bytes is within all bounds but that of `boot_id`, and need not be looked at."""
+
+
+def excess(message: Register) -> tuple[str, str] | None:
+    """The field of a registration that is over its bound (a JSON path), and why; None if all are within theirs."""
+    owner, resources, operators = message.owner, message.resources or {}, message.operators or {}
+    if owner is not None and len(owner.boot_id) > MAX_BOOT_ID:
+        return "$.owner.boot_id", f"{len(owner.boot_id)} characters; a boot's id has at most {MAX_BOOT_ID}"
+    if len(resources) > MAX_RESOURCES:
+        return "$.resources", f"{len(resources)} resources; a registration names at most {MAX_RESOURCES}"
+    if len(operators) > MAX_OPERATORS:
+        return "$.operators", f"{len(operators)} operators; a registration names at most {MAX_OPERATORS}"
+    together = sum(map(len, operators.values()))
+    if together > MAX_OPERATOR_REQUESTS:
+        return (
+            "$.operators",
+            f"the operators name {together} resources together; at most {MAX_OPERATOR_REQUESTS} are taken",
+        )
+    size = sum(len(text.encode("utf-8", "replace")) for text in chain(message.labels, message.labels.values()))
+    if size > MAX_LABEL_BYTES:
+        return "$.labels", f"the labels are {size} bytes together; at most {MAX_LABEL_BYTES} are kept"
+    return None
