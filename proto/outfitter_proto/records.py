@@ -238,9 +238,10 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
     resource: string properties with at least `id`, `index` and `local_index`. `since` is when the record
     came into its state. `outcome` is where a `releasing` record is going: `ended` or `failed`.
     `wait_until` is the wall time at which a pending record gives up. `shared` names the resources whose
-    devices others may have, too; all others are exclusive. `warnings` are sentences about the registration: fields in
-    it that the manager does not know; left out: there are none. `aliases` are all other names of those devices that
+    devices others may have, too; all others are exclusive. `aliases` are all other names of those devices that
     have such, by id, whichever resource's driver connects them: what is held under one name is held under all.
+    `delayed_by` is why a `releasing` record's devices are not free yet, in their driver's words; `reason` ends with it.
+    `warnings` are sentences about the registration: fields in it that the manager does not know.
     `unwatched` is why the manager does not watch the owner's process (see `Unwatched`), where the worker cannot
     know that from the host's record or asked for no lease: `request.lease_s` is then the manager's default, and
     heartbeats are due.
@@ -271,6 +272,7 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
     aliases: dict[str, list[str]] | UnsetType = UNSET
     unwatched: str | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
+    delayed_by: str | UnsetType = UNSET
 
     @property
     def key(self) -> str:

@@ -1,6 +1,9 @@
 """Preparing, taking back, devices that change under their holders, and restarts with another configuration."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET
 
 from outfitter_proto.records import MAX_LISTED_DEVICES
 from outfitter_service.core import model as m
@@ -297,3 +300,43 @@ def test_after_a_restart_a_device_is_held_under_its_aliases_before_its_own_drive
     assert desk.register("other", resources=asks(fpga=1)).reason_code == "busy"
     desk.deregister("w")
     assert desk.has("other", "fpga") == ["0000:01:00"]
+
+
+def delayed(desk: Desk, worker: str, words: str, *, token: int = 1) -> None:
+    desk.say(m.ReleaseDelayed(allocation=f"h/{worker}/1", token=token, words=words))
+
+
+@given(
+    goodbye=st.sampled_from([None, "finished", "; ", "used by 1"]),
+    words=st.lists(st.sampled_from(["used by 1", "; x", "y; "])),
+)
+def test_while_it_is_taken_back_the_record_says_what_that_waits_for_and_afterwards_why_it_ended(
+    goodbye: str | None, words: list[str]
+) -> None:
+    desk = Desk(CONFIRMS)
+    desk.report("a")
+    desk.register("w", 1)
+    desk.deregister("w", reason=goodbye)
+    why = desk["w"].reason
+    for said in words:
+        delayed(desk, "w", said)
+        assert (desk.state("w"), desk["w"].reason, desk["w"].delayed_by) == ("releasing", f"{why}; {said}", said)
+    unprepared(desk, "w")
+    assert (desk.state("w"), desk["w"].reason, desk["w"].delayed_by) == ("ended", why, UNSET)
+
+
+def test_words_that_are_repeated_or_come_late_change_nothing() -> None:
+    desk = Desk(CONFIRMS)
+    desk.report("a")
+    desk.register("w", 1)
+    delayed(desk, "w", "too early")
+    desk.deregister("w")
+    delayed(desk, "w", "of an earlier grant", token=0)
+    assert desk["w"].delayed_by is UNSET
+    delayed(desk, "w", "used by 1")
+    delayed(desk, "w", "used by 1")
+    assert desk.decisions[-1].changes == []
+    unprepared(desk, "w")
+    delayed(desk, "w", "too late")
+    delayed(desk, "nobody", "nothing")
+    assert desk.decisions[-1].changes == []

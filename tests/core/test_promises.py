@@ -162,6 +162,10 @@ class Core(RuleBasedStateMachine):
                 self.world.say(m.DriverReport(host=HOST, resource=command.resource, failure=failure))
             case m.Prepare(allocation=key, token=token):
                 self.world.say(m.Prepared(allocation=key, token=token, error=None if well else "no"))
+            case m.Unprepare(allocation=key, token=token) if count > 1:
+                self.world.say(m.ReleaseDelayed(allocation=key, token=token, words=f"used by {count}"))
+                if not repeat:
+                    commands.append(command)
             case m.Unprepare(allocation=key, token=token):
                 self.world.say(m.Unprepared(allocation=key, token=token, confirmed=well))
 

@@ -56,3 +56,19 @@ async def test_an_event_is_rung_for_and_heard_once() -> None:
     with anyio.move_on_after(0.01) as silence:
         await bell.wait(60)
     assert silence.cancelled_caught
+
+
+def test_what_delays_a_release_is_replaced_by_what_delays_it_now() -> None:
+    agenda = Agenda(Clock(), Bell())
+
+    def delay(words: str, worker: str = "w") -> m.ReleaseDelayed:
+        return m.ReleaseDelayed(allocation=f"h/{worker}/1", token=1, words=words)
+
+    for number in range(100):
+        agenda.add(delay(f"used by {number}"))
+        agenda.add(delay("used by 1", "v"))
+    assert [*agenda.queue] == [delay("used by 99"), delay("used by 1", "v")]
+    end = m.Unprepared(allocation="h/w/1", token=1, confirmed=True)
+    agenda.add(end)
+    agenda.add(delay("used by 100"))
+    assert [*agenda.queue][2:] == [end, delay("used by 100")]

@@ -11,7 +11,7 @@ from outfitter_drivers.api import Grant, PermanentDriverError, TemporaryDriverEr
 from outfitter_proto.bus import CommitUnknownError
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus, no_faults
-from support.house import deregister, register, workshop
+from support.house import deregister, register, static, workshop
 from support.verdict import verdict
 from support.workshop import BENCHES, Bench
 
@@ -163,10 +163,46 @@ async def test_a_device_that_somebody_still_uses_is_not_lent_before_nobody_does(
         bench.users[bench.ids[0]] = "process 4711"
         await house.say(deregister("w"))
         await house.state("w", "releasing")
-        await house.until(lambda _: house.metric("outfitter_driver_failures_total", resource="gpu", call="in-use") > 0)
+        record = await house.until(lambda records: "delayed_by" in records["h/w/1"] and records["h/w/1"])
+        assert record["delayed_by"] == "the driver of gpu says: still in use by process 4711"
+        assert record["reason"] == f"deregistered; {record['delayed_by']}"
         assert (await house.records())["h/next/1"]["state"] == "pending"
         bench.users.clear()
         await house.state("next", "allocated")
+        record = await house.state("w", "ended")
+        assert ("delayed_by" in record, record["reason"]) == (False, "deregistered")
+        assert (await verdict(house.bus.url)).violations == ()
+
+
+async def test_words_that_change_at_each_try_do_not_fill_the_ledger(serve: Serve, bench: Bench) -> None:
+    tries = 0
+
+    async def fail(_: Grant) -> None:
+        nonlocal tries
+        tries += 1
+        if tries < 60:
+            raise TemporaryDriverError(f"warm: {tries}", delay=0.001)
+
+    bench.unpreparing = fail
+    async with serve(workshop(bench.name)) as house:
+        await house.say(register("w", gpu=1))
+        await house.state("w", "allocated")
+        await house.say(deregister("w"))
+        await house.state("w", "ended")
+        told = [step for step in await house.history() if step.get("event") == "release-delayed"]
+        assert 1 <= len(told) < 10  # 60 tries take some four seconds
+
+
+async def test_that_its_driver_is_not_configured_any_more_is_said_of_what_stays_held(
+    serve: Serve, bench: Bench
+) -> None:
+    async with serve(workshop(bench.name)) as house:
+        await house.say(register("w", gpu=1))
+        await house.state("w", "allocated")
+    async with serve(static(name="fpga")) as house:
+        await house.say(deregister("w"))
+        record = await house.until(lambda records: "delayed_by" in records["h/w/1"] and records["h/w/1"])
+        assert "the driver of gpu must let go first, and is not configured" in record["reason"]
 
 
 async def test_a_driver_that_prepares_is_refused_for_a_resource_that_is_shared(serve: Serve, bench: Bench) -> None:

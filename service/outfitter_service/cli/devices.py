@@ -19,13 +19,15 @@ NOT_REPORTED = "its driver does not report it"
 
 
 class Holder(Struct, frozen=True, kw_only=True):
-    """An allocation that holds a device, `since` when it is in that state."""
+    """An allocation that holds a device, `since` when it is in that state. `delayed_by` is why a device that is being
+    given back is not free yet."""
 
     worker: str
     incarnation: str
     state: str
     token: int | None
     since: datetime
+    delayed_by: str | None = None
 
 
 class Line(Struct, frozen=True, kw_only=True):
@@ -125,6 +127,7 @@ def _holder(record: Allocation) -> Holder:
         state=record.state,
         token=record.token,
         since=record.since,
+        delayed_by=record.delayed_by or None,
     )
 
 

@@ -204,7 +204,8 @@ class Errand:
 def _waiting_words(record: Allocation) -> str:
     place = "" if record.queue_position is None else f" (position {record.queue_position} in the queue)"
     asked = ", ".join(f"{name}={amount}" for name, amount in record.request.amounts.items())
-    return f"{record.worker}: {record.state}, {asked}: {record.reason or 'no reason given'}{place}"
+    usual = "its driver makes the devices ready" if record.state == AllocationState.PREPARING else "no reason given"
+    return f"{record.worker}: {record.state}, {asked}: {record.reason or usual}{place}"
 
 
 def _lost(record: Allocation | None, error: Exception | None) -> str | None:

@@ -14,7 +14,7 @@ from outfitter_service.cli.errors import OutfitterCliError
 
 if TYPE_CHECKING:
     from outfitter_proto.records import Allocation, Host
-    from outfitter_service.cli.devices import Line
+    from outfitter_service.cli.devices import Holder, Line
     from outfitter_service.cli.ledger import Ledger
 
 
@@ -139,7 +139,13 @@ def _sentences(record: Allocation, told: Explanation, host: Host | None) -> Iter
         case Standing.WAITING if told.state == "pending":
             yield f"{told.worker} on {told.host} has waited for {asked} {for_long}."
         case Standing.WAITING:
-            yield f"{told.worker} on {told.host} has been {told.state} with {asked} {for_long}."
+            doing = ": its driver makes the devices ready" if told.state == "preparing" else ""
+            yield f"{told.worker} on {told.host} has been {told.state} with {asked} {for_long}{doing}."
+        case _ if told.state == "releasing":
+            yield (
+                f"{told.worker} on {told.host} has been giving back {asked} {for_long}: what it held is free when its "
+                "driver has taken it back and nobody uses it."
+            )
         case Standing.OVER:
             yield f"{told.worker} on {told.host} has been over {for_long}: it held or wanted {asked}."
         case Standing.FAILED:
@@ -189,11 +195,15 @@ def _holding(record: Allocation, told: Explanation) -> Iterator[str]:
 def _use(line: Line) -> str:
     if line.holders:
         return "is held by " + " and ".join(
-            f"{holder.worker} ({holder.state} for {_age(holder.since)})" for holder in line.holders
+            f"{holder.worker} ({holder.state} for {_age(holder.since)}{_delay(holder)})" for holder in line.holders
         )
     if line.health != "healthy":
         return f"is {line.health}" + (f" ({line.reason})" if line.reason else "")
     return "is free" if line.state is None else f"is {line.state}" + (f" ({line.reason})" if line.reason else "")
+
+
+def _delay(holder: Holder) -> str:
+    return f": {holder.delayed_by}" if holder.delayed_by else ""
 
 
 def _manager(told: Explanation, host: Host | None) -> str:

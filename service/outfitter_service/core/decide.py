@@ -100,6 +100,9 @@ def _internal(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> De
         case m.Unprepared():
             draft = Draft(ledger, rules, now, cause="unprepared")
             _unprepared(draft, event)
+        case m.ReleaseDelayed():
+            draft = Draft(ledger, rules, now, cause="release-delayed")
+            _release_delayed(draft, event)
         case m.Tick():
             draft = Draft(ledger, rules, now, cause="tick")
             _tick(draft, event.host)
@@ -342,8 +345,33 @@ def _unprepared(draft: Draft, event: m.Unprepared) -> None:
         return
     step = Step.GIVE_UP if record.outcome == FAILED else Step.END
     told = "released" if event.confirmed else "released (unconfirmed: no in-use check)"
-    draft.step(step, told, record, confirmed=event.confirmed, outcome=None)
+    draft.step(
+        step,
+        told,
+        record,
+        confirmed=event.confirmed,
+        outcome=None,
+        reason=_settled_reason(record),
+        delayed_by=UNSET,
+    )
     queue.schedule(draft, record.host)
+
+
+def _release_delayed(draft: Draft, event: m.ReleaseDelayed) -> None:
+    """Say in the record what its devices wait for."""
+    record = draft.record(event.allocation)
+    if record is None or record.state != RELEASING or record.token != event.token or record.delayed_by == event.words:
+        return
+    why = _settled_reason(record)
+    reason = f"{why}; {event.words}" if why else event.words
+    draft.step(Step.REFRESH, event.words, record, reason=reason, delayed_by=event.words)
+
+
+def _settled_reason(record: Allocation) -> str | None:
+    """Why a record is being released, without what delays that."""
+    if record.reason is None or record.delayed_by is UNSET:
+        return record.reason
+    return record.reason.removesuffix(record.delayed_by).removesuffix("; ") or None
 
 
 # --- endings -------------------------------------------------------------------------------------------

@@ -149,6 +149,15 @@ class Unprepared(Struct, frozen=True, kw_only=True):
     confirmed: bool
 
 
+class ReleaseDelayed(Struct, frozen=True, kw_only=True):
+    """`Unprepare` cannot end yet: `words` say why, as the driver does. It is told when that changes, and not too often;
+    whoever waits for the devices is to find it in the record."""
+
+    allocation: str
+    token: int
+    words: str
+
+
 class Tick(Struct, frozen=True, kw_only=True):
     """Time has passed on `host`: look at wait deadlines and retention."""
 
@@ -172,6 +181,7 @@ Event = (
     | LeaseExpired
     | Prepared
     | Unprepared
+    | ReleaseDelayed
     | Tick
     | Reschedule
 )

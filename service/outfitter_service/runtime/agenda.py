@@ -28,21 +28,35 @@ class Agenda:
         self.notes: list[Note] = []
         self.ended_boot_id: str | None = None
         self._reports: dict[tuple[str, str], m.DriverReport] = {}
+        self._delays: dict[str, m.ReleaseDelayed] = {}
         self._bell = bell
 
     def add(self, event: m.Event) -> None:
-        """Queue an event, and ring for it. An inventory that nobody has looked at yet is replaced by the next one:
-        drivers that report again and again while the bus is away pile up nothing."""
-        if isinstance(event, m.DriverReport):
-            before = self._reports.get((event.host, event.resource))
-            self._reports[event.host, event.resource] = event
-            if before is not None and not event.asked:
-                for place, queued in enumerate(self.queue):
-                    if queued is before:
-                        self.queue[place] = event
-                        return
+        """Queue an event, and ring for it. An inventory that nobody has looked at yet is replaced by the next one, and
+        so are a driver's words: drivers that report again and again while the bus is away pile up nothing."""
+        before = self._replaced(event)
+        if before is not None:
+            for place, queued in enumerate(self.queue):
+                if queued is before:
+                    self.queue[place] = event
+                    return
         self.queue.append(event)
         self._bell.ring()
+
+    def _replaced(self, event: m.Event) -> m.Event | None:
+        """What an event says anew, if that may still be in the queue."""
+        before: m.Event | None = None
+        match event:
+            case m.DriverReport():
+                before = self._reports.get((event.host, event.resource))
+                self._reports[event.host, event.resource] = event
+                return None if event.asked else before
+            case m.ReleaseDelayed():
+                before = self._delays.get(event.allocation)
+                self._delays[event.allocation] = event
+            case m.Unprepared():
+                self._delays.pop(event.allocation, None)
+        return before
 
     def give_back(self, events: Iterable[m.Event], *, but: Iterable[m.Event]) -> None:
         """The commits that included `events` failed: they come first again, without what those commits led to."""

@@ -157,6 +157,10 @@ class DriverPool:
                 incarnation=record.incarnation,
                 resources=absent,
             )
+            words = (
+                f"the driver of {', '.join(absent)} must let go first, and is not configured: configure it and restart"
+            )
+            self._say(m.ReleaseDelayed(allocation=command.allocation, token=command.token, words=words))
             return
         checked: list[bool] = []
         for supervisor, grant in self._concerned(record):

@@ -25,6 +25,9 @@ log = structlog.get_logger("outfitter.drivers")
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
+DELAY_TOLD_EVERY_S = 10.0
+"""A driver whose words change each time it is asked must not fill the ledger with them."""
+LONGEST_WORDS = 500
 ASKED_AGAIN = 16
 """How many smaller amounts an on-demand driver is asked for before the least one that would do."""
 
@@ -219,12 +222,17 @@ class Supervisor:
 
     async def _until_done(self, call: str, grant: api.Grant, act: Callable[[api.Grant], Awaitable[None]]) -> None:
         delay = FIRST_DELAY_S
+        told, told_at = "", -DELAY_TOLD_EVERY_S
         while True:
             try:
                 await self._bounded(call, act(grant))
             except Exception as error:  # noqa: BLE001 - a driver's own code; tried again, and said each time
                 reason = verdict(error).reason
                 self._log_of(grant.worker).warning(f"{call} failed, will be repeated", error=reason)
+                words = f"the driver of {self.name} says: {reason}"[:LONGEST_WORDS]
+                if words != told and time.monotonic() - told_at >= DELAY_TOLD_EVERY_S:
+                    told, told_at = words, time.monotonic()
+                    self._emit(m.ReleaseDelayed(allocation=grant.allocation, token=grant.token, words=words))
                 await anyio.sleep(pause(error, delay))
                 delay = min(delay * 2, LONGEST_DELAY_S)
             else:
