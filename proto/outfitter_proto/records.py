@@ -510,6 +510,7 @@ class NobodysCode(enum.StrEnum):
     """Why a registration is nobody's: no manager would ever read it as its own."""
 
     NO_KEY = "no-key"
+    UNREADABLE = "unreadable"
     BAD_KEY = "bad-key"
     WRONG_PARTITION = "wrong-partition"
     NO_MANAGER = "no-manager"

@@ -6,14 +6,20 @@ import contextlib
 import struct
 import sys
 import tracemalloc
+from types import SimpleNamespace
+from typing import Any
 
+import anyio
 import cramjam
 import pytest
+from aiokafka.record._crc32c import crc as crc32c
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outfitter_proto.bus import BusUnavailableError
 from outfitter_proto.bus.kafka import batches, codecs
+from outfitter_proto.bus.kafka.reader import KafkaReader
 
 CONTROL = 0x20
 TRANSACTIONAL = 0x10
@@ -132,7 +138,8 @@ def test_a_batch_of_more_records_than_anybody_sends_is_refused_whole() -> None:
 
 def test_an_unreadable_batch_is_one_message_without_a_key_at_its_last_offset() -> None:
     [batch] = batches.split(batch_of(b"a", b"b", base=9))
-    raw = batches.raw_message(batch, "t", 1)
+    raw = batches.raw_message(batch, "t", 1, batches.UnreadableBatchError(9, "is no gzip"))
+    assert raw.unreadable == "the record batch at offset 9 is no gzip"
     assert (raw.key, raw.offset, raw.partition) == (None, 10, 1)
     assert raw.value == batch.data[61:]
 
@@ -160,3 +167,198 @@ def test_an_emptied_control_batch_ends_its_producers_transaction_too() -> None:
         + batch_of(b"later", base=2, producer=1, transactional=True)
     )
     assert visible(data, [(1, 0)]) == [2]
+
+
+# --- what cannot be true: a bad broker's, or somebody's in between ---------------------------------------
+
+
+def checked(data: bytes) -> bytes:
+    """With the right checksum, whatever else is wrong with it."""
+    return data[:17] + struct.pack(">I", crc32c(data[21:])) + data[21:]
+
+
+def with_length(data: bytes, length: int) -> bytes:
+    return data[:8] + struct.pack(">i", length) + data[12:]
+
+
+def with_records(data: bytes, records: bytes, count: int) -> bytes:
+    """Other records, uncompressed."""
+    return checked(with_length(data[:57] + struct.pack(">i", count) + records, 49 + len(records)))
+
+
+def varint(number: int) -> bytes:
+    coded = (number << 1) ^ (number >> 63)
+    out = bytearray()
+    while coded > 0x7F:
+        out.append(coded & 0x7F | 0x80)
+        coded >>= 7
+    return bytes((*out, coded))
+
+
+@pytest.mark.parametrize("magic", [-128, 0, 1, 2, 3])
+@pytest.mark.parametrize("room", [0, 5, 49, 4000])
+def test_a_length_that_no_batch_can_have_is_corruption_and_never_reaches_the_decoder(magic: int, room: int) -> None:
+    least = 49 if magic == 2 else 14
+    data = batch_of(b"v" * room)
+    for length in (*range(-20, least), -(2**31), -(2**31) + 12, -len(data), -12 - len(data)):
+        lying = with_length(data[:16] + struct.pack(">b", magic) + data[17:], length)
+        for found in (lying, batch_of(b"first", base=0) + lying):
+            with pytest.raises(batches.CorruptBatchError, match="too few"):
+                list(batches.split(found + bytes(100)))
+
+
+@pytest.mark.parametrize("base", [-1, -(2**63), 2**63 - 1, 4])
+def test_a_batch_that_begins_before_the_last_one_ended_or_where_no_offset_is_is_corruption(base: int) -> None:
+    with pytest.raises(batches.CorruptBatchError, match="has the offsets"):
+        list(batches.split(batch_of(b"a", b"b", base=3) + batch_of(b"c", base=base)))
+
+
+@pytest.mark.parametrize("last_delta", [-1, -2, -(2**31)])
+def test_a_batch_that_ends_before_it_begins_is_corruption(last_delta: int) -> None:
+    data = batch_of(b"a", base=7)
+    with pytest.raises(batches.CorruptBatchError, match="has the offsets"):
+        list(batches.split(data[:23] + struct.pack(">i", last_delta) + data[27:]))
+
+
+@pytest.mark.parametrize("deltas", [(0, 1_000_000), (1, 0), (0, 0), (-1, 0), (2**62,)])
+def test_records_that_are_numbered_outside_of_their_batch_are_unreadable(deltas: tuple[int, ...]) -> None:
+    """Brokers take them; whoever believed them would leave out what others send."""
+    body = [b"\x00" + varint(0) + varint(delta) + varint(-1) + varint(-1) + varint(0) for delta in deltas]
+    records = b"".join(varint(len(one)) + one for one in body)
+    [batch] = batches.split(with_records(batch_of(*[b""] * len(deltas), base=40), records, len(deltas)))
+    with pytest.raises(batches.UnreadableBatchError, match="numbers its records otherwise"):
+        batches.messages(batch, "t", 0)
+
+
+EXTREMES = [
+    sign * 2**bits + near for bits in (0, 7, 14, 21, 28, 31, 32, 33, 56, 62, 63) for sign in (1, -1) for near in (-1, 0, 1)
+]
+
+
+@pytest.mark.parametrize("where", range(5))
+def test_a_record_that_lies_about_any_length_is_an_unreadable_batch_and_nothing_worse(where: int) -> None:
+    """The record's own length, its key's, its value's, and how many headers it has."""
+    for lie in EXTREMES:
+        if not -(2**63) <= lie < 2**63:
+            continue
+        told = [b"\x00" + varint(0) + varint(0), varint(1) + b"k", varint(1) + b"v", varint(0)]
+        if where in (1, 2):
+            told[where] = varint(lie) + b"x"
+        elif where == 3:
+            told[3] = varint(lie)
+        elif where == 4:
+            told[3] = varint(1) + varint(lie)
+        body = b"".join(told)
+        records = varint(lie if where == 0 else len(body)) + body
+        [batch] = batches.split(with_records(batch_of(b""), records, 1))
+        with contextlib.suppress(batches.UnreadableBatchError):
+            batches.messages(batch, "t", 0)
+
+
+@given(
+    values=st.lists(st.none() | st.binary(max_size=40), min_size=1, max_size=4),
+    codec=st.sampled_from([0, 1, 2, 3, 4]),
+    changes=st.lists(st.tuples(st.integers(0, 400), st.binary(min_size=1, max_size=8)), max_size=6),
+    cut=st.integers(0, 400),
+    right=st.booleans(),
+)
+@settings(deadline=None, max_examples=300)
+def test_whatever_a_broker_sends_ends_in_batches_or_in_a_declared_error(
+    values: list[bytes | None], codec: int, changes: list[tuple[int, bytes]], cut: int, right: bool
+) -> None:
+    data = bytearray(batch_of(*values, codec=codec) + batch_of(*values, base=len(values)))
+    for at, new in changes:
+        data[at : at + len(new)] = new
+    found = checked(bytes(data)) if right else bytes(data)
+    position = -1
+    try:
+        for batch, _ in batches.committed(batches.split(found[: len(found) - cut]), []):
+            assert position < batch.next
+            position = batch.next
+            with contextlib.suppress(batches.CorruptBatchError, batches.UnreadableBatchError):
+                offsets = [message.offset for message in batches.messages(batch, "t", 0)]
+                assert offsets == sorted(set(offsets))
+                assert not offsets or batch.base <= offsets[0] <= offsets[-1] < batch.next
+    except batches.CorruptBatchError:
+        pass
+
+
+def in_frames(codec: int, pieces: list[bytes]) -> bytes:
+    pack = {1: cramjam.gzip.compress, 3: cramjam.lz4.compress, 4: cramjam.zstd.compress}[codec]
+    return b"".join(bytes(pack(piece)) for piece in pieces)
+
+
+@pytest.mark.parametrize("codec", [1, 3, 4])
+@pytest.mark.parametrize("cuts", [(), (5,), (5, 9), tuple(range(1, 60))])
+def test_records_packed_in_several_members_are_all_read(codec: int, cuts: tuple[int, ...]) -> None:
+    """A broker counts the records of all of them."""
+    plain = batch_of(*[b"v%d" % n for n in range(10)])
+    records = plain[61:]
+    ends = (0, *cuts, len(records))
+    packed = in_frames(codec, [records[a:b] for a, b in zip(ends, ends[1:], strict=False)])
+    data = checked(with_attributes(with_length(plain[:61] + packed, 49 + len(packed)), codec))
+    [batch] = batches.split(data)
+    assert [message.value for message in batches.messages(batch, "t", 0)] == [b"v%d" % n for n in range(10)]
+
+
+def test_members_that_together_unpack_to_more_than_the_limit_are_refused() -> None:
+    member = in_frames(1, [bytes(codecs.MAX_UNPACKED // 2 + 1)])
+    assert len(codecs.unpack(codecs.GZIP, member)) == codecs.MAX_UNPACKED // 2 + 1
+    with pytest.raises(codecs.UnpackingError, match="more than"):
+        codecs.unpack(codecs.GZIP, member * 2)
+    assert codecs.unpack(codecs.GZIP, in_frames(1, [b""] * 3000 + [b"end"])) == b"end"
+
+
+class LyingLeader:
+    """Answers a reader's fetches, one after the other, with whatever bytes are said; the last one for ever."""
+
+    url = "kafka://liar:9092"
+    access = SimpleNamespace(url=url)
+
+    def __init__(self, *answers: bytes) -> None:
+        self.answers = list(answers)
+        self.asked: list[int] = []
+
+    async def ask_leader(self, topic: str, partition: int, request: Any, code_of: Any) -> Any:
+        await anyio.lowlevel.checkpoint()
+        self.asked.append(request._topics[0][1][0][1])
+        data = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return SimpleNamespace(API_VERSION=4, topics=[("t", [(0, 0, 0, 0, None, data)])])
+
+    def forget(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        with_length(batch_of(b"x", base=2), 20),
+        with_length(batch_of(b"x", base=2), -12),
+        with_length(batch_of(b"x", base=2), 2**31 - 1),
+        batch_of(b"x", base=0),
+        batch_of(b"x", base=-5),
+        b"\xff" * 100,
+        b"\x00" * 16,
+        b"\x00" * 4000,
+    ],
+    ids=["short", "negative", "endless", "old", "before all", "ones", "cut off", "zeros"],
+)
+@pytest.mark.parametrize("committed", [True, False])
+async def test_a_reader_gives_what_was_good_then_says_what_was_not_and_goes_on_once_it_is(
+    lie: bytes, committed: bool
+) -> None:
+    good = batch_of(b"a", b"b", base=0)
+    leader = LyingLeader(good + lie, lie, batch_of(b"c", base=2), b"")
+    async with KafkaReader(leader, "t", 0, 0, committed=committed) as reader:  # type: ignore[arg-type]
+        with anyio.fail_after(10):
+            values = [message.value for message in await reader.fetch()]
+            errors = 0
+            while len(values) < 3:
+                try:
+                    values += [message.value for message in await reader.fetch(timeout=0.1)]
+                except BusUnavailableError as error:
+                    assert "t/0" in str(error)
+                    errors += 1
+    assert values == [b"a", b"b", b"c"]
+    assert errors == 1

@@ -390,7 +390,8 @@ async def test_nobodys_wrong_messages_keep_a_manager_from_serving_the_others(
             Entry(None, None),
         ):
             bad.add(await attacker.publish(of.registrations, 0, entry))
-        bad.add(await _publish_packed(attacker, of.registrations, bytes(20_000_000)))
+        packed = await _publish_packed(attacker, of.registrations, bytes(20_000_000))
+        bad.add(packed)
         async with anyio.create_task_group() as flood:
             for _ in range(20):
                 flood.start_soon(_flood, attacker, of.registrations, Entry(b"other", other))
@@ -401,11 +402,14 @@ async def test_nobodys_wrong_messages_keep_a_manager_from_serving_the_others(
                 assert (await second.wait()).state == "allocated"
         assert manager.failure is None
         async with client(secure_broker, secure_broker.administrator(), "open") as looking:
-            letters: list[int] = []
+            letters: dict[int, Any] = {}
             with anyio.fail_after(WITHIN):
                 while not bad <= set(letters):
-                    letters = [letter["source"]["offset"] for letter in await everything(looking, of.dead_letters)]
-            assert len(letters) == len(set(letters))
+                    found = await everything(looking, of.dead_letters)
+                    letters = {letter["source"]["offset"]: letter for letter in found}
+            assert len(letters) == len(found)
+            assert letters[packed]["code"] == "unreadable"
+            assert "unpacks to more than" in letters[packed]["reason"]
     async with client(secure_broker, secure_broker.administrator(), "open") as looking:
         workers = {stored.record.worker for stored in (await ledger.read(looking, cluster)).allocations}
         assert workers == {"w", "second"}

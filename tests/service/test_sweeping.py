@@ -21,7 +21,7 @@ import structlog
 from msgspec import UNSET, structs
 
 from outfitter_proto import topics as all_topics
-from outfitter_proto.bus import Bus, CommitUnknownError, Entry
+from outfitter_proto.bus import Bus, CommitUnknownError, Entry, Message
 from outfitter_proto.codec import decode_dead_letter, encode
 from outfitter_proto.names import host_key, host_writer
 from outfitter_proto.partitioning import murmur2, partition_of
@@ -30,6 +30,7 @@ from outfitter_service.config import load
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime import sweeper as sweeper_module
 from outfitter_service.runtime.identity import host_identity
+from outfitter_service.runtime.remit import PartitionRemit, nobodys
 from outfitter_service.runtime.service import Service
 from outfitter_service.runtime.sweeper import CANDIDATES, Sweeper, at_work, is_candidate
 from support import verdict as checker
@@ -495,3 +496,16 @@ async def test_a_manager_leaves_the_sweeping_to_others_only_while_they_are_heard
                     await anyio.sleep(0.02)
             manager.stop()
         assert leaves_it() != silent
+
+
+def test_a_batch_that_cannot_be_read_says_so_to_its_sender_and_not_that_it_has_no_key() -> None:
+    why = "the record batch at offset 7 unpacks to more than 2097152 bytes"
+    batch = Message("t", 0, 7, None, b"packed", 0, why)
+    found = nobodys(batch, 1)
+    assert found is not None
+    assert found.code == "unreadable"
+    assert found.reason.startswith(why)
+    assert PartitionRemit(0, 1, "partition/0").refusal(batch) == found.reason
+    keyless = nobodys(Message("t", 0, 7, None, b"{}", 0), 1)
+    assert keyless is not None
+    assert keyless.code == "no-key"

@@ -79,7 +79,10 @@ class Entry(Struct, frozen=True, gc=False):
 
 
 class Message(Struct, frozen=True, gc=False):
-    """A record that was read. `timestamp_ms` is milliseconds since the epoch, as the bus or the sender set it."""
+    """A record that was read. `timestamp_ms` is milliseconds since the epoch, as the bus or the sender set it.
+
+    `unreadable` says why it is no record at all but the bytes of several that cannot be read: it has no key then.
+    """
 
     topic: str
     partition: int
@@ -87,6 +90,7 @@ class Message(Struct, frozen=True, gc=False):
     key: bytes | None
     value: bytes | None
     timestamp_ms: int
+    unreadable: str | None = None
 
 
 class TopicInfo(NamedTuple):

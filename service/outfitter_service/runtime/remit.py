@@ -34,10 +34,15 @@ class Nobodys(NamedTuple):
     reason: str
 
 
-def misdirected(key: bytes | None, partition: int, partitions: int) -> Nobodys | None:
-    """Why no manager reads a message with `key` in `partition` out of `partitions` as its own, whoever there is."""
-    if key is None:
-        return Nobodys(NobodysCode.NO_KEY, NO_KEY)
+def nobodys(message: Message, partitions: int) -> Nobodys | None:
+    """Why no manager reads a message in its partition out of `partitions` as its own, whoever there is."""
+    if message.key is None:
+        return _without_key(message)
+    return misdirected(message.key, message.partition, partitions)
+
+
+def misdirected(key: bytes, partition: int, partitions: int) -> Nobodys | None:
+    """Why no manager reads a message with `key` in `partition` out of `partitions` as its own."""
     if len(key) > LONGEST_KEY:
         return Nobodys(NobodysCode.BAD_KEY, f"its key names no host: it has {len(key)} bytes, at most {LONGEST_KEY} do")
     try:
@@ -51,6 +56,16 @@ def misdirected(key: bytes | None, partition: int, partitions: int) -> Nobodys |
         NobodysCode.WRONG_PARTITION,
         f"host {host!r} belongs to partition {right} of {partitions}, not to {partition}: partition registrations "
         "by their key as Java does (librdkafka: partitioner=murmur2_random)",
+    )
+
+
+def _without_key(message: Message) -> Nobodys:
+    if message.unreadable is None:
+        return Nobodys(NobodysCode.NO_KEY, NO_KEY)
+    return Nobodys(
+        NobodysCode.UNREADABLE,
+        f"{message.unreadable}: nothing in it was read. Send its registrations again, each as a record of its own, "
+        "uncompressed or with gzip, snappy, lz4 or zstd",
     )
 
 
@@ -139,7 +154,7 @@ class PartitionRemit(Remit):
         return message.key is not None and self._judge(message.key) is None
 
     def refusal(self, message: Message) -> str | None:
-        return NO_KEY if message.key is None else self._judge(message.key)
+        return _without_key(message).reason if message.key is None else self._judge(message.key)
 
     def owns(self, key: bytes) -> bool:
         return not key.startswith(b"@checkpoint/") or key == self._checkpoint
@@ -160,8 +175,8 @@ class PartitionRemit(Remit):
             return found
 
     def _why_not(self, key: bytes) -> str | None:
-        nobodys = misdirected(key, self._partition, self._partitions)
-        return nobodys.reason if nobodys is not None else self.refused.get(key.decode())
+        found = misdirected(key, self._partition, self._partitions)
+        return found.reason if found is not None else self.refused.get(key.decode())
 
 
 def _writer(key: bytes, kind: bytes) -> str | None:

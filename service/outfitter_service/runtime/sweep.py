@@ -21,7 +21,7 @@ from outfitter_proto.records import MAX_DEAD_LETTER_BODY, Checkpoint, InputPosit
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import Identity
-from outfitter_service.runtime.remit import Nobodys, misdirected
+from outfitter_service.runtime.remit import Nobodys, nobodys
 from outfitter_service.runtime.restore import LedgerRefusedError
 from outfitter_service.runtime.roll import Roll, Standing
 from outfitter_service.runtime.transaction import dead_letter, letter_entries
@@ -176,7 +176,7 @@ class Sweep:
     def _look_at(self, message: Message, due: float) -> Standing:
         """Keep a message unless it is surely somebody's, or wants no answer."""
         key = message.key
-        why = misdirected(key, self._task.partition, self._task.partitions)
+        why = nobodys(message, self._task.partitions)
         host = key.decode() if why is None and key is not None else ""
         standing = Standing.UNKNOWN
         if why is None and self.roll is not None:

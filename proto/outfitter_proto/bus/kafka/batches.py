@@ -6,6 +6,7 @@ What a batch header tells is read here; records are decoded by aiokafka's C code
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -19,13 +20,19 @@ from outfitter_proto.bus.port import Message
 MAX_RECORDS = 20_000
 """In one batch: empty records pack so well that a few kilobytes could hold half a million, each a dead letter."""
 
-# base offset, length, leader epoch, magic, crc, attributes, last offset delta, first and last timestamp, producer
-_HEADER = struct.Struct(">qiibIhiqqq")
+# base offset, length, leader epoch, magic: of every format
+_START = struct.Struct(">qiib")
+# attributes, last offset delta, first and last timestamp, producer: of format 2
+_HEADER = struct.Struct(">hiqqq")
 _COUNT = struct.Struct(">i")
 _LENGTH_AT, _LENGTH_END = 8, 12
 _ATTRIBUTES_AT = 21
 _COUNT_AT, _RECORDS_START = 57, 61
 _CODEC, _TRANSACTIONAL, _CONTROL = 0x07, 0x10, 0x20
+_SHORTEST_OLD = 14
+"""What `length` counts at least in the formats before 2: checksum, magic, attributes, and two lengths of nothing."""
+_OLD_HEADER = (0, 0, -1, -1, -1)
+_LAST_OFFSET = 2**63 - 1
 
 
 class CorruptBatchError(Exception):
@@ -60,19 +67,34 @@ class Batch(NamedTuple):
 
 
 def split(data: bytes) -> Iterator[Batch]:
-    """The whole batches in `data`. A fetch answer may end in the middle of one."""
+    """The whole batches in `data`. A fetch answer may end in the middle of one.
+
+    Each begins where the one before it ended or later, ends after it began, and has room for its own header: the
+    checksum covers neither a batch's length nor its offset, and aiokafka's C code believes both.
+
+    Raises:
+        CorruptBatchError: the next batch is not so.
+    """
     position = 0
-    while position + _RECORDS_START <= len(data):
-        base, length, _, magic, _, attributes, last_delta, _, last_timestamp, producer = _HEADER.unpack_from(
-            data, position
-        )
+    least = 0
+    while position + _START.size <= len(data):
+        base, length, _, magic = _START.unpack_from(data, position)
+        modern = magic == 2
+        if length < (_RECORDS_START - _LENGTH_END if modern else _SHORTEST_OLD):
+            raise CorruptBatchError(f"the record batch at offset {base} says that it has {length} bytes: too few")
         end = position + _LENGTH_END + length
         if end > len(data):
             return
-        modern = magic == 2
-        following = base + last_delta + 1 if modern else base + 1
-        yield Batch(data[position:end], base, following, attributes if modern else 0, producer, last_timestamp, modern)
-        position = end
+        attributes, last_delta, _, last_timestamp, producer = (
+            _HEADER.unpack_from(data, position + _ATTRIBUTES_AT) if modern else _OLD_HEADER
+        )
+        following = base + last_delta + 1
+        if not least <= base < following <= _LAST_OFFSET:
+            raise CorruptBatchError(
+                f"a record batch says that it has the offsets {base} to {following - 1}, and comes after {least - 1}"
+            )
+        yield Batch(data[position:end], base, following, attributes, producer, last_timestamp, modern)
+        position, least = end, following
 
 
 def committed(batches: Iterator[Batch], aborted: Sequence[tuple[int, int]]) -> Iterator[tuple[Batch, bool]]:
@@ -108,7 +130,7 @@ def messages(batch: Batch, topic: str, partition: int) -> list[Message]:
         UnreadableBatchError: it is nothing that we take.
     """
     if not batch.modern:
-        raise UnreadableBatchError(batch.base, "is of a format from before Kafka 0.11")
+        raise UnreadableBatchError(batch.base, "is not of format 2, which Kafka has written since 0.11")
     if not DefaultRecordBatch(batch.data).validate_crc():
         raise CorruptBatchError(f"the record batch at offset {batch.base} of {topic}/{partition} has a wrong checksum")
     (count,) = _COUNT.unpack_from(batch.data, _COUNT_AT)
@@ -116,16 +138,29 @@ def messages(batch: Batch, topic: str, partition: int) -> list[Message]:
         raise UnreadableBatchError(batch.base, f"holds {count} records; at most {MAX_RECORDS} are read")
     records = DefaultRecordBatch(_unpacked(batch))
     try:
-        return [
+        found = [
             Message(topic, partition, record.offset, record.key, record.value, record.timestamp) for record in records
         ]
-    except (kafka_errors.KafkaError, ValueError, OSError, EOFError) as error:
-        raise UnreadableBatchError(batch.base, f"cannot be decoded: {error}") from error
+    except (kafka_errors.KafkaError, ValueError, OSError, EOFError, OverflowError, MemoryError) as error:
+        # Lengths of 2**62 and more make the last two: aiokafka asks for that much before it looks whether it is there.
+        raise UnreadableBatchError(batch.base, f"cannot be decoded: {error or type(error).__name__}") from error
+    if not _in_order([message.offset for message in found], batch):
+        raise UnreadableBatchError(batch.base, "numbers its records otherwise than its header says")
+    return found
 
 
-def raw_message(batch: Batch, topic: str, partition: int) -> Message:
+def raw_message(batch: Batch, topic: str, partition: int, error: UnreadableBatchError) -> Message:
     """An unreadable batch as one message without a key, so that it can be reported like any other bad message."""
-    return Message(topic, partition, batch.next - 1, None, batch.data[_RECORDS_START:], batch.last_timestamp_ms)
+    value = batch.data[_RECORDS_START:]
+    return Message(topic, partition, batch.next - 1, None, value, batch.last_timestamp_ms, str(error))
+
+
+def _in_order(offsets: list[int], batch: Batch) -> bool:
+    """Whether they ascend within the batch. Brokers do not look: a record that says that it is a million further on
+    would have its reader leave out all in between."""
+    if not offsets:
+        return True
+    return batch.base <= offsets[0] and offsets[-1] < batch.next and all(map(operator.lt, offsets, offsets[1:]))
 
 
 def _unpacked(batch: Batch) -> bytes:

@@ -20,6 +20,8 @@ packs some twenty to one at best, so that no more fits into the registrations' 6
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 NAMES = {NONE: "none", GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
 
+_PIECE = 16 * 1024
+
 _XERIAL = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = 16
 """Java's snappy streams: this magic and two versions, then blocks, each with its length in four bytes before it."""
@@ -59,14 +61,23 @@ def unpack(codec: int, data: bytes) -> bytes:
 
 
 def _gzip(data: bytes) -> bytes:
-    unpacking = zlib.decompressobj(wbits=31)
+    """All members there are, as a broker counts the records of all."""
+    unpacked = bytearray()
+    left = memoryview(data)
     try:
-        unpacked = unpacking.decompress(data, MAX_UNPACKED)
+        while left:
+            member = zlib.decompressobj(wbits=31)
+            while left and not member.eof:
+                piece = left[:_PIECE]  # what a member leaves over is copied: never much at once
+                unpacked += member.decompress(piece, MAX_UNPACKED + 1 - len(unpacked))
+                if len(unpacked) > MAX_UNPACKED:
+                    raise UnpackingError(f"unpacks to more than {MAX_UNPACKED} bytes")
+                left = left[len(piece) - len(member.unused_data) :]
+            if not member.eof:
+                raise UnpackingError("is cut off within its gzip")
     except zlib.error as error:
         raise UnpackingError(f"is not gzip: {error}") from error
-    if unpacking.unconsumed_tail or not unpacking.eof:
-        raise UnpackingError(f"is cut off, or unpacks to more than {MAX_UNPACKED} bytes")
-    return unpacked
+    return bytes(unpacked)
 
 
 def _into(decompress_into: Callable[[bytes, bytearray], int], data: bytes, too_large: type[Exception]) -> bytes:

@@ -39,7 +39,7 @@ class _Answer:
     """What one fetch brought, decoded batch by batch as it is asked for."""
 
     def __init__(self, data: bytes, aborted: list[tuple[int, int]] | None, at: int, *, committed: bool) -> None:
-        whole = list(batches.split(data))
+        whole = _whole(data, at)
         self.next = whole[-1].next if whole else at
         self.left: Iterator[tuple[Batch, bool]] = (
             batches.committed(iter(whole), aborted or ()) if committed else batches.everything(iter(whole))
@@ -140,7 +140,7 @@ class KafkaReader(Reader):
             return batches.messages(batch, self._topic, self._partition)
         except batches.UnreadableBatchError as error:
             if not self._committed:
-                return [batches.raw_message(batch, self._topic, self._partition)]
+                return [batches.raw_message(batch, self._topic, self._partition, error)]
             self._restart(batch.base)
             raise BusConfigurationError(f"{self._cluster.url}: {self._topic}/{self._partition}: {error}") from error
         except batches.CorruptBatchError as error:
@@ -191,7 +191,10 @@ class KafkaReader(Reader):
             raise refusal(self._cluster.access, code, topic=self._topic, operation="Read")
         # After the error code: high watermark, last stable offset, [log start], aborted, [preferred replica], records.
         aborted = part[5] if response.API_VERSION >= 5 else part[4]
-        return _Answer(part[-1] or b"", aborted, at, committed=self._committed)
+        try:
+            return _Answer(part[-1] or b"", aborted, at, committed=self._committed)
+        except batches.CorruptBatchError as error:
+            raise BusUnavailableError(f"{self._cluster.url}: {self._topic}/{self._partition}: {error}") from error
 
     async def _stop_asking(self) -> None:
         task, self._asking = self._asking, None
@@ -202,6 +205,23 @@ class KafkaReader(Reader):
             await asyncio.wait([task], timeout=1)
         # The broker answers one question of a connection after the other: do not wait behind the one just given up.
         self._cluster.forget()
+
+
+def _whole(data: bytes, at: int) -> list[Batch]:
+    """The whole batches of an answer, up to one that cannot be true: that one is asked for again.
+
+    Raises:
+        CorruptBatchError: there is something, and nothing in it to go on with.
+    """
+    whole: list[Batch] = []
+    try:
+        whole.extend(batches.split(data))
+    except batches.CorruptBatchError:
+        if not whole:
+            raise
+    if data and (not whole or whole[-1].next <= at):
+        raise batches.CorruptBatchError(f"the broker's answer holds {len(data)} bytes, and no whole batch from {at} on")
+    return whole
 
 
 def _part(response: Any) -> Any:
