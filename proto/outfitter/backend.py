@@ -126,7 +126,7 @@ class SessionThread:
 
     async def _hold(self) -> None:
         session = WorkerSession(
-            bus := connect(self._settings.bus),
+            bus := connect(self._settings.bus, create=not self._settings.attach),
             self._settings.registration,
             cluster=self._settings.cluster,
             board=self.board,

@@ -62,7 +62,9 @@ def _log(database: sqlite3.Connection, name: str, topic: int, partition: int) ->
 
 def _records(database: sqlite3.Connection, topic: int, partition: int, start: int) -> Iterator[Record]:
     rows = database.execute(
-        "SELECT off, key, value, time FROM record WHERE topic = ? AND part = ? AND off >= ? ORDER BY off",
+        # SQLite takes any type in any column: a string that was bound for bytes is one record's trouble
+        "SELECT off, CAST(key AS BLOB), CAST(value AS BLOB), CAST(time AS INTEGER) FROM record"
+        " WHERE topic = ? AND part = ? AND off >= ? AND typeof(off) = 'integer' ORDER BY off",
         (topic, partition, start),
     )
     return map(Record._make, rows)

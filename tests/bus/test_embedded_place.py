@@ -16,7 +16,7 @@ import pytest
 from outfitter_proto.bus import BusConfigurationError, Entry, TopicSpec, connect
 from outfitter_proto.bus.embedded import log
 from outfitter_proto.bus.embedded.database import Database
-from outfitter_proto.bus.embedded.place import Place, parse
+from outfitter_proto.bus.embedded.place import Place, check_directory, parse
 
 
 @pytest.mark.parametrize(
@@ -117,24 +117,116 @@ async def test_a_symbolic_link_in_place_of_the_lock_is_refused(tmp_path: Path) -
     assert not (tmp_path / "other").exists()
 
 
-async def test_a_directory_that_everybody_may_write_is_refused_unless_it_is_sticky(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o703, 0o1702, 0o3777])
+async def test_a_directory_that_everybody_may_write_is_refused_sticky_or_not_and_nothing_is_made_there(
+    tmp_path: Path, mode: int
+) -> None:
+    tmp_path.chmod(mode)
     assert f"chmod o-w {tmp_path}" in await start_refused(f"sqlite://{tmp_path}/bus.db")
     assert list(tmp_path.iterdir()) == []
-    tmp_path.chmod(0o1777)
-    async with connect(f"sqlite://{tmp_path}/bus.db"):
-        pass
 
 
-def test_in_a_directory_that_everybody_may_write_another_users_file_is_refused(tmp_path: Path) -> None:
+def as_seen(path: Path, **changes: int) -> os.stat_result:
+    """What lstat would say of `path`, were it somebody else's or of another mode."""
+    found = path.lstat()
+    values = {"st_mode": found.st_mode, "st_uid": found.st_uid, "st_gid": found.st_gid} | changes
+    mode, uid, gid = values["st_mode"], values["st_uid"], values["st_gid"]
+    return os.stat_result((mode, *found[1:4], uid, gid, *found[6:]))
+
+
+STRANGER = os.geteuid() + 4711
+OUR_GROUP, ANOTHER_GROUP = os.getegid(), max([os.getegid(), *os.getgroups()]) + 1
+
+
+@pytest.mark.parametrize(
+    ("uid", "gid", "mode", "taken"),
+    [
+        (os.geteuid(), ANOTHER_GROUP, 0o700, True),
+        (os.geteuid(), ANOTHER_GROUP, 0o2770, True),
+        (0, ANOTHER_GROUP, 0o755, True),
+        (STRANGER, OUR_GROUP, 0o2770, True),
+        (STRANGER, OUR_GROUP, 0o770, True),
+        (STRANGER, OUR_GROUP, 0o755, False),
+        (STRANGER, ANOTHER_GROUP, 0o755, False),
+        (STRANGER, ANOTHER_GROUP, 0o770, False),
+        (STRANGER, ANOTHER_GROUP, 0o2770, os.geteuid() == 0),
+        (STRANGER, ANOTHER_GROUP, 0o1777, False),
+        (os.geteuid(), OUR_GROUP, 0o1777, False),
+    ],
+)
+def test_a_directory_is_ours_or_roots_or_shared_with_its_group(
+    tmp_path: Path, uid: int, gid: int, mode: int, taken: bool
+) -> None:
+    found = as_seen(tmp_path, st_uid=uid, st_gid=gid, st_mode=stat.S_IFDIR | mode)
+    if taken:
+        check_directory(tmp_path, found)
+    else:
+        with pytest.raises(BusConfigurationError, match=str(tmp_path)):
+            check_directory(tmp_path, found)
+
+
+@pytest.mark.parametrize("name", ["bus.db", "bus.db-wal", "bus.db-shm", "bus.db-journal", "bus.lock", "bus.wake"])
+def test_what_lies_beside_is_of_somebody_who_may_write_the_directory_and_no_others(tmp_path: Path, name: str) -> None:
     place = Place(tmp_path / "bus.db", "FULL")
-    mine = tmp_path.stat()
-    others = os.stat_result((*mine[:4], os.geteuid() + 4711, *mine[5:]))
-    place.check_owner(others)  # a directory of one's own: whoever may write here was let in
-    tmp_path.chmod(0o1777)
-    place.check_owner(mine)
-    with pytest.raises(BusConfigurationError, match="belongs to user"):
-        place.check_owner(others)
+    path = tmp_path / name
+    path.touch(mode=0o660)
+    place.check_rights(path, path.lstat())
+    place.check_rights(path, as_seen(path, st_uid=0))
+    with pytest.raises(BusConfigurationError, match=f"{name} belongs to user"):
+        place.check_rights(path, as_seen(path, st_uid=STRANGER))
+    with pytest.raises(BusConfigurationError, match=f"chmod o-w {path}"):
+        place.check_rights(path, as_seen(path, st_mode=stat.S_IFREG | 0o662))
+    tmp_path.chmod(0o2770)
+    place.check_rights(path, as_seen(path, st_uid=STRANGER))  # let in by the group
+
+
+@pytest.mark.parametrize("name", ["bus.db", "bus.db-wal", "bus.db-shm", "bus.db-journal", "bus.lock"])
+@pytest.mark.parametrize("kind", ["link", "dangling", "fifo", "directory", "open to all"])
+async def test_a_planted_part_of_the_bus_is_refused_before_sqlite_takes_it(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    url = f"sqlite://{tmp_path}/bus.db"
+    async with connect(url):
+        pass
+    path = tmp_path / name
+    if path.exists():
+        path.rename(tmp_path / "kept")
+    match kind:
+        case "link":
+            (tmp_path / "target").touch()
+            path.symlink_to(tmp_path / "target")
+        case "dangling":
+            path.symlink_to(tmp_path / "nowhere")
+        case "fifo":
+            os.mkfifo(path)
+        case "directory":
+            path.mkdir()
+        case _:
+            path.touch()
+            path.chmod(0o666)
+    if (name, kind) == ("bus.lock", "open to all"):  # ours: it is closed, and taken
+        async with connect(url):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o660
+        return
+    assert str(path) in await start_refused(url)
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("path", ["missing/bus.db", "a/b/c/bus.db", "bus.db", "empty.db", "missing/../bus.db"])
+async def test_who_only_looks_makes_no_bus_and_says_that_there_is_none(tmp_path: Path, path: str) -> None:
+    (tmp_path / "empty.db").touch(mode=0o660)
+    with pytest.raises(BusConfigurationError, match="there is no bus at"):
+        await connect(f"sqlite://{tmp_path}/{path}", create=False).start()
+    assert [found.name for found in tmp_path.iterdir()] == ["empty.db"]
+    assert (tmp_path / "empty.db").stat().st_size == 0
+
+
+async def test_who_only_looks_uses_the_bus_that_is_there(tmp_path: Path) -> None:
+    url = f"sqlite://{tmp_path}/bus.db"
+    async with connect(url) as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+    async with connect(url, create=False) as bus:
+        assert await bus.publish("t", 0, Entry(b"k", b"v")) == 0
 
 
 async def test_a_file_that_everybody_may_write_is_refused(tmp_path: Path) -> None:

@@ -175,3 +175,35 @@ def test_any_locale_will_do(tmp_path: Path, environment: dict[str, str]) -> None
     assert "gp" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+LOOKING = (
+    ["status"],
+    ["devices"],
+    ["explain", "w"],
+    ["history"],
+    ["replay"],
+    ["watch"],
+    ["dead-letters"],
+    ["verify"],
+    ["topics", "check"],
+    ["deregister", "--worker", "w"],
+    ["register", "--worker", "w"],
+)
+
+
+@pytest.mark.parametrize("command", LOOKING, ids=" ".join)
+def test_a_command_that_only_looks_makes_no_bus_where_a_path_is_mistyped(tmp_path: Path, command: list[str]) -> None:
+    path = tmp_path / "nope" / "bus.db"
+    done = command_line.outfitter(*command, cwd=tmp_path, environment={"OUTFITTER_BUS": f"sqlite://{path}"})
+    assert done.returncode not in (0, None)
+    assert str(path) in done.stderr
+    assert "there is no" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_topics_create_makes_the_bus(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "bus.db"
+    done = command_line.outfitter("topics", "create", cwd=tmp_path, environment={"OUTFITTER_BUS": f"sqlite://{path}"})
+    assert done.returncode == 0, done.stderr
+    assert path.exists()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from contextlib import suppress
+import sqlite3
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,6 +183,36 @@ async def test_what_comes_late_or_in_the_wrong_order_grants_nothing(serve: Serve
         assert records["h/early/1"]["state"] == "ended"
         assert records["h/w/1"]["state"] == "ended"
         assert (await verdict(house.bus.url)).violations == ()
+
+
+@pytest.mark.parametrize("topic", [TOPICS.registrations, TOPICS.allocations, TOPICS.history, TOPICS.dead_letters])
+async def test_rows_that_are_no_bytes_end_no_manager_now_or_at_its_next_start(
+    serve: Serve, tmp_path: Path, topic: str
+) -> None:
+    """A member of the bus's group whose program binds strings and numbers; older files take those."""
+    odd = ("'h'", "7", "1.5", "x'68'", "NULL", "CAST(x'ff' AS TEXT)")
+    rows = [(key, value) for key in odd for value in (*odd, f"'{body(worker='text').decode()}'")]
+    if topic == TOPICS.allocations:  # the test reads these itself, and believes that they are UTF-8 and JSON
+        rows = [(key, value) for key in odd[:4] for value in ("7", "1.5", "NULL")]
+    async with serve(static()) as house:
+        with closing(sqlite3.connect(tmp_path / "bus.db", isolation_level=None)) as stranger:
+            stranger.execute("PRAGMA ignore_check_constraints = ON")
+            for key, value in rows:
+                stranger.execute(
+                    "INSERT INTO record (topic, part, off, time, key, value) SELECT id, 0, next, 0, "
+                    f"{key}, {value} FROM topic JOIN part ON topic = id WHERE name = ?",
+                    (topic,),
+                )
+                stranger.execute(
+                    "UPDATE part SET next = next + 1 WHERE topic = (SELECT id FROM topic WHERE name = ?)", (topic,)
+                )
+        await house.say(register("before", gpu=1))
+        await house.state("before", "allocated")
+    async with serve(static()) as house:
+        await house.say(deregister("before"))
+        await house.state("before", "ended")
+        await house.say(register("after", gpu=1))
+        await house.state("after", "allocated")
 
 
 async def test_messages_of_another_host_are_passed_over_in_silence(serve: Serve) -> None:

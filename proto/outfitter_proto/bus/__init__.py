@@ -33,11 +33,12 @@ DEFAULT_BUS = "sqlite:////var/lib/outfitter/bus.db"
 """One system-wide file, never one a user: two users' workers must meet on the same bus."""
 
 
-def connect(url: str | None = None, login: Mapping[str, str] | None = None) -> Bus:
+def connect(url: str | None = None, login: Mapping[str, str] | None = None, *, create: bool = True) -> Bus:
     """The bus at `url`, else at `OUTFITTER_BUS`, else `DEFAULT_BUS`. Connects to nothing yet.
 
     `kafka://host:9092,host2:9092` or `sqlite:///absolute/path/bus.db` (three slashes, then the path). `login` says
     how to be let in by Kafka's brokers, by the names of `kafka.access.SETTINGS`; the environment says the rest.
+    `create` False: use an embedded bus that is there, and make none; starting says that there is none.
 
     Raises:
         BusConfigurationError: the URL names no bus we know, or nobody can log in like this.
@@ -50,7 +51,7 @@ def connect(url: str | None = None, login: Mapping[str, str] | None = None) -> B
     if url.startswith("sqlite:"):
         from outfitter_proto.bus.embedded import EmbeddedBus
 
-        return EmbeddedBus(url)
+        return EmbeddedBus(url, create=create)
     raise BusConfigurationError(
         f"{url!r} is no bus URL: write kafka://host:9092[,host2:9092] or sqlite:///path/to/bus.db"
     )

@@ -85,7 +85,7 @@ class Errand:
 
     async def _hold(self) -> int:
         code = 0
-        async with ledger.opened(self._where) as bus:
+        async with ledger.opened(self._where, create=True) as bus:
             session = WorkerSession(bus, self._asked, cluster=self._where.cluster, manager_patience=self._patience)
             session.leaving_reason = "withdrawn"  # as long as there is nothing else to say
             async with session, anyio.create_task_group() as tasks:

@@ -220,9 +220,9 @@ async def fetch(reader: Reader, *, timeout: float = 1.0) -> list[Message]:
 
 
 @asynccontextmanager
-async def opened(connection: Connection) -> AsyncIterator[Bus]:
-    """The bus of a connection, while the block runs."""
-    async with buses.connect(connection.bus, connection.login) as bus:
+async def opened(connection: Connection, *, create: bool = False) -> AsyncIterator[Bus]:
+    """The bus of a connection, while the block runs. `create`: an embedded one is made where there is none."""
+    async with buses.connect(connection.bus, connection.login, create=create) as bus:
         yield bus
 
 

@@ -66,7 +66,7 @@ def create(
     where = connection(config, options.given(ctx))
 
     async def connected() -> tuple[list[str], list[Difference]]:
-        async with ledger.opened(where) as bus:
+        async with ledger.opened(where, create=True) as bus:
             return await make(bus, where, partitions, replication)
 
     made, differences = anyio.run(connected)

@@ -45,13 +45,15 @@ class _Open(NamedTuple):
 
 
 class EmbeddedBus(Bus):
-    """The bus in the file that `url` names (see `place.parse`). Makes the file and its tables, but no topics."""
+    """The bus in the file that `url` names (see `place.parse`). Makes the file and its tables, but no topics; with
+    `create` False not even those."""
 
     local = True
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, create: bool = True) -> None:
         self.url = url
         self._place = parse(url)
+        self._create = create
         self._held: _Open | None = None
         self._closing = AsyncExitStack()
         self._topics: dict[str, log.Topic] = {}
@@ -61,10 +63,11 @@ class EmbeddedBus(Bus):
     async def start(self) -> None:
         if self._held is not None:
             return
+        writing, reading = (Database(self._place, create=self._create) for _ in range(2))
+        check, setup = (log.recognise, log.set_up) if self._create else (self._expect, self._expect)
         async with AsyncExitStack() as closing:
-            writing, reading = Database(self._place), Database(self._place)
             for database in (writing, reading):
-                await database.open(log.recognise, log.set_up)
+                await database.open(check, setup)
                 closing.push_async_callback(database.close)
             belfry = Belfry(self._place)
             closing.callback(belfry.close)
@@ -147,6 +150,10 @@ class EmbeddedBus(Bus):
     async def maintain(self) -> None:
         held = self._open
         await Housekeeping(held.reading, held.writing, now_ms=time.time_ns() // 1_000_000).run()
+
+    def _expect(self, connection: sqlite3.Connection) -> None:
+        if not log.recognise(connection):
+            raise self._place.missing()
 
     @property
     def _open(self) -> _Open:

@@ -50,8 +50,9 @@ class Database:
     all it wants before it returns: an open cursor keeps the write-ahead log from being cut.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, create: bool = True) -> None:
         self._place = place
+        self._create = create
         self._pid = os.getpid()
         self._lock = Lock(place)
         self._thread = JobThread(f"outfitter bus {place.path.name}", at_end=self._end)
@@ -60,7 +61,8 @@ class Database:
         self._closed = False
 
     async def open(self, check: Job[object], setup: Job[None]) -> None:
-        """Connect, making the file first where there is none, and run `setup` under the lock.
+        """Connect, making the file first where there is none (unless `create` is False), and run `setup` under the
+        lock.
 
         A file that is there has to pass `check` first, and nothing is made beside one that does not.
 
@@ -70,7 +72,7 @@ class Database:
         """
         self._thread.start()
         try:
-            await self._run(self._place.prepare)
+            await self._run(lambda: self._place.prepare(create=self._create))
             await self._run(lambda: self._look(check))
             await self._run(lambda: self._connect(setup), turn=self._lock)
         except BaseException:
@@ -146,9 +148,10 @@ class Database:
 
     def _look(self, check: Job[object]) -> None:
         """Outside the lock, which is a file. The connection to a bus stays open: closing it may checkpoint."""
-        self._place.check_file()
         self._identity = self._place.identity()
         if self._identity is None:
+            if not self._create:
+                raise self._place.missing()
             return
         connection: sqlite3.Connection | None = None
         try:
@@ -175,8 +178,9 @@ class Database:
             connection.close()
             connection = None
         if connection is None:
-            self._place.check_file()
-            self._place.create_file()
+            self._place.check_files()
+            if self._create:
+                self._place.create_file()
             connection = self._opened()
         try:
             connection.execute(f"PRAGMA synchronous={self._place.synchronous}")

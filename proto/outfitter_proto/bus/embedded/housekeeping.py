@@ -166,14 +166,20 @@ def _sliced(offsets: Sequence[int]) -> list[Sequence[int]]:
 
 def _parts(connection: sqlite3.Connection) -> list[_Part]:
     topics = {topic.id: topic for topic in log.all_topics(connection)}
-    rows = connection.execute("SELECT topic, part, start, next, clean, live FROM part").fetchall()
-    return [_Part(topics[topic], *row) for topic, *row in rows]
+    rows = connection.execute(
+        "SELECT topic, part, start, next, CAST(clean AS INTEGER), CAST(live AS INTEGER) FROM part"
+    ).fetchall()
+    return [
+        _Part(topics[topic], part, start, following, *rest)
+        for topic, part, start, following, *rest in rows
+        if topic in topics and isinstance(start, int) and isinstance(following, int)
+    ]
 
 
 def _seen(connection: sqlite3.Connection, part: _Part, start: int, end: int) -> list[_Seen]:
     rows = connection.execute(
-        "SELECT off, time, key, value IS NULL FROM record WHERE topic = ? AND part = ? AND off >= ? AND off < ?"
-        " ORDER BY off LIMIT ?",
+        "SELECT off, CAST(time AS INTEGER), CAST(key AS BLOB), value IS NULL FROM record"
+        " WHERE topic = ? AND part = ? AND off >= ? AND off < ? AND typeof(off) = 'integer' ORDER BY off LIMIT ?",
         (part.topic.id, part.partition, start, end, LOOK_SLICE),
     ).fetchall()
     return list(map(_Seen._make, rows))

@@ -53,9 +53,9 @@ class Lock:
         flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW
         self._descriptor = os.open(self._path, flags, places.FILE_MODE)
         found = os.fstat(self._descriptor)
-        self._place.check_owner(found)
         if found.st_uid == os.geteuid() and found.st_mode & 0o777 != places.FILE_MODE:
             os.fchmod(self._descriptor, places.FILE_MODE)  # whatever the umask
+        self._place.check_file(self._path, os.fstat(self._descriptor))
 
     def _is_in_place(self) -> bool:
         try:

@@ -3,6 +3,10 @@
 A partition's next offset is kept apart from its records, so it survives compaction and retention; offsets are given out
 inside the transaction that writes the records, so they grow without gaps of their own and every record below `next`
 is committed. Nothing here begins or ends a transaction (`database` does), and every cursor is read to its end.
+
+Whoever may write the file may put anything into any column, by mistake too: a program that binds a string for a key
+will do. The tables refuse it, but not those of older files, so each statement that reads says what type it takes: what
+is wrong in a record damages that record, and what is wrong in a topic's or partition's row is said.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import msgspec
@@ -40,6 +45,7 @@ MAX_FETCH_BYTES: Final = 16 * 1024 * 1024
 """About where a fetch stops, whatever number of records was asked for: it must not become a manager's memory."""
 
 _CHUNK: Final = 500
+_DAMAGED: Final = "the embedded bus is damaged; stop every process on it, put it aside, start anew or from a copy"
 _NUMBERS: Final = ("max.message.bytes", "retention.ms", "delete.retention.ms", "min.cleanable.dirty.ratio")
 _TABLES: Final = """
 CREATE TABLE topic (
@@ -52,13 +58,17 @@ CREATE TABLE part (
     next INTEGER NOT NULL DEFAULT 0,   -- the one after the last
     clean INTEGER NOT NULL DEFAULT 0,  -- housekeeping's: compacted up to here,
     live INTEGER NOT NULL DEFAULT 0,   -- and this many records were left
-    PRIMARY KEY (topic, part)
+    PRIMARY KEY (topic, part),
+    CHECK (typeof(start) = 'integer' AND typeof(next) = 'integer')
 ) WITHOUT ROWID;
 CREATE TABLE record (
     topic INTEGER NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL,
     time INTEGER NOT NULL,             -- milliseconds since the epoch
     key BLOB, value BLOB,
-    PRIMARY KEY (topic, part, off)
+    PRIMARY KEY (topic, part, off),
+    -- SQLite takes any type in any column. Its STRICT tables would need 3.37
+    CHECK (typeof(off) = 'integer' AND typeof(time) = 'integer'
+        AND typeof(key) IN ('blob', 'null') AND typeof(value) IN ('blob', 'null'))
 ) WITHOUT ROWID;
 CREATE TABLE tombstone (
     topic INTEGER NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL,
@@ -167,13 +177,25 @@ def find_topic(connection: sqlite3.Connection, name: str) -> Topic | None:
     return None if row is None else _topic(*row)
 
 
-def _topic(number: int, name: str, uuid: str, partitions: int, config: bytes) -> Topic:
-    return Topic(number, name, uuid, partitions, msgspec.json.decode(config, type=dict[str, str]))
+def _topic(*row: object) -> Topic:
+    """Raises BusConfigurationError: it is not as `create_topic` wrote it."""
+    match row:
+        case (int(number), str(name), str(uuid), int(partitions), (bytes() | str()) as config) if partitions > 0:
+            with suppress(ValueError):
+                topic = Topic(number, name, uuid, partitions, msgspec.json.decode(config, type=dict[str, str]))
+                for setting in _NUMBERS:
+                    topic.number(setting, 0)
+                return topic
+    raise BusConfigurationError(f"its table topic holds {row!s:.200}, which is no topic: {_DAMAGED}")
 
 
 def all_topics(connection: sqlite3.Connection) -> list[Topic]:
-    rows = connection.execute("SELECT id, name, uuid, partitions, config FROM topic ORDER BY id").fetchall()
-    return [_topic(*row) for row in rows]
+    """All that can be read."""
+    topics: list[Topic] = []
+    for row in connection.execute("SELECT id, name, uuid, partitions, config FROM topic ORDER BY id").fetchall():
+        with suppress(BusConfigurationError):
+            topics.append(_topic(*row))
+    return topics
 
 
 def create_topic(connection: sqlite3.Connection, spec: TopicSpec) -> bool:
@@ -195,10 +217,16 @@ def create_topic(connection: sqlite3.Connection, spec: TopicSpec) -> bool:
 
 def bounds(connection: sqlite3.Connection, topic: Topic, partition: int) -> tuple[int, int]:
     """The first offset there is and the one after the last."""
-    start, following = connection.execute(
+    found = connection.execute(
         "SELECT start, next FROM part WHERE topic = ? AND part = ?", (topic.id, partition)
     ).fetchone()
-    return start, following
+    match found:
+        case (int(start), int(following)) if 0 <= start <= following:
+            return start, following
+    raise BusConfigurationError(
+        f"its table part holds {found!s:.200} for topic {topic.name!r}, partition {partition}, and no two offsets: "
+        f"{_DAMAGED}"
+    )
 
 
 def check_entries(topic: Topic, entries: Sequence[Entry]) -> None:
@@ -250,9 +278,9 @@ def fetch(connection: sqlite3.Connection, topic: Topic, partition: int, position
     if position == end:
         return Slice([], end)
     cursor = connection.execute(
-        "SELECT ?, part, off, key, value, time FROM record WHERE topic = ? AND part = ? AND off >= ?"
-        " ORDER BY off LIMIT ?",
-        (topic.name, topic.id, partition, position, max_records),
+        "SELECT ?, part, off, CAST(key AS BLOB), CAST(value AS BLOB), CAST(time AS INTEGER) FROM record"
+        " WHERE topic = ? AND part = ? AND off >= ? AND off < ? AND typeof(off) = 'integer' ORDER BY off LIMIT ?",
+        (topic.name, topic.id, partition, position, end, max_records),
     )
     messages: list[Message] = []
     size = 0
@@ -292,5 +320,5 @@ def check_epoch(connection: sqlite3.Connection, identity: str, ours: int) -> Non
 
 def epoch(connection: sqlite3.Connection, identity: str) -> int | None:
     """The identity's epoch; None: nobody has ever had it."""
-    found = connection.execute("SELECT epoch FROM writer WHERE identity = ?", (identity,)).fetchone()
+    found = connection.execute("SELECT CAST(epoch AS INTEGER) FROM writer WHERE identity = ?", (identity,)).fetchone()
     return int(found[0]) if found is not None else None

@@ -3,9 +3,10 @@
 Beside `bus.db` stand SQLite's own `bus.db-wal` and `bus.db-shm`, `bus.lock` (the queue of writers) and
 `bus.wake/` (a socket for each waiting reader). Whoever can write the file is trusted, so the question here
 is only who that is: the file and all beside it are made for their owner and group (mode 0660, 2770 for
-directories), and a place where *others* could put a file of theirs in the way is refused. A directory that
-everybody may write but that is sticky, as /tmp, is accepted when the bus's files belong to this user or to
-root: nobody else can then rename or remove them.
+directories), and a place where *others* could put a file of theirs in the way is refused. That is every directory that
+everybody may write, sticky ones as /tmp included: SQLite takes whatever write-ahead log or journal lies beside its file
+for a part of it, and removes and makes them as it goes, so that looking first would not do. It is also a directory of
+somebody else's who does not share it with its group.
 
 The file is never opened here while it exists: closing a second descriptor of a database drops SQLite's locks on
 it for the whole process (SQLite, "How To Corrupt An SQLite Database File", 2.2).
@@ -55,6 +56,9 @@ KNOWN_FOREIGN: Final = {
 }
 """Names for the message only; whatever is not in `LOCAL_FILE_SYSTEMS` is refused."""
 
+SQLITES_OWN: Final = ("-wal", "-shm", "-journal")
+"""What SQLite keeps beside its file, and takes for a part of it where it finds it."""
+
 _ELSEWHERE: Final = "choose another with --bus sqlite:///path/to/bus.db or OUTFITTER_BUS"
 
 
@@ -84,25 +88,36 @@ class Place(NamedTuple):
         """SQLite's own name for the file; `mode=rw`: never made by SQLite, which would not know the mode."""
         return f"file:{quote(str(self.path))}?mode=rw"
 
-    def prepare(self) -> None:
+    def prepare(self, *, create: bool = True) -> None:
         """Make the directory if only it is missing, and refuse it if a bus must not live there.
 
+        `create` False: make nothing.
+
         Raises:
-            BusConfigurationError: not a place for a bus, or not for this user.
+            BusConfigurationError: not a place for a bus, or not for this user; or there is none.
             BusUnavailableError: it cannot be reached now (read-only, an I/O error).
         """
         directory = self.path.parent
         try:
             if not directory.exists():
+                if not create:
+                    raise self.missing()
                 make_directory(directory)
             found = directory.stat()
         except FileExistsError:
             found = directory.stat()
         except OSError as error:
             raise_for(error, f"the directory {directory} of the embedded bus cannot be used", directory)
-        _check_directory(directory, found)
+        check_directory(directory, found)
         _check_file_system(directory)
-        self.check_file()
+        self.check_files()
+
+    def missing(self) -> BusConfigurationError:
+        """That there is no bus."""
+        return BusConfigurationError(
+            f"there is no bus at {self.path}: a manager makes it when it starts (`outfitter serve`), as does "
+            f"`outfitter topics create`; name another with --bus sqlite:///path/to/bus.db or OUTFITTER_BUS"
+        )
 
     def create_file(self) -> None:
         """Make the database file, empty, if it is not there. Call under the lock."""
@@ -115,30 +130,37 @@ class Place(NamedTuple):
         os.fchmod(descriptor, FILE_MODE)  # whatever the umask: SQLite gives -wal and -shm this mode too
         os.close(descriptor)
 
-    def check_file(self) -> None:
-        """Refuse a database file that somebody else could have put there. One that is missing is fine."""
-        try:
-            found = self.path.lstat()
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise_for(error, f"{self.path} cannot be looked at", self.path)
+    def check_files(self) -> None:
+        """Refuse a database file that somebody else could have put there, and the like of what SQLite takes for a
+        part of it. One that is missing is fine."""
+        for suffix in ("", *SQLITES_OWN):
+            path = Path(f"{self.path}{suffix}")
+            try:
+                self.check_file(path, path.lstat())
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise_for(error, f"{path} cannot be looked at", path)
+
+    def check_file(self, path: Path, found: os.stat_result) -> None:
+        """Refuse what is no file, or not a file of the bus's own."""
         if not stat.S_ISREG(found.st_mode):
             what = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no regular file"
-            raise BusConfigurationError(f"{self.path} is {what}: name the bus's own file, or {_ELSEWHERE}")
+            raise BusConfigurationError(f"{path} is {what}: name the bus's own file, or {_ELSEWHERE}")
+        self.check_rights(path, found)
+
+    def check_rights(self, path: Path, found: os.stat_result) -> None:
+        """Refuse a file or directory of the bus that others may write, or that belongs to somebody who may not write
+        the bus's directory."""
         if found.st_mode & stat.S_IWOTH:
             raise BusConfigurationError(
-                f"{self.path} may be written by everybody, who could then forge grants: `chmod o-w {self.path}`"
+                f"{path} may be written by everybody, who could then forge grants: `chmod o-w {path}`"
             )
-        self.check_owner(found)
-
-    def check_owner(self, found: os.stat_result) -> None:
-        """In a directory that everybody may write, refuse a file that is neither this user's nor root's."""
-        shared = self.path.parent.stat().st_mode & stat.S_IWOTH
-        if shared and found.st_uid not in (0, os.geteuid()):
+        directory = self.path.parent.stat()
+        if found.st_uid not in (0, os.geteuid(), directory.st_uid) and not directory.st_mode & stat.S_IWGRP:
             raise BusConfigurationError(
-                f"{self.path} or a file beside it belongs to user {found.st_uid}, and everybody may write "
-                f"{self.path.parent}: {_ELSEWHERE}"
+                f"{path} belongs to user {found.st_uid}, with whom {self.path.parent} is not shared: `chown` it, "
+                f"or {_ELSEWHERE}"
             )
 
     def identity(self) -> Identity | None:
@@ -199,18 +221,35 @@ def verdict(error: OSError, what: str, path: Path) -> BusError:
         )
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return BusConfigurationError(f"{what}: {reason}. Make {path.parent} first, or {_ELSEWHERE}")
+    if isinstance(error, IsADirectoryError):
+        return BusConfigurationError(f"{what}: {reason}. Remove it, or {_ELSEWHERE}")
     if error.errno == errno.ELOOP:
         return BusConfigurationError(f"{what}: it is a symbolic link. Remove it, or {_ELSEWHERE}")
     return BusUnavailableError(f"{what}: {reason}")
 
 
-def _check_directory(directory: Path, found: os.stat_result) -> None:
+def check_directory(directory: Path, found: os.stat_result) -> None:
+    """Refuse a directory in which somebody could put a bus of theirs, who was not let in by its owner or group."""
     if not stat.S_ISDIR(found.st_mode):
         raise BusConfigurationError(f"{directory} is no directory: {_ELSEWHERE}")
-    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+    if found.st_mode & stat.S_IWOTH:
         raise BusConfigurationError(
-            f"everybody may write {directory} and so replace the bus: `chmod o-w {directory}`, or {_ELSEWHERE}"
+            f"everybody may write {directory} and so replace the bus or parts of it: give the bus a directory of its "
+            f"own, as `mkdir -m 2770 {directory / 'outfitter'}` makes one, or `chmod o-w {directory}`, or {_ELSEWHERE}"
         )
+    if found.st_uid not in (0, os.geteuid()) and not _is_shared(found):
+        raise BusConfigurationError(
+            f"{directory} belongs to user {found.st_uid}, who could replace the bus: run as that user, let the "
+            f"directory be shared with its group (`chmod 2770 {directory}`), or {_ELSEWHERE}"
+        )
+
+
+def _is_shared(directory: os.stat_result) -> bool:
+    """Whether its owner shares it with us: through a group of ours, or, where we are root, as a bus's directory."""
+    if not directory.st_mode & stat.S_IWGRP:
+        return False
+    ours = {os.getegid(), *os.getgroups()}
+    return directory.st_gid in ours or (os.geteuid() == 0 and bool(directory.st_mode & stat.S_ISGID))
 
 
 def _check_file_system(directory: Path) -> None:

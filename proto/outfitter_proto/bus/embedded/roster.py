@@ -111,11 +111,21 @@ def _boot() -> str:
     return boot_id() or ""
 
 
+def _name(found: bytes) -> str:
+    """A name, whatever SQLite lets others write there."""
+    return found.decode("utf-8", "replace")
+
+
 def _share_out(connection: sqlite3.Connection, member: Member) -> bool:
     group = member.topic.id, member.group
-    names = connection.execute("SELECT name FROM member WHERE topic = ? AND grp = ?", group).fetchall()
-    owners = dict(connection.execute("SELECT part, name FROM owner WHERE topic = ? AND grp = ?", group).fetchall())
-    shares = share_out(member.topic.partitions, [name for (name,) in names], owners)
+    names = connection.execute("SELECT CAST(name AS BLOB) FROM member WHERE topic = ? AND grp = ?", group).fetchall()
+    owners = {
+        part: _name(name)
+        for part, name in connection.execute(
+            "SELECT part, CAST(name AS BLOB) FROM owner WHERE topic = ? AND grp = ?", group
+        ).fetchall()
+    }
+    shares = share_out(member.topic.partitions, [_name(name) for (name,) in names], owners)
     if shares == owners:
         return False
     connection.execute("DELETE FROM owner WHERE topic = ? AND grp = ?", group)

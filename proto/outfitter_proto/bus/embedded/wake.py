@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -112,9 +111,7 @@ def _open_directory(place: places.Place) -> int:
         places.raise_for(error, f"{path} cannot be used", path)
     found = os.fstat(descriptor)
     try:
-        if found.st_mode & stat.S_IWOTH:
-            raise BusConfigurationError(f"everybody may write {path}: `chmod o-w {path}`")
-        place.check_owner(found)
+        place.check_rights(path, found)
     except BaseException:
         os.close(descriptor)
         raise
