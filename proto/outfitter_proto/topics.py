@@ -196,6 +196,16 @@ async def create(
     )
 
 
+def all_missing(cluster: str, *, history: bool = True) -> list[Difference]:
+    """What `check` says where there is not even a bus."""
+    return [_missing(name) for name in wanted(cluster, history=history)]
+
+
+def _missing(name: str) -> Difference:
+    why = "there is nothing to read from or to write to"
+    return Difference(name, "(topic)", "missing", "present", why, "outfitter topics create", True)
+
+
 async def check(bus: Bus, cluster: str, *, history: bool = True) -> list[Difference]:
     """Compare the topics with what they must be. An empty list: all is well."""
     differences: list[Difference] = []
@@ -205,9 +215,7 @@ async def check(bus: Bus, cluster: str, *, history: bool = True) -> list[Differe
         try:
             found[name] = info = await bus.topic(name)
         except UnknownTopicError:
-            why = "there is nothing to read from or to write to"
-            remedy = "outfitter topics create"
-            differences.append(Difference(name, "(topic)", "missing", "present", why, remedy, True))
+            differences.append(_missing(name))
             continue
         differences += _of_copies(info, brokers)
         if not info.config:

@@ -50,6 +50,10 @@ class BusConfigurationError(BusError):
     """The bus is there but not as it must be (wrong URL, a network file system, a refused log-in)."""
 
 
+class MissingBusError(BusConfigurationError):
+    """There is no bus there, and whoever asked makes none."""
+
+
 class BusAccessError(BusConfigurationError):
     """The bus does not let us do it. At a start that is a mistake to be told at once; later, credentials are being
     exchanged or rights were taken away by mistake, so whoever runs already tries on. Nothing was written."""

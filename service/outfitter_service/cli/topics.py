@@ -96,14 +96,19 @@ def check(ctx: click.Context, /, config: str | None, as_json: bool, **_options: 
     import anyio
 
     from outfitter_proto import topics as wanted
+    from outfitter_proto.bus import MissingBusError
     from outfitter_service.cli import ledger
     from outfitter_service.config import connection
 
     where = connection(config, options.given(ctx))
 
     async def compare() -> list[Difference]:
-        async with ledger.opened(where) as bus:
-            return await wanted.check(bus, where.cluster, history=where.history)
+        try:
+            async with ledger.opened(where) as bus:
+                return await wanted.check(bus, where.cluster, history=where.history)
+        except MissingBusError as error:
+            warn(str(error))
+            return wanted.all_missing(where.cluster, history=where.history)
 
     differences = anyio.run(compare)
     if as_json:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 from urllib.parse import parse_qsl, quote, unquote
 
-from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavailableError
+from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavailableError, MissingBusError
 
 FILE_MODE: Final = 0o660
 DIRECTORY_MODE: Final = 0o2770
@@ -112,9 +112,9 @@ class Place(NamedTuple):
         _check_file_system(directory)
         self.check_files()
 
-    def missing(self) -> BusConfigurationError:
+    def missing(self) -> MissingBusError:
         """That there is no bus."""
-        return BusConfigurationError(
+        return MissingBusError(
             f"there is no bus at {self.path}: a manager makes it when it starts (`outfitter serve`), as does "
             f"`outfitter topics create`; name another with --bus sqlite:///path/to/bus.db or OUTFITTER_BUS"
         )
