@@ -12,7 +12,10 @@ import anyio
 
 from outfitter.board import Board
 from outfitter.errors import LeaseLostError
+from outfitter.lease import Clock
 from outfitter.operators import lease_lost
+from outfitter.standing import Standing, standing
+from outfitter.trouble import Trouble
 from outfitter_proto.bus.port import BusError
 
 PUBLISH_WITHIN = 5.0
@@ -21,32 +24,45 @@ PUBLISH_WITHIN = 5.0
 RETRY_DELAYS = (0.1, 0.2, 0.5, 1.0, 2.0)
 """Seconds between tries while the bus is away, the last one again and again."""
 
+LOOK_AGAIN = 1.0
+"""Seconds to sleep at a stretch: timers of an event loop stand still while the machine is suspended."""
+
+_SENDING = "a heartbeat"
+
 log = logging.getLogger("outfitter")
 
 
+async def sleep(seconds: float, clock: Clock) -> None:
+    """Sleep for `seconds`, of which `clock` may count those that the machine is suspended."""
+    woken, until = anyio.current_time() + seconds, clock() + seconds
+    while (left := min(woken - anyio.current_time(), until - clock())) > 0:  # noqa: ASYNC110  (it is no event)
+        await anyio.sleep(min(left, LOOK_AGAIN))
+
+
 class LeaseKeeper:
-    """Keeps the lease on `board` alive with `beat`, which publishes one heartbeat.
+    """Keeps the lease on `board` alive: `beat` publishes one heartbeat.
 
-    Once the lease is over its devices may be somebody else's, and this worker would only read of it a moment later. So
-    the first heartbeat that gets through then renews nothing; the next one within a lease does, if the grant still
-    stands after all that the ledger held by then (`catch_up` puts that on the board).
+    Once the lease is over, its devices may be somebody else's, and a heartbeat that gets through says nothing. Then
+    `ask` is called after each: it registers again, and the manager's answer renews the lease on the board.
 
-    `on_lease_at_risk` is called once each time the lease gets at risk; it must not block.
+    `on_lease_at_risk` is called once each time the lease of devices that are this worker's gets at risk, and must not
+    block. Without one, the log says it. A worker that still waits has nothing to stop using, and is told nothing.
     """
 
     def __init__(
         self,
         board: Board,
         beat: Callable[[], Awaitable[object]],
-        catch_up: Callable[[], Awaitable[object]],
+        ask: Callable[[], Awaitable[object]],
         on_lease_at_risk: Callable[[LeaseLostError], object] | None,
+        trouble: Trouble,
     ) -> None:
         self._board = board
         self._lease = board.lease
         self._publish = beat
-        self._catch_up = catch_up
-        self._heard_again_at: float | None = None
+        self._ask = ask
         self._on_lease_at_risk = on_lease_at_risk
+        self._trouble = trouble
 
     async def run(self) -> None:
         """Go on until the allocation is over. Without a lease there is nothing to do but to wait for one."""
@@ -62,56 +78,51 @@ class LeaseKeeper:
                 await self._board.changed(self._board.read().version)
             elif await self._beat_once(interval):
                 attempt = 0
-                await anyio.sleep(interval)
+                await sleep(interval, self._lease.clock)
             else:
                 await anyio.sleep(min(RETRY_DELAYS[min(attempt, len(RETRY_DELAYS) - 1)], interval / 3))
                 attempt += 1
 
     async def _beat_once(self, interval: float) -> bool:
-        sent_at = self._lease.clock()
+        within = min(PUBLISH_WITHIN, interval)
+        sent_at, at_risk = self._lease.clock(), self._lease.at_risk
+        asking = anyio.CancelScope()
         try:
-            with anyio.fail_after(min(PUBLISH_WITHIN, interval)):
+            with anyio.fail_after(within):
                 await self._publish()
-                if not await self._still_stands(sent_at):
-                    return True
+            if self._lease.acknowledge(sent_at):
+                if at_risk:
+                    self._board.touch()
+            else:
+                with anyio.move_on_after(interval) as asking:
+                    await self._ask()
         except (BusError, TimeoutError) as error:
-            log.warning("a heartbeat failed: %s", str(error) or f"no answer within {min(PUBLISH_WITHIN, interval):g} s")
+            self._trouble.met(_SENDING, str(error) or f"no answer within {within:g} s")
             return False
-        self._lease.acknowledge(sent_at)
-        return True
-
-    async def _still_stands(self, sent_at: float) -> bool:
-        """Whether a heartbeat that was begun at `sent_at` and has got through renews the lease."""
-        if self._lease.ended_by(sent_at):
-            before, self._heard_again_at = self._heard_again_at, sent_at
-            if before is None or sent_at - before >= (self._lease.seconds or 0.0):
-                return False
-            await self._catch_up()
-        self._heard_again_at = None
-        return not self._board.read().over
+        self._trouble.passed(_SENDING)
+        return not asking.cancelled_caught
 
     async def _watch(self) -> None:
-        told = False
-        while not self._board.read().over:
+        served = False  # a grant that was read late is nobody's until the manager has confirmed it
+        while not (notice := self._board.read()).over:
             left = self._lease.until_risk
-            if left is None:
-                await self._board.changed(self._board.read().version)
+            if left is None or notice.record is None or standing(notice.record) is not Standing.YOURS:
+                served = False
+                await self._board.changed(notice.version)
             elif left > 0:
-                if told:
-                    told = False
-                    self._board.touch()
-                await anyio.sleep(left)
+                served = True
+                await sleep(left, self._lease.clock)
             else:
-                if not told:
-                    told = True
+                if served:
+                    served = False
                     self._board.touch()
                     self._tell()
-                await anyio.sleep((self._lease.interval or 1.0) / 10)
+                await sleep((self._lease.interval or 1.0) / 10, self._lease.clock)
 
     def _tell(self) -> None:
         error = lease_lost(self._board)
-        log.error("%s", error)
         if self._on_lease_at_risk is None:
+            log.error("%s", error)
             return
         try:
             self._on_lease_at_risk(error)

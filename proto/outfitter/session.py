@@ -12,10 +12,11 @@ from __future__ import annotations
 import functools
 import logging
 import math
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import anyio
 
@@ -24,6 +25,7 @@ from outfitter.board import Board
 from outfitter.errors import AllocationEndedError, LeaseLostError, NoManagerError, WaitedTooLongError
 from outfitter.heartbeats import RETRY_DELAYS, LeaseKeeper
 from outfitter.managers import Survey
+from outfitter.trouble import Trouble
 from outfitter_proto import codec, names
 from outfitter_proto.bus.port import (
     Bus,
@@ -31,12 +33,24 @@ from outfitter_proto.bus.port import (
     BusError,
     BusUnavailableError,
     Entry,
+    Message,
     OffsetOutOfRangeError,
     Reader,
     UnknownTopicError,
 )
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.records import Allocation, AllocationState, Deregister, Heartbeat, Host, Register, Registration
+from outfitter_proto.records import (
+    Allocation,
+    AllocationState,
+    Checkpoint,
+    Deregister,
+    Heartbeat,
+    Host,
+    LedgerRecord,
+    ManagerIdentity,
+    Register,
+    Registration,
+)
 
 MANAGER_PATIENCE = 4.0
 """Seconds from the acknowledged registration until nobody answering means that there is no manager."""
@@ -53,8 +67,18 @@ VERDICT_GRACE = 10.0
 _FETCH_TIMEOUT = 5.0
 _TOPIC_POLL = 0.2
 _CAUGHT_UP_POLL = 0.02
+_MOST_UNANSWERED = 16
+"""Registrations whose answers are waited for. An answer to one that was sent so many intervals ago renews nothing."""
+_FOLLOWING = "following the allocation"
 
 log = logging.getLogger("outfitter")
+
+
+class _Asked(NamedTuple):
+    """A registration that was acknowledged: when it was begun to be sent, and its offset."""
+
+    sent_at: float
+    offset: int
 
 
 class WorkerSession:
@@ -66,7 +90,8 @@ class WorkerSession:
         attach: follow the allocation that somebody else registered and keeps alive; nothing is ever published.
         manager_patience: seconds after which a missing answer raises `NoManagerError` in `wait`; None: never.
         heartbeats: keep the lease alive.
-        on_lease_at_risk: called once each time the lease gets at risk; must not block.
+        on_lease_at_risk: called once each time the lease of this worker's devices gets at risk, instead of the log;
+            must not block.
     """
 
     def __init__(
@@ -96,8 +121,15 @@ class WorkerSession:
         self._host_key = names.host_key(registration.host).encode()
         self._greeted: set[str] = set()
         self._owed = False
+        self._unanswered: deque[_Asked] = deque(maxlen=_MOST_UNANSWERED)
+        self._catch_up_to: int | None = None
+        self._fetching_since = self._fetched_before = 0.0
+        self._watcher: ManagerIdentity | Checkpoint | None = None
+        self._forgotten = False
+        self._trouble = Trouble(self._key.decode(), self.board.lease.clock)
         self._partitions = 0
         self._partition = 0
+        self._checkpoint_keys: frozenset[bytes] = frozenset()
         self._reader: Reader | None = None
         self._registered = False
         self._running: AbstractAsyncContextManager[None] | None = None
@@ -157,6 +189,8 @@ class WorkerSession:
         topic = self._topics.allocations
         self._partitions = await self._partition_count()
         self._partition = partition_of(self.registration.host, self._partitions)
+        writers = names.host_writer(self.registration.host), names.partition_writer(self._partition)
+        self._checkpoint_keys = frozenset(names.checkpoint_key(writer).encode() for writer in writers)
         if self._attach:
             self._reader = await self._bus.open_reader(topic, self._partition, start=None, committed=True)
             await self._catch_up(await self._bus.stable_end(topic, self._partition))
@@ -165,10 +199,14 @@ class WorkerSession:
         _, end = await self._bus.offsets(topic, self._partition)
         self._reader = await self._bus.open_reader(topic, self._partition, start=end, committed=True)
         self._registered = True
+        self.board.lease.begin(self.board.lease.clock())
         await self._publish(self.registration)
 
     async def wait(self) -> Allocation:
         """Wait until the devices are this worker's, and return the record.
+
+        A grant that may be over already is not believed before the manager has confirmed it: one that was read late,
+        by a worker that was frozen or cut off since it was heard last.
 
         Raises:
             NoManagerError: nobody answered in time.
@@ -192,11 +230,12 @@ class WorkerSession:
                     await self._publish(self.registration)
                 self._owed = False
                 attempt, heard = 0, True
+                self._trouble.passed(_FOLLOWING)
             except (BusUnavailableError, BusAccessError) as error:
                 if isinstance(error, BusAccessError) and not heard:  # never was allowed to: nothing will come
                     self.board.close(error)
                     return
-                log.warning("%s: cannot follow the allocation for now: %s", self._key.decode(), error)
+                self._trouble.met(_FOLLOWING, error)
                 await anyio.sleep(RETRY_DELAYS[min(attempt, len(RETRY_DELAYS) - 1)])
                 attempt += 1
             except BusError as error:
@@ -206,7 +245,7 @@ class WorkerSession:
     async def keep_lease(self) -> None:
         """Send heartbeats until the record is final, and say so when they do not get through."""
         beat = functools.partial(self._publish, Heartbeat(**self._identity))
-        await LeaseKeeper(self.board, beat, self._until_caught_up, self._on_lease_at_risk).run()
+        await LeaseKeeper(self.board, beat, self._ask, self._on_lease_at_risk, self._trouble).run()
 
     async def deregister(self, reason: str | None = None) -> bool:
         """Give everything back; never raises for a bus that is away, and takes at most `DEREGISTER_WITHIN`.
@@ -215,7 +254,7 @@ class WorkerSession:
         """
         notice = self.board.read()
         self.board.close()
-        if not self._registered or notice.ended:
+        if not self._registered or (notice.ended and not self._forgotten):
             return True
         self._registered = False
         try:
@@ -224,7 +263,8 @@ class WorkerSession:
                     Deregister(**self._identity, reason=(reason or self.leaving_reason or "finished")[:200])
                 )
         except (BusError, TimeoutError) as error:
-            log.warning("%s: could not deregister: %s", self._key.decode(), error or "time-out")
+            why = str(error) or f"no answer within {DEREGISTER_WITHIN:g} s"
+            log.warning("%s: could not deregister: %s", self._key.decode(), why)
             return False
         return True
 
@@ -268,7 +308,24 @@ class WorkerSession:
 
     async def _publish(self, message: Registration) -> None:
         entry = Entry(self.registration.host.encode(), codec.encode(message))
-        await self._bus.publish(self._topics.registrations, self._partition, entry)
+        sent_at = self.board.lease.clock()
+        offset = await self._bus.publish(self._topics.registrations, self._partition, entry)
+        if isinstance(message, Register):
+            self._unanswered.append(_Asked(sent_at, offset))
+
+    async def _ask(self) -> None:
+        """Register again, for the lease is over: the manager publishes the record once more if the allocation stands.
+
+        Not before all is read that was committed when this was called first. What has ended must not be registered
+        anew, and the manager forgets it some time after its end. May be cancelled, and called again.
+        """
+        end = self._catch_up_to
+        if end is None:
+            end = self._catch_up_to = await self._bus.stable_end(self._topics.allocations, self._partition)
+        while self._reader is not None and self._reader.position < end and not self._over:  # noqa: ASYNC110  (told by nobody)
+            await anyio.sleep(_CAUGHT_UP_POLL)
+        if not self._over:
+            await self._publish(self.registration)
 
     async def _catch_up(self, end: int) -> None:
         while self._reader is not None and self._reader.position < end:
@@ -279,37 +336,66 @@ class WorkerSession:
                 "it has ended, or was never registered there"
             )
 
-    async def _until_caught_up(self) -> None:
-        """Wait until `follow` has read all that was committed when this was called."""
-        end = await self._bus.stable_end(self._topics.allocations, self._partition)
-        while self._reader is not None and self._reader.position < end and not self._over:  # noqa: ASYNC110  (told by nobody)
-            await anyio.sleep(_CAUGHT_UP_POLL)
-
     async def _fetch(self) -> None:
         if self._reader is None:
             raise RuntimeError("the session is not open")
+        self._fetched_before, self._fetching_since = self._fetching_since, self.board.lease.clock()
         try:
             messages = await self._reader.fetch(timeout=_FETCH_TIMEOUT)
         except OffsetOutOfRangeError as error:
             # Compaction has passed us by; the first record there is for our key is newer than what we have.
             await self._reader.seek(error.start)
+            self._catch_up_to = None
             return
         for message in messages:
             if message.key == self._key:
                 self._take(message.value)
-            elif message.key == self._host_key and not self._answered:
-                self._greet(message.value)
+            elif message.key == self._host_key:
+                self._take_host(_decoded(message))
+            elif message.key in self._checkpoint_keys and self._listens:
+                self._take_checkpoint(_decoded(message))
 
-    def _greet(self, value: bytes | None) -> None:
+    def _take_host(self, record: LedgerRecord | None) -> None:
         """A manager that names itself before anybody has answered is told again: what was said when the host had no
-        manager yet may have gone to the dead letters."""
-        try:
-            record = codec.decode_ledger(value, key=self._host_key) if value is not None else None
-        except codec.WireError:
+        manager yet may have gone to the dead letters. Later on it may be one that sees other processes."""
+        if not isinstance(record, Host):
             return
-        if isinstance(record, Host) and record.manager.stopped_at is None:
-            self._owed = self._owed or record.manager.instance not in self._greeted
-            self._greeted.add(record.manager.instance)
+        manager = record.manager
+        if self._answered:
+            self._watcher = manager
+            self._look_who_watches()
+        elif manager.stopped_at is None:
+            self._owed = self._owed or manager.instance not in self._greeted
+            self._greeted.add(manager.instance)
+
+    @property
+    def _listens(self) -> bool:
+        """Whether a checkpoint has something to tell. There is one in each commit, so most are passed over."""
+        return self._heartbeats and self.record is not None and bool(self._unanswered or self._watcher is None)
+
+    def _take_checkpoint(self, record: LedgerRecord | None) -> None:
+        """The end of a commit: who watches this process, and how far the manager had read when the record stood."""
+        if not isinstance(record, Checkpoint):
+            return
+        if self._watcher is None:
+            self._watcher = record
+            self._look_who_watches()
+        reached = max(record.input.to, (record.input.ahead or {}).get(self.registration.host, 0))
+        if self._unanswered and self._unanswered[0].offset < reached:
+            while self._unanswered and self._unanswered[0].offset < reached:
+                self.board.lease.answered(self._unanswered.popleft().sent_at)
+            self._catch_up_to = None
+            self.board.touch()
+
+    def _look_who_watches(self) -> None:
+        """Whether the manager watches this process, as far as is known by now."""
+        owner, record, lease = self.registration.owner, self.record, self.board.lease
+        if not self._heartbeats or owner is None or self._watcher is None:
+            return
+        watched = self._watcher.watches(owner) and not (record is not None and record.unwatched)
+        if watched != lease.watched:
+            lease.watched = watched
+            self.board.touch()
 
     def _take(self, value: bytes | None) -> None:
         if value is None:
@@ -321,13 +407,28 @@ class WorkerSession:
             log.warning("skipped a record that cannot be read: %s", error)
             return
         if isinstance(record, Allocation):
+            if self.record is not None and record.source != self.record.source:
+                # the first life has ended so long ago that the manager has forgotten it
+                self._forgotten = True
+                why = f"allocation {record.key} had ended, and was registered anew"
+                self.board.close(AllocationEndedError(why, record=self.record))
+                return
             if self._heartbeats:  # else it is somebody else's to keep, and silence of ours says nothing
-                self.board.lease.grant(record.request.lease_s)
+                self._take_lease(record.request.lease_s)
             if record.warnings and self.record is None:
                 log.warning("%s: %s", record.key, "; ".join(record.warnings))
             if record.state == AllocationState.PENDING:
                 log.info("%s waits: %s", record.key, record.reason)
             self.board.post(record)
+            self._look_who_watches()
+
+    def _take_lease(self, seconds: float | None) -> None:
+        """How long the lease is. The manager may give one later on to a worker that asked for none: where it cannot
+        watch the owner any more."""
+        lease = self.board.lease
+        if seconds is not None and lease.seconds is None and self.record is not None:
+            lease.begin(self._fetched_before)  # it was not there then, whatever the reader has fetched ahead
+        lease.grant(seconds)
 
     async def _await_manager(self, patience: float) -> None:
         """Wait for the first record of any state; look around when it stays out."""
@@ -355,11 +456,19 @@ class WorkerSession:
                 raise notice.error
             if notice.record is not None:
                 refusal = standing.refusal(notice.record)
-                if refusal is None:
+                if refusal is None and not self.board.lease.at_risk:
                     return notice.record
-                if standing.standing(notice.record) is not standing.Standing.WAITING:
+                if refusal is not None and standing.standing(notice.record) is not standing.Standing.WAITING:
                     raise refusal
             notice = await self.board.changed(notice.version)
+
+
+def _decoded(message: Message) -> LedgerRecord | None:
+    """The record of a message that is not this worker's own; None where it was deleted or cannot be read."""
+    try:
+        return codec.decode_ledger(message.value, key=message.key) if message.value is not None else None
+    except codec.WireError:
+        return None
 
 
 __all__ = ["MANAGER_PATIENCE", "WorkerSession"]

@@ -144,7 +144,8 @@ class FakeOutfitter:
             boards = list(self._boards.values())
             self._now += max((board.lease.seconds or 0.0 for board, _ in boards), default=0.0)
         for board, tell in boards:
-            if board.lease.at_risk:
+            record = board.read().record
+            if board.lease.at_risk and record is not None and standing.standing(record) is standing.Standing.YOURS:
                 board.touch()
                 if tell is not None:
                     tell(lease_lost(board))
@@ -152,7 +153,7 @@ class FakeOutfitter:
     def restore_lease(self) -> None:
         """Heartbeats get through again."""
         for board, _ in list(self._boards.values()):
-            board.lease.acknowledge(self._now)
+            board.lease.answered(self._now)
             board.touch()
 
     # --- what workers do: called by contexts, and by whoever plays the manager on a bus ------------------------
@@ -162,7 +163,8 @@ class FakeOutfitter:
         with self._lock:
             self.registrations.append(registration)
             self._lock.notify_all()
-            worker = _Worker(registration, post, len(self.registrations))
+            known = self._workers.get(_key(registration))
+            worker = _Worker(registration, post, known.number if known else len(self.registrations))
             self._workers[_key(registration)] = worker
             self._post(worker, self._answer(worker))
 
@@ -319,6 +321,7 @@ class _FakeBackend:
             return
         refusal = standing.refusal(record)
         if meaning is standing.Standing.YOURS or refusal is None:
+            self.board.lease.answered(self._fake._now)
             self._ready.set_result(None)
         else:
             self._ready.set_exception(refusal)

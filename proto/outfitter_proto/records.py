@@ -328,9 +328,7 @@ class ManagerIdentity(Struct, frozen=True, kw_only=True, gc=False):
 
     def watches(self, owner: Owner) -> bool:
         """Whether it can watch that process, as far as this record tells. `Allocation.unwatched` has the last word."""
-        if (self.boot_id, self.pid_ns) != (owner.boot_id, owner.pid_ns):
-            return False
-        return self.time_ns is UNSET or owner.time_ns is UNSET or self.time_ns == owner.time_ns
+        return _can_watch(self, owner)
 
 
 class Host(Struct, frozen=True, kw_only=True, tag_field="type", tag="host"):
@@ -391,6 +389,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
 
     `commit` counts this writer's transactions, `token` is the last fencing token it gave out. `snapshot` is when the
     newest complete snapshot in history was begun: a replay of what came after it starts there. Left out: there is none.
+    `boot_id`, `pid_ns` and `time_ns` are as in `ManagerIdentity`.
     """
 
     writer: str
@@ -405,10 +404,22 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
     boot_id: str | None = None
     format: int = 1
     snapshot: Utc | UnsetType = UNSET
+    pid_ns: int | UnsetType | None = UNSET
+    time_ns: int | UnsetType | None = UNSET
 
     @property
     def key(self) -> str:
         return f"@checkpoint/{self.writer}"
+
+    def watches(self, owner: Owner) -> bool:
+        """Whether this writer can watch that process; see `ManagerIdentity.watches`."""
+        return _can_watch(self, owner)
+
+
+def _can_watch(manager: ManagerIdentity | Checkpoint, owner: Owner) -> bool:
+    if (manager.boot_id, manager.pid_ns) != (owner.boot_id, owner.pid_ns):
+        return False
+    return manager.time_ns is UNSET or owner.time_ns is UNSET or manager.time_ns == owner.time_ns
 
 
 LedgerRecord = Allocation | Host | Device | Checkpoint

@@ -15,12 +15,23 @@ from typing import Self
 import anyio
 from anyio.abc import TaskStatus
 from anyio.from_thread import start_blocking_portal
+from msgspec import UNSET
 
 from outfitter.testing import FakeOutfitter
 from outfitter_proto import codec, names, topics
 from outfitter_proto.bus import Bus, Entry, connect
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.records import Allocation, Deregister, Heartbeat, Host, ManagerIdentity, Register
+from outfitter_proto.processes import boot_id, pid_namespace
+from outfitter_proto.records import (
+    Allocation,
+    Checkpoint,
+    Deregister,
+    Heartbeat,
+    Host,
+    InputPosition,
+    ManagerIdentity,
+    Register,
+)
 
 PATIENCE = 20.0
 
@@ -32,15 +43,21 @@ def host_record(host: str, *, stopped_at: datetime | None = None) -> Host:
     return Host(host=host, manager=manager, since=now)
 
 
-async def publish_record(bus: Bus, record: Allocation | Host, *, cluster: str = names.DEFAULT_CLUSTER) -> None:
-    """Put a ledger record where its host's records belong."""
+async def publish_record(
+    bus: Bus, record: Allocation | Host | Checkpoint, *, cluster: str = names.DEFAULT_CLUSTER
+) -> None:
+    """Put a ledger record where its host's records belong; of checkpoints, a host's own writer's."""
     topic = names.topics(cluster).allocations
-    partition = partition_of(record.host, (await bus.topic(topic)).partitions)
+    host = record.writer.removeprefix("host/") if isinstance(record, Checkpoint) else record.host
+    partition = partition_of(host, (await bus.topic(topic)).partitions)
     await bus.publish(topic, partition, Entry(record.key.encode(), codec.encode(record)))
 
 
 class ScriptedManager:
-    """Serves `host` on the bus at `url` from within a `with`; `fake` decides, the lists say what came in."""
+    """Serves `host` on the bus at `url` from within a `with`; `fake` decides, the lists say what came in.
+
+    `watches`: it says of itself that it watches the processes of this machine.
+    """
 
     def __init__(
         self,
@@ -50,8 +67,10 @@ class ScriptedManager:
         *,
         partitions: int = 3,
         cluster: str = names.DEFAULT_CLUSTER,
+        watches: bool = False,
     ) -> None:
         self.fake = fake
+        self.watches = watches
         self.registrations: list[Register] = []
         self.heartbeats: list[Heartbeat] = []
         self.deregistrations: list[Deregister] = []
@@ -59,6 +78,8 @@ class ScriptedManager:
         self._host = host
         self._partitions = partitions
         self._cluster = cluster
+        self._read_to = 0
+        self._commits = 0
         self._news = threading.Condition()
         self._closing = ExitStack()
 
@@ -80,11 +101,11 @@ class ScriptedManager:
                 raise TimeoutError(f"not within {PATIENCE:g} s")
 
     async def _serve(self, *, task_status: TaskStatus[None]) -> None:
-        records: asyncio.Queue[Allocation] = asyncio.Queue()
+        records: asyncio.Queue[tuple[Allocation, int]] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
         def post(record: Allocation) -> None:
-            loop.call_soon_threadsafe(records.put_nowait, record)
+            loop.call_soon_threadsafe(records.put_nowait, (record, self._read_to))
 
         async with connect(self._url) as bus:
             await topics.create(bus, self._cluster, partitions=self._partitions)
@@ -99,12 +120,31 @@ class ScriptedManager:
                 workers: dict[str, Register] = {}
                 while True:
                     for message in await reader.fetch(timeout=5.0):
+                        self._read_to = message.offset + 1
                         if message.key == self._host.encode():
                             self._take(codec.decode_registration(message.value, key=message.key), workers, post)
 
-    async def _publish(self, bus: Bus, records: asyncio.Queue[Allocation]) -> None:
+    async def _publish(self, bus: Bus, records: asyncio.Queue[tuple[Allocation, int]]) -> None:
         while True:
-            await publish_record(bus, await records.get(), cluster=self._cluster)
+            record, read_to = await records.get()
+            await publish_record(bus, record, cluster=self._cluster)
+            await publish_record(bus, self._checkpoint(read_to), cluster=self._cluster)
+
+    def _checkpoint(self, read_to: int) -> Checkpoint:
+        self._commits += 1
+        partition = partition_of(self._host, self._partitions)
+        return Checkpoint(
+            writer=names.host_writer(self._host),
+            instance=f"manager-of-{self._host}",
+            cluster=self._cluster,
+            scope="host",
+            commit=self._commits,
+            token=0,
+            input=InputPosition(topic_id="scripted", partition=partition, from_=0, to=read_to),
+            at=datetime.now(UTC),
+            boot_id=boot_id() if self.watches else None,
+            pid_ns=(pid_namespace() if self.watches else None) or UNSET,
+        )
 
     def _take(
         self,

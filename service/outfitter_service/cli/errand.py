@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import signal
@@ -12,10 +13,11 @@ import anyio
 import anyio.lowlevel
 
 from outfitter.board import Board
-from outfitter.errors import AllocationEndedError, WaitedTooLongError
+from outfitter.errors import AllocationEndedError, LeaseLostError, WaitedTooLongError
+from outfitter.heartbeats import LOOK_AGAIN
+from outfitter.operators import lease_lost
 from outfitter.session import MANAGER_PATIENCE, WorkerSession
 from outfitter.standing import Standing, standing
-from outfitter_proto.bus import Bus, BusError
 from outfitter_proto.records import Allocation, AllocationState, Register
 from outfitter_service.cli import ledger, output
 from outfitter_service.cli.child import Child
@@ -53,7 +55,6 @@ class Errand:
         self._kill_after = kill_after
         self._withdrawn_by: int | None = None
         self._waiting = anyio.CancelScope()
-        self._owner_watched = False
 
     async def run(self) -> int:
         """All of it.
@@ -86,13 +87,21 @@ class Errand:
     async def _hold(self) -> int:
         code = 0
         async with ledger.opened(self._where, create=True) as bus:
-            session = WorkerSession(bus, self._asked, cluster=self._where.cluster, manager_patience=self._patience)
+            board = Board()
+            session = WorkerSession(
+                bus,
+                self._asked,
+                cluster=self._where.cluster,
+                board=board,
+                manager_patience=self._patience,
+                on_lease_at_risk=functools.partial(self._warn_at_risk, board),
+            )
             session.leaving_reason = "withdrawn"  # as long as there is nothing else to say
             async with session, anyio.create_task_group() as tasks:
                 tasks.start_soon(self._tell_progress, session.board)
                 record = await self._obtain(session)
                 try:
-                    code = await self._execute(bus, session, record)
+                    code = await self._execute(session, record)
                 finally:
                     tasks.cancel_scope.cancel()
         return code
@@ -103,7 +112,7 @@ class Errand:
         except WaitedTooLongError as error:
             raise OutfitterCliError(str(error), exit_code=WAITED_TOO_LONG) from error
 
-    async def _execute(self, bus: Bus, session: WorkerSession, record: Allocation) -> int:
+    async def _execute(self, session: WorkerSession, record: Allocation) -> int:
         for name, missing in record.unavailable.items():
             warn(f"goes on without infos of {name}: {missing.reason}")
         self._child.come_forward()
@@ -115,7 +124,6 @@ class Errand:
         self._child.start(self._environment(record))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._guard, session.board)
-            tasks.start_soon(self._ask_who_watches, bus, session.board)
             code = await self._child.wait()
             tasks.cancel_scope.cancel()
         return code
@@ -141,7 +149,9 @@ class Errand:
         while not notice.over:
             record = notice.record
             if record is not None:
-                if standing(record) is Standing.YOURS:
+                if standing(record) is Standing.YOURS and board.lease.at_risk:
+                    pass  # read late: the manager is asked whether it stands
+                elif standing(record) is Standing.YOURS:
                     if told:
                         waited = output.age((datetime.now(UTC) - begun).total_seconds())
                         warn(f"has {ledger.devices_in_words(record)} after {waited}")
@@ -161,44 +171,26 @@ class Errand:
             lost = _lost(notice.record, notice.error)
             left = self._lease_left(board)
             if lost is None and left <= 0:
-                lost = "no heartbeat gets through and the lease is about to end"
+                lost = str(lease_lost(board))
             if lost is not None:
                 warn(f"the allocation is lost ({lost}): {self._child.command[0]} is told to end")
                 await self._child.end(within=self._kill_after)
                 return
-            with anyio.move_on_after(left):
+            # by the lease's clock: a timer of the event loop stands still while the machine is suspended
+            with anyio.move_on_after(min(left, LOOK_AGAIN) if left < math.inf else None):
                 await board.changed(notice.version)
+
+    def _warn_at_risk(self, board: Board, error: LeaseLostError) -> None:
+        if self._lease_left(board) > 0:  # else `_guard` says it
+            warn(str(error))
 
     def _lease_left(self, board: Board) -> float:
         """Seconds until the command must be told to end, so that it has ended with the lease."""
         lease = board.lease
         seconds, remaining = lease.seconds, lease.remaining
-        if self._owner_watched or seconds is None or remaining is None:
+        if seconds is None or remaining is None:
             return math.inf
         return remaining - min(self._kill_after, seconds / 3)
-
-    async def _ask_who_watches(self, bus: Bus, board: Board) -> None:
-        """Find out whether a manager on this machine watches this process: then silence takes nothing away.
-
-        Not before the first heartbeat is due, so that commands that end soon do not pay for it.
-        """
-        owner = self._asked.owner
-        if owner is None:
-            return
-        while not self._owner_watched:
-            await anyio.sleep(board.lease.interval or 1.0)
-            try:
-                host = await ledger.host_record(bus, self._where.cluster, self._asked.host)
-            except BusError:
-                continue
-            manager = host.manager if host is not None else None
-            record = board.read().record
-            if manager is not None and not manager.watches(owner):
-                return
-            if record is not None and record.unwatched:
-                return
-            self._owner_watched = manager is not None
-            board.touch()
 
 
 def _waiting_words(record: Allocation) -> str:
@@ -212,6 +204,6 @@ def _lost(record: Allocation | None, error: Exception | None) -> str | None:
     """Why the devices are not this worker's any more, or None while they are."""
     if isinstance(error, AllocationEndedError):
         return str(error)
-    if record is None or record.state == AllocationState.ALLOCATED:
+    if record is None or standing(record) is Standing.YOURS:
         return None
     return f"{record.state}: {record.reason}" if record.reason else record.state

@@ -155,24 +155,6 @@ async def read(bus: Bus, cluster: str, host: str | None = None) -> Ledger:
     return ledger
 
 
-async def host_record(bus: Bus, cluster: str, host: str) -> Host | None:
-    """What the ledger says of one host, without looking at anything else in its partition.
-
-    Raises:
-        BusError: see the bus port.
-    """
-    topic, key = names.topics(cluster).allocations, names.host_key(host).encode()
-    (partition,) = await partitions(bus, cluster, host)
-    newest: Message | None = None
-    end = await bus.stable_end(topic, partition)
-    async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
-        while reader.position < end:
-            for message in await fetch(reader):
-                newest = message if message.key == key else newest
-    record = decode(newest).record if newest is not None else None
-    return record if isinstance(record, Host) else None
-
-
 async def partitions(bus: Bus, cluster: str, host: str | None) -> Iterable[int]:
     """The partitions to read: that of `host`, or all."""
     count = (await bus.topic(names.topics(cluster).allocations)).partitions

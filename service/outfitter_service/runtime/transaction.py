@@ -114,6 +114,8 @@ def checkpoint(
         machine_id=identity.machine_id,
         boot_id=boot_id,
         snapshot=snapshot,
+        pid_ns=UNSET if identity.pid_ns is None else identity.pid_ns,
+        time_ns=UNSET if identity.time_ns is None else identity.time_ns,
     )
 
 

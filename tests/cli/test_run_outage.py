@@ -1,0 +1,84 @@
+"""`outfitter run` and `RuntimeContext` through outages of a real broker, with a real manager."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import anyio
+import pytest
+
+from outfitter import RuntimeContext
+from support.broker import Broker
+from support.manager import Manager, files_config
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+
+LEASE_S = 3.0
+OUTAGE_S = 2 * LEASE_S
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def two_gpus(tmp_path: Path, own_broker: Broker) -> Iterator[Manager]:
+    manager = Manager(tmp_path / "manager", files_config(tmp_path / "gpus", gpus=2), bus=own_broker.url)
+    assert manager.outfitter("topics", "create", "--partitions", "1", "--replication", "1").returncode == 0
+    try:
+        manager.start()
+        yield manager
+    finally:
+        manager.kill9()
+        print(manager.log_tail())
+
+
+def test_who_waits_through_an_outage_keeps_what_is_granted_when_it_is_over(
+    two_gpus: Manager, own_broker: Broker
+) -> None:
+    context = RuntimeContext(
+        {"gpu": 1}, bus=two_gpus.bus_url, host=two_gpus.host, worker="context", lease=LEASE_S, owner=False
+    )
+    arguments = ["--worker", "run", "--lease", f"{LEASE_S}s", "--", "sh", "-c", "echo got it"]
+    with (
+        two_gpus.popen(
+            "run", "--worker", "holder", "--resource", "gpu=2", "--", "cat", stdin=subprocess.PIPE
+        ) as holder,
+        ThreadPoolExecutor() as pool,
+    ):
+        two_gpus.wait_for_state("holder", "allocated")
+        entering = pool.submit(context.__enter__)
+        two_gpus.wait_for_state("context", "pending")
+        with two_gpus.popen("run", *arguments) as waiter:
+            two_gpus.wait_for_state("run", "pending")
+            own_broker.kill9()
+            holder.kill()
+            time.sleep(OUTAGE_S)  # it lasts so long
+            anyio.run(own_broker.restarted)
+            out, err = waiter.communicate(timeout=PATIENCE)
+        assert (waiter.returncode, out) == (0, "got it\n"), err
+        assert "lost" not in err
+        assert "stop using" not in err, "who waits has nothing to stop using"
+        entering.result(PATIENCE)
+        try:
+            assert len(context.get_external_resource_infos("gpu")) == 1
+        finally:
+            context.__exit__(None, None, None)
+        holder.communicate(timeout=PATIENCE)
+
+
+def test_a_command_that_has_just_begun_and_is_watched_survives_an_outage(two_gpus: Manager, own_broker: Broker) -> None:
+    command = ["sh", "-c", "echo ready; read line; echo $line"]
+    arguments = ["--worker", "young", "--lease", f"{LEASE_S}s", "--kill-after", "100ms", "--", *command]
+    with two_gpus.popen("run", *arguments, stdin=subprocess.PIPE) as young:
+        assert young.stdout is not None
+        assert young.stdout.readline() == "ready\n"
+        own_broker.pause()
+        try:
+            time.sleep(OUTAGE_S)  # it lasts so long
+        finally:
+            own_broker.resume()
+        out, err = young.communicate("survived\n", timeout=PATIENCE)
+    assert (young.returncode, out) == (0, "survived\n"), err
+    assert "lost" not in err
