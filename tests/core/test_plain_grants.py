@@ -111,16 +111,28 @@ def test_one_exclusive_resource_of_which_enough_is_free_is_granted_the_short_way
         assert granted == steps
 
 
-def test_two_devices_that_another_resource_connects_are_held_under_one_name_twice() -> None:
-    """Found in review: held once and given back twice, nobody would have got them ever again."""
+def test_two_devices_that_another_resource_connects_are_one_device_and_are_not_granted_as_two() -> None:
     desk = Desk(m.ResourceSpec(name="gpu", amount=1), m.ResourceSpec(name="nic", amount=1))
     desk.report("a", "b")
     desk.report(device("0", aliases=("a", "b")), resource="nic")
     granted, steps = both_ways(desk, resources=asks(gpu=2))
+    assert granted is None
+    assert steps.history[0][1].record.reason == "2 gpu requested, which show only 1 device: a"
+    granted, steps = both_ways(desk, resources=asks(gpu=1))
     assert granted == steps
-    desk.register("w", 2)
+    desk.register("w", 1)
     desk.deregister("w")
-    assert desk.register("v", 2).state == "allocated"
+    assert desk.register("v", 1).state == "allocated"
+
+
+def test_two_devices_that_are_connected_after_their_grant_are_held_under_one_name_twice() -> None:
+    """Held once and given back twice, nobody would have got them ever again."""
+    desk = Desk(m.ResourceSpec(name="gpu", amount=1), m.ResourceSpec(name="nic", amount=1))
+    desk.report("a", "b")
+    desk.register("w", 2)
+    desk.report(device("0", aliases=("a", "b")), resource="nic")
+    desk.deregister("w")
+    assert desk.register("v", 1).state == "allocated"
 
 
 def test_a_registration_that_asks_for_something_unknown_as_well_is_not_granted_the_short_way() -> None:

@@ -18,12 +18,22 @@ WORKERS = st.sampled_from(["v", "w", "x", "y", "z"])
 INCARNATIONS = st.sampled_from(["1", "2", "3"])
 AMOUNTS = st.integers(1, 3)
 BURST = 6
-RESOURCES = {"gpu": ["g0", "g1", "g2", "g3"], "fpga": ["f0", "p0"], "net": ["n0", "n1"], "disk": ["d0", "d1", "d2"]}
+RESOURCES = {
+    "gpu": ["g0", "g1", "g2", "g3"],
+    "fpga": ["f0", "p0"],
+    "cuda": ["g2", "p0", "x1"],
+    "net": ["n0", "n1"],
+    "mon": ["g2", "g0", "m0"],
+    "disk": ["d0", "g3", "d2"],
+}
+"""Some of them show the same devices, under the same or another name."""
+INVENTORIES = ["gpu", "fpga", "cuda", "net", "mon"]
 HEALTH = st.sampled_from([Health.HEALTHY, Health.HEALTHY, Health.HEALTHY, Health.UNHEALTHY, Health.UNKNOWN])
 
 REQUESTS = st.one_of(
     st.none(),
-    st.dictionaries(st.sampled_from(["gpu", "gpu", "fpga", "net", "disk"]), AMOUNTS.map(lambda n: n), max_size=3),
+    st.dictionaries(st.sampled_from(["gpu", *RESOURCES]), AMOUNTS, max_size=4),
+    st.dictionaries(st.sampled_from(["gpu", "cuda", "mon"]), AMOUNTS, min_size=1, max_size=3),
 )
 
 
@@ -31,7 +41,8 @@ class Core(RuleBasedStateMachine):
     """Workers, drivers, watchers and a failing bus around one core."""
 
     @initialize(
-        chunk=st.integers(1, 4),
+        chunk=st.sampled_from([1, 2, 4, 100]),
+        reported=st.booleans(),
         prepares=st.booleans(),
         confirms=st.booleans(),
         on_failure=st.sampled_from(m.OnFailure),
@@ -41,6 +52,7 @@ class Core(RuleBasedStateMachine):
     def begin(
         self,
         chunk: int,
+        reported: bool,
         prepares: bool,
         confirms: bool,
         on_failure: m.OnFailure,
@@ -50,11 +62,15 @@ class Core(RuleBasedStateMachine):
         specs = [
             m.ResourceSpec(name="gpu", amount=1, prepares=prepares, on_failure=on_failure),
             m.ResourceSpec(name="fpga", amount=1, confirms=confirms),
+            m.ResourceSpec(name="cuda", amount=1, on_failure=on_failure),
             m.ResourceSpec(name="net", amount=1, shared=True),
+            m.ResourceSpec(name="mon", amount=1, shared=True),
             m.ResourceSpec(name="disk", amount=1, on_demand=True, on_failure=on_failure, state=disk_state),
         ]
         rules = Rules(writer="host/h", specs={spec.name: spec for spec in specs}, chunk=chunk, retention_s=50, **bounds)
         self.world = World(rules)
+        if reported:
+            self.report_all()
 
     # --- workers ---
 
@@ -63,7 +79,7 @@ class Core(RuleBasedStateMachine):
         incarnation=INCARNATIONS,
         amounts=REQUESTS,
         priority=st.sampled_from([0, 0, 0, 1, -1]),
-        wait_s=st.sampled_from([None, None, 5.0]),
+        wait_s=st.sampled_from([None, None, 0.0, 5.0]),
     )
     def register(
         self, worker: str, incarnation: str, amounts: dict[str, int] | None, priority: int, wait_s: float | None
@@ -92,11 +108,18 @@ class Core(RuleBasedStateMachine):
         key = f"{HOST}/{worker}/{incarnation}"
         self.world.say(m.OwnerUnwatched(allocation=key, code=code, reason="cannot", lease_s=7.0))
 
-    @rule(amounts=st.lists(AMOUNTS, min_size=5, max_size=5), incarnation=st.sampled_from(["8", "9"]))
-    def crowd(self, amounts: list[int], incarnation: str) -> None:
-        """Everybody wants gpus at once."""
-        for worker, amount in zip("zyxwv", amounts, strict=True):
-            resources = {"gpu": ResourceRequest(amount=amount)}
+    @rule(
+        wanted=st.lists(
+            st.dictionaries(st.sampled_from(["gpu", "cuda", "fpga", "mon"]), AMOUNTS, min_size=1, max_size=2),
+            min_size=5,
+            max_size=5,
+        ),
+        incarnation=st.sampled_from(["8", "9"]),
+    )
+    def crowd(self, wanted: list[dict[str, int]], incarnation: str) -> None:
+        """Everybody wants the same devices at once."""
+        for worker, amounts in zip("zyxwv", wanted, strict=True):
+            resources = {name: ResourceRequest(amount=amount) for name, amount in amounts.items()}
             self.world.message(Register(host=HOST, worker=worker, incarnation=incarnation, resources=resources))
 
     @rule(worker=WORKERS, kinds=st.lists(st.sampled_from(["fails", "waits", "unseen", "leaves"]), max_size=BURST))
@@ -128,7 +151,7 @@ class Core(RuleBasedStateMachine):
 
     # --- drivers ---
 
-    @rule(resource=st.sampled_from(["gpu", "gpu", "fpga", "net"]), data=st.data())
+    @rule(resource=st.sampled_from(["gpu", *INVENTORIES]), data=st.data())
     def report(self, resource: str, data: st.DataObject) -> None:
         names = data.draw(st.lists(st.sampled_from(RESOURCES[resource]), unique=True))
         devices = tuple(known(name, data.draw(HEALTH)) for name in names)
@@ -136,11 +159,11 @@ class Core(RuleBasedStateMachine):
 
     @rule()
     def report_all(self) -> None:
-        for resource in ("gpu", "fpga", "net"):
+        for resource in INVENTORIES:
             devices = tuple(known(name) for name in RESOURCES[resource])
             self.world.say(m.DriverReport(host=HOST, resource=resource, devices=devices))
 
-    @rule(resource=st.sampled_from(["gpu", "fpga", "net"]), permanent=st.booleans())
+    @rule(resource=st.sampled_from(INVENTORIES), permanent=st.booleans())
     def fail(self, resource: str, permanent: bool) -> None:
         failure = m.DriverFailure(reason="no", permanent=permanent)
         self.world.say(m.DriverReport(host=HOST, resource=resource, failure=failure))
@@ -206,5 +229,5 @@ class Core(RuleBasedStateMachine):
 
 TestPromises = Core.TestCase
 TestPromises.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=400, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -299,3 +299,21 @@ def test_everybody_in_the_queue_is_told_when_the_reason_changes() -> None:
     assert {desk[f"w{i}"].reason for i in range(1, 7)} == {"waits for 1 gpu: 0 of 2 free"}
     desk.fail("gone for now")
     assert {desk[f"w{i}"].reason_code for i in range(7)} == {"driver-failed"}
+
+
+def test_a_release_between_a_report_and_what_follows_from_it_is_left_to_those_who_are_first() -> None:
+    desk = full_desk()
+    desk.report("g", ill("g2"))
+    desk.register("first", 2)
+    assert desk["first"].reason_code == "infeasible"
+    desk.register("second", 1)
+    follow_ups = desk.only(
+        m.DriverReport(
+            host="h", resource="gpu", devices=tuple(m.KnownDevice(id=one, properties={}) for one in ("g", "g2"))
+        )
+    ).follow_ups
+    desk.only(m.OwnerDied(allocation="h/holder/1", detail="gone"))
+    assert (desk.state("first"), desk.state("second")) == ("pending", "pending")
+    for event in follow_ups:
+        desk.say(event)
+    assert (desk.state("first"), desk.state("second")) == ("allocated", "pending")

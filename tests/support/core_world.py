@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from datetime import timedelta
+from itertools import combinations
 from typing import Any
 
 from outfitter_proto.records import (
@@ -27,7 +28,7 @@ from outfitter_proto.records import (
 from outfitter_service.core import model as m
 from outfitter_service.core.book import HostBook, queue_entry
 from outfitter_service.core.decide import Decision, Rules, decide, implied, is_due, renumber, work_out
-from outfitter_service.core.ledger import DropAllocation, Ledger, PutAllocation, PutHost, SetInventory
+from outfitter_service.core.ledger import DropAllocation, Ledger, PutAllocation, PutHost, SetInventory, SetScan
 from support.decided import apply, decision_of
 from support.desk import HOST, START
 
@@ -87,7 +88,11 @@ def fingerprint(book: HostBook) -> dict[str, Any]:
         "locks": dict(book.locks),
         "sharers": dict(book.sharers),
         "queue": list(book.queue),
-        "shapes": {shape: list(alike) for shape, alike in book.shapes.items()},
+        "overlapping": book.overlapping,
+        "waiting": {name: list(entries) for name, entries in book.waiting.items()},
+        "claims": {name: list(entries) for name, entries in book.claims.items()},
+        "unanswered": {name: list(entries) for name, entries in book.unanswered.items()},
+        "scan_from": book.scan_from,
         "deadlines": list(book.deadlines),
         "waiting_since": list(book.waiting_since),
         "incarnations": {worker: list(runs) for worker, runs in book.incarnations.items()},
@@ -150,7 +155,7 @@ class World:
         assert sum(not has_alone(one) for one in self.ledger.book(HOST).live.values()) <= self.rules.max_live
 
     def _check_grants(self, decision: Decision) -> None:
-        """Nobody is granted anything behind an earlier feasible waiter that wants any of the same; all or none."""
+        """All or none; and nobody is granted a device that would serve an earlier waiter which could be served."""
         for _, step in decision.history:
             if not isinstance(step, Transition):
                 continue
@@ -161,11 +166,13 @@ class World:
             for resource, amount in record.request.amounts.items():
                 given = len(record.resources[resource])
                 assert given >= amount if self.rules.specs[resource].shared else given == amount
-            exclusive = {name for name in record.request.amounts if not self.rules.specs[name].shared}
+            alone, shared = has_alone(record), has_shared(record)
             for _, _, key in self.ledger.book(HOST).queue:
                 waiter = self.ledger.allocations[key]
-                if queue_entry(waiter) < queue_entry(record) and exclusive & waiter.request.amounts.keys():
-                    assert not self.feasible(waiter), f"{record.key} overtook {key}"
+                if queue_entry(waiter) < queue_entry(record) and self.feasible(waiter):
+                    wants_alone, wants_shared = self.wants(waiter)
+                    overtaken = (alone & (wants_alone | wants_shared)) | (shared & wants_alone)
+                    assert not overtaken, f"{record.key} overtook {key} at {overtaken}"
 
     def commit(self) -> None:
         """Write what was decided as one ordered batch, look at each prefix of it, and act."""
@@ -195,6 +202,7 @@ class World:
         self.ledger.seal()
         self.ledger.settle()
         decided, self.decided = self.decided, []
+        self.last = decided
         for _, decision in decided:
             self.commands += decision.commands
             self.waiting.extend(decision.follow_ups)
@@ -235,12 +243,13 @@ class World:
             self.commit()
             if not self.waiting:
                 self._check_rebuilt()
+                assert self.ledger.book(HOST).scan_from is None, "somebody has not been looked at"
                 self._check_nothing_stalls()
                 self._check_time()
                 for key in self.registered - self.gone:
                     assert key in self.topic, f"{key} was registered and has no answer"
                 return
-        raise AssertionError("follow-ups do not end")
+        raise AssertionError(f"follow-ups do not end: {self.last}")
 
     def crash(self) -> None:
         """All memory is lost, the topic alone says what was; messages that were not decided are read again."""
@@ -267,47 +276,87 @@ class World:
         rebuilt = self.replayed()
         for resource, inventory in self.ledger.book(HOST).inventories.items():
             rebuilt.restore(SetInventory(HOST, resource, inventory))
+        rebuilt.restore(SetScan(HOST, self.ledger.book(HOST).scan_from))
         assert whole(rebuilt) == whole(self.ledger)
 
-    def feasible(self, record: Allocation) -> bool:
+    def shows(self, resource: str, *, healthy: bool = True) -> set[str]:
+        """The devices of a resource, each by one name."""
+        return {
+            ONE_NAME.get(device.id, device.id)
+            for device in self.ledger.book(HOST).inventory(resource).devices
+            if device.health == Health.HEALTHY or not healthy
+        }
+
+    def wants(self, record: Allocation) -> tuple[set[str], set[str]]:
+        """The devices that could serve a request: to have alone, and to share."""
+        wanted: tuple[set[str], set[str]] = set(), set()
+        for resource in record.request.amounts:
+            wanted[self.rules.specs[resource].shared].update(self.shows(resource))
+        return wanted
+
+    def can_be_had(
+        self, record: Allocation, *, alone: Iterable[str] = (), shared: Iterable[str] = (), healthy: bool = True
+    ) -> bool:
+        """Whether there are enough devices but for those that can not be had `alone`, or `shared` (Hall's condition:
+        however some of the exclusive resources are picked, they show as many devices as are wanted of them)."""
+        amounts = record.request.amounts
+        mine = {}
+        for resource, amount in amounts.items():
+            if not self.rules.specs[resource].shared:
+                mine[resource] = self.shows(resource, healthy=healthy).difference(alone)
+            elif len(self.shows(resource, healthy=healthy).difference(shared)) < amount:
+                return False
+        return all(
+            len(set().union(*[mine[one] for one in some])) >= sum(amounts[one] for one in some)
+            for count in range(1, len(mine) + 1)
+            for some in combinations(mine, count)
+        )
+
+    def is_being_asked(self, record: Allocation) -> bool:
+        return any(self.ledger.book(HOST).inventory(resource).asking for resource in record.request.amounts)
+
+    def feasible(self, record: Allocation, *, although_asking: bool = False) -> bool:
         """It could be served with the devices there are, if nobody held or claimed any."""
         for resource, amount in record.request.amounts.items():
             spec = self.rules.specs[resource]
             inventory = self.ledger.book(HOST).inventory(resource)
             failed = inventory.failure is not None and amount >= inventory.failure.at_least
-            if spec.state != m.SpecState.OK or not inventory.reported or inventory.asking or failed:
+            if spec.state != m.SpecState.OK or not inventory.reported or failed:
                 return False
-            if sum(device.health == Health.HEALTHY for device in inventory.devices) < amount:
-                return False
-        return True
+        return self.can_be_had(record) and (although_asking or not self.is_being_asked(record))
 
     def _check_nothing_stalls(self) -> None:
-        """At rest nobody waits who could be served."""
+        """At rest nobody waits who could be served with what is free and no earlier waiter wants, nor who never can."""
         live = list(self.ledger.allocations.values())
         alone = set().union(*[has_alone(record) for record in live])
         shared = set().union(*[has_shared(record) for record in live])
-        claimed: set[str] = set()
+        claimed_alone: set[str] = set()
+        claimed_shared: set[str] = set()
         for _, _, key in self.ledger.book(HOST).queue:
             record = self.ledger.allocations[key]
-            if not self.feasible(record) or (record.wait_until is not None and record.wait_until <= self.now):
+            self._check_hope(record)
+            if not self.feasible(record, although_asking=True):
                 continue
-            taken: set[str] = set()
-            could = True
-            for resource, amount in record.request.amounts.items():
-                is_shared = self.rules.specs[resource].shared
-                used = alone if is_shared else alone | shared | taken
-                free = {
-                    ONE_NAME.get(device.id, device.id)
-                    for device in self.ledger.book(HOST).inventory(resource).devices
-                    if device.health == Health.HEALTHY
-                } - used
-                could = could and len(free) >= amount and (is_shared or resource not in claimed)
-                if len(record.request.amounts) == 1:
-                    continue
-                # several resources may show one device: be careful to call it a stall only when they do not
-                taken |= free if not is_shared else set()
-            assert not could, f"{key} could be served and is not: {record.reason}"
-            claimed |= {name for name in record.request.amounts if not self.rules.specs[name].shared}
+            # one whose driver is being asked may keep its place, or may have none yet
+            if not self.is_being_asked(record):
+                could = self.can_be_had(
+                    record, alone=alone | shared | claimed_alone | claimed_shared, shared=alone | claimed_alone
+                )
+                assert not could, f"{key} could be served and is not: {record.reason}"
+            wants_alone, wants_shared = self.wants(record)
+            claimed_alone |= wants_alone
+            claimed_shared |= wants_shared
+
+    def _check_hope(self, record: Allocation) -> None:
+        """A waiter may be served one day: there are the devices, or their drivers have yet to say so."""
+        book = self.ledger.book(HOST)
+        for resource in record.request.amounts:
+            spec, inventory = self.rules.specs[resource], book.inventory(resource)
+            if spec.on_demand or spec.on_failure != m.OnFailure.FAIL_WORKER:
+                return
+            if not inventory.reported or inventory.failure is not None:
+                return
+        assert self.can_be_had(record, healthy=False), f"{record.key} waits for what there never is"
 
     def _check_time(self) -> None:
         """Whatever the clock did: nobody waits, or is remembered, for longer than from now on it could be."""
@@ -319,7 +368,16 @@ class World:
             elif record.state == AllocationState.PENDING and record.wait_until is not None:
                 wait_s = record.request.wait_s
                 assert wait_s is not None
-                assert self.now < record.wait_until <= soon + timedelta(seconds=wait_s), f"{key} waits too long"
+                assert record.wait_until <= soon + timedelta(seconds=wait_s), f"{key} waits too long"
+                assert self.now < record.wait_until or self._is_unanswered(record), f"{key} waits too long"
+
+    def _is_unanswered(self, record: Allocation) -> bool:
+        """A driver has yet to answer."""
+        book = self.ledger.book(HOST)
+        return self.is_being_asked(record) or any(
+            not book.inventory(resource).reported and book.inventory(resource).failure is None
+            for resource in record.request.amounts
+        )
 
     def pass_time(self, seconds: float) -> None:
         """One batch has one time: what was decided is committed before."""

@@ -12,7 +12,8 @@ from datetime import datetime, timedelta
 
 from msgspec import UNSET, Struct
 
-from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Health, Host
+from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Health, Host, ReasonCode
+from outfitter_service.core.matching import Viewers, counts
 from outfitter_service.core.model import DriverFailure, KnownDevice
 from outfitter_service.core.states import PENDING
 from outfitter_service.core.terms import Terms, terms
@@ -73,16 +74,9 @@ Run = tuple[int, str]
 Ending = tuple[datetime, str]
 """(when it ended or failed, allocation key): the first in order is forgotten first."""
 
-Shape = tuple[tuple[str, int], ...]
-"""What a waiter wants: (resource, amount) pairs in order. Waiters of one shape meet the same obstacle."""
-
 
 def queue_entry(record: Allocation) -> QueueEntry:
     return (-record.request.priority, record.source.offset, record.key)
-
-
-def shape(record: Allocation) -> Shape:
-    return tuple(sorted(record.request.amounts.items()))
 
 
 def exclusive_ids(record: Allocation) -> list[str]:
@@ -119,10 +113,11 @@ class Shelf:
     """One resource's devices on one host: where each stands, and which of them are free.
 
     `free` holds negated positions in ascending order, so that the device a driver prefers is the last item. `names`
-    are the devices' canonical names, `alone` the terms on which each of them is granted by itself.
+    are the devices' canonical names, `alone` the terms on which each of them is granted by itself. `repeats`: some of
+    them are one and the same device.
     """
 
-    __slots__ = ("_classes", "alone", "devices", "free", "names", "places", "resource")
+    __slots__ = ("_classes", "alone", "devices", "free", "names", "places", "repeats", "resource")
 
     def __init__(self, resource: str, devices: tuple[KnownDevice, ...], book: HostBook) -> None:
         self.resource = resource
@@ -138,6 +133,11 @@ class Shelf:
             if device.health == healthy and book.unused(name):
                 self.free.append(-position)
         self.free.reverse()
+        self.repeats = len(self.places) < len(devices)
+
+    def serves(self, name: str) -> bool:
+        """Whether the device of that name is healthy here."""
+        return any(self.devices[position].health == Health.HEALTHY for position in self.places.get(name, ()))
 
     def preferred(self, enough: int) -> tuple[KnownDevice, ...]:
         """The free devices that the driver prefers, at most `enough`."""
@@ -186,13 +186,20 @@ class Shelf:
 class HostBook:
     """One host's records and indexes.
 
-    `shelves` are by resource, `shown` by device; `distinct`: no device is shown more than once. `live` are the records
-    that hold devices, `without` counts those of them that have none to themselves. `locks` and `sharers` count by
-    canonical name how many live records have a device to themselves and together with others. `queue` has every pending
-    record in order, `shapes` the same by what they want, `deadlines` when those give up who do not wait for ever, and
-    `waiting_since` since when they have waited. `incarnations` are all that are remembered of each worker, the newest
-    last. `endings` are the records that are over, `past` the same by worker, those that ended first first, whatever the
-    clock did meanwhile. `classes` says which names mean one device.
+    `shelves` are by resource, `shown` by device; `distinct`: no device is shown more than once, and `overlapping` are
+    the resources of which that can not be said. `live` are the records that hold devices, `without` counts those of
+    them that have none to themselves. `locks` and `sharers` count by canonical name how many live records have a device
+    to themselves and together with others.
+
+    `queue` has every pending record in order, and `waiting` the same by each resource that they want. `claims` are
+    those of them that were told that what they want is busy: whoever comes later has to leave it to them. `unanswered`
+    are those that wait for a driver's answer. `scan_from` is the first of those who have not been looked at since a
+    driver said something that may concern them (None: all have). `deadlines` is when those give up who do not wait for
+    ever, nor for a driver's answer, and `waiting_since` since when those have waited that do not wait for ever.
+
+    `incarnations` are all that are remembered of each worker, the newest last. `endings` are the records that are over,
+    `past` the same by worker, those that ended first first, whatever the clock did meanwhile. `classes` says which
+    names mean one device.
     """
 
     def __init__(self, host: str) -> None:
@@ -202,12 +209,16 @@ class HostBook:
         self.shelves: dict[str, Shelf] = {}
         self.shown: dict[str, tuple[Shelf, ...]] = {}
         self.distinct = True
+        self.overlapping: frozenset[str] = frozenset()
         self.live: dict[str, Allocation] = {}
         self.without = 0
         self.locks = Tally()
         self.sharers = Tally()
         self.queue: list[QueueEntry] = []
-        self.shapes: dict[Shape, list[QueueEntry]] = {}
+        self.waiting: dict[str, list[QueueEntry]] = {}
+        self.claims: dict[str, list[QueueEntry]] = {}
+        self.unanswered: dict[str, list[QueueEntry]] = {}
+        self.scan_from: QueueEntry | None = None
         self.deadlines: list[tuple[datetime, str]] = []
         self.waiting_since: list[tuple[datetime, str]] = []
         self.incarnations: dict[str, list[Run]] = {}
@@ -215,6 +226,7 @@ class HostBook:
         self.endings: list[Ending] = []
         self.classes: Classes = NO_CLASSES
         self._same: dict[str, str] = {}
+        self._counts: dict[bool, dict[Viewers, int]] = {}
 
     def inventory(self, resource: str) -> Inventory:
         return self.inventories.get(resource, NOT_REPORTED)
@@ -249,7 +261,7 @@ class HostBook:
     def has_due(self, *, now: datetime, over_before: datetime, max_over: int) -> bool:
         """Whether somebody has waited too long by `now`, is over since before `over_before`, or more than `max_over`
         are over."""
-        if self.over > max_over or (self.deadlines and self.deadlines[0][0] <= now):
+        if self.over > max_over or (self.deadlines and self.deadlines[0][0] <= now) or self.scan_from is not None:
             return True
         return (bool(self.endings) and self.endings[0][0] < over_before) or self.is_ahead(now)
 
@@ -361,6 +373,21 @@ class HostBook:
                 others = self.shown.get(name)
                 self.shown[name] = (*others, shelf) if others else alone
         self.distinct = len(self.shown) == sum(len(shelf.devices) for shelf in self.shelves.values())
+        self.overlapping = frozenset()
+        self._counts = {}
+        if not self.distinct:
+            several = {shelf.resource for shelves in self.shown.values() if len(shelves) > 1 for shelf in shelves}
+            self.overlapping = frozenset(several | {name for name, shelf in self.shelves.items() if shelf.repeats})
+
+    def device_counts(self, *, healthy: bool) -> Mapping[Viewers, int]:
+        """How many devices there are that the same resources show, or show as healthy."""
+        found = self._counts.get(healthy)
+        if found is None:
+            found = self._counts[healthy] = counts(
+                tuple([shelf.resource for shelf in shelves if not healthy or shelf.serves(name)])
+                for name, shelves in self.shown.items()
+            )
+        return found
 
     # --- records ---
 
@@ -386,9 +413,12 @@ class HostBook:
         elif state == PENDING:
             entry = queue_entry(record)
             insort(self.queue, entry)
-            insort(self.shapes.setdefault(shape(record), []), entry)
+            for index in self._indexes_of(record):
+                for resource in record.request.amounts:
+                    insort(index.setdefault(resource, []), entry)
             if record.wait_until is not None:
-                insort(self.deadlines, (record.wait_until, key))
+                if record.reason_code != ReasonCode.NOT_REPORTED:
+                    insort(self.deadlines, (record.wait_until, key))
                 insort(self.waiting_since, (record.since, key))
         elif state in FINAL_STATES:
             ending = (record.since, key)
@@ -424,13 +454,15 @@ class HostBook:
         elif state == PENDING:
             entry = queue_entry(record)
             del self.queue[bisect_left(self.queue, entry)]
-            wanted = shape(record)
-            alike = self.shapes[wanted]
-            del alike[bisect_left(alike, entry)]
-            if not alike:
-                del self.shapes[wanted]
+            for index in self._indexes_of(record):
+                for resource in record.request.amounts:
+                    entries = index[resource]
+                    del entries[bisect_left(entries, entry)]
+                    if not entries:
+                        del index[resource]
             if record.wait_until is not None:
-                del self.deadlines[bisect_left(self.deadlines, (record.wait_until, key))]
+                if record.reason_code != ReasonCode.NOT_REPORTED:
+                    del self.deadlines[bisect_left(self.deadlines, (record.wait_until, key))]
                 del self.waiting_since[bisect_left(self.waiting_since, (record.since, key))]
         elif state in FINAL_STATES:
             ending = (record.since, key)
@@ -439,6 +471,12 @@ class HostBook:
             del past[bisect_left(past, ending)]
             if not past:
                 del self.past[record.worker]
+
+    def _indexes_of(self, record: Allocation) -> Iterable[dict[str, list[QueueEntry]]]:
+        """The indexes by resource that a pending record is in."""
+        if record.reason_code == ReasonCode.BUSY:
+            return self.waiting, self.claims
+        return (self.waiting, self.unanswered) if record.reason_code == ReasonCode.NOT_REPORTED else (self.waiting,)
 
     def forget(self, key: str, record: Allocation) -> None:
         """The record is gone altogether."""

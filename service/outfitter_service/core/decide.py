@@ -109,8 +109,8 @@ def _internal(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> De
         case m.Reschedule():
             draft = Draft(ledger, rules, now, cause=event.cause)
             draft.decision.kind = "reschedule"
-            queue.schedule(draft, event.host, whole=True)
-            discovery.refresh_holders(draft, event.host)
+            if queue.scan(draft, event.host, whole=event.whole):
+                discovery.refresh_holders(draft, event.host)
         case _:
             raise TypeError(f"no rule for an event of type {type(event).__name__}")
     return draft.decision
@@ -243,7 +243,7 @@ def _supersede(draft: Draft, key: str, newer: str) -> None:
             wait_until=None,
         )
         # whom it kept waiting is looked at once the newer one has its place in the queue
-        draft.again(older.host)
+        queue.reschedule(draft, older.host)
     elif older.state in HOLDING_STATES:
         draft.decision.cut.append(key)
         if older.reason_code != ReasonCode.SUPERSEDED and older.state != RELEASING:
@@ -443,6 +443,8 @@ def _tick(draft: Draft, host: str) -> None:
             break
         queue.give_up(draft, draft.ledger.allocations[key])
     if late := len(draft.decision.changes):
+        queue.reschedule(draft, host)
+    if book.scan_from is not None:
         draft.again(host)
     if book.is_ahead(draft.now):
         _set_back(draft, host)

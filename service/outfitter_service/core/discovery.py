@@ -12,7 +12,7 @@ from outfitter_service.core import policy
 from outfitter_service.core.book import HostBook, Inventory
 from outfitter_service.core.draft import Draft
 from outfitter_service.core.hosts import host_record, refreshed
-from outfitter_service.core.ledger import PutHost, SetInventory
+from outfitter_service.core.ledger import PutHost, SetInventory, SetScan
 from outfitter_service.core.states import RELEASING, Step
 from outfitter_service.core.terms import other_names
 from outfitter_service.core.view import View
@@ -35,6 +35,10 @@ def report(draft: Draft, event: m.DriverReport) -> None:
         return
     draft.decision.changes.append(SetInventory(event.host, event.resource, inventory))
     book = draft.book(event.host)
+    # an answer that is nothing new concerns only those who have waited for it
+    concerned = book.unanswered.get(event.resource) if _says_the_same(before, inventory) else book.queue
+    if concerned and (book.scan_from is None or concerned[0] < book.scan_from):
+        draft.decision.changes.append(SetScan(event.host, concerned[0]))
     if book.record is not None:
         inventories = {**book.inventories, event.resource: inventory}
         record = host_record(book.record, draft.rules.specs, inventories, draft.now)
@@ -77,6 +81,15 @@ def _aliases_now(book: HostBook, record: Allocation) -> dict[str, list[str]] | U
         if (others := other_names(device_id, known, book.classes))
     }
     return aliases or UNSET
+
+
+def _says_the_same(one: Inventory, other: Inventory) -> bool:
+    """Whether two inventories serve the same requests."""
+    if one.reported != other.reported or one.failure != other.failure or one.linked != other.linked:
+        return False
+    return one.devices is other.devices or [(device.id, device.aliases, device.health) for device in one.devices] == [
+        (device.id, device.aliases, device.health) for device in other.devices
+    ]
 
 
 def refresh_holders(draft: Draft, host: str) -> None:
@@ -126,13 +139,16 @@ def ask_anew(draft: Draft, view: View, record: Allocation) -> None:
 
 
 def ask_for_more(draft: Draft, view: View, record: Allocation) -> None:
-    """A worker waits: ask those on-demand drivers that may name more devices than they did."""
-    for resource, amount in record.request.amounts.items():
+    """A worker waits: ask those on-demand drivers that may name more devices than they did, one more for each that the
+    worker may get as another resource as well."""
+    amounts = record.request.amounts
+    for resource, amount in amounts.items():
         spec = draft.rules.specs.get(resource)
         if spec is not None and spec.on_demand:
+            enough = amount + policy.rival_amount(view, draft.rules.specs, amounts, resource)
             inventory = view.inventory(resource)
-            if policy.may_name_more(view, spec, amount, inventory) and len(view.free(resource, amount)) < amount:
-                _ask(draft, view, resource, amount, record.key)
+            if policy.may_name_more(view, spec, enough, inventory) and view.free_count(resource) < enough:
+                _ask(draft, view, resource, enough, record.key, least=amount)
 
 
 def retry(draft: Draft, event: m.DriverRetry) -> None:
@@ -140,19 +156,20 @@ def retry(draft: Draft, event: m.DriverRetry) -> None:
     view = draft.view(event.host)
     if view.inventory(event.resource).asking:
         return
-    for _, _, key in view.book.queue:
-        amount = draft.ledger.allocations[key].request.amounts.get(event.resource)
-        if amount is not None:
-            _ask(draft, view, event.resource, amount, key)
-            return
+    waiting = view.book.waiting.get(event.resource)
+    if waiting:
+        key = waiting[0][2]
+        _ask(draft, view, event.resource, draft.ledger.allocations[key].request.amounts[event.resource], key)
 
 
-def _ask(draft: Draft, view: View, resource: str, amount: int, key: str) -> None:
+def _ask(draft: Draft, view: View, resource: str, amount: int, key: str, *, least: int | None = None) -> None:
     host = view.book.host
     wanted = view.held_count(resource) + amount
     inventory = structs.replace(view.inventory(resource), asking=wanted)
     view.set_inventory(resource, inventory)
     draft.decision.changes.append(SetInventory(host, resource, inventory))
     draft.decision.commands.append(
-        m.Discover(host=host, resource=resource, amount=wanted, least=amount, allocation=key)
+        m.Discover(
+            host=host, resource=resource, amount=wanted, least=amount if least is None else least, allocation=key
+        )
     )

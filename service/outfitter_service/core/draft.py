@@ -100,7 +100,7 @@ class Draft:
 
     def again(self, host: str) -> None:
         """The rest of a larger effect is left to an event of its own."""
-        event = m.Reschedule(host=host, cause=self.cause)
+        event = m.Reschedule(host=host, cause=self.cause, whole=False)
         if event not in self.decision.follow_ups:
             self.decision.follow_ups.append(event)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from outfitter_proto.records import MAX_REASON
 from outfitter_service.core.book import Inventory
 from outfitter_service.core.model import ResourceSpec, SpecState
+
+NAMED_DEVICES = 8
+"""A sentence names no more devices than these."""
 
 
 def listed(names: Iterable[str]) -> str:
@@ -58,6 +61,32 @@ def too_ill(spec: ResourceSpec, amount: int, inventory: Inventory) -> str:
         f"{amount} {spec.name} requested, {inventory.healthy} of {len(inventory.devices)} healthy; "
         "it is granted when enough are healthy again"
     )
+
+
+def too_few_together(wanted: Mapping[str, int], count: int, ids: Sequence[str]) -> str:
+    named = ", ".join(ids[:NAMED_DEVICES]) + (", …" if len(ids) > NAMED_DEVICES else "")
+    between = " between them" if len(wanted) > 1 else ""
+    return f"{_amounts(wanted)} requested, which show only {_devices(count)}{between}: {named}"
+
+
+def too_ill_together(wanted: Mapping[str, int], count: int) -> str:
+    return (
+        f"{_amounts(wanted)} requested, which show only {count} healthy of the devices that they have in common; "
+        "it is granted when enough are healthy again"
+    )
+
+
+def busy_together(wanted: Mapping[str, int]) -> str:
+    return f"waits for {_amounts(wanted)}: they show the same devices, and too few of those are free"
+
+
+def _amounts(wanted: Mapping[str, int]) -> str:
+    *others, last = [f"{amount} {name}" for name, amount in wanted.items()]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _devices(count: int) -> str:
+    return "1 device" if count == 1 else f"{count} devices"
 
 
 def busy(spec: ResourceSpec, amount: int, free: int, inventory: Inventory) -> str:

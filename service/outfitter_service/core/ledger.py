@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from outfitter_proto.records import Allocation, Device, Host
-from outfitter_service.core.book import HostBook, Inventory, exclusive_ids
+from outfitter_service.core.book import HostBook, Inventory, QueueEntry, exclusive_ids
 
 __all__ = [
     "Change",
@@ -25,6 +25,7 @@ __all__ = [
     "PutAllocation",
     "PutHost",
     "SetInventory",
+    "SetScan",
     "exclusive_ids",
 ]
 
@@ -54,7 +55,14 @@ class SetInventory(Struct, frozen=True, gc=False):
     inventory: Inventory
 
 
-Change = PutAllocation | DropAllocation | PutHost | DropHost | SetInventory
+class SetScan(Struct, frozen=True, gc=False):
+    """From where on a host's waiters are to be looked at anew; None: nowhere."""
+
+    host: str
+    start: QueueEntry | None
+
+
+Change = PutAllocation | DropAllocation | PutHost | DropHost | SetInventory | SetScan
 
 
 class Ledger:
@@ -186,6 +194,10 @@ class Ledger:
                 before = book.inventory(resource)
                 book.set_inventory(resource, inventory)
                 return SetInventory(host, resource, before)
+            case SetScan(host=host, start=start):
+                book = self.book(host)
+                first, book.scan_from = book.scan_from, start
+                return SetScan(host, first)
             case PutHost(record=host_record):
                 return self._put_host(host_record.host, host_record)
             case DropHost(host=host):

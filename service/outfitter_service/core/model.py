@@ -69,6 +69,10 @@ class KnownDevice(Struct, frozen=True, kw_only=True):
     cdi: tuple[str, ...] = ()
 
 
+Devices = dict[str, tuple[KnownDevice, ...]]
+"""A grant's devices by resource."""
+
+
 class DriverFailure(Struct, frozen=True, kw_only=True):
     """A driver that could not report: for now, or until somebody changes something.
 
@@ -166,10 +170,12 @@ class Tick(Struct, frozen=True, kw_only=True):
 
 class Reschedule(Struct, frozen=True, kw_only=True):
     """Look at everything of `host` again: its queue, and what holders were told of their devices. It goes on where
-    a larger effect was cut, and is due once after a restore. `cause` is what history says of its steps."""
+    a larger effect was cut, and is due once after a restore. `cause` is what history says of its steps. Not `whole`: at
+    those only who have not been looked at since something was said that may concern them."""
 
     host: str
     cause: str = "reschedule"
+    whole: bool = True
 
 
 Event = (

@@ -91,6 +91,8 @@ def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Gra
         or spec.confirms
     ):
         return None
+    if amount > 1 and shelf.repeats:
+        return None
     offered = shelf.offer(amount)
     if offered is None:
         return None

@@ -6,22 +6,20 @@ devices in the driver's order of preference.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct
 
 from outfitter_proto.records import Health, OperatorShare, ReasonCode, ResolvedRequest
-from outfitter_service.core import explain
+from outfitter_service.core import explain, matching
 from outfitter_service.core.book import Inventory
-from outfitter_service.core.model import KnownDevice, OnFailure, ResourceSpec, SpecState
+from outfitter_service.core.model import Devices, KnownDevice, OnFailure, ResourceSpec, SpecState
+from outfitter_service.core.overlap import Scene
 from outfitter_service.core.terms import terms
 from outfitter_service.core.view import View
 
 _HEALTHY = Health.HEALTHY
 _OK = SpecState.OK
-
-Devices = dict[str, tuple[KnownDevice, ...]]
-"""A grant's devices by resource."""
 
 
 class Obstacle(Struct, frozen=True):
@@ -36,39 +34,55 @@ class Obstacle(Struct, frozen=True):
 def place(
     view: View, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], claimed: Collection[str] = ()
 ) -> Devices | Obstacle:
-    """The devices for a request, or the obstacle that weighs most.
+    """The devices for a request, or the obstacle that weighs most, whatever the order of its resources.
 
-    `claimed` are the exclusive resources that earlier waiters want. A final obstacle outweighs one that keeps
-    the request out of the queue's way (not reported, infeasible, failed), and that one outweighs busy.
+    `claimed` are the resources that earlier waiters want: devices that could serve those are left to them, unless both
+    share them. A final obstacle outweighs one that keeps the request out of the queue's way (not reported, infeasible,
+    failed), and that one outweighs busy.
     """
     stuck = hindrance(view, specs, amounts)
     if stuck is not None:
         return stuck
-    chosen: Devices = {}
-    for resource, amount in amounts.items():
-        spec = specs[resource]
-        if spec.shared:
-            every = view.inventory(resource).devices
-            mine = tuple([device for device in every if device.health == _HEALTHY and not view.locked(device)])
-        elif chosen:
-            mine = _unchosen(view, resource, amount, chosen)
-        else:
-            mine = view.free(resource, amount)
-        if len(mine) < amount:
-            reason = explain.busy(spec, amount, len(mine), view.inventory(resource))
-            return Obstacle(ReasonCode.BUSY, reason, resource)
-        if resource in claimed and not spec.shared:
+    shared = [resource for resource in amounts if specs[resource].shared]
+    alone = amounts if not shared else {name: amount for name, amount in amounts.items() if name not in shared}
+    for resource, amount in alone.items():
+        free = view.free_count(resource)
+        if free < amount:
+            return _busy(view, specs[resource], amount, free)
+    for resource in alone:
+        if resource in claimed:
             return Obstacle(ReasonCode.BUSY, explain.behind([resource]), resource)
-        chosen[resource] = mine
-    return chosen
+    overlapping = view.book.overlapping
+    apart = not overlapping or overlapping.isdisjoint(amounts)
+    scene = None if apart else Scene(view, specs, claimed)
+    chosen: Devices = {}
+    for resource in shared:
+        every = _unlocked(view, resource)
+        chosen[resource] = every if scene is None else scene.left_to_share(every)
+        if len(chosen[resource]) < amounts[resource]:
+            if len(every) >= amounts[resource] and scene is not None:
+                return Obstacle(ReasonCode.BUSY, explain.behind(scene.rivals), resource)
+            return _busy(view, specs[resource], amounts[resource], len(every))
+    if scene is None:
+        chosen.update({resource: view.free(resource, amount) for resource, amount in alone.items()})
+    elif alone:
+        # in the order of the configuration: that of a request's resources means nothing
+        wanted = {resource: alone[resource] for resource in specs if resource in alone}
+        found = scene.choose(wanted)
+        if found is None:
+            reason = explain.behind(scene.rivals) if scene.rivals else explain.busy_together(wanted)
+            return Obstacle(ReasonCode.BUSY, reason, next(iter(wanted)))
+        chosen.update(found)
+    return {resource: chosen[resource] for resource in amounts}
 
 
-def _unchosen(view: View, resource: str, amount: int, chosen: Devices) -> tuple[KnownDevice, ...]:
-    """Free devices that the same request does not get as another resource already."""
-    canonical = view.book.canonical
-    others = {canonical(device.id) for devices in chosen.values() for device in devices}
-    free = view.free(resource, amount + len(others))
-    return tuple([device for device in free if canonical(device.id) not in others][:amount])
+def _unlocked(view: View, resource: str) -> tuple[KnownDevice, ...]:
+    """The healthy devices of a shared resource that nobody has alone."""
+    return tuple([one for one in view.inventory(resource).devices if one.health == _HEALTHY and not view.locked(one)])
+
+
+def _busy(view: View, spec: ResourceSpec, amount: int, free: int) -> Obstacle:
+    return Obstacle(ReasonCode.BUSY, explain.busy(spec, amount, free, view.inventory(spec.name)), spec.name)
 
 
 def hindrance(view: View, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int]) -> Obstacle | None:
@@ -88,7 +102,11 @@ def hindrance(view: View, specs: Mapping[str, ResourceSpec], amounts: Mapping[st
         if found is not None:
             if found.final:
                 return found
-            stuck = stuck or found
+            if stuck is None or found.code == ReasonCode.NOT_REPORTED:
+                stuck = found
+    overlapping = view.book.overlapping
+    if overlapping and not overlapping.isdisjoint(amounts):
+        return _trouble_together(view, specs, amounts, stuck)
     return stuck
 
 
@@ -112,6 +130,91 @@ def _trouble(view: View, spec: ResourceSpec, amount: int, inventory: Inventory) 
     if len(inventory.devices) < amount:
         return Obstacle(ReasonCode.INFEASIBLE, explain.too_few(spec, amount, inventory), name, final=not waits)
     return Obstacle(ReasonCode.INFEASIBLE, explain.too_ill(spec, amount, inventory), name)
+
+
+def _trouble_together(
+    view: View, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], stuck: Obstacle | None
+) -> Obstacle | None:
+    """Why resources that show the same devices can not all be had, or `stuck`: what is known to be in the way
+    already, which only what is final outweighs."""
+    demands = {
+        resource: amounts[resource]
+        for resource, spec in specs.items()
+        if resource in amounts
+        and resource in view.book.overlapping
+        and not spec.shared
+        and _is_settled(view.inventory(resource), amounts[resource])
+    }
+    if _is_plenty(view, demands):
+        return stuck
+    shortage = matching.match(demands, view.book.device_counts(healthy=False))
+    if isinstance(shortage, matching.Shortage):
+        found = _shortage(view, specs, amounts, shortage)
+        return found if found.final or stuck is None else stuck
+    if stuck is not None:
+        return stuck
+    shortage = matching.match(demands, view.book.device_counts(healthy=True))
+    if isinstance(shortage, matching.Shortage):
+        short = {name: demands[name] for name in demands if name in shortage.resources}
+        return Obstacle(ReasonCode.INFEASIBLE, explain.too_ill_together(short, shortage.devices), next(iter(short)))
+    return None
+
+
+def rival_amount(view: View, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], resource: str) -> int:
+    """How many devices of a resource the same request may get as others that show them as well."""
+    overlapping = view.book.overlapping
+    if resource not in overlapping:
+        return 0
+    return sum(
+        amount
+        for other, amount in amounts.items()
+        if other != resource and other in overlapping and other in specs and not specs[other].shared
+    )
+
+
+def _is_settled(inventory: Inventory, amount: int) -> bool:
+    """Its driver has said what there is, as far as that amount is concerned."""
+    failure = inventory.failure
+    return inventory.reported and not inventory.asking and (failure is None or amount < failure.at_least)
+
+
+def _is_plenty(view: View, demands: Mapping[str, int]) -> bool:
+    """Whether each resource has enough healthy devices even if all the others took theirs from them first."""
+    total = sum(demands.values())
+    shelves = view.book.shelves
+    for resource in demands:
+        shelf = shelves.get(resource)
+        if shelf is None or shelf.repeats or view.inventory(resource).healthy < total:
+            return False
+    return True
+
+
+def _shortage(
+    view: View, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], shortage: matching.Shortage
+) -> Obstacle:
+    """Resources that show fewer devices between them than is wanted of them: what `on-failure` says of any decides."""
+    short = {resource: amounts[resource] for resource in specs if resource in shortage.resources}
+    for resource, amount in short.items():
+        spec = specs[resource]
+        most = amount + rival_amount(view, specs, amounts, resource)
+        if spec.on_demand and may_name_more(view, spec, most, view.inventory(resource)):
+            return Obstacle(ReasonCode.NOT_REPORTED, explain.not_reported(spec), resource)
+    reason = explain.too_few_together(short, shortage.devices, _ids(view, short))
+    by_choice = {specs[resource].on_failure: resource for resource in short}
+    # who goes on without one of them need not wait for it; of several that is the last of the configuration
+    for choice in (OnFailure.NO_INFO, OnFailure.WAIT, OnFailure.FAIL_WORKER):
+        if choice in by_choice:
+            return Obstacle(ReasonCode.INFEASIBLE, reason, by_choice[choice], final=choice != OnFailure.WAIT)
+    raise AssertionError("a shortage of nothing")
+
+
+def _ids(view: View, resources: Iterable[str]) -> list[str]:
+    """The devices that resources show, each by one id."""
+    ids: dict[str, str] = {}
+    for resource in resources:
+        for device in view.inventory(resource).devices:
+            ids.setdefault(view.book.canonical(device.id), device.id)
+    return list(ids.values())
 
 
 def may_name_more(view: View, spec: ResourceSpec, amount: int, inventory: Inventory) -> bool:

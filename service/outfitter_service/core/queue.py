@@ -1,14 +1,17 @@
 """The queue: who is granted, who waits and why, in the order of priority and first registration.
 
-Nobody is granted anything while an earlier worker that could be served with what there is on the host wants
-any of the same resources. Those who can never be served, and those whose drivers have not reported, block
-nobody. Feasibility is looked at anew each time, never remembered.
+Nobody is granted a device that could serve an earlier worker which waits and could be served with what there is on
+the host. Those who can never be served, and those whose drivers have not answered, block nobody.
+
+What each waiter was told last is remembered (`HostBook.claims`), and holds until a driver says something else: then all
+are looked at anew, some in each decision, and until somebody has been, nobody behind is granted what may be theirs.
+So no decision takes longer the more workers wait, or the more different things they want.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from heapq import heapify, heappop, heappush
 
 from msgspec import UNSET, structs
@@ -16,18 +19,22 @@ from msgspec import UNSET, structs
 from outfitter_proto.records import Allocation, ReasonCode, Unavailable
 from outfitter_service.core import discovery, explain, policy
 from outfitter_service.core import model as m
-from outfitter_service.core.book import QueueEntry, Shape, queue_entry
+from outfitter_service.core.book import HostBook, QueueEntry, queue_entry
 from outfitter_service.core.draft import Draft
+from outfitter_service.core.ledger import SetScan
 from outfitter_service.core.states import PENDING, Step
 from outfitter_service.core.terms import terms
 from outfitter_service.core.view import View
+
+LOOKS = 2
+"""How many waiters one decision looks at for each that it may change."""
 
 
 def admit(draft: Draft, record: Allocation) -> Allocation:
     """Place a new worker, behind those it has to wait for; the record it gets."""
     view = draft.view(record.host)
     discovery.ask_anew(draft, view, record)
-    claimed = _claims_before(draft, view, record) if view.book.queue else ()
+    claimed = _claimed_before(draft, view.book, record) if view.book.queue else ()
     record, obstacle = _attempt(draft, view, record, claimed, new=True)
     if obstacle is None:
         return record
@@ -47,85 +54,169 @@ def admit(draft: Draft, record: Allocation) -> Allocation:
     )
 
 
-def schedule(draft: Draft, host: str, *, whole: bool = False) -> None:
-    """Go through a host's queue and grant what can be granted.
+def schedule(draft: Draft, host: str) -> None:
+    """Devices or places in the queue have come free: grant what can be granted now.
 
-    The first of each shape speaks for all of it: where it waits, those behind it that want the same wait, too.
-    `whole`: something is known of the devices, so tell everybody why they wait, not only the first ones.
+    Only the first of those who wait for a resource that is busy can be: the others have to leave it to that one, and
+    those who wait for something else are not concerned. So it makes no difference how many wait, nor for how much.
     """
-    view = draft.view(host)
-    heads: list[tuple[QueueEntry, int, Shape]] = [(alike[0], 0, shape) for shape, alike in view.book.shapes.items()]
-    heapify(heads)
-    claimed: set[str] = set()
-    before = len(draft.decision.changes)
-    while heads:
-        if len(draft.decision.changes) - before >= draft.rules.chunk:
-            draft.again(host)
-            return
-        (_, _, key), at, shape = heappop(heads)
-        alike = view.book.shapes[shape]
+    book = draft.view(host).book
+    is_done = _Round(draft, host).look_at_first(book, until=book.scan_from)
+    if _look_at_sharers(draft, book) or not is_done:
+        draft.again(host)
+
+
+def reschedule(draft: Draft, host: str) -> None:
+    """As `schedule`, but leave it to a decision of its own."""
+    _look_at_sharers(draft, draft.book(host))
+    draft.again(host)
+
+
+def _look_at_sharers(draft: Draft, book: HostBook) -> bool:
+    """Have those looked at who wait for shared resources that show devices which others may have alone, if there are
+    any: sharers are in no sharer's way, so that not only the first of them may be served."""
+    first = _first_sharer(draft, book)
+    if first is None or (book.scan_from is not None and book.scan_from <= first):
+        return False
+    draft.decision.changes.append(SetScan(book.host, first))
+    return True
+
+
+def _first_sharer(draft: Draft, book: HostBook) -> QueueEntry | None:
+    specs = draft.rules.specs
+    shared = [name for name in book.overlapping if name in book.claims and name in specs and specs[name].shared]
+    return min((book.claims[name][0] for name in shared), default=None)
+
+
+def scan(draft: Draft, host: str, *, whole: bool) -> bool:
+    """Look anew at those who have not been looked at since something was said that may concern them (`whole`: at
+    everybody), and tell them why they wait; False: some are left, for another decision."""
+    book = draft.view(host).book
+    start = book.queue[0] if whole and book.queue else book.scan_from
+    round_ = _Round(draft, host)
+    if not round_.look_at_first(book, until=start):
+        if whole:
+            draft.decision.changes.append(SetScan(host, start))
+        draft.again(host)
+        return False
+    if round_.has_moved and (first := _first_sharer(draft, book)) is not None:
+        start = first if start is None else min(start, first)
+    left = None
+    if start is not None:
+        first_place = bisect_left(book.queue, start)
+        for place in range(first_place, len(book.queue)):
+            if round_.is_long or place - first_place >= LOOKS * draft.rules.chunk:
+                left = book.queue[place]
+                draft.again(host)
+                break
+            round_.look(book.queue[place][2])
+    if left != book.scan_from:
+        draft.decision.changes.append(SetScan(host, left))
+    return left is None
+
+
+class _Round:
+    """One decision's way through a host's queue, in order: `claimed` is what those want that have to go on waiting, and
+    `has_moved` whether anybody waits no longer."""
+
+    def __init__(self, draft: Draft, host: str) -> None:
+        self.claimed: set[str] = set()
+        self.has_moved = False
+        self._draft = draft
+        self._host = host
+        self._most_changes = len(draft.decision.changes) + draft.rules.chunk
+        self._alike: dict[tuple[tuple[str, int], ...], policy.Obstacle] = {}
+
+    @property
+    def is_long(self) -> bool:
+        """Whether what is left to change is left to another decision."""
+        return len(self._draft.decision.changes) >= self._most_changes
+
+    def look_at_first(self, book: HostBook, *, until: QueueEntry | None) -> bool:
+        """Look at who is first for any resource that is busy, as long as that one is granted at the next; those from
+        `until` on are left out. False: some are left, for another decision."""
+        heads = [(entries[0], resource, 0) for resource, entries in book.claims.items()]
+        heapify(heads)
+        last = None
+        while heads:
+            entry, resource, place = heappop(heads)
+            if until is not None and entry >= until:
+                break
+            if entry != last:
+                if self.is_long:
+                    return False
+                self.look(entry[2])
+                last = entry
+            if resource not in self.claimed and place + 1 < len(book.claims[resource]):
+                heappush(heads, (book.claims[resource][place + 1], resource, place + 1))
+        return True
+
+    def look(self, key: str) -> None:
+        """Grant a waiter what it wants, or tell it why it waits."""
+        draft = self._draft
         known = draft.record(key)
-        if known is not None and known.state == PENDING:
-            if known.wait_until is not None and known.wait_until <= draft.now:
-                give_up(draft, known)
-            else:
-                record, obstacle = _attempt(draft, draft.view(host), known, claimed)
-                if obstacle is not None:
-                    if obstacle.code == ReasonCode.BUSY:
-                        claimed |= _exclusive(draft, record.request.amounts)
-                    _tell(draft, view, record, obstacle, changed=record is not known)
-                    if record is known:
-                        if whole and not _tell_others(draft, view, alike[at + 1 :], obstacle, before):
-                            draft.again(host)
-                            return
-                        continue
-        if at + 1 < len(alike):
-            heappush(heads, (alike[at + 1], at + 1, shape))
+        if known is None or known.state != PENDING:
+            return
+        late = known.wait_until is not None and known.wait_until <= draft.now
+        if late and known.reason_code != ReasonCode.NOT_REPORTED:
+            self.has_moved = True
+            give_up(draft, known)
+            return
+        view = draft.view(self._host)
+        wanted = tuple(sorted(known.request.amounts.items()))
+        obstacle = self._alike.get(wanted)
+        record = known
+        if obstacle is None:
+            record, obstacle = _attempt(draft, view, known, self.claimed)
+            if obstacle is None:
+                self.has_moved = True
+                return
+            if record is known:
+                # whoever wants the same meets the same from here on
+                self._alike[wanted] = obstacle
+        if late and obstacle.code != ReasonCode.NOT_REPORTED:
+            self.has_moved = True
+            give_up(draft, structs.replace(record, reason=obstacle.reason))
+            return
+        record = _tell(draft, view, record, obstacle, changed=record is not known)
+        if record.reason_code == ReasonCode.BUSY:
+            self.claimed.update(record.request.amounts)
 
 
-def _tell(draft: Draft, view: View, record: Allocation, obstacle: policy.Obstacle, *, changed: bool = False) -> None:
+def _tell(
+    draft: Draft, view: View, record: Allocation, obstacle: policy.Obstacle, *, changed: bool = False
+) -> Allocation:
     """Keep the record's reason up to date; that a driver is being asked is no news to one who waits already."""
     told = record.reason_code is not None and view.inventory(obstacle.resource).asking
     news = not told and (obstacle.code != record.reason_code or obstacle.reason != record.reason)
     if news or changed:
-        draft.step(Step.REFRESH, obstacle.reason, record, reason=obstacle.reason, reason_code=obstacle.code)
+        return draft.step(Step.REFRESH, obstacle.reason, record, reason=obstacle.reason, reason_code=obstacle.code)
+    return record
 
 
-def _tell_others(draft: Draft, view: View, entries: list[QueueEntry], obstacle: policy.Obstacle, before: int) -> bool:
-    """Tell those who wait behind the first of their shape; False when it got too much for one decision."""
-    for _, _, key in entries:
-        record = draft.record(key)
-        if record is not None and record.state == PENDING:
-            if len(draft.decision.changes) - before >= draft.rules.chunk:
-                return False
-            _tell(draft, view, record, obstacle)
-    return True
-
-
-def _claims_before(draft: Draft, view: View, record: Allocation) -> set[str]:
-    """The exclusive resources that feasible waiters before `record` want."""
+def _claimed_before(draft: Draft, book: HostBook, record: Allocation) -> set[str]:
+    """The resources that waiters before `record` want, as far as they may show what it wants: those of which somebody
+    has been told that they are busy, and those of which somebody is to be looked at anew, who may be granted them."""
     own = queue_entry(record)
-    wanted = set(record.request.amounts)
-    claimed: set[str] = set()
-    for shape, alike in view.book.shapes.items():
-        if wanted.isdisjoint(name for name, _ in shape):
-            continue
-        for entry in alike:
-            if entry >= own:
-                break
-            waiter = draft.records.get(entry[2])
-            if waiter is None or waiter.state == PENDING:
-                amounts = dict(shape) if waiter is None else waiter.request.amounts
-                if policy.hindrance(view, draft.rules.specs, amounts) is None:
-                    claimed |= _exclusive(draft, amounts)
-                if waiter is None:
-                    break
+    wanted = record.request.amounts
+    names = wanted.keys() if book.overlapping.isdisjoint(wanted) else book.overlapping | wanted.keys()
+    claimed = {name for name in names if _any_waits(draft, book.claims.get(name, ()), own)}
+    if book.scan_from is not None and book.scan_from < own:
+        claimed |= {name for name in names if _any_waits(draft, book.waiting.get(name, ()), own, book.scan_from)}
     return claimed
 
 
-def _exclusive(draft: Draft, resources: Collection[str]) -> set[str]:
-    specs = draft.rules.specs
-    return {name for name in resources if (spec := specs.get(name)) is not None and not spec.shared}
+def _any_waits(
+    draft: Draft, entries: Sequence[QueueEntry], before: QueueEntry, start: QueueEntry | None = None
+) -> bool:
+    """Whether any from `start` on that comes `before` waits on after the decision so far."""
+    for place in range(0 if start is None else bisect_left(entries, start), len(entries)):
+        if entries[place] >= before:
+            return False
+        record = draft.records.get(entries[place][2])
+        if record is None or record.state == PENDING:
+            return True
+    return False
 
 
 def _attempt(
@@ -135,7 +226,7 @@ def _attempt(
     while True:
         outcome = policy.place(view, draft.rules.specs, record.request.amounts, claimed)
         if isinstance(outcome, dict):
-            if view.without >= draft.rules.max_live and not _exclusive(draft, outcome):
+            if view.without >= draft.rules.max_live and all(draft.rules.specs[name].shared for name in outcome):
                 told = explain.too_many_live(draft.rules.max_live)
                 return _fail(draft, record, ReasonCode.TOO_MANY_LIVE, told, new=new), None
             return _grant(draft, record, outcome, new=new), None
@@ -159,7 +250,7 @@ def _without(record: Allocation, obstacle: policy.Obstacle) -> Allocation:
     )
 
 
-def _grant(draft: Draft, record: Allocation, devices: policy.Devices, *, new: bool) -> Allocation:
+def _grant(draft: Draft, record: Allocation, devices: m.Devices, *, new: bool) -> Allocation:
     specs = draft.rules.specs
     draft.token += 1
     told = terms(devices, draft.book(record.host).classes)

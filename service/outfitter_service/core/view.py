@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import merge
+from itertools import islice
 
 from outfitter_proto.records import Allocation, Health
 from outfitter_service.core.book import NOT_REPORTED, HostBook, Inventory, Tally, exclusive_ids, shared_ids
@@ -20,7 +21,7 @@ NO_COUNTS = Tally()
 class View:
     """One host's book with a decision's own effects. `Draft.view` keeps it up to date: ask there after each step."""
 
-    __slots__ = ("_locks", "_sharers", "_told", "book", "without")
+    __slots__ = ("_freed", "_held", "_locks", "_sharers", "_told", "book", "without")
 
     def __init__(self, book: HostBook) -> None:
         self.book = book
@@ -28,19 +29,30 @@ class View:
         self._locks = NO_COUNTS
         self._sharers = NO_COUNTS
         self.without = book.without
+        self._freed = NO_COUNTS
+        self._held: dict[str, int] = {}
 
     def count(self, record: Allocation, count: int) -> None:
         """The record's devices are held from here on (1), or no longer (-1)."""
         if self._locks is NO_COUNTS:
-            self._locks, self._sharers = Tally(), Tally()
+            self._locks, self._sharers, self._freed = Tally(), Tally(), Tally()
+        self._held.clear()
         alone = exclusive_ids(record)
         if not alone:
             self.without += count
-        for name in self.book.names(record, alone):
-            self._locks.add(name, count)
+        self._count(self._locks, self.book.names(record, alone), count)
         if record.shared:
-            for name in self.book.names(record, shared_ids(record)):
-                self._sharers.add(name, count)
+            self._count(self._sharers, self.book.names(record, shared_ids(record)), count)
+
+    def _count(self, tally: Tally, names: list[str], count: int) -> None:
+        shown = self.book.shown
+        for name in names:
+            before = self._unused(name)
+            tally.add(name, count)
+            if before != (now := self._unused(name)):
+                for shelf in shown.get(name, ()):
+                    healthy = sum(shelf.devices[place].health == Health.HEALTHY for place in shelf.places[name])
+                    self._freed.add(shelf.resource, healthy if now else -healthy)
 
     def inventory(self, resource: str) -> Inventory:
         told = self._told.get(resource) if self._told else None
@@ -62,6 +74,11 @@ class View:
             and book.sharers.get(name, 0) + self._sharers.get(name, 0) == 0
         )
 
+    def free_count(self, resource: str) -> int:
+        """How many healthy devices nobody has."""
+        shelf = self.book.shelves.get(resource)
+        return 0 if shelf is None else len(shelf.free) + self._freed.get(resource, 0)
+
     def free(self, resource: str, enough: int) -> tuple[KnownDevice, ...]:
         """Healthy devices that nobody has, at most `enough`, in the driver's order of preference."""
         shelf = self.book.shelves.get(resource)
@@ -69,16 +86,13 @@ class View:
             return NO_DEVICES
         if not self._locks and not self._sharers:
             return shelf.preferred(enough)
-        found: list[KnownDevice] = []
-        for device in self._candidates(resource):
-            found.append(device)
-            if len(found) == enough:
-                break
-        return tuple(found)
+        return tuple(islice(self.candidates(resource), enough))
 
-    def _candidates(self, resource: str) -> Iterator[KnownDevice]:
+    def candidates(self, resource: str) -> Iterator[KnownDevice]:
         """The free devices with the decision's effects: some of the book's are taken, others have come back."""
-        shelf = self.book.shelves[resource]
+        shelf = self.book.shelves.get(resource)
+        if shelf is None:
+            return
         canonical = self.book.canonical
         back = [
             position
@@ -93,6 +107,9 @@ class View:
 
     def held_count(self, resource: str) -> int:
         """How many devices of a resource are held, those included that its inventory does not (yet) name."""
+        held = self._held.get(resource)
+        if held is not None:
+            return held
         canonical = self.book.canonical
         names = {canonical(device.id) for device in self.inventory(resource).devices if self.locked(device)}
         for record in self.book.live.values():
@@ -101,4 +118,5 @@ class View:
                 for told in record.resources.get(resource, ())
                 if self.book.locks.get(name := canonical(told["id"]), 0) + self._locks.get(name, 0) > 0
             )
+        self._held[resource] = len(names)
         return len(names)
