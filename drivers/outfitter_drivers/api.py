@@ -115,7 +115,9 @@ class Device(Struct, frozen=True, kw_only=True):
     shows this device. Where there is only an index, leave it None: the manager then calls it
     `<resource>:<index>`. `aliases` are other ids under which the same device may be known. `properties` are
     what operators see (at least `index`). `env` is what this device adds to its worker's environment: the
-    values of several devices for one variable are joined with `,`, equal ones once. `cdi` are its CDI names.
+    values of several devices for one variable are joined with `,`, equal ones once. A variable that decides which code
+    a process runs (PATH, LD_…, PYTHON… and the like, see `outfitter_proto.environment`) makes the report an error.
+    `cdi` are its CDI names.
     """
 
     properties: dict[str, str]

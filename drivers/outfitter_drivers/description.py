@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from outfitter_drivers import settings
 from outfitter_drivers.api import Device
+from outfitter_proto import environment
 from outfitter_proto.records import Health
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}", re.ASCII)
@@ -36,6 +37,8 @@ def described_device(description: Mapping[str, str], *, name: str, index: int, d
             variable = key.removeprefix("env.")
             if not _VARIABLE.fullmatch(variable):
                 raise ValueError(f"{key} names no environment variable; valid are letters, digits and _")
+            if (why := environment.refusal(variable)) is not None:
+                raise ValueError(f"{key} is a variable that no driver may set: {why}")
             env[variable] = value
         elif key not in ("id", "aliases", "cdi", "health", "reason"):
             properties[key] = value

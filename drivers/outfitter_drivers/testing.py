@@ -29,6 +29,7 @@ from outfitter_drivers.api import (
     Worker,
     YarnRequest,
 )
+from outfitter_proto import environment
 from outfitter_proto.records import Health
 
 Check = Callable[[ExternalResourceDriver], Awaitable[None]]
@@ -254,4 +255,6 @@ def _assert_device(device: Device) -> None:
     assert device.id or device.properties.get("index"), f"neither an id nor an index: {device}"
     for text in (*device.properties.items(), *device.env.items()):
         assert all(isinstance(part, str) for part in text), f"not strings: {text}"
+    for name, value in device.env.items():
+        assert environment.refusal(name, value) is None, f"no driver may set {name}: {environment.refusal(name, value)}"
     assert device.health is Health.HEALTHY or device.reason, f"unhealthy without a reason: {device}"

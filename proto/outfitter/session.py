@@ -125,6 +125,7 @@ class WorkerSession:
         self._catch_up_to: int | None = None
         self._fetching_since = self._fetched_before = 0.0
         self._watcher: ManagerIdentity | Checkpoint | None = None
+        self._left_out: set[str] = set()
         self._forgotten = False
         self._trouble = Trouble(self._key.decode(), self.board.lease.clock)
         self._partitions = 0
@@ -419,8 +420,15 @@ class WorkerSession:
                 log.warning("%s: %s", record.key, "; ".join(record.warnings))
             if record.state == AllocationState.PENDING:
                 log.info("%s waits: %s", record.key, record.reason)
+            self._say_left_out(record)
             self.board.post(record)
             self._look_who_watches()
+
+    def _say_left_out(self, record: Allocation) -> None:
+        left_out = standing.left_out(record)
+        for name in left_out.keys() - self._left_out:
+            log.warning("%s: variable %r of its record is not set: %s", record.key, name, left_out[name])
+        self._left_out |= left_out.keys()
 
     def _take_lease(self, seconds: float | None) -> None:
         """How long the lease is. The manager may give one later on to a worker that asked for none: where it cannot

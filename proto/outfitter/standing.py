@@ -17,6 +17,7 @@ from outfitter.errors import (
 )
 from outfitter.infos import ExternalResourceInfos
 from outfitter_drivers.api import ExternalResourceInfo
+from outfitter_proto import environment as variables
 from outfitter_proto.records import Allocation, AllocationState, ReasonCode
 
 
@@ -108,9 +109,18 @@ def infos(record: Allocation, name: str, operator: str | None) -> ExternalResour
 
 
 def environment(record: Allocation, operator: str | None) -> dict[str, str]:
-    """The environment variables of a named operator's share, else of the whole worker."""
+    """The environment variables of a named operator's share, else of the whole worker, without those that no record
+    may set (`left_out`)."""
     share = record.operators.get(operator) if operator is not None else None
-    return dict(record.env if share is None else share.env)
+    return variables.divide(record.env if share is None else share.env)[0]
+
+
+def left_out(record: Allocation) -> dict[str, str]:
+    """The variables of a record that are not applied, the worker's and all operators', each with the reason why."""
+    found: dict[str, str] = {}
+    for env in (record.env, *(share.env for share in record.operators.values())):
+        found |= variables.divide(env)[1]
+    return found
 
 
 def _infos(devices: Iterable[dict[str, str]]) -> ExternalResourceInfos:

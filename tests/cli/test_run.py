@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from outfitter.testing import FakeOutfitter
 from support.manager import OUTFITTER, Manager, StartManager, environment
 from support.processes import wait_until_ended
+from support.scripted_manager import ScriptedManager
 
 PATIENCE = 30.0
 
@@ -80,6 +82,49 @@ def test_the_exit_code_is_the_commands_or_says_why_it_never_ran(
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
     assert ("outfitter:" in done.stderr) == (code in {126, 127})
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "why"),
+    [
+        ("no-such-command", 127, "not found in any directory of PATH"),
+        ("", 127, "not found"),
+        ("elsewhere/tool", 127, "not found"),
+        ("bin/tool/below-a-file", 127, "not found"),
+        ("bin", 127, "not found in any directory of PATH"),
+        ("./bin", 126, "Is a directory"),
+        ("./plain", 126, "Permission denied"),
+        ("notes", 126, "Permission denied"),
+        ("/" + 5000 * "x", 126, "File name too long"),
+    ],
+)
+def test_a_command_that_cannot_be_executed_is_told_before_anybody_waits_for_devices(
+    tmp_path: Path, command: str, code: int, why: str
+) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("bin/tool", "bin/notes", "plain"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+    (tmp_path / "bin/tool").chmod(0o755)
+    done = subprocess.run(
+        [*OUTFITTER, "run", "--bus", f"sqlite://{tmp_path}/bus.db", "--wait-for-manager", "--", command],
+        env=environment(PATH="bin"), cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert why in done.stderr
+    assert not (tmp_path / "bus.db").exists(), "nobody was asked for devices"
+
+
+@pytest.mark.parametrize("command", ["tool", "bin/tool", "./bin/tool", "{0}/bin/tool"])
+def test_a_command_is_found_as_it_will_be_executed(shared_manager: Manager, tmp_path: Path, command: str) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/tool").write_text("#!/bin/sh\necho ran\n")
+    (tmp_path / "bin/tool").chmod(0o755)
+    found = shared_manager.environment | {"PATH": f"{tmp_path}/none::bin:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [*OUTFITTER, "run", "--", command.format(tmp_path)],
+        env=found, cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
 
 
 def test_a_wait_that_is_too_long_is_124(one_gpu: Manager) -> None:
@@ -158,6 +203,23 @@ with RuntimeContext(operator="infer") as context:
     assert done.returncode == 0, done.stderr
     assert done.stdout == "['GPU-0']\n"
     assert [record["worker"] for record in shared_manager.records()].count("w-attached") == 1
+
+
+def test_a_forged_record_runs_no_code(tmp_path: Path) -> None:
+    for folder, word in (("bin", "honest"), ("evil", "forged")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "hello").write_text(f"#!/bin/sh\necho {word} $V $LD_PRELOAD\n")
+        (tmp_path / folder / "hello").chmod(0o755)
+    url = f"sqlite://{tmp_path}/bus/bus.db?synchronous=NORMAL"
+    forged = {"PATH": f"{tmp_path}/evil", "LD_PRELOAD": f"{tmp_path}/evil.so", "V": "device"}
+    with ScriptedManager(url, "h", FakeOutfitter({"gpu": [{}]}, env=forged)):
+        done = subprocess.run(
+            [*OUTFITTER, "run", "--bus", url, "--host", "h", "--", "hello"],
+            env=environment(PATH=f"{tmp_path}/bin:{os.environ['PATH']}"), capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "honest device\n"), done.stderr
+    assert "variable 'PATH' of its record is not set" in done.stderr
+    assert "variable 'LD_PRELOAD' of its record is not set" in done.stderr
 
 
 def test_a_run_within_a_run_is_another_worker(shared_manager: Manager) -> None:

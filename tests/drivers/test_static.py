@@ -83,6 +83,7 @@ async def test_unhealthy_devices_are_not_named_to_a_worker() -> None:
         ({"device.a.index": "1", "device.b.x": "1"}, r"device\.b\.index is '1', which is a's already"),
         ({"device.a.health": "ill"}, r"device\.a: health is 'ill'; valid are healthy, unhealthy, unknown"),
         ({"device.a.env.A=B": "1"}, r"device\.a: .*env\.A=B"),
+        ({"device.a.env.LD_PRELOAD": "1"}, r"device\.a: env\.LD_PRELOAD is a variable that no driver may set: .*code"),
         ({"hosts.x": "1"}, r"unknown setting 'hosts\.x'"),
         ({"hosts.x.count": "many"}, "count is 'many'"),
     ],

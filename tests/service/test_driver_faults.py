@@ -133,6 +133,8 @@ class Odd(ExternalResourceDriver, Inventory):
         self.asked += 1
         if self.how == "always yields what is no text":
             yield [Device(properties={"index": 7})]  # type: ignore[dict-item]
+        if self.how.startswith("sets "):
+            yield [Device(properties={"index": "7"}, env={self.how.removeprefix("sets "): "x"})]
         if self.asked == 1:
             match self.how:
                 case "raises":
@@ -220,6 +222,16 @@ async def test_devices_that_are_no_text_are_refused_and_leave_a_ledger_that_can_
     async with serve(odd("works"), identity=another()) as house:
         await house.say(register("w", odd=1))
         await house.state("w", "allocated")
+
+
+@pytest.mark.parametrize("name", ["PATH", "LD_PRELOAD", "PYTHONPATH", "OUTFITTER_BUS", "A=B"])
+async def test_a_driver_that_sets_a_variable_that_decides_which_code_runs_is_refused(serve: Serve, name: str) -> None:
+    async with serve(odd(f"sets {name}")) as house:
+        state = await house.until(
+            lambda records: records["@host/h"]["resources"]["odd"]["state"] != "not-reported" and records["@host/h"]
+        )
+        assert state["resources"]["odd"]["state"] == "driver-failed"
+        assert f"with variable {name!r}, which no driver may set" in state["resources"]["odd"]["reason"]
 
 
 async def test_a_resource_that_waits_is_asked_for_again_after_a_failure_for_good(serve: Serve, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from outfitter.errors import AllocationEndedError, LeaseLostError, WaitedTooLong
 from outfitter.heartbeats import LOOK_AGAIN
 from outfitter.operators import lease_lost
 from outfitter.session import MANAGER_PATIENCE, WorkerSession
-from outfitter.standing import Standing, standing
+from outfitter.standing import Standing, environment, standing
 from outfitter_proto.records import Allocation, AllocationState, Register
 from outfitter_service.cli import ledger, output
 from outfitter_service.cli.child import Child
@@ -131,7 +131,7 @@ class Errand:
     def _environment(self, record: Allocation) -> dict[str, str]:
         return {
             **os.environ,
-            **record.env,
+            **environment(record, None),
             **{f"OUTFITTER_KAFKA_{name.replace('-', '_').upper()}": value for name, value in self._where.login.items()},
             "OUTFITTER_BUS": self._where.bus,
             "OUTFITTER_CLUSTER": self._where.cluster,

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import click
 
-from outfitter_service.cli import options, registering
+from outfitter_service.cli import executable, options, registering
 from outfitter_service.cli.errors import show_warnings_of_libraries
 
 KILL_AFTER = 10.0
@@ -67,6 +67,7 @@ def run(
 
     show_warnings_of_libraries()
     where = connection(config, options.given(ctx))
+    executable.check(command[0], os.environ)  # no record changes its PATH
     asked = registering.registration(where.host, **request, owner=process_owner(), wait_s=wait)
     with SignalFile(PASSED_ON) as signals, Child(command, mask=signals.blocked_before) as child:
 

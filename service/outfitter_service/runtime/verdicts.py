@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import msgspec
 
 from outfitter_drivers import api
+from outfitter_proto import environment
 from outfitter_service.core import model as m
 
 REASON_LENGTH = 2000
@@ -58,7 +59,8 @@ def known_device(resource: str, device: api.Device) -> m.KnownDevice:
     """A driver's device with its canonical id: its own, or `<resource>:<index>`.
 
     Raises:
-        PermanentDriverError: it has neither an id nor an index, or something of it is not the text it must be.
+        PermanentDriverError: it has neither an id nor an index, something of it is not the text it must be, or it sets
+            a variable that no driver may set.
     """
     device_id = device.id
     if device_id is None:
@@ -80,11 +82,17 @@ def known_device(resource: str, device: api.Device) -> m.KnownDevice:
     )
     try:
         # what is written must be readable again: a ledger that is not would refuse its host
-        return msgspec.json.decode(msgspec.json.encode(known), type=m.KnownDevice)
+        known = msgspec.json.decode(msgspec.json.encode(known), type=m.KnownDevice)
     except (msgspec.MsgspecError, UnicodeError, TypeError) as error:
         raise api.PermanentDriverError(
             f"the driver of {resource} reported device {device_id!r} with something that is no text: {error}"
         ) from error
+    for name, why in environment.divide(known.env)[1].items():
+        raise api.PermanentDriverError(
+            f"the driver of {resource} reported device {device_id!r} "
+            f"with variable {name!r}, which no driver may set: {why}"
+        )
+    return known
 
 
 def known_devices(resource: str, devices: Sequence[api.Device]) -> tuple[m.KnownDevice, ...]:
