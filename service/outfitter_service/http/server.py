@@ -1,26 +1,42 @@
 """The manager's HTTP: /metrics for Prometheus, /livez and /readyz for probes. It changes nothing.
 
-Loopback by default. A port in use is one clear line.
+Loopback by default. A port in use is one clear line. Strangers may hold connections; probes are answered all the same
+(connections.py).
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from time import monotonic
 
+import anyio
 from aiohttp import web
 
+from outfitter_service.http.connections import KEEP_ALIVE_S, Connections, Log, bind
 from outfitter_service.metrics import CONTENT_TYPE
 from outfitter_service.runtime.service import Service
+
+INDEX = """<!doctype html>
+<title>Outfitter</title>
+<ul>
+<li><a href="metrics">metrics</a>, for Prometheus</li>
+<li><a href="livez">livez</a>: whether the process answers</li>
+<li><a href="readyz">readyz</a>: whether registrations are answered, and why not</li>
+</ul>
+"""
+LINGER_S = 1.0
+"""How long the rest of a request that nobody wants is read."""
 
 
 class HttpError(RuntimeError):
     """The address cannot be listened on."""
 
 
-def application(service: Service) -> web.Application:
+def application(service: Service, connections: Connections) -> web.Application:
     """The routes of one manager."""
 
     async def metrics(_: web.Request) -> web.Response:
@@ -34,7 +50,11 @@ def application(service: Service) -> web.Application:
             return web.Response(text="ok\n")
         return web.Response(status=503, text=f"not ready: {service.condition}\n")
 
-    app = web.Application(client_max_size=64 * 1024)
+    async def index(_: web.Request) -> web.Response:
+        return web.Response(text=INDEX, content_type="text/html")
+
+    app = web.Application(client_max_size=64 * 1024, middlewares=[connections.middleware])
+    app.router.add_get("/", index)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/livez", livez)
     app.router.add_get("/readyz", readyz)
@@ -42,26 +62,42 @@ def application(service: Service) -> web.Application:
 
 
 @asynccontextmanager
-async def listening(service: Service, address: str) -> AsyncIterator[str]:
-    """Serve `service`'s HTTP at `address` (HOST:PORT, port 0 for any); gives the address it really has.
+async def listening(service: Service, address: str, *, clock: Callable[[], float] = monotonic) -> AsyncIterator[str]:
+    """Serve `service`'s HTTP at `address` (HOST:PORT, port 0 for any); gives the address it really has. `clock` counts
+    the seconds for which connections may be silent.
 
     Raises:
         HttpError: the address cannot be had; says which and what to do.
     """
     host, _, port = address.rpartition(":")
-    runner = web.AppRunner(application(service), access_log=None, handle_signals=False, shutdown_timeout=1.0)
+    connections = Connections(clock)
+    log = Log(logging.getLogger("outfitter.http"), None)
+    runner = web.AppRunner(
+        application(service, connections), access_log=None, handle_signals=False, shutdown_timeout=1.0, logger=log,
+        keepalive_timeout=KEEP_ALIVE_S, lingering_time=LINGER_S,
+    )  # fmt: skip
     await runner.setup()
+    server = runner.server
+    if server is None:
+        raise RuntimeError("a server that is set up is there")
     try:
-        site = web.TCPSite(runner, host.strip("[]"), int(port))
         try:
-            await site.start()
+            listeners = await bind(host.strip("[]"), int(port))
         except OSError as error:
             code = error.errno or 0
-            # not asyncio's words, which name the address a second time; a name that is not found has no errno
+            # a name that is not found has no errno
             what = os.strerror(code) if code > 0 else error.strerror or str(error)
             remedy = ". Is it another manager's? Give this one another --http" if code == errno.EADDRINUSE else ""
             raise HttpError(f"cannot listen on {address}: {what}{remedy}") from error
-        bound = runner.addresses[0]
-        yield f"{host}:{bound[1]}"
+        try:
+            async with anyio.create_task_group() as tasks:
+                for listener in listeners:
+                    tasks.start_soon(connections.accept, listener, server)
+                tasks.start_soon(connections.look)
+                yield f"{host}:{listeners[0].getsockname()[1]}"
+                tasks.cancel_scope.cancel()
+        finally:
+            for listener in listeners:
+                listener.close()
     finally:
         await runner.cleanup()

@@ -1,21 +1,11 @@
-"""Who a manager is: its instance, its machine, this boot. And the lock that keeps it alone on the machine.
-
-The lock is an abstract Unix socket: the kernel drops it with its process, no file is left behind, and no
-permission stands in another user's way. It is seen within one network namespace, which is what a machine's
-services share.
-"""
+"""Who a manager is: its instance, its machine, this boot."""
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import secrets
-import socket
 import time
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
@@ -25,15 +15,8 @@ from outfitter_proto.processes import boot_id, pid_namespace, time_namespace
 from outfitter_proto.records import ManagerIdentity
 from outfitter_service.runtime.clock import Clock
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 SUSPEND_THRESHOLD_S = 1.0
 """How far boot time may run ahead of monotonic time before the machine counts as having been suspended."""
-
-
-class ManagerExistsError(RuntimeError):
-    """Another manager serves this host on this machine."""
 
 
 class Identity(Struct, frozen=True, kw_only=True):
@@ -113,35 +96,6 @@ def machine_id() -> str | None:
         if found and found != "uninitialized":
             return found
     return None
-
-
-@contextmanager
-def alone_on_machine(host: str) -> Iterator[None]:
-    """Hold the host-wide lock: one manager per host on a machine, whatever bus and cluster it serves.
-
-    Raises:
-        ManagerExistsError: somebody else holds it.
-    """
-    lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
-        try:
-            lock.bind(_lock_name(host))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            raise ManagerExistsError(
-                f"another manager on this machine already serves host {host!r} (perhaps on another bus); "
-                "stop it first, or give this one another --host"
-            ) from error
-        yield
-    finally:
-        lock.close()
-
-
-def _lock_name(host: str) -> str:
-    """The socket's name: the host's own where it fits into the 107 bytes that unix(7) allows."""
-    name = f"\0outfitter-manager/{host}"
-    return name if len(name) <= 107 else f"\0outfitter-manager/sha256/{hashlib.sha256(host.encode()).hexdigest()}"
 
 
 class SuspendWatch:

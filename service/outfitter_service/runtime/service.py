@@ -23,7 +23,8 @@ from outfitter_service.config import Settings
 from outfitter_service.metrics import Metrics, Standing
 from outfitter_service.runtime import loading
 from outfitter_service.runtime.drivers import close
-from outfitter_service.runtime.identity import alone_on_machine, host_identity, replica_identity
+from outfitter_service.runtime.identity import host_identity, replica_identity
+from outfitter_service.runtime.machine_lock import alone_on_machine
 from outfitter_service.runtime.partition import PartitionServer
 from outfitter_service.runtime.processor import Processor
 from outfitter_service.runtime.remit import HostRemit

@@ -1,0 +1,143 @@
+"""The connections of a listener: so many, each for so long, so that nobody who holds some keeps a probe out.
+
+Its own accept loop takes one connection at a time. Where no more may be open, the one that has been silent for longest
+makes room: a probe says what it wants at once, and is answered before those around it can have been replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import anyio
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler, Middleware
+from msgspec import Struct
+
+MOST = 64
+"""Connections that may be open at one time."""
+HEAD_S = 5.0
+"""How long the head of the first request may take."""
+KEEP_ALIVE_S = 15.0
+"""How long an answer may take to be read, and the next request to come."""
+LOOK_EVERY_S = 1.0
+BACKLOG = 128
+RETRY_S = 0.1
+
+
+class _Connection(Struct):
+    """One connection. `silent_since` is when its last request was answered or it was opened, None while one is being
+    answered."""
+
+    transport: asyncio.Transport
+    silent_since: float | None
+    patience_s: float = HEAD_S
+
+    def due(self, now: float) -> bool:
+        return self.silent_since is not None and now - self.silent_since >= self.patience_s
+
+
+class Connections:
+    """The open connections of one server."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._open: dict[asyncio.BaseProtocol, _Connection] = {}
+
+    def __len__(self) -> int:
+        """How many are open, and have not been told to end."""
+        self._open = {key: one for key, one in self._open.items() if not one.transport.is_closing()}
+        return len(self._open)
+
+    async def accept(self, listener: socket.socket, server: Callable[[], asyncio.Protocol]) -> None:
+        """Take connections of `listener` one by one; runs until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listener)
+            except OSError as error:  # the client has gone again, or there is no descriptor left
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._make_room()
+                await anyio.sleep(RETRY_S)
+                continue
+            if len(self) >= MOST:
+                self._make_room()
+            transport, protocol = await loop.connect_accepted_socket(server, accepted)
+            self._open[protocol] = _Connection(transport, self._clock())
+
+    async def look(self) -> None:
+        """End the connections that have been silent for too long; runs until cancelled."""
+        while True:
+            await anyio.sleep(LOOK_EVERY_S)
+            self.end_silent()
+
+    def end_silent(self) -> None:
+        now = self._clock()
+        for one in self._open.values():
+            if one.due(now):
+                one.transport.abort()
+        len(self)
+
+    @property
+    def middleware(self) -> Middleware:
+        """What aiohttp calls for each request: notes who has said something."""
+
+        @web.middleware
+        async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
+            one = self._open.get(request.protocol)
+            if one is None:
+                return await handler(request)
+            one.silent_since = None
+            try:
+                return await handler(request)
+            finally:
+                one.silent_since, one.patience_s = self._clock(), KEEP_ALIVE_S
+
+        return note
+
+    def _make_room(self) -> None:
+        silent = [one for one in self._open.values() if one.silent_since is not None]
+        longest = min(silent or self._open.values(), key=lambda one: one.silent_since or 0.0, default=None)
+        if longest is not None:
+            longest.transport.abort()
+
+
+async def bind(host: str | None, port: int) -> Sequence[socket.socket]:
+    """Listen on all addresses of `host` (None: all of this machine's).
+
+    Raises:
+        OSError: one cannot be had; then none is.
+    """
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    listeners: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            listener = socket.socket(family, kind, protocol)
+            listeners.append(listener)
+            listener.setblocking(False)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
+class Log(logging.LoggerAdapter[logging.Logger]):
+    """What aiohttp says of requests: whoever speaks no HTTP to us is no trouble of ours."""
+
+    def exception(self, msg: object, *args: object, exc_info: Any = True, **kwargs: Any) -> None:
+        if isinstance(exc_info, HttpProcessingError | web.RequestPayloadError | ConnectionError):
+            self.debug(msg, *args, exc_info=exc_info, **kwargs)
+        else:
+            super().exception(msg, *args, exc_info=exc_info, **kwargs)

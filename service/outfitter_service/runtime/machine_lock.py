@@ -1,0 +1,225 @@
+"""The lock that keeps a manager alone with its host on a machine, whatever bus and cluster it serves.
+
+Two places, because neither does alone. The first is an abstract Unix socket: the kernel drops it with its process, no
+file is left behind, and it is seen by every process of the network namespace, which is what a machine's services
+share. But every user may bind it, and so keep a manager from starting. Where the service has a directory of its own
+(`RUNTIME_DIRECTORY`, as systemd.exec(5) sets it), a file there is locked, too, and then a socket that is held by a user
+who is neither root nor this one counts as a stranger's: the manager says so and starts.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import pwd
+import socket
+import stat
+import struct
+import sys
+from collections.abc import Container, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import structlog
+from msgspec import Struct
+
+log = structlog.get_logger("outfitter.service")
+
+ANSWER_WITHIN_S = 2.0
+
+# linux/netlink.h, linux/sock_diag.h, linux/unix_diag.h
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
+_REQUEST_DUMP = 0x301
+_DONE, _ERROR = 3, 2
+_SHOW_NAME, _SHOW_UID = 0x01, 0x40
+_DIAG_NAME, _DIAG_UID = 0, 7
+_HEADER, _MESSAGE, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BBBBIII"), struct.Struct("=HH")
+
+
+ADVICE = (
+    ". If that is no manager: give the service a directory of its own (RuntimeDirectory= of systemd.exec(5)), then "
+    "nobody else can hold its lock"
+)
+
+
+class ManagerExistsError(RuntimeError):
+    """Another manager serves this host on this machine."""
+
+
+class Holder(Struct, frozen=True):
+    """Who holds a lock, as far as the kernel tells."""
+
+    uid: int | None = None
+    pid: int | None = None
+
+    def __str__(self) -> str:
+        process = f"process {self.pid}" if self.pid else "a process"
+        if self.uid is None:
+            return f"{process} that the kernel does not name"
+        try:
+            return f"{process} of user {pwd.getpwuid(self.uid).pw_name} (uid {self.uid})"
+        except KeyError:
+            return f"{process} of uid {self.uid}"
+
+
+@contextmanager
+def alone_on_machine(
+    host: str, environment: Mapping[str, str] = os.environ, *, managers: Container[int] | None = None
+) -> Iterator[None]:
+    """Hold the machine's lock for `host`. `managers` are the users whose managers are believed to be such; left out:
+    root and this user.
+
+    Raises:
+        ManagerExistsError: somebody else holds it; says who.
+    """
+    with ExitStack() as held:
+        directory = own_directory(environment)
+        if directory is not None:
+            held.enter_context(_file(directory, host))
+        try:
+            held.enter_context(_socket(host))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            holder = holder_of(socket_name(host))
+            stranger = holder.uid is not None and holder.uid not in (managers or (0, os.geteuid()))
+            if directory is None or not stranger:
+                advice = ADVICE if stranger else ""
+                raise ManagerExistsError(_refusal(host, holder) + advice) from error
+            log.warning("a stranger holds the machine's lock, going on with the service's own", held_by=str(holder))
+        yield
+
+
+def own_directory(environment: Mapping[str, str]) -> Path | None:
+    """The service's runtime directory, if it has one where nobody else can make or lock files."""
+    for name in environment.get("RUNTIME_DIRECTORY", "").split(":"):
+        if not name:
+            continue
+        with suppress(OSError):
+            found = Path(name).lstat()
+            ours = found.st_uid in (0, os.geteuid()) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+            if stat.S_ISDIR(found.st_mode) and ours and os.access(name, os.W_OK | os.X_OK):
+                return Path(name)
+    return None
+
+
+def socket_name(host: str) -> str:
+    """The abstract socket's name: the host's own where it fits into the 107 bytes that unix(7) allows."""
+    name = f"\0outfitter-manager/{host}"
+    return name if len(name) <= 107 else f"\0outfitter-manager/sha256/{_digest(host)}"
+
+
+def holder_of(name: str) -> Holder:
+    """Who has bound the abstract Unix socket `name`: its user by sock_diag(7), its process where /proc shows it."""
+    with suppress(OSError, struct.error):
+        for inode, uid in _unix_sockets(name.encode()):
+            peer = _peer(name)
+            return Holder(uid, peer.pid if peer.uid == uid else _process_with(inode))
+    return Holder()
+
+
+def _peer(name: str) -> Holder:
+    """Who says by a second socket of the same name that it holds the first (SO_PEERCRED of unix(7))."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asked, suppress(OSError):
+        asked.setblocking(False)
+        asked.connect(name)
+        pid, uid, _ = struct.unpack("=3i", asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return Holder(uid, pid)
+    return Holder()
+
+
+def _refusal(host: str, holder: Holder) -> str:
+    return (
+        f"another manager on this machine already serves host {host!r} (perhaps on another bus): {holder} holds its "
+        "lock; stop it first, or give this one another --host"
+    )
+
+
+@contextmanager
+def _socket(host: str) -> Iterator[None]:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as name_plate,
+    ):
+        lock.bind(socket_name(host))
+        with suppress(OSError):  # somebody else's: then the process is not named, and nothing else
+            name_plate.bind(socket_name(host))
+            name_plate.listen(8)
+        yield
+
+
+@contextmanager
+def _file(directory: Path, host: str) -> Iterator[None]:
+    path = directory / f"manager-{host if len(host) <= 200 else _digest(host)}.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            written = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            holder = Holder(
+                os.fstat(descriptor).st_uid, int(written) if written.isascii() and written.isdigit() else None
+            )
+            raise ManagerExistsError(_refusal(host, holder)) from error
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _digest(host: str) -> str:
+    return hashlib.sha256(host.encode()).hexdigest()
+
+
+def _unix_sockets(name: bytes) -> Iterator[tuple[int, int | None]]:
+    """The Unix sockets of this network namespace that are bound to `name`: inode and owning user.
+
+    Raises:
+        OSError: the kernel does not tell.
+    """
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as asked:
+        asked.settimeout(ANSWER_WITHIN_S)
+        request = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFF_FFFF, 0, _SHOW_NAME | _SHOW_UID, 0, 0)
+        asked.send(_HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + request)
+        while True:
+            answer = asked.recv(1 << 16)
+            at = 0
+            while at < len(answer):
+                length, kind, _, _, _ = _HEADER.unpack_from(answer, at)
+                if kind == _DONE:
+                    return
+                if kind == _ERROR or length < _HEADER.size:
+                    raise OSError(errno.EPROTO, "the kernel does not list Unix sockets")
+                found = _attributes(answer[at + _HEADER.size + _MESSAGE.size : at + length])
+                if found.get(_DIAG_NAME) == name:
+                    uid = found.get(_DIAG_UID)
+                    inode = _MESSAGE.unpack_from(answer, at + _HEADER.size)[4]
+                    yield inode, int.from_bytes(uid, sys.byteorder) if uid is not None else None
+                at += (length + 3) & ~3
+
+
+def _attributes(packed: bytes) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    at = 0
+    while at + _ATTRIBUTE.size <= len(packed):
+        length, kind = _ATTRIBUTE.unpack_from(packed, at)
+        if length < _ATTRIBUTE.size:
+            break
+        found[kind] = packed[at + _ATTRIBUTE.size : at + length]
+        at += (length + 3) & ~3
+    return found
+
+
+def _process_with(inode: int) -> int | None:
+    """A process that has this socket open, None where /proc does not show it to this user."""
+    wanted = f"socket:[{inode}]"
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            for link in (process / "fd").iterdir():
+                with suppress(FileNotFoundError):  # closed by now
+                    if str(link.readlink()) == wanted:
+                        return int(process.name)
+    return None
