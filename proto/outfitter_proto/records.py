@@ -538,9 +538,10 @@ class MessageSource(Struct, frozen=True, kw_only=True, gc=False):
 class DeadLetter(Struct, frozen=True, kw_only=True, tag_field="type", tag="dead-letter", gc=False):
     """A message that could not be understood or obeyed. Key: `topic/partition/offset`.
 
-    `body` holds at most 48 KiB of its bytes (base64 on the wire), `length` and `sha256` are of all of it.
+    `body` holds at most 4 KiB of its bytes (base64 on the wire), `length` and `sha256` are of all of it.
     `field` is the JSON path of the wrong field, where there is one. `code` says of a message that is nobody's why it
-    is: see `NobodysCode`.
+    is: see `NobodysCode`. `count`: the letter stands for so many messages, this being the first of them and all of them
+    standing before the offset `until`; left out: for this one.
     """
 
     at: Utc
@@ -553,10 +554,12 @@ class DeadLetter(Struct, frozen=True, kw_only=True, tag_field="type", tag="dead-
     message_key: str | None = None
     field: str | None = None
     code: str | UnsetType = UNSET
+    count: int | UnsetType = UNSET
+    until: int | UnsetType = UNSET
 
     @property
     def key(self) -> str:
         return f"{self.source.topic}/{self.source.partition}/{self.source.offset}"
 
 
-MAX_DEAD_LETTER_BODY = 48 * 1024
+MAX_DEAD_LETTER_BODY = 4 * 1024

@@ -149,6 +149,18 @@ HISTORY = (
 DEAD_LETTERS = (
     Setting("cleanup.policy", "compact,delete", "the same bad message reported twice collapses, and goes in time"),
     Setting("retention.ms", str(30 * DAY_MS), "how long a bad message can be looked at", "at least"),
+    Setting(
+        "retention.bytes",
+        str(512 * 1024 * 1024),
+        "whoever can write registrations can have dead letters written, and would fill the brokers' disks with them",
+        "at most",
+    ),
+    Setting(
+        "segment.bytes",
+        str(64 * 1024 * 1024),
+        "only whole segments are deleted: retention.bytes is kept by these",
+        "at most",
+    ),
     _WHOLE_BATCHES,
     _KEEP_CODEC,
     _CLEAN_ELECTION,

@@ -11,6 +11,16 @@ from typing import Any
 
 import structlog
 
+LONGEST_VALUE = 300
+"""Characters of one value in a line: workers' own words may be in it, and a line is for people."""
+
+
+def _shortened(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, Any]:
+    for name, value in event.items():
+        if type(value) is str and len(value) > LONGEST_VALUE:
+            event[name] = f"{value[:LONGEST_VALUE]}… ({len(value)} characters)"
+    return event
+
 
 def configure(log_format: str, level: str) -> None:
     """Set up structlog and the standard library's logging. `log_format`: `auto`, `text` or `json`."""
@@ -18,6 +28,7 @@ def configure(log_format: str, level: str) -> None:
     threshold = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
+        _shortened,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True) if json else structlog.processors.TimeStamper("%H:%M:%S"),

@@ -195,6 +195,11 @@ class Metrics:
             "outfitter_events", "Events decided, by kind; messages and internal ones.", ["kind"], registry=r
         )
         self.dead_letters = Counter("outfitter_dead_letters", "Messages sent to the dead letters.", registry=r)
+        self.dead_letters_omitted = Counter(
+            "outfitter_dead_letters_omitted",
+            "Of those, messages beyond what is written down a minute: they are in its last letter, counted.",
+            registry=r,
+        )
         self.unknown_fields = Counter(
             "outfitter_unknown_fields",
             "Messages with fields that this version does not know, by type. They were obeyed without them.",

@@ -8,7 +8,7 @@ a dead letter says why not.
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -54,6 +54,11 @@ class Extent(NamedTuple):
 
 NOTHING = Extent(0, {})
 
+RATION, RATION_MS = 100, 120_000
+"""Who has written so many dead letters within that time before a commit owes none for what else that commit has read:
+a writer tells of so many of a host a minute, and counts the others in one letter once the minute is over."""
+RATIONED = "more was refused within a minute than has a dead letter each"
+
 
 class Answers:
     """The registrations of one partition, and what became of them: `commit` at each commit, `finish` at the end."""
@@ -65,6 +70,7 @@ class Answers:
         self._findings = findings
         self._said: dict[int, Said] = {}
         self._letters: defaultdict[int, list[Letter]] = defaultdict(list)
+        self._written_ms: defaultdict[str, list[int]] = defaultdict(list)
         self._read: dict[str, Extent] = {}
         self._doubts: list[tuple[int, int, str]] = []
         self._nobodys: set[int] = set()
@@ -80,6 +86,8 @@ class Answers:
                 self._nobodys.add(record.offset)
         for record in self._letter_log.records:
             self._letter(record)
+        for times in self._written_ms.values():
+            times.sort()
         self._messages = {name: self._messages_of(name, hosts) for name in inputs}
         self._answered_for = {offset for key in hosts for offset in hosts[key] if not self._swept(key, offset)}
 
@@ -130,12 +138,15 @@ class Answers:
         said = self._said[offset]
         refused = any(letter.fits for letter in self._letters.get(offset, ()))
         place = ledger.log.place(commit.offset)
+        rationed = not refused and self._is_rationed(writer.name, ledger.log.at(commit.offset))
         # of a host without a manager only what asks for something needs a dead letter
         unserved = writer.name.startswith("sweeper/") and said.kind in (Kind.REGISTER, Kind.UNSURE)
         if said.kind is Kind.NONE or offset in self._nobodys or unserved:
             self._findings.look("dead-letters")
             if not refused and self._letter_log.start > 0:
                 self._findings.part("dead-letters", "dead letters were deleted by retention")
+            elif rationed:
+                self._findings.part("dead-letters", RATIONED)
             elif not refused:
                 why = said.why or "it is for a host of another partition, or without a manager"
                 self._wrong("dead-letters", offset, f"{writer.name} read past it without a dead letter ({why})", place)
@@ -144,6 +155,9 @@ class Answers:
         if said.kind in (Kind.REGISTER, Kind.UNSURE):
             self._findings.look("answers")
             if held is not None or refused:
+                return
+            if rationed:
+                self._findings.part("answers", RATIONED)
                 return
             what = f"{writer.name} read past the registration of {said.allocation}, which has no record"
             if ledger.commits.in_the_open(writer.name, -1, commit.offset):
@@ -159,6 +173,14 @@ class Answers:
                     self._wrong("answers", offset, what, place)
                 else:
                     self._findings.part("answers", "answers were compacted away, or are missing")
+
+    def _is_rationed(self, writer: str, commit: Record | None) -> bool:
+        """Whether a writer had told of as many messages as it tells of, when it made this commit."""
+        times = self._written_ms.get(writer)
+        if times is None or commit is None:
+            return False
+        latest = commit.timestamp_ms
+        return bisect_right(times, latest) - bisect_left(times, latest - RATION_MS) >= RATION
 
     def _asked(
         self, ledger: Ledger, writer: Writer, commit: Commit, written: Written, before: Extent, after: Extent
@@ -250,6 +272,7 @@ class Answers:
         value = (message.value or b"") if message is not None else None
         fits = value is not None and told == (len(value), hashlib.sha256(value).hexdigest())
         self._letters[offset].append(Letter(record.offset, writer, fits))
+        self._written_ms[writer].append(record.timestamp_ms)
 
     def _damaged(self, record: Record, what: str) -> None:
         self._findings.wrong("dead-letters", self._letter_log.place(record.offset), what)

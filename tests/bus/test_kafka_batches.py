@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import struct
 import sys
 import tracemalloc
@@ -27,14 +28,19 @@ TRANSACTIONAL = 0x10
 
 
 def batch_of(
-    *values: bytes | None, base: int = 0, producer: int = 7, codec: int = 0, transactional: bool = False
+    *values: bytes | None,
+    base: int = 0,
+    producer: int = 7,
+    codec: int = 0,
+    transactional: bool = False,
+    keyless: bool = False,
 ) -> bytes:
     builder = DefaultRecordBatchBuilder(
         magic=2, compression_type=codec, is_transactional=int(transactional), producer_id=producer, producer_epoch=0,
         base_sequence=0, batch_size=2**30,
     )  # fmt: skip
     for number, value in enumerate(values):
-        builder.append(number, 1_000 + number, b"k%d" % number, value, [])
+        builder.append(number, 1_000 + number * (not keyless), None if keyless else b"k%d" % number, value, [])
     data = bytearray(builder.build())
     struct.pack_into(">q", data, 0, base)  # the base offset is the broker's, outside the checksum
     return bytes(data)
@@ -116,7 +122,8 @@ def test_without_a_library_for_it_a_codec_is_refused_by_name(
 
 @pytest.mark.parametrize("codec", [1, 2, 3, 4])
 def test_a_batch_that_unpacks_to_more_than_the_limit_is_refused_in_bounded_memory(codec: int) -> None:
-    just = batches.messages(next(batches.split(batch_of(bytes(codecs.MAX_UNPACKED - 20), codec=codec))), "t", 0)
+    just_so = batch_of(bytes(codecs.MAX_UNPACKED - 20), codec=codec, transactional=True)
+    just = batches.messages(next(batches.split(just_so)), "t", 0)
     assert len(just[0].value or b"") == codecs.MAX_UNPACKED - 20
     [bomb] = batches.split(batch_of(bytes(50_000_000), codec=codec))
     tracemalloc.start()
@@ -127,6 +134,45 @@ def test_a_batch_that_unpacks_to_more_than_the_limit_is_refused_in_bounded_memor
     finally:
         tracemalloc.stop()
     assert peak < 3 * codecs.MAX_UNPACKED
+
+
+def alike(number: int, *, labels: int = 0, heartbeat: bool = False) -> bytes:
+    """A message that differs from its neighbours in a number alone, or not at all."""
+    if heartbeat:
+        return b'{"type":"heartbeat","host":"gpu-3","worker":"tm-17","incarnation":"run-1"}'
+    body = {"type": "register", "host": "gpu-3", "worker": f"tm-{number}", "incarnation": "run-1", "lease_s": 600,
+            "resources": {"gpu": {"amount": 1}},
+            "labels": {f"label-{place}": "the same value of every worker " for place in range(labels)}}  # fmt: skip
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize("codec", [1, 2, 3, 4])
+@pytest.mark.parametrize("like", [{}, {"labels": 20}, {"heartbeat": True}], ids=str)
+def test_a_thousand_messages_that_are_alike_are_read_with_room_to_spare(codec: int, like: dict[str, Any]) -> None:
+    [batch] = batches.split(batch_of(*[alike(number, **like) for number in range(1000)], codec=codec))
+    assert len(batches.messages(batch, "t", 0)) == 1000
+    packed = batch.data[61:]
+    assert 2 * len(codecs.unpack(codec, packed)) < codecs.MOST_TIMES * len(packed)
+
+
+@pytest.mark.parametrize("codec", [1, 4])
+def test_a_batch_of_workers_that_unpacks_to_too_many_times_its_size_is_refused(codec: int) -> None:
+    """Far below the limit that there is for any batch."""
+    data = batch_of(*[b"A" * 60_000] * 20, codec=codec)
+    [bomb] = batches.split(data)
+    with pytest.raises(batches.UnreadableBatchError, match="unpacks to more than"):
+        batches.messages(bomb, "t", 0)
+    [of_a_manager] = batches.split(batch_of(*[b"A" * 60_000] * 20, codec=codec, transactional=True))
+    assert len(batches.messages(of_a_manager, "t", 0)) == 20
+
+
+def test_a_batch_of_many_records_that_take_less_than_a_byte_each_is_refused() -> None:
+    few = batch_of(*[b""] * batches.FEW_RECORDS, codec=4, keyless=True)
+    assert len(batches.messages(next(batches.split(few)), "t", 0)) == batches.FEW_RECORDS
+    [many] = batches.split(batch_of(*[b""] * 15_000, codec=4, keyless=True))
+    assert len(many.data) < 15_000
+    with pytest.raises(batches.UnreadableBatchError, match="15000 records"):
+        batches.messages(many, "t", 0)
 
 
 def test_a_batch_of_more_records_than_anybody_sends_is_refused_whole() -> None:

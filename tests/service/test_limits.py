@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -11,15 +11,16 @@ from typing import Any
 import anyio
 import pytest
 
-from outfitter_proto.bus import Entry
+from outfitter_proto.bus import BusUnavailableError, Entry
 from outfitter_service.core import model as m
 from outfitter_service.runtime import batch
 from outfitter_service.runtime.intake import READ_AHEAD
 from outfitter_service.runtime.processor import Limits
+from outfitter_service.runtime.ration import A_MINUTE
 from service.conftest import Serve
 from service.test_large_commits import NarrowBus
 from support.faulty_bus import FaultyBus, no_faults
-from support.house import HOST, TOPICS, House, bulky, deregister, register, static
+from support.house import HOST, TOPICS, House, bulky, deregister, heartbeat, register, static
 from support.verdict import verdict
 
 FLOOD = 2 * READ_AHEAD + 2000
@@ -180,3 +181,54 @@ async def test_after_a_flood_of_one_workers_runs_a_good_registration_is_answered
         assert house.metric("outfitter_dead_letters_total") == 0
         if kind == "deregistrations of unseen runs":
             assert (await verdict(bus.url)).violations == ()
+
+
+GARBAGE: dict[str, Callable[[int], bytes | None]] = {
+    "no JSON": lambda _: b"A" * 6000,
+    "empty": lambda _: b"",
+    "no body": lambda _: None,
+    "heartbeats of nobody": lambda number: json.dumps(heartbeat(f"w{number}")).encode(),
+    "goodbyes of nobody": lambda number: json.dumps(deregister(f"w{number}", None)).encode(),
+    "a reason of 6 kB": lambda number: json.dumps(deregister(f"w{number}", None) | {"reason": "A" * 6000}).encode(),
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+async def test_of_a_flood_of_garbage_so_much_is_written_down_and_the_rest_is_counted(
+    bus: FaultyBus, serve: Serve, kind: str
+) -> None:
+    count = 3000
+    async with serve(static(1)) as house:
+        async with await bus.open_writer("flood", 0) as writer:
+            entries = [Entry(HOST.encode(), GARBAGE[kind](number)) for number in range(count)]
+            await writer.commit([(TOPICS.registrations, entries), (TOPICS.history, [])])
+        await house.say(register("next", gpu=1))
+        await house.state("next", "allocated")
+        await house.told()
+        letters = await house.dead_letters(A_MINUTE)
+        assert len(letters) == A_MINUTE
+        assert sum(len(json.dumps(letter)) for letter in letters) < A_MINUTE * 8000
+        assert house.metric("outfitter_dead_letters_total") == count
+        assert house.metric("outfitter_dead_letters_omitted_total") == count - A_MINUTE
+        await house.stop()  # as at the end of a minute
+        *_, last = await house.dead_letters(A_MINUTE + 1)
+    assert (last["count"], last["until"]) == (count - A_MINUTE, count)
+    assert last["source"]["offset"] == A_MINUTE
+    assert "beyond the 100 a minute" in last["reason"]
+    assert (await verdict(bus.url)).violations == ()
+
+
+async def test_the_dead_letters_of_a_commit_that_failed_are_written_by_the_next(bus: FaultyBus, serve: Serve) -> None:
+    failures = 3
+
+    async def fail(point: str) -> None:
+        nonlocal failures
+        if point == "commit:before" and failures:
+            failures -= 1
+            raise BusUnavailableError("away")
+
+    async with serve(static(1)) as house:
+        bus.script = fail
+        await house.say(*[heartbeat(f"w{number}") for number in range(A_MINUTE)])
+        assert len(await house.dead_letters(A_MINUTE)) == A_MINUTE
+        assert failures == 0

@@ -28,8 +28,10 @@ from outfitter_proto.partitioning import murmur2, partition_of
 from outfitter_proto.records import DeadLetter
 from outfitter_service.config import load
 from outfitter_service.metrics import Metrics
+from outfitter_service.runtime import ration
 from outfitter_service.runtime import sweeper as sweeper_module
 from outfitter_service.runtime.identity import host_identity
+from outfitter_service.runtime.ration import A_MINUTE
 from outfitter_service.runtime.remit import PartitionRemit, nobodys
 from outfitter_service.runtime.service import Service
 from outfitter_service.runtime.sweeper import CANDIDATES, Sweeper, at_work, is_candidate
@@ -509,3 +511,19 @@ def test_a_batch_that_cannot_be_read_says_so_to_its_sender_and_not_that_it_has_n
     keyless = nobodys(Message("t", 0, 7, None, b"{}", 0), 1)
     assert keyless is not None
     assert keyless.code == "no-key"
+
+
+async def test_of_a_flood_of_nobodys_messages_so_many_are_written_down_a_minute_and_the_rest_is_counted(
+    made: FaultyBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ration, "WINDOW_S", 0.5)
+    async with await made.open_writer("flood", 0) as writer:
+        entries = [Entry(None, b"") for _ in range(A_MINUTE + 200)]
+        await writer.commit([(TOPICS.registrations, entries), (TOPICS.history, [])])
+    async with sweeping(made) as metrics:
+        *each, last = await letters(made, A_MINUTE + 1)
+        assert [letter.source.offset for letter in each] == list(range(A_MINUTE))
+        assert (last.source.offset, last.count, last.until) == (A_MINUTE, 200, A_MINUTE + 200)
+        assert metrics.registry.get_sample_value("outfitter_dead_letters_total") == A_MINUTE + 200
+        assert metrics.registry.get_sample_value("outfitter_dead_letters_omitted_total") == 200
+    assert (await checker.verdict(made.url)).violations == ()

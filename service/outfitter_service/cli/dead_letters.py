@@ -89,7 +89,7 @@ def dead_letters(
     """Show the messages that no manager could understand or obey, the oldest first: why, where they stood, their text.
 
     --host shows those whose key is that host. With --json a line is an object; `text` is the message where that is
-    UTF-8, and else null and `base64` has its bytes. At most 48 KiB of a message are kept.
+    UTF-8, and else null and `base64` has its bytes. At most 4 KiB of a message are kept.
     """
     import anyio
 

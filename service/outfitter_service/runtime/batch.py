@@ -6,7 +6,7 @@ Synchronous throughout: nobody awaits while half a batch is decided. Committing 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 import structlog
@@ -31,6 +31,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, renumber
 from outfitter_service.core.ledger import Change, DropAllocation, DropHost, Ledger, PutAllocation, PutHost
 from outfitter_service.core.plain import Grant
+from outfitter_service.runtime.ration import Omitted, Ration
 from outfitter_service.runtime.snapshots import Piece
 from outfitter_service.runtime.transaction import (
     batches,
@@ -57,10 +58,44 @@ class Batch:
 
     # more than the 30 attributes up to which Python keeps them without a dictionary
     __slots__ = (
-        "_base", "_history", "_meet", "_positions", "_rules", "_stepless", "_told", "about", "allocations",
-        "announced", "arrived_ms", "before", "bytes", "commands", "cut", "events", "follow_ups", "granted",
-        "history_bytes", "hosts", "kinds", "ledger", "letters", "notes", "now", "piece", "plain", "registered_ms",
-        "renewed", "steps", "undecided", "unlogged", "values", "warned",
+        "_base",
+        "_history",
+        "_meet",
+        "_positions",
+        "_ration",
+        "_rules",
+        "_stepless",
+        "_told",
+        "about",
+        "allocations",
+        "announced",
+        "arrived_ms",
+        "before",
+        "bytes",
+        "commands",
+        "cut",
+        "events",
+        "follow_ups",
+        "granted",
+        "history_bytes",
+        "hosts",
+        "kinds",
+        "ledger",
+        "letters",
+        "notes",
+        "now",
+        "omitted",
+        "piece",
+        "plain",
+        "rationed",
+        "registered_ms",
+        "renewed",
+        "steps",
+        "summed",
+        "undecided",
+        "unlogged",
+        "values",
+        "warned",
     )  # fmt: skip
 
     def __init__(
@@ -72,10 +107,11 @@ class Batch:
         meet: Callable[[Batch, str], str | None],
         base: int = 0,
         history: bool = True,
+        ration: Ration | None = None,
     ) -> None:
         """`base` is added to offsets to make numbers that only grow: see `records.InputPosition`. `meet` is told of a
         host that the ledger does not know, before its first registration is decided; it may say something of it here,
-        or answer why that one is refused."""
+        or answer why that one is refused. `ration` says how many dead letters are written; None: each."""
         self.ledger = ledger
         self.now = now
         self.notes: list[Note] = []
@@ -84,6 +120,9 @@ class Batch:
         self.letters: list[DeadLetter] = []
         self.warned: list[tuple[Registration, list[str]]] = []
         self.about: dict[str, dict[str, str | None]] = {}
+        self.rationed: defaultdict[str, int] = defaultdict(int)
+        self.omitted: dict[str, Omitted] = {}
+        self.summed: dict[str, Omitted] = {}
         self.commands: list[m.Command] = []
         self.follow_ups: dict[m.Event, None] = {}
         self.undecided: list[m.Event] = []
@@ -107,6 +146,7 @@ class Batch:
         self._base = base
         self._meet = meet
         self._history = history
+        self._ration = ration
         self._told: list[Entry] = []
         self._positions: dict[str, int] = {}
         self._stepless: dict[str, None] = {}
@@ -168,7 +208,8 @@ class Batch:
             self.arrived_ms.append(message.timestamp_ms)
         elif decision.refused is not None:
             letter = self.refuse(message, decision.refused)
-            self.about[letter.key] = {"worker": registration.worker, "incarnation": registration.incarnation}
+            if letter is not None:
+                self.about[letter.key] = {"worker": registration.worker, "incarnation": registration.incarnation}
         elif decision.kind == "register":
             key = f"{registration.host}/{registration.worker}/{registration.incarnation}"
             self.registered_ms[key] = message.timestamp_ms
@@ -198,14 +239,41 @@ class Batch:
             self._told.append(Entry(name, told))
             self.history_bytes += size + len(told)
 
-    def refuse(self, message: Message, reason: str, field: str | None = None) -> DeadLetter:
-        """Send a message to the dead letters."""
+    def refuse(self, message: Message, reason: str, field: str | None = None) -> DeadLetter | None:
+        """Send a message to the dead letters, or count it where there are enough of those."""
         self.kinds["dead-letter"] += 1
         self.events += 1
-        letter = dead_letter(message, reason, field, writer=self._rules.writer, at=self.now)
+        host = self._known_host(message)
+        if self._ration is not None and not self._ration.take(host):
+            known = self.omitted.get(host)
+            self.omitted[host] = (
+                Omitted(first=self._letter(message, reason, field), until=message.offset + 1)
+                if known is None
+                else known.with_one(message.offset)
+            )
+            return None
+        self.rationed[host] += 1
+        letter = self._letter(message, reason, field)
+        self._write(letter)
+        return letter
+
+    def _known_host(self, message: Message) -> str:
+        """The host that a message is from, if it is one of the ledger's, else nothing."""
+        host = (message.key or b"")[:300].decode("utf-8", "replace")
+        return host if host in self.ledger.hosts else ""
+
+    def _letter(self, message: Message, reason: str, field: str | None) -> DeadLetter:
+        return dead_letter(message, reason, field, writer=self._rules.writer, at=self.now)
+
+    def sum_up(self, omitted: Mapping[str, Omitted]) -> None:
+        """Write one dead letter for what was refused of each host in a minute that is over."""
+        for host, of_host in omitted.items():
+            self.summed[host] = of_host
+            self._write(of_host.summary())
+
+    def _write(self, letter: DeadLetter) -> None:
         self.bytes += len(letter.body) * 4 // 3 + len(letter.reason)
         self.letters.append(letter)
-        return letter
 
     def apply(self, changes: Sequence[Change]) -> None:
         """Apply changes to the ledger and keep the last value of each key for the ledger's batch."""

@@ -184,6 +184,7 @@ class Cycle:
             base=self.place.base,
             meet=self._announcements.meet,
             history=station.limits.history is not None,
+            ration=station.ration,
         )
         ahead = {key: offset for key, offset in after.ahead.items() if offset > after.position}
         return Work(batch=batch, position=after.position, ahead=ahead, opening=opening)
@@ -233,6 +234,7 @@ class Cycle:
             return
         self._ticked_at = self._station.clock.monotonic()
         station = self._station
+        self._open.batch.sum_up(station.ration.due())
         queue = station.agenda.queue
         if station.intake.hearing:
             # by what is settled: the renewals of what is under way are not counted yet
@@ -269,6 +271,7 @@ class Cycle:
         if self._station.portion.whole:
             self._unnumbered = {host for host in self._unnumbered if not batch.renumber(host, self._full)}
         if self._stopping:
+            batch.sum_up(self._station.ration.due(all_of_them=True))
             work.closing = self._announcements.part(batch, self._full, hosts=self._stop.parting)
         batch.piece = self._station.snapshots.piece(self.ledger, batch.now, commit=self.ledger.commits + 1)
         attendance = self._station.attendance
@@ -322,6 +325,8 @@ class Cycle:
         station.attendance.renew(batch.renewed)
         station.attendance.follow(batch.allocations)
         station.attendance.cut(batch.cut, self.ledger)
+        for host, omitted in batch.omitted.items():
+            station.ration.omit(host, omitted)
         for event in batch.undecided:
             self._set_aside(event)
         for host in batch.announced:
@@ -357,11 +362,18 @@ class Cycle:
             station.agenda.give_back(work.internal, but=work.offspring)
             station.intake.give_back(work.messages)
             station.scout.give_back(work.scouted)
+            self._give_back_ration(work.batch)
             self._unnumbered |= {host for host in work.unnumbered if host in self.ledger.hosts}
             if work.trouble is not None:
                 station.telling.failed(work.trouble)
         self._announcements = Announcements(station, self.ledger, since=self._since)
         self._open = self._new_work(self.place, opening=not self.opened)
+
+    def _give_back_ration(self, batch: Batch) -> None:
+        ration = self._station.ration
+        ration.give_back(batch.rationed)
+        for host, omitted in batch.summed.items():
+            ration.omit(host, omitted)
 
     def _narrow(self, work: Work, trouble: TooLargeError) -> bool:
         """A commit was too large: try with fewer events, then with smaller pieces of one event's effects. What is too

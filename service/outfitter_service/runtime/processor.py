@@ -31,6 +31,7 @@ from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.intake import Intake, Place
 from outfitter_service.runtime.owners import OwnerWatch
 from outfitter_service.runtime.portion import Portion
+from outfitter_service.runtime.ration import Ration
 from outfitter_service.runtime.remit import HostRemit, Remit
 from outfitter_service.runtime.restore import Restored, restore, rivals_since, unchanged
 from outfitter_service.runtime.scout import Scout
@@ -138,6 +139,7 @@ class Processor:
             intake=self.intake,
             scout=self.scout,
             portion=Portion(records=limits.batch_records, chunk=rules.chunk),
+            ration=Ration(clock.monotonic),
             snapshots=Snapshots(identity.writer, identity.instance, limits.history),
             telling=Telling(metrics, **place),
         )

@@ -21,6 +21,7 @@ from outfitter_service.runtime.drivers import DriverCalls
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.intake import READ_AHEAD, Intake
 from outfitter_service.runtime.portion import Portion
+from outfitter_service.runtime.ration import Ration
 from outfitter_service.runtime.remit import Remit
 from outfitter_service.runtime.scout import LIGHT, Scout
 from outfitter_service.runtime.snapshots import Pace, Snapshots
@@ -84,6 +85,7 @@ class Station(Struct, kw_only=True):
     intake: Intake
     scout: Scout
     portion: Portion
+    ration: Ration
     snapshots: Snapshots
     telling: Telling
 

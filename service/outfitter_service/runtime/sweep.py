@@ -8,7 +8,7 @@ registration and knows no rules; whose a message is says the ledger (roll.py).
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import anyio
 import structlog
@@ -17,10 +17,11 @@ from msgspec import UNSET, Struct
 from outfitter_proto.bus import Bus, BusError, Entry, Message, OffsetOutOfRangeError, Reader, Writer
 from outfitter_proto.codec import WireError, decode_registration, encode
 from outfitter_proto.names import Topics, sweeper_writer, transactional_id
-from outfitter_proto.records import MAX_DEAD_LETTER_BODY, Checkpoint, InputPosition, NobodysCode, Register
+from outfitter_proto.records import MAX_DEAD_LETTER_BODY, Checkpoint, DeadLetter, InputPosition, NobodysCode, Register
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import Identity
+from outfitter_service.runtime.ration import Omitted, Ration
 from outfitter_service.runtime.remit import Nobodys, nobodys
 from outfitter_service.runtime.restore import LedgerRefusedError
 from outfitter_service.runtime.roll import Roll, Standing
@@ -43,6 +44,7 @@ LETTERS, LETTER_BYTES = 500, 2 * 1024 * 1024
 CHECKPOINT_RECORDS, CHECKPOINT_S = 20_000, 600.0
 """Registrations passed over, or seconds, after which the position is written although nothing was swept."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
+NO_SUMMARIES: Mapping[str, Omitted] = {}
 _LOGGED = 20
 _NAMED = 10
 
@@ -94,6 +96,7 @@ class Sweep:
         self._claimed = 0
         self._written_at = 0.0
         self._input_id = ""
+        self._ration = Ration(task.clock.monotonic)
         self.roll: Roll | None = None
 
     async def run(self) -> None:
@@ -203,10 +206,9 @@ class Sweep:
             await roll.catch_up()
             self._look_again(roll)
             letters = [held for held in self._ripe(roll) if held.message.offset < end]
-        if letters:
-            await self._commit(writer, letters, self._next(letters, read_to))
-        elif self._is_due(read_to):
-            await self._commit(writer, [], self._next([], read_to))
+        summed = self._ration.due()
+        if letters or summed or self._is_due(read_to):
+            await self._commit(writer, letters, self._next(letters, read_to), summed)
 
     def _look_again(self, roll: Roll) -> None:
         """Let go of what turned out to be somebody's."""
@@ -245,28 +247,48 @@ class Sweep:
             return True
         return passed > 0 and self._task.clock.monotonic() - self._written_at >= CHECKPOINT_S
 
-    async def _commit(self, writer: Writer, letters: list[_Held], position: int) -> None:
-        """One transaction: dead letters, and the position after them."""
+    async def _commit(
+        self, writer: Writer, letters: list[_Held], position: int, summed: Mapping[str, Omitted] = NO_SUMMARIES
+    ) -> None:
+        """One transaction: dead letters, and the position after them. Of each code so many are written a minute."""
         task = self._task
         reasons = {id(held): self._reason(held) for held in letters}
         now = task.clock.utc()
-        written = [
-            dead_letter(
-                held.message, (why := reasons[id(held)]).reason, None,
-                writer=sweeper_writer(task.partition), at=now, code=why.code,
-            )
-            for held in letters
-        ]  # fmt: skip
+        written: list[DeadLetter] = []
+        rationed: Counter[str] = Counter()
+        omitted: dict[str, Omitted] = {}
+        for held in letters:
+            why = reasons[id(held)]
+            writer_name = sweeper_writer(task.partition)
+            letter = dead_letter(held.message, why.reason, None, writer=writer_name, at=now, code=why.code)
+            if self._ration.take(why.code):
+                rationed[why.code] += 1
+                written.append(letter)
+            elif why.code in omitted:
+                omitted[why.code] = omitted[why.code].with_one(held.message.offset)
+            else:
+                omitted[why.code] = Omitted(first=letter, until=held.message.offset + 1)
+        written += [each.summary() for each in summed.values()]
         checkpoint = self._checkpoint(position)
         ledger = task.topics.allocations, [Entry(checkpoint.key.encode(), encode(checkpoint))]
-        await writer.commit([(task.topics.dead_letters, letter_entries(written)), ledger])
+        try:
+            await writer.commit([(task.topics.dead_letters, letter_entries(written)), ledger])
+        except BaseException:
+            self._ration.give_back(rationed)
+            self._omit(summed)
+            raise
+        self._omit(omitted)
         self._commits = checkpoint.commit
         self._position = position
         self._written_at = task.clock.monotonic()
         for held in letters:
             self._held.popleft()
             self._bytes -= len(held.message.value or b"")
-        self._tell([reasons[id(held)] for held in letters], letters)
+        self._tell([reasons[id(held)] for held in letters], letters, sum(each.count for each in omitted.values()))
+
+    def _omit(self, omitted: Mapping[str, Omitted]) -> None:
+        for code, of_code in omitted.items():
+            self._ration.omit(code, of_code)
 
     def _checkpoint(self, position: int) -> Checkpoint:
         task = self._task
@@ -300,10 +322,11 @@ class Sweep:
             f"Start one with `outfitter serve --host {held.host}`, and register again",
         )
 
-    def _tell(self, reasons: list[Nobodys], letters: list[_Held]) -> None:
+    def _tell(self, reasons: list[Nobodys], letters: list[_Held], omitted: int) -> None:
         for code, count in Counter(why.code for why in reasons).items():
             self._task.metrics.swept.labels(code).inc(count)
         self._task.metrics.dead_letters.inc(len(letters))
+        self._task.metrics.dead_letters_omitted.inc(omitted)
         for why, held in list(zip(reasons, letters, strict=True))[:_LOGGED]:
             message = held.message
             log.warning(

@@ -22,6 +22,26 @@ from outfitter_service.runtime.selfcheck import Violation
 log = structlog.get_logger("outfitter.processor")
 
 
+LINES_A_SECOND = 50
+
+
+class Lines:
+    """How many lines a processor may still write within this second: what many do at once is summed up."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._left = LINES_A_SECOND
+
+    def take(self, wanted: int) -> int:
+        """So many of the lines that are wanted."""
+        second = int(time.monotonic())
+        if second != self._second:
+            self._second, self._left = second, LINES_A_SECOND
+        given = min(wanted, self._left)
+        self._left -= given
+        return given
+
+
 class Telling:
     """Metrics and log lines of one processor."""
 
@@ -33,6 +53,8 @@ class Telling:
         self._warned = 0
         self.census = Census(metrics.resources)
         self.log = log.bind(**place)
+        self._lines = Lines()
+        self._unlogged = 0
 
     def committed(self, batch: Batch) -> None:
         """Count and log a commit."""
@@ -41,13 +63,16 @@ class Telling:
         for kind, count in batch.kinds.items():
             metrics.events.labels(kind).inc(count)
         metrics.events.labels("register").inc(sum(batch.granted.values()))
-        metrics.dead_letters.inc(len(batch.letters))
-        for letter in batch.letters[:LOGGED]:
+        omitted = sum(omitted.count for omitted in batch.omitted.values())
+        metrics.dead_letters.inc(len(batch.letters) - len(batch.summed) + omitted)
+        metrics.dead_letters_omitted.inc(omitted)
+        for letter in batch.letters[: self._lines.take(min(LOGGED, len(batch.letters)))]:
             about = batch.about.get(letter.key, {})
             self.log.warning("dead letter", reason=letter.reason, field=letter.field, source=letter.key, **about)
         self._tell_unknown_fields(batch)
         self._count(batch)
-        for _, step in batch.steps[:LOGGED]:
+        logged = self._lines.take(min(LOGGED, len(batch.steps)))
+        for _, step in batch.steps[:logged]:
             self.log.info(
                 step.to,
                 host=step.host,
@@ -56,8 +81,10 @@ class Telling:
                 event_kind=step.event,
                 explanation=step.explanation,
             )
-        if more := len(batch.steps[LOGGED:]) + batch.unlogged:
-            self.log.info("and more transitions in one commit", more=more)
+        self._unlogged += len(batch.steps) - logged + batch.unlogged
+        if self._unlogged and self._lines.take(1):
+            self.log.info("and more transitions", more=self._unlogged)
+            self._unlogged = 0
         self._complain(self.census.take(batch.allocations, before=batch.before))
 
     def _tell_unknown_fields(self, batch: Batch) -> None:

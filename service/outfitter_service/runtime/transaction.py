@@ -133,7 +133,7 @@ def step_entry(key: str, step: Transition, record: bytes | None) -> Entry:
 def dead_letter(
     message: Message, reason: str, field: str | None, *, writer: str, at: datetime, code: str | UnsetType = UNSET
 ) -> DeadLetter:
-    """The dead letter of a message: at most 48 KiB of it, with its length and SHA-256."""
+    """The dead letter of a message: at most `MAX_DEAD_LETTER_BODY` of it, with its length and SHA-256."""
     body = message.value or b""
     return DeadLetter(
         at=at,

@@ -20,6 +20,10 @@ from outfitter_proto.bus.port import Message
 MAX_RECORDS = 20_000
 """In one batch: empty records pack so well that a few kilobytes could hold half a million, each a dead letter."""
 
+FEW_RECORDS = 1000
+"""So many may be in any batch of workers' messages; more only where each takes a byte of the packed batch. 1,000
+heartbeats of one worker, which nobody can tell apart, take 1,580 bytes with zstd."""
+
 # base offset, length, leader epoch, magic: of every format
 _START = struct.Struct(">qiib")
 # attributes, last offset delta, first and last timestamp, producer: of format 2
@@ -134,8 +138,9 @@ def messages(batch: Batch, topic: str, partition: int) -> list[Message]:
     if not DefaultRecordBatch(batch.data).validate_crc():
         raise CorruptBatchError(f"the record batch at offset {batch.base} of {topic}/{partition} has a wrong checksum")
     (count,) = _COUNT.unpack_from(batch.data, _COUNT_AT)
-    if count > MAX_RECORDS:
-        raise UnreadableBatchError(batch.base, f"holds {count} records; at most {MAX_RECORDS} are read")
+    most = _most_records(batch)
+    if count > most:
+        raise UnreadableBatchError(batch.base, f"holds {count} records; at most {most} are read from one of its size")
     records = DefaultRecordBatch(_unpacked(batch))
     try:
         found = [
@@ -163,13 +168,27 @@ def _in_order(offsets: list[int], batch: Batch) -> bool:
     return batch.base <= offsets[0] and offsets[-1] < batch.next and all(map(operator.lt, offsets, offsets[1:]))
 
 
+def _most_records(batch: Batch) -> int:
+    """Who writes in transactions has a right to a transactional id, which no worker has: managers' batches pack better
+    than any worker's needs to."""
+    if batch.is_transactional:
+        return MAX_RECORDS
+    return min(MAX_RECORDS, max(FEW_RECORDS, len(batch.data) - _RECORDS_START))
+
+
+def _most_bytes(batch: Batch) -> int:
+    if batch.is_transactional:
+        return codecs.MAX_UNPACKED
+    return min(codecs.MAX_UNPACKED, codecs.MOST_TIMES * (len(batch.data) - _RECORDS_START))
+
+
 def _unpacked(batch: Batch) -> bytes:
     """The batch as it would be without compression; its checksum is void then."""
     codec = batch.attributes & _CODEC
     if codec == codecs.NONE:
         return batch.data
     try:
-        records = codecs.unpack(codec, batch.data[_RECORDS_START:])
+        records = codecs.unpack(codec, batch.data[_RECORDS_START:], _most_bytes(batch))
     except codecs.UnpackingError as error:
         raise UnreadableBatchError(batch.base, str(error)) from error
     head = bytearray(batch.data[:_RECORDS_START])

@@ -1,0 +1,84 @@
+"""Dead letters are rationed: so many of one host are written down a minute, and the rest is counted.
+
+Whoever can write registrations can write bad ones, faster than anybody would read of them. What is beyond the ration
+is told in one letter when its minute is over: the first one of them, with their number. It knows no reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct, structs
+
+from outfitter_proto.records import DeadLetter
+
+A_MINUTE = 100
+"""Dead letters of one host that are written down within `WINDOW_S`."""
+WINDOW_S = 60.0
+
+
+class Omitted(Struct, kw_only=True, frozen=True, gc=False):
+    """Messages without a dead letter of their own: the letter that the first of them would have had, the offset after
+    the last, and how many they are."""
+
+    first: DeadLetter
+    until: int
+    count: int = 1
+
+    def with_one(self, offset: int) -> Omitted:
+        return structs.replace(self, until=offset + 1, count=self.count + 1)
+
+    def with_more(self, more: Omitted) -> Omitted:
+        return structs.replace(self, until=max(self.until, more.until), count=self.count + more.count)
+
+    def summary(self) -> DeadLetter:
+        """One dead letter for all of them."""
+        reason = (
+            f"{self.count} messages before offset {self.until}, of which this is the first, were refused beyond the "
+            f"{A_MINUTE} a minute that have a dead letter each: {self.first.reason}"
+        )
+        return structs.replace(self.first, reason=reason, count=self.count, until=self.until)
+
+
+class _Window(Struct):
+    over_at: float
+    written: int = 0
+    omitted: Omitted | None = None
+
+
+class Ration:
+    """The dead letters of one writer. Those of hosts that it does not know share one ration, under an empty name."""
+
+    def __init__(self, clock: Callable[[], float], *, most: int = A_MINUTE) -> None:
+        """`clock` tells seconds that only grow."""
+        self._clock = clock
+        self._most = most
+        self._windows: dict[str, _Window] = {}
+
+    def take(self, host: str) -> bool:
+        """Whether one more letter may be written now."""
+        window = self._windows.get(host)
+        if window is None:
+            window = self._windows[host] = _Window(self._clock() + WINDOW_S)
+        if window.written >= self._most:
+            return False
+        window.written += 1
+        return True
+
+    def give_back(self, taken: Mapping[str, int]) -> None:
+        """So many letters were not written after all."""
+        for host, count in taken.items():
+            if (window := self._windows.get(host)) is not None:
+                window.written = max(0, window.written - count)
+
+    def omit(self, host: str, omitted: Omitted) -> None:
+        """These were refused and not written down."""
+        window = self._windows.setdefault(host, _Window(0.0))
+        window.omitted = omitted if window.omitted is None else window.omitted.with_more(omitted)
+
+    def due(self, *, all_of_them: bool = False) -> dict[str, Omitted]:
+        """What was omitted in the minutes that are over, by host; those begin anew."""
+        now = self._clock()
+        over = [host for host, window in self._windows.items() if all_of_them or window.over_at <= now]
+        ended = {host: self._windows.pop(host).omitted for host in over}
+        return {host: omitted for host, omitted in ended.items() if omitted is not None}
