@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from outfitter_drivers import settings
 from outfitter_drivers.api import Device
+from outfitter_drivers.device_name import hides_something, is_blank
 from outfitter_proto import environment
 from outfitter_proto.records import Health
 
@@ -45,8 +46,11 @@ def described_device(description: Mapping[str, str], *, name: str, index: int, d
     if not properties["index"]:
         raise ValueError("index is empty; leave it out or give it a value")
     device_id = description.get("id", default_id)
-    if device_id is not None and (not device_id or len(device_id) > 1024):
+    if device_id is not None and not 1 <= len(device_id) <= 1024:
         raise ValueError(f"id is {device_id[:40]!r}; valid are 1 to 1024 characters, or no id at all")
+    said = description.get("id")
+    if said is not None and (is_blank(said) or hides_something(said)):
+        raise ValueError(f"id is {said!a}, of which something cannot be seen; valid are letters, digits and signs")
     health = _health(description.get("health"))
     reason = description.get("reason") or (None if health is Health.HEALTHY else f"described as {health.value}")
     return Device(

@@ -26,6 +26,7 @@ from outfitter_drivers.api import (
     Worker,
 )
 from outfitter_drivers.nvidia import cuda_environment
+from outfitter_drivers.program import inherited
 from outfitter_drivers.script import Outcome, logger, parse_indexes, run_script
 
 DEFAULT_TIMEOUT = 10.0
@@ -56,8 +57,11 @@ class ScriptDriver(ExternalResourceDriver):
         *,
         timeout: float = DEFAULT_TIMEOUT,
         inventory_amount: int | None = None,
+        environment: Collection[str] = (),
     ) -> None:
+        """`environment`: variables that the script gets beyond the usual ones; see `program.inherited`."""
         self._script = script
+        self._environment = tuple(environment)
         self._arguments = tuple(arguments)
         self._timeout = timeout
         self._inventory_amount = inventory_amount
@@ -67,7 +71,8 @@ class ScriptDriver(ExternalResourceDriver):
         settings.require_amount(amount)
         # `outfitter discover` asks for nobody: that is Flink's own call, with the amount as it is.
         asked = amount if self._inventory_amount is None or worker.worker is None else self._inventory_amount
-        outcome = await run_script([self._script, str(asked), *self._arguments], timeout=self._timeout)
+        env = inherited(os.environ, self._environment)
+        outcome = await run_script([self._script, str(asked), *self._arguments], timeout=self._timeout, env=env)
         message = f"{self._script} {asked} {outcome}"
         if outcome.code < 0 or (outcome.code > 0 and asked != amount):
             # Killed; or asked for all there are, which a smaller amount would not change.
@@ -98,8 +103,15 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
     offer_stands: float = 10.0
     """Seconds in which a grant follows from an offer, if one does: until then what is offered is nobody else's."""
 
-    def __init__(self, script: str, arguments: Sequence[str] = (), *, timeout: float = DEFAULT_TIMEOUT) -> None:
-        super().__init__(script, arguments, timeout=timeout)
+    def __init__(
+        self,
+        script: str,
+        arguments: Sequence[str] = (),
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        environment: Collection[str] = (),
+    ) -> None:
+        super().__init__(script, arguments, timeout=timeout, environment=environment)
         # A call may have to release what nobody was granted and ask a second time, and to wait for another that does.
         self.call_timeout = 6 * timeout + 5
         self._allocated: dict[Worker, tuple[str, ...]] = {}
@@ -199,7 +211,9 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
     async def _call(
         self, verb: str, amount: int, worker: Worker, *, token: int | None, devices: Sequence[str] | None = None
     ) -> Outcome:
-        env = {name: value for name, value in os.environ.items() if name not in _VARIABLES}
+        env = inherited(os.environ, self._environment)
+        for name in _VARIABLES:
+            env.pop(name, None)
         values = (
             worker.worker,
             worker.incarnation,

@@ -3,12 +3,14 @@
 Without a script of the user's, `nvidia` lists the GPUs; with one, `discovery_script` calls it. Settings, each
 under `param.discovery-script.`: `path`, `args`, `timeout` (default 10 s), `builtin` (false: Flink's default path
 means the script that lies there), `inventory-amount` (call the script with this number), `contract`
-(`allocate-release`: FLIP-108's older form); and `param.poll-interval` for nvidia-smi (default 10 s).
+(`allocate-release`: FLIP-108's older form), `environment` (variables that the script gets beyond the usual ones, split
+on `;`); and `param.poll-interval` for nvidia-smi (default 10 s).
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +24,7 @@ from outfitter_drivers.api import (
 )
 from outfitter_drivers.discovery_script import DEFAULT_TIMEOUT, AllocateReleaseDriver, ScriptDriver
 from outfitter_drivers.nvidia import DEFAULT_POLL_INTERVAL, NvidiaDriver
+from outfitter_proto import ownership
 
 FLINK_DEFAULT_PATH = "plugins/external-resource-gpu/nvidia-gpu-discovery.sh"
 """Where Flink has its own NVIDIA script, and what its plugin runs when no path is configured."""
@@ -32,8 +35,10 @@ TIMEOUT = "discovery-script.timeout"
 BUILTIN = "discovery-script.builtin"
 INVENTORY_AMOUNT = "discovery-script.inventory-amount"
 CONTRACT = "discovery-script.contract"
+ENVIRONMENT = "discovery-script.environment"
 POLL_INTERVAL = "poll-interval"
 
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\*?", re.ASCII)
 _COORDINATION_FLAGS = frozenset(
     ("--enable-coordination-mode", "--enable-coordination", "--privilege", "--check-dead-process", "--check-dead")
 )
@@ -44,7 +49,8 @@ class GPUDriverFactory(ExternalResourceDriverFactory):
     """Flink's `org.apache.flink.externalresource.gpu.GPUDriverFactory`."""
 
     def create_external_resource_driver(self, config: DriverParams) -> ExternalResourceDriver:
-        settings.reject_unknown(config, (PATH, ARGS, TIMEOUT, BUILTIN, INVENTORY_AMOUNT, CONTRACT, POLL_INTERVAL))
+        known = (PATH, ARGS, TIMEOUT, BUILTIN, INVENTORY_AMOUNT, CONTRACT, ENVIRONMENT, POLL_INTERVAL)
+        settings.reject_unknown(config, known)
         timeout = settings.seconds(config, TIMEOUT, default=DEFAULT_TIMEOUT, maximum=600)
         interval = settings.seconds(config, POLL_INTERVAL, default=DEFAULT_POLL_INTERVAL, maximum=3600)
         inventory_amount = settings.whole_number(config, INVENTORY_AMOUNT, minimum=1, maximum=settings.MAX_DEVICES)
@@ -52,6 +58,7 @@ class GPUDriverFactory(ExternalResourceDriverFactory):
         if contract not in ("", "allocate-release"):
             raise ValueError(f"{CONTRACT} is {contract!r}; valid is allocate-release, or nothing")
         arguments = _arguments(config.get(ARGS, ""))
+        environment = _variables(config.get(ENVIRONMENT, ""))
         path = config.get(PATH, "").strip() or FLINK_DEFAULT_PATH
         means_ours = settings.flag(config, BUILTIN, default=True) and os.path.normpath(path) == FLINK_DEFAULT_PATH
         if means_ours and not contract:
@@ -63,13 +70,14 @@ class GPUDriverFactory(ExternalResourceDriverFactory):
             if inventory_amount is not None:
                 raise ValueError(f"{INVENTORY_AMOUNT} and {CONTRACT} = {contract} exclude each other")
             # Here the script keeps the books, so the options for that are its own.
-            script = gpu_program() if means_ours else str(resolved(path, config.directory))
-            return AllocateReleaseDriver(script, arguments, timeout=timeout)
+            script = gpu_program() if means_ours else _told(config, resolved(path, config.directory))
+            return AllocateReleaseDriver(script, arguments, timeout=timeout, environment=environment)
         return ScriptDriver(
-            str(resolved(path, config.directory)),
+            _told(config, resolved(path, config.directory)),
             without_coordination(arguments, config),
             timeout=timeout,
             inventory_amount=inventory_amount,
+            environment=environment,
         )
 
 
@@ -96,6 +104,13 @@ def resolved(path: str, directory: Path | None) -> Path:
         return script
     tried = ", ".join(str(script) for script in candidates)
     raise NotOnThisMachineError(f"{PATH} is {path!r}, but there is no such file; looked for {tried}")
+
+
+def _told(config: DriverParams, script: Path) -> str:
+    """The script, with a warning where others could write what the manager runs."""
+    if doubt := ownership.doubt(script):
+        config.warn(f"{PATH}: {doubt}, and so what runs as this user")
+    return str(script)
 
 
 def gpu_program() -> str:
@@ -137,6 +152,17 @@ def _arguments(text: str) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         raise ValueError(f"{ARGS} is {text!r}: {error}; valid are words as in a shell") from None
+
+
+def _variables(text: str) -> list[str]:
+    names = settings.items(text)
+    for name in names:
+        if not _VARIABLE.fullmatch(name):
+            raise ValueError(
+                f"{ENVIRONMENT} has {name[:80]!r}; valid are names of variables, split on ;, with a * at the end for "
+                "all that begin so"
+            )
+    return names
 
 
 def _check_default_arguments(arguments: Sequence[str]) -> None:

@@ -11,12 +11,13 @@ Not used by the manager, whose ledger is the coordination. Standard library only
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 MAX_FILE_BYTES = 1024 * 1024
@@ -213,15 +214,39 @@ def _locked(path: str, *, create: bool) -> Iterator[int]:
 def _open(path: str, *, create: bool) -> int:
     try:
         # Without O_CREAT first: in a sticky folder Linux refuses it for another user's file (fs.protected_regular).
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     except FileNotFoundError:
         if not create:
             raise
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o666)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
+        # O_EXCL: what somebody put there in this moment is looked at as what was there before.
+        with suppress(FileExistsError):
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o666)
+        return _open(path, create=False)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CoordinationError(f"coordination file {path} is a symbolic link, which is not followed") from None
+        raise
+    try:
+        _check(path, os.fstat(file), os.stat(os.path.dirname(path) or "."))  # noqa: PTH116, PTH120  see below
+    except BaseException:
         os.close(file)
-        raise CoordinationError(f"coordination file {path} is not a regular file")
+        raise
     return file
+
+
+def _check(path: str, found: os.stat_result, folder: os.stat_result) -> None:
+    """Refuse what is no file, and in a folder in which everybody may make files, one that a stranger has made: he could
+    have us write into something else by another name of it."""
+    if not stat.S_ISREG(found.st_mode):
+        raise CoordinationError(f"coordination file {path} is not a regular file")
+    shared = folder.st_mode & stat.S_IWOTH
+    if shared and found.st_nlink != 1:
+        raise CoordinationError(f"coordination file {path} has another name elsewhere (a hard link)")
+    if shared and found.st_uid not in (0, os.geteuid(), folder.st_uid):
+        raise CoordinationError(
+            f"coordination file {path} belongs to user {found.st_uid}, in a folder that everybody may write; remove "
+            "it, or name a file in a folder of your own by --coordination-file"
+        )
 
 
 def _lock(file: int, path: str, deadline: float) -> None:
@@ -239,7 +264,7 @@ def _lock(file: int, path: str, deadline: float) -> None:
 
 def _is_current(file: int, path: str) -> bool:
     try:
-        return os.path.samestat(os.fstat(file), os.stat(path))  # noqa: PTH116  pathlib costs start-up time here
+        return os.path.samestat(os.fstat(file), os.lstat(path))
     except FileNotFoundError:
         return False
 

@@ -116,10 +116,21 @@ def list_gpus() -> list[str]:
     said = (done.stdout + b" " + done.stderr).decode("utf-8", "replace").strip()[:500]
     if done.code != 0:
         raise DiscoveryError(f"nvidia-smi ended with {done.code}: {said or 'no output'}")
-    words = [word for line in done.stdout.split(b"\n") for part in line.split(b",") if (word := part.strip())]
-    if not all(word.isdigit() for word in words):
-        raise DiscoveryError(f"nvidia-smi named no indexes but: {said}")
-    return list(dict.fromkeys(word.decode("ascii") for word in words))
+    printed = done.stdout.decode("utf-8", "replace").split("\n")
+    words = [word for line in printed for part in line.split(",") if (word := part.strip())]
+    if not all(map(_names_gpu, words)):
+        raise DiscoveryError(f"nvidia-smi named no GPUs but: {said}")
+    return list(dict.fromkeys(words))
+
+
+def _names_gpu(word: str) -> bool:
+    """Whether nvidia-smi names a GPU by this, which Flink's script prints as it is: an index, a UUID, a bus id or the
+    like, and no word of a message."""
+    return (
+        word.isascii()
+        and word.replace("-", "").replace(":", "").replace(".", "").replace("/", "").replace("_", "").isalnum()
+        and (word.startswith(("GPU-", "MIG-")) or (not word.isalpha() and any(sign.isdigit() for sign in word)))
+    )
 
 
 def discover(request: Request) -> list[str]:

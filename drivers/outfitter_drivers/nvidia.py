@@ -27,7 +27,9 @@ SYSFS_PCI = Path("/sys/bus/pci/devices")
 
 _NONE_FOUND = b"No devices were found"
 _BUS_ID = re.compile(r"([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])")
-_ERROR = re.compile(r"\[(?:Unknown Error|GPU .*)\]|ERR!", re.IGNORECASE)
+_ERROR = re.compile(
+    r"\[(?:Unknown Error|GPU [^\[\]]*)\]|ERR!", re.IGNORECASE
+)  # of linear cost: what it reads is foreign
 _UNSAID = re.compile(r"\[.*\]|N/A", re.IGNORECASE)
 
 

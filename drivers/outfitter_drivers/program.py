@@ -9,16 +9,30 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
+import re
 import selectors
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-LOGIN_PASSWORD = "OUTFITTER_KAFKA_SASL_PASSWORD"  # noqa: S105 - a name
-"""What no program of a driver's needs to know of the environment."""
+INHERITED = frozenset(
+    (
+        "PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "TMPDIR", "TZ", "TERM", "LANG", "LANGUAGE",
+        "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX",
+        "JAVA_HOME", "FLINK_HOME", "FLINK_CONF_DIR", "FLINK_LIB_DIR", "FLINK_LOG_DIR", "FLINK_PLUGINS_DIR",
+        "SPARK_HOME", "SPARK_CONF_DIR", "HADOOP_HOME", "HADOOP_CONF_DIR",
+        "HOSTNAME", "NODE_NAME", "XDG_RUNTIME_DIR",
+    )
+)  # fmt: skip
+"""What programs that drivers start get of this process's environment: what finding programs, libraries and devices
+takes, and nothing that lets them log in anywhere."""
+INHERITED_KINDS = ("LC_", "CUDA_", "NVIDIA_", "ROCM_", "ROCR_", "HIP_", "GPU_", "MIG_", "ZE_", "SLURM_")
+"""And what begins with one of these, but for what `_SECRET` finds in its name."""
+
+_SECRET = re.compile("SECRET|PASSW|TOKEN|CREDENTIAL|KEY|JWT", re.IGNORECASE)
 MAX_STDOUT_BYTES = 1024 * 1024
 """A line of device indexes is short; a program that prints more than this has gone wrong."""
 
@@ -53,6 +67,20 @@ class Run(NamedTuple):
     stderr: bytes
 
 
+def inherited(environ: Mapping[str, str], more: Collection[str] = ()) -> dict[str, str]:
+    """Of an environment what a driver's program gets: `INHERITED`, `INHERITED_KINDS` and `more`, which are names, or
+    beginnings of names with a `*` behind them."""
+    names = INHERITED.union(more)
+    beginnings = tuple(name[:-1] for name in more if name.endswith("*"))
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in names
+        or name.startswith(beginnings)
+        or (name.startswith(INHERITED_KINDS) and not _SECRET.search(name))
+    }
+
+
 def run_to_end(
     command: Sequence[str],
     *,
@@ -61,7 +89,7 @@ def run_to_end(
     stop: socket.socket | None = None,
 ) -> Run:
     """Run a program at most `timeout` seconds, or until `stop` can be read; then whatever it started in its session and
-    still runs is killed.
+    still runs is killed. `env` None: what `inherited` lets through.
 
     Raises:
         OSError, ValueError: it cannot be started.
@@ -78,7 +106,7 @@ def run_to_end(
 def _popen(command: Sequence[str], env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
-        env={name: value for name, value in (os.environ if env is None else env).items() if name != LOGIN_PASSWORD},
+        env=inherited(os.environ) if env is None else env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

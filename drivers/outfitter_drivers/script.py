@@ -22,6 +22,7 @@ from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from outfitter_drivers.api import PermanentDriverError, TemporaryDriverError
+from outfitter_drivers.device_name import hides_something, is_blank
 from outfitter_drivers.program import MAX_STDOUT_BYTES, Run, Why, run_to_end
 
 logger = logging.getLogger("outfitter.drivers")
@@ -52,7 +53,7 @@ class Outcome(NamedTuple):
 async def run_script(command: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None) -> Outcome:
     """Run a program to its end, at most `timeout` seconds; nothing that it started in its session outlives the call.
 
-    Cancellation ends it as well.
+    Cancellation ends it as well. `env` None: of this process's environment what `program.inherited` lets through.
 
     Raises:
         PermanentDriverError: it cannot be executed, or prints more than 1 MiB.
@@ -84,14 +85,16 @@ def parse_indexes(stdout: bytes) -> list[str]:
     They stand on the first line that is not blank, separated by commas, as for Flink; or that line is an object
     `{"name": …, "addresses": […]}`, as Spark's scripts print it (which may then take several lines).
 
+    A name of which nothing is to be seen is none.
+
     Raises:
-        PermanentDriverError: the output is no text, or a malformed object.
+        PermanentDriverError: the output is no text, or a malformed object, or a name hides something.
     """
     text = stdout.decode("utf-8", "replace")
     for sign, name in (("\0", "a NUL"), ("\ufeff", "a byte order mark"), ("\ufffd", "bytes that are not UTF-8")):
         if sign in text:
             raise PermanentDriverError(f"the discovery script printed {name}: {stdout[:80]!r}")
-    lines = [line for line in _LINE_END.split(text) if line.strip(_JAVA_BLANKS)]
+    lines = [line for line in _LINE_END.split(text) if not is_blank(line)]
     if not lines:
         return []
     if lines[0].lstrip(_JAVA_BLANKS).startswith("{"):
@@ -100,7 +103,13 @@ def parse_indexes(stdout: bytes) -> list[str]:
         words, rest = lines[0].split(","), lines[1:]
     if rest:
         logger.warning("the discovery script printed more than one line; ignored: %s", shortened("\n".join(rest)))
-    return list(dict.fromkeys(index for word in words if (index := word.strip(_JAVA_BLANKS))))
+    indexes = dict.fromkeys(index for word in words if not is_blank(index := word.strip(_JAVA_BLANKS)))
+    if hiding := next(filter(hides_something, indexes), None):
+        raise PermanentDriverError(
+            f"the discovery script named a device {hiding[:80]!a}, with a sign in it that nobody sees; valid are "
+            "letters, digits, signs and spaces"
+        )
+    return list(indexes)
 
 
 def shortened(output: bytes | str) -> str:

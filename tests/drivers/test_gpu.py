@@ -364,3 +364,15 @@ async def test_discovering_for_nobody_keeps_nothing(books: tuple[AllocateRelease
     driver, log = books
     assert await indexes(driver, 2, NOBODY) == ["4", "5"]
     assert [line.split()[0] for line in log.read_text().splitlines()] == ["allocate", "release"]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "piece", ["[GPU ", "[", "]", "[GPU is lost", "ERR", "[Unknown Error", "00000000:01:", "0", "-", "N/A"]
+)
+def test_whatever_a_mebibyte_from_nvidia_smi_repeats_it_is_read_in_the_time_that_it_has(
+    tmp_path: Path, piece: str
+) -> None:
+    """A limit a hundred times above what it takes, and a hundredth of what a quadratic reading did."""
+    output = "0, " + piece * (1024 * 1024 // len(piece))
+    assert [device.properties["index"] for device in parse_gpus(output.encode(), sysfs=tmp_path)] == ["0"]

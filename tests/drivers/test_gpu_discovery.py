@@ -352,3 +352,62 @@ def test_whatever_the_file_says_living_owners_keep_their_devices(
 def test_any_line_is_a_record_or_none(line: bytes) -> None:
     record = coordination.parse(line)
     assert record is None or (record[0] and record[1].pid >= 0)
+
+
+# --- what others put in the way ---
+
+
+@pytest.mark.parametrize(
+    ("printed", "named"),
+    [
+        ("GPU-aaa\nGPU-bbb\n", "GPU-aaa"),
+        ("GPU-8a56f3d1-0000-1111-2222-333344445555\n", "GPU-8a56f3d1-0000-1111-2222-333344445555"),
+        ("MIG-8a56\n", "MIG-8a56"),
+        ("00000000:01:00.0\n", "00000000:01:00.0"),
+        ("gpu0\n", "gpu0"),
+        (" 3 \n", "3"),
+        ("\u00a03\u2003\n", "3"),
+    ],
+)
+def test_what_nvidia_smi_calls_a_gpu_is_printed_as_it_is(tmp_path: Path, printed: str, named: str) -> None:
+    assert answer(discovery(["1"], nvidia_smi(tmp_path, printed)))[:2] == (f"{named}\n", 0)
+    coordinated = ["1", "--enable-coordination-mode", "--coordination-file", str(tmp_path / "file")]
+    assert answer(discovery(coordinated, nvidia_smi(tmp_path, printed)))[:2] == (f"{named}\n", 0)
+    assert (tmp_path / "file").read_text().split()[:2] == [named, str(os.getpid())]
+
+
+@pytest.mark.parametrize(
+    "printed",
+    ["No devices were found\n", "N/A\n", "[N/A]\n", "ERR!\n", "None\n", "Unable to GPU-0\n", "0\n[Unknown Error]\n",
+     "\u200b\n", "0\u200b\n", "\uff10\n"],
+)  # fmt: skip
+def test_a_word_of_a_message_is_no_gpu(tmp_path: Path, printed: str) -> None:
+    assert answer(discovery(["1"], nvidia_smi(tmp_path, printed)))[:2] == ("", 1)
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "hard link"])
+def test_no_link_leads_the_program_into_another_file(share: Run, tmp_path: Path, kind: str) -> None:
+    """As anybody can make one in /var/tmp, for root to write through."""
+    target = tmp_path / "target"
+    if kind != "dangling link":
+        target.write_text("precious\n")
+    tmp_path.chmod(0o1777)
+    if kind == "hard link":
+        (tmp_path / "file").hardlink_to(target)
+    else:
+        (tmp_path / "file").symlink_to(target)
+    stdout, code, stderr = share(1)
+    assert (stdout, code) == ("", 1)
+    assert "link" in stderr
+    assert not target.exists() if kind == "dangling link" else target.read_text() == "precious\n"
+
+
+def test_a_stranger_s_file_is_refused_where_everybody_may_make_one_and_taken_where_not(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ours, folder = (tmp_path / "file").stat(), tmp_path.stat()
+    strangers = os.stat_result((*ours[:4], os.geteuid() + 4711, *ours[5:]))
+    shared = os.stat_result((folder.st_mode | 0o1777, *folder[1:]))
+    coordination._check("file", strangers, folder)
+    coordination._check("file", ours, shared)
+    with pytest.raises(coordination.CoordinationError, match="belongs to user"):
+        coordination._check("file", strangers, shared)

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import signal
+import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +15,14 @@ import pytest
 from outfitter_drivers import program
 from outfitter_drivers.api import (
     DriverError,
+    DriverParams,
     NotEnoughDevicesError,
     PermanentDriverError,
     TemporaryDriverError,
     Worker,
 )
 from outfitter_drivers.discovery_script import ScriptDriver
+from outfitter_drivers.gpu import GPUDriverFactory
 from outfitter_drivers.script import parse_indexes, run_script, shortened
 from support.gpu_machine import executable
 from support.processes import has_ended, wait_until_ended
@@ -214,11 +217,64 @@ async def test_output_in_a_message_is_one_short_printable_line(tmp_path: Path) -
     assert text.endswith("in all)")
 
 
-async def test_no_script_learns_the_password_to_the_bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTFITTER_KAFKA_SASL_PASSWORD", "hunter2")
-    monkeypatch.setenv("OUTFITTER_HOST", "h")
-    script = executable(tmp_path / "tell", "env")
-    for env in (None, dict(os.environ)):
-        told = (await run_script([str(script)], timeout=20, env=env)).stdout.decode()
-        assert "OUTFITTER_HOST=h" in told
-        assert "hunter2" not in told
+PASSED = {
+    "PATH": os.environ["PATH"], "HOME": "/home/x", "LANG": "C", "LC_ALL": "C", "LD_LIBRARY_PATH": "/usr/lib/nvidia",
+    "CUDA_VISIBLE_DEVICES": "0", "CUDA_HOME": "/cuda", "NVIDIA_VISIBLE_DEVICES": "all", "FLINK_HOME": "/flink",
+    "SPARK_HOME": "/spark", "JAVA_HOME": "/java", "TZ": "UTC",
+}  # fmt: skip
+KEPT = (
+    "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "OUTFITTER_KAFKA_SASL_PASSWORD", "OUTFITTER_KAFKA_SASL_USERNAME",
+    "OUTFITTER_BUS", "GITHUB_TOKEN", "KUBECONFIG", "NVIDIA_API_KEY", "SLURM_JWT", "DATABASE_URL", "FLINK_PROPERTIES",
+    "https_proxy", "SSH_AUTH_SOCK",
+)  # fmt: skip
+
+
+def told(output: bytes) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in output.decode().splitlines() if "=" in line)
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    for name, value in {**PASSED, **dict.fromkeys(KEPT, "hunter2")}.items():
+        monkeypatch.setenv(name, value)
+
+
+async def test_a_script_gets_what_it_needs_of_the_environment_and_no_secret(tmp_path: Path, environment: None) -> None:
+    found = told((await run_script([str(executable(tmp_path / "tell", "env"))], timeout=20)).stdout)
+    assert {name: found.get(name) for name in PASSED} == PASSED
+    assert not set(KEPT) & set(found)
+
+
+@pytest.mark.parametrize("contract", [{}, {"discovery-script.contract": "allocate-release"}])
+async def test_a_setting_passes_more_of_the_environment_to_a_script(
+    tmp_path: Path, environment: None, contract: dict[str, str]
+) -> None:
+    script = executable(tmp_path / "tell", f"env > {tmp_path}/env; echo 0")
+    params = {"discovery-script.path": str(script), "discovery-script.environment": "AWS_*; DATABASE_URL"} | contract
+    driver = GPUDriverFactory().create_external_resource_driver(DriverParams(params))
+    await driver.retrieve_resource_info(1, WORKER)
+    found = told((tmp_path / "env").read_bytes())
+    assert {name for name in KEPT if name in found} == {"AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "DATABASE_URL"}
+    assert ("OUTFITTER_WORKER" in found) == bool(contract)
+    with pytest.raises(ValueError, match=r"discovery-script\.environment has 'A B'"):
+        GPUDriverFactory().create_external_resource_driver(
+            DriverParams(params | {"discovery-script.environment": "A B"})
+        )
+
+
+UNSEEN = [chr(code) for code in range(0x110000) if chr(code).isspace()] + list(
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u180e\u200b\u200c\u200d\u200e\u2060\u2064\u2800\u3164\ufe0f\uffa0\U000e0020"
+)
+
+
+@pytest.mark.parametrize("sign", UNSEEN, ids=lambda sign: f"U+{ord(sign):04X}")
+def test_no_device_is_named_by_what_nobody_sees(sign: str) -> None:
+    for stdout in (f"0,{sign},1\n", f"0,{sign} {sign},1\n", json.dumps({"name": "gpu", "addresses": ["0", sign, "1"]})):
+        if sign in "\n\r" and stdout[0] != "{":
+            continue  # a line's end
+        assert parse_indexes(stdout.encode()) == ["0", "1"]
+    if unicodedata.category(sign) == "Cf":  # it would make another device of the same one
+        with pytest.raises(PermanentDriverError, match="nobody sees"):
+            parse_indexes(f"0,0{sign}0,1".encode())

@@ -1,0 +1,22 @@
+"""What a device may be called by a program that names devices: something that people can see and tell apart.
+
+A name is opaque otherwise, as for Flink.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+_LOOK_BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0")
+"""Letters and signs, as Unicode counts, of which nothing is to be seen."""
+
+
+def is_blank(text: str) -> bool:
+    """Whether nothing of it is to be seen: white space of any kind, controls, what has no width, marks alone."""
+    return not any(unicodedata.category(sign)[0] in "LNPS" and sign not in _LOOK_BLANK for sign in text)
+
+
+def hides_something(text: str) -> bool:
+    """Whether a sign is in it that nobody sees beside the others: a control, one without width, half a character. Two
+    names that look alike would be two devices."""
+    return any(not sign.isprintable() and unicodedata.category(sign) != "Zs" for sign in text)
