@@ -295,6 +295,7 @@ class ResourceInventory(Struct, frozen=True, kw_only=True):
     `amount` is the configured amount per worker, `sharing` is `exclusive` or `shared`. Of `total` devices, `healthy`
     of them healthy, `devices` lists at most `MAX_LISTED_DEVICES`, as the driver orders them. `names` are all names of
     those that have several, of as many devices; until a driver has reported after a restart, as they were before it.
+    `on_demand`: the driver has no inventory of its own, and is asked for each worker; left out: it has one.
     """
 
     state: str
@@ -305,6 +306,7 @@ class ResourceInventory(Struct, frozen=True, kw_only=True):
     total: int | UnsetType = UNSET
     healthy: int | UnsetType = UNSET
     names: list[list[str]] | UnsetType = UNSET
+    on_demand: bool | UnsetType = UNSET
 
 
 MAX_LISTED_DEVICES = 256

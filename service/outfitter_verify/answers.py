@@ -18,7 +18,7 @@ from outfitter_verify.ledger import Ledger
 from outfitter_verify.logs import Partition, Record
 from outfitter_verify.registration import Kind, Said, judge
 from outfitter_verify.report import Findings
-from outfitter_verify.writers import Commit, Writer, Written
+from outfitter_verify.writers import Commit, Extent, Writer, Written
 
 
 class Letter(NamedTuple):
@@ -42,16 +42,6 @@ class Input(NamedTuple):
     only: bool
 
 
-class Extent(NamedTuple):
-    """How far a writer has read: everything before `to`, and of some hosts (by key) more."""
-
-    to: int
-    ahead: Mapping[bytes, int]
-
-    def covers(self, offset: int, key: bytes | None) -> bool:
-        return offset < self.to or offset < self.ahead.get(key or b"", 0)
-
-
 NOTHING = Extent(0, {})
 
 RATION, RATION_MS = 100, 120_000
@@ -61,14 +51,15 @@ RATIONED = "more was refused within a minute than has a dead letter each"
 
 
 class Answers:
-    """The registrations of one partition, and what became of them: `commit` at each commit, `finish` at the end."""
+    """The registrations of one partition, and what became of them: `commit` at each commit, `finish` at the end.
+    `said` are the messages by their offsets."""
 
     def __init__(self, logs: Partition, inputs: Mapping[str, Input], *, partitions: int, findings: Findings) -> None:
         self._log = logs.registrations
         self._letter_log = logs.dead_letters
         self._inputs = inputs
         self._findings = findings
-        self._said: dict[int, Said] = {}
+        self.said: dict[int, Said] = {}
         self._letters: defaultdict[int, list[Letter]] = defaultdict(list)
         self._written_ms: defaultdict[str, list[int]] = defaultdict(list)
         self._read: dict[str, Extent] = {}
@@ -77,7 +68,7 @@ class Answers:
         self._hosts: defaultdict[bytes, list[int]] = defaultdict(list)
         hosts = self._hosts
         for record in self._log.records:
-            said = self._said[record.offset] = judge(record.key, record.value)
+            said = self.said[record.offset] = judge(record.key, record.value)
             findings.counts["messages"] += 1
             findings.counts["registrations"] += said.kind is Kind.REGISTER
             if record.key is not None and _home(record.key, partitions) == self._log.partition:
@@ -95,7 +86,7 @@ class Answers:
         """The offsets of the messages that are for `writer`: a host's own, a partition's all, or what is nobody's."""
         scope, _, name = writer.partition("/")
         if scope == "partition":
-            return sorted(self._said)
+            return sorted(self.said)
         if scope == "sweeper":
             return sorted(
                 [*self._nobodys, *(offset for key in hosts for offset in hosts[key] if self._swept(key, offset))]
@@ -109,11 +100,14 @@ class Answers:
 
     # --- at a commit -----------------------------------------------------------------------------------
 
-    def commit(self, ledger: Ledger, writer: Writer, commit: Commit, records: list[Written]) -> None:
-        """Look at all messages that this commit puts behind its writer, and at what its records say they answer."""
+    def commit(
+        self, ledger: Ledger, writer: Writer, commit: Commit, records: list[Written]
+    ) -> tuple[Extent, Extent] | None:
+        """Look at all messages that this commit puts behind its writer, and at what its records say they answer. It
+        returns how far it had read before, and has now; None: of another input than the newest."""
         here, newest = commit.checkpoint, self._inputs[writer.name]
         if (here.topic_id, here.base) != (newest.topic_id, newest.base):
-            return
+            return None
         before = self._read.get(writer.name)
         if before is None:
             before = Extent(here.start if here.commit == 1 or not newest.only else self._log.start, {})
@@ -129,13 +123,14 @@ class Answers:
         for written in records:
             if not written.repeat and written.before is None:
                 self._asked(ledger, writer, commit, written, before, after)
+        return before, after
 
     def _key(self, offset: int) -> bytes | None:
         message = self._log.at(offset)
         return message.key if message is not None else None
 
     def _answered(self, ledger: Ledger, writer: Writer, commit: Commit, offset: int) -> None:
-        said = self._said[offset]
+        said = self.said[offset]
         refused = any(letter.fits for letter in self._letters.get(offset, ()))
         place = ledger.log.place(commit.offset)
         rationed = not refused and self._is_rationed(writer.name, ledger.log.at(commit.offset))
@@ -164,11 +159,14 @@ class Answers:
                 self._wrong("answers", offset, what, place)
             else:
                 self._doubts.append((offset, commit.checkpoint.base, said.allocation or ""))
-        elif said.kind is Kind.DEREGISTER and held is not None and not refused:
+        elif said.kind is Kind.DEREGISTER and held is not None and (not refused or said.plain):
             self._findings.look("answers")
             state, source = held.record.state, held.record.source
             if source <= offset + commit.checkpoint.base and state in ("pending", "preparing", "allocated"):
-                if ledger.commits.in_the_open(held.record.writer, held.offset, commit.offset):
+                if refused:
+                    what = f"{writer.name} refused the deregistration of {said.allocation}, which is {state}"
+                    self._wrong("answers", offset, what, place)
+                elif ledger.commits.in_the_open(held.record.writer, held.offset, commit.offset):
                     what = f"{writer.name} read past the deregistration of {said.allocation}, which is {state}"
                     self._wrong("answers", offset, what, place)
                 else:
@@ -196,11 +194,11 @@ class Answers:
             return  # of an earlier input
         host = record.host.encode()
         if before.covers(offset, host) or not after.covers(offset, host):
-            begin, end = (max(extent.to, extent.ahead.get(host, 0)) for extent in (before, after))
-            what = f"{record.key} answers registration {offset}, and its commit read from {begin} to {end}"
+            read = f"from {before.end(host)} to {after.end(host)}"
+            what = f"{record.key} answers registration {offset}, and its commit read {read}"
             ledger.suspect("answers", written.offset, what, writer=writer.name, after=-1)
         elif self._log.start <= offset < self._log.end:
-            said = self._said.get(offset)
+            said = self.said.get(offset)
             if said is None or said.kind not in (Kind.REGISTER, Kind.UNSURE) or said.allocation != record.key:
                 what = f"{record.key} answers a registration that is none of its own"
                 ledger.wrong("answers", written.offset, what, self._log.place(offset))
@@ -224,10 +222,10 @@ class Answers:
             served.update(own)
             read = self._read.get(writer, NOTHING)
             self._findings.counts["unread"] += sum(
-                self._said[offset].kind is Kind.REGISTER and not read.covers(offset, self._key(offset))
+                self.said[offset].kind is Kind.REGISTER and not read.covers(offset, self._key(offset))
                 for offset in own[bisect_left(own, read.to) :]
             )
-        self._findings.counts["unserved"] += len(self._said.keys() - served)
+        self._findings.counts["unserved"] += len(self.said.keys() - served)
 
     def _once(self, offset: int, letters: list[Letter]) -> None:
         first: dict[str, Letter] = {}

@@ -7,6 +7,8 @@ from outfitter_verify.answers import Answers, Input
 from outfitter_verify.history import History
 from outfitter_verify.ledger import Ledger
 from outfitter_verify.logs import Log, Partition, Reading
+from outfitter_verify.order import Order
+from outfitter_verify.releases import Releases
 from outfitter_verify.report import Findings, Report
 from outfitter_verify.writers import Commit, Commits, Writer, Written
 
@@ -24,6 +26,7 @@ def _partition(reading: Reading, logs: Partition, findings: Findings) -> None:
     inputs = _inputs(logs.allocations)
     topic_id = reading.topic_id
     answers = Answers(logs, inputs, partitions=reading.partitions, findings=findings)
+    releases = Releases(logs.registrations, answers.said, findings)
     history = History(logs.history, partitions=reading.partitions, findings=findings)
     commits = Commits(
         logs.allocations,
@@ -37,12 +40,16 @@ def _partition(reading: Reading, logs: Partition, findings: Findings) -> None:
 
     def settled(writer: Writer, commit: Commit, records: list[Written]) -> None:
         if topic_id is None or commit.checkpoint.topic_id == topic_id:
-            answers.commit(ledger, writer, commit, records)
+            read = answers.commit(ledger, writer, commit, records)
+            if read is not None:
+                releases.commit(ledger, commit, records, *read)
 
-    ledger = Ledger(logs.allocations, commits, partitions=reading.partitions, findings=findings, settled=settled)
+    order = Order(findings)
+    ledger = Ledger(logs.allocations, commits, order, partitions=reading.partitions, findings=findings, settled=settled)
     ledger.walk()
     history.compare(ledger)
     answers.finish(ledger, history.sources)
+    releases.finish(ledger)
     if logs.allocations.start > 0:
         findings.part("steps", "the ledger does not begin at its first record")
 

@@ -32,6 +32,10 @@ class Holdings:
             names = names.union(*more)
         return names
 
+    def held(self, host: str) -> set[str]:
+        """The names of all devices of a host that somebody has."""
+        return {name for where, name in self._holders if where == host}
+
     def drop(self, key: str) -> None:
         """`key` holds nothing any more."""
         host, names = self._held.pop(key, ("", frozenset()))

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 from outfitter_verify import wire
 from outfitter_verify.devices import Holdings, grants
 from outfitter_verify.logs import Log, Record
+from outfitter_verify.order import Order
 from outfitter_verify.report import Findings
 from outfitter_verify.writers import Commit, Commits, Custody, Writer, Written
 
@@ -54,7 +55,9 @@ class Ledger:
     each key was last seen, `sources` the numbers of the registrations that each key was answered for.
     """
 
-    def __init__(self, log: Log, commits: Commits, *, partitions: int, findings: Findings, settled: Settled) -> None:
+    def __init__(
+        self, log: Log, commits: Commits, order: Order, *, partitions: int, findings: Findings, settled: Settled
+    ) -> None:
         self.log = log
         self.commits = commits
         self.now: dict[str, Written] = {}
@@ -62,6 +65,7 @@ class Ledger:
         self.changes: dict[tuple[str, str, int], Change] = {}
         self.newest: dict[str, int] = {}
         self.sources: dict[str, set[int]] = {}
+        self._order = order
         self._partitions = partitions
         self._findings = findings
         self._settled = settled
@@ -77,10 +81,15 @@ class Ledger:
             self._take(record)
         self.commits.finish()
         self._judge()
+        self._order.finish(self)
         counts = self._findings.counts
         for key, written in self.now.items():
             counts[written.record.state] += 1
             self._findings.last[key] = written.record.body
+
+    def held(self, host: str) -> set[str]:
+        """The names of all devices of a host that somebody has at this prefix."""
+        return self._holdings.held(host)
 
     def wrong(self, check: str, offset: int, what: str, *records: object) -> None:
         self._findings.wrong(check, self.log.place(offset), what, *records)
@@ -131,6 +140,7 @@ class Ledger:
             self._custody.commit(records, commit)
             for written in records:
                 self._keep(written, checkpoint.instance)
+            self._order.commit(self, checkpoint.commit, records)
             self._settled(writer, commit, records)
         elif kind in ("host", "device"):
             host = body.get("host")
@@ -141,7 +151,9 @@ class Ledger:
             self._key(offset, unquote(key) if kind == "device" else key, own)
             self._home(offset, host)
             if kind == "host":
-                self._holdings.connect(host, wire.connected(body))
+                inventories = wire.inventories(body)
+                self._holdings.connect(host, [names for each in inventories.values() for names in each.connected])
+                self._order.host(offset, host, inventories)
         elif isinstance(kind, str):
             self._findings.part("writers", f"records of type {kind!r} are not known to this version")
         else:

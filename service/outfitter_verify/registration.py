@@ -26,11 +26,14 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A message: its kind, and the allocation it is about, where it names one."""
+    """A message: its kind, the worker (with its host) and the allocation it is about, where it names them, and whether
+    every field is beyond doubt."""
 
     kind: Kind
     allocation: str | None = None
     why: str = ""
+    worker: str = ""
+    plain: bool = False
 
 
 def judge(key: bytes | None, value: bytes | None) -> Said:
@@ -51,10 +54,12 @@ def judge(key: bytes | None, value: bytes | None) -> Said:
         return Said(Kind.NONE, why="incarnation is no name")
     if key != str(host).encode():
         return Said(Kind.NONE, why="its key is not its host")
-    allocation = f"{host}/{worker}/{incarnation}" if incarnation is not None else None
+    named = f"{host}/{worker}"
+    allocation = f"{named}/{incarnation}" if incarnation is not None else None
     if kind is Kind.REGISTER:
-        return Said(Kind.REGISTER if _plain(body) else Kind.UNSURE, allocation)
-    return Said(kind, allocation)
+        plain = _plain(body)
+        return Said(Kind.REGISTER if plain else Kind.UNSURE, allocation, worker=named, plain=plain)
+    return Said(kind, allocation, worker=named, plain=isinstance(body.get("reason"), str | None))
 
 
 def _plain(body: Mapping[str, Any]) -> bool:

@@ -24,6 +24,12 @@ CHECKS: Mapping[str, tuple[str, str]] = {
     "partitions": ("every record is in the partition that its host's name hashes to", "records"),
     "answers": ("each registration that was read is answered, and is read once", "registrations"),
     "dead-letters": ("what is no registration is a dead letter once, with its own bytes", "messages"),
+    "inventory": ("what is granted was reported, and healthy", "granted devices"),
+    "queue": ("nobody is served before an earlier worker that waits for the same, or waits for what is free", "grants"),
+    "releases": (
+        "devices are lent again only after a goodbye, a death or a lease's end, and after their driver let go",
+        "releases",
+    ),
     "history": ("history tells every step, and each as the ledger has it", "transitions"),
 }
 """Each check's promise, and what it counts."""

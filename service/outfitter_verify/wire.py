@@ -121,6 +121,7 @@ class Checkpoint:
     base: int
     begin: int
     ahead: Mapping[str, int]
+    at: str
 
     @property
     def reach(self) -> int:
@@ -155,15 +156,53 @@ def allocation(body: Mapping[str, Any]) -> Allocation:
     )
 
 
-def connected(body: Mapping[str, Any]) -> list[frozenset[str]]:
-    """The names in a host's record that mean one device each; raises `DamagedError`."""
-    found: list[frozenset[str]] = []
-    for resource, told in _get(body, "resources", dict, {}).items():
-        for names in _get(told if isinstance(told, dict) else {}, "names", list, []):
-            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-                _fail(f"resources.{resource}.names has {names!r}")
-            found.append(frozenset(names))
-    return found
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """One resource in a host's record: the devices it lists, and whether each is healthy (`whole`: they are all there
+    are), and the names that mean one device each."""
+
+    state: str
+    healthy: Mapping[str, bool]
+    whole: bool
+    exclusive: bool
+    on_demand: bool
+    connected: tuple[frozenset[str], ...]
+
+    def names(self, device: str) -> frozenset[str]:
+        """All names that this resource has for a device."""
+        return frozenset({device}).union(*(names for names in self.connected if device in names))
+
+
+def inventories(body: Mapping[str, Any]) -> dict[str, Inventory]:
+    """What a host's record tells of each resource; raises `DamagedError`."""
+    return {name: _inventory(told, f"resources.{name}") for name, told in _get(body, "resources", dict, {}).items()}
+
+
+def _inventory(told: object, where: str) -> Inventory:
+    if not isinstance(told, dict):
+        _fail(f"{where} is {told!r}")
+    healthy: dict[str, bool] = {}
+    for device in _get(told, "devices", list, []):
+        known = device if isinstance(device, dict) else {}
+        healthy[_get(known, "id", str)] = _get(known, "health", str, "healthy") == "healthy"
+    connected: list[frozenset[str]] = []
+    for names in _get(told, "names", list, []):
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            _fail(f"{where}.names has {names!r}")
+        connected.append(frozenset(names))
+    return Inventory(
+        state=_get(told, "state", str),
+        healthy=healthy,
+        whole=_get(told, "total", int, len(healthy)) <= len(healthy),
+        exclusive=_get(told, "sharing", str, "exclusive") != "shared",
+        on_demand=told.get("on_demand") is True,
+        connected=tuple(connected),
+    )
+
+
+def devices(body: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The ids of an allocation's devices by resource."""
+    return {name: [info["id"] for info in infos] for name, infos in (body.get("resources") or {}).items()}
 
 
 def checkpoint(body: Mapping[str, Any]) -> Checkpoint:
@@ -186,6 +225,7 @@ def checkpoint(body: Mapping[str, Any]) -> Checkpoint:
         base=_get(read, "base", int, 0),
         begin=_get(read, "begin", int, 0),
         ahead={host: _get(ahead, host, int) for host in ahead},
+        at=_get(body, "at", str),
     )
 
 
@@ -218,9 +258,7 @@ def fingerprint(body: Mapping[str, Any]) -> bytes:
             same.pop(name, None)
     elif state in HOLDING:
         same.pop("aliases", None)
-        same["resources"] = {
-            name: [info.get("id") for info in infos] for name, infos in (body.get("resources") or {}).items()
-        }
+        same["resources"] = devices(body)
     return digest(same)
 
 

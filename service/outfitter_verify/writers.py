@@ -8,6 +8,7 @@ leaves holes behind, and each commit takes at least its checkpoint's offset.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,6 +32,20 @@ class Commit(NamedTuple):
     offset: int
     checkpoint: Checkpoint
     before: Checkpoint | None
+
+
+class Extent(NamedTuple):
+    """How far a writer has read: everything before `to`, and of some hosts (by key) more."""
+
+    to: int
+    ahead: Mapping[bytes, int]
+
+    def covers(self, offset: int, key: bytes | None) -> bool:
+        return offset < self.end(key)
+
+    def end(self, key: bytes | None) -> int:
+        """The offset before which everything of a host is read."""
+        return max(self.to, self.ahead.get(key or b"", 0))
 
 
 @dataclass(slots=True)

@@ -134,3 +134,44 @@ def test_a_replica_that_gets_a_partition_back_is_no_violation() -> None:
         world.instance = instance
         world.commit()
     assert world.report().violations == ()
+
+
+def test_a_queue_that_is_served_in_order_raises_no_alarm() -> None:
+    """Whoever is in other trouble, has a record older than the inventory, or wants what is held, waits rightly."""
+    world = lived_in()
+    world.register("f")
+    world.register("g")
+    world.commit(
+        world.allocation("e", "pending", reason_code="infeasible"),
+        world.allocation("f", "pending", reason_code="busy"),
+        world.allocation("g", "pending", reason_code="busy"),
+    )
+    world.host(gpu=None)
+    world.commit()
+    world.commit(world.allocation("g", "allocated", devices=["GPU-1"], reason_code=None))
+    both = {"amounts": {"gpu": 2}, "owner": {"pid": 1}, "lease_s": 30.0}
+    world.commit(world.allocation("f", "pending", reason_code="busy", request=both))
+    for _ in range(9):
+        world.commit()
+    assert world.report().violations == ()
+
+
+def test_devices_that_changed_in_the_commit_of_a_grant_raise_no_alarm_and_are_said() -> None:
+    world = lived_in()
+    world.inventory({"gpu": {"state": "driver-failed", "devices": []}})
+    world.commit(world.allocation("e", "allocated", devices=["GPU-9"]))
+    report = world.report()
+    assert report.violations == ()
+    assert {check.name for check in report.checks if check.partial} == {"inventory"}
+
+
+def test_a_silence_is_measured_with_a_clock_that_is_behind() -> None:
+    """A manager whose clock is behind by an hour ends leases in time."""
+    world = World()
+    world.commit()
+    alone = {"amounts": {"gpu": 1}, "lease_s": 30.0}
+    world.register("a")
+    world.commit(world.allocation("a", "allocated", devices=["GPU-0"], request=alone), at="2026-01-31T10:50:00Z")
+    over = "2026-01-31T10:50:31Z"
+    world.commit(world.allocation("a", "ended", reason_code="lease-expired", since=over), at=over)
+    assert world.report().violations == ()

@@ -26,6 +26,8 @@ NEIGHBOUR = next(name for name in map("gpu-{}".format, range(4, 99)) if partitio
 """A host of the same partition."""
 TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 AT = "2026-01-31T12:00:00Z"
+AT_MS = 1_769_860_800_000
+"""The same, in milliseconds since the epoch. Messages come before it, a millisecond after the other."""
 NAMES = {
     "registrations": "registrations",
     "allocations": "allocations",
@@ -46,7 +48,9 @@ class Stream:
     def append(self, key: str | None, value: Any) -> int:
         """Add a record (bytes as they are, None a tombstone, all else as JSON); return its offset."""
         body = value if value is None or isinstance(value, bytes) else json.dumps(value).encode()
-        self.records.append(Record(self.end, key.encode() if key is not None else None, body, 1000 + self.end))
+        self.records.append(
+            Record(self.end, key.encode() if key is not None else None, body, AT_MS - 600_000 + self.end)
+        )
         self.end += 1
         return self.end - 1
 
@@ -114,10 +118,13 @@ class World:
         before = self.now.get(key, {})
         record = {
             "type": "allocation", "host": host, "worker": worker, "incarnation": incarnation,
-            "request": {"amounts": {resource: 1}}, "resources": {}, "token": None, "outcome": None,
+            "request": {"amounts": {resource: 1}, "owner": {"pid": 1}, "lease_s": 30.0}, "resources": {},
+            "token": None, "outcome": None,
             "source": {"partition": PARTITION, "offset": self.sources.get(key, -1)},
             **before, "state": state, "since": AT, "writer": self.writer, "commit": self.commits + 1,
         }  # fmt: skip
+        if state == "releasing" or (state == "ended" and before.get("state") != "releasing"):
+            record["reason_code"] = "prepare-failed" if fields.get("outcome") == "failed" else "owner-died"
         if devices is not None:
             record["resources"] = {resource: [{"id": device} for device in devices]}
             self.token += 1
@@ -126,9 +133,21 @@ class World:
 
     def host(self, **names: list[list[str]] | None) -> None:
         """The host's record: of each resource, the names that mean one device each."""
-        resources = {name: {"state": "reported", **({"names": told} if told else {})} for name, told in names.items()}
-        body = {"type": "host", "host": HOST, "manager": {}, "since": AT, "resources": resources}
-        self.allocations.append(f"@host/{HOST}", body)
+        self.inventory(
+            {
+                name: {
+                    "state": "reported",
+                    "devices": [{"id": one} for one in DEVICES],
+                    **({"names": told} if told else {}),
+                }
+                for name, told in names.items()
+            }
+        )
+
+    def inventory(self, resources: Mapping[str, Any], *, host: str = HOST) -> None:
+        """The host's record as it is."""
+        body = {"type": "host", "host": host, "manager": {}, "since": AT, "resources": resources}
+        self.allocations.append(f"@host/{host}", body)
 
     def refuse(self, offset: int, **fields: Any) -> None:
         """A dead letter for the message at `offset`."""
@@ -151,6 +170,8 @@ class World:
     ) -> int:
         """One commit of `records` (a key alone: a tombstone), having read to `to`, and further for the hosts `ahead`;
         return its checkpoint's index in the ledger."""
+        if self.commits == 0:
+            self.host(gpu=None)
         self.commits += 1
         position = self.registrations.end if to is None else to
         ordered = sorted(records, key=lambda record: not isinstance(record, str) and record["state"] in HOLDING)
@@ -232,7 +253,8 @@ def lived_in(*, markers: bool = True) -> World:
     world.refuse(odd)
     world.commit()
     world.deregister("a")
-    world.commit(world.allocation("a", "ended"), world.allocation("b", "allocated", devices=["GPU-0"]))
+    goodbye = world.allocation("a", "ended", reason_code="deregistered")
+    world.commit(goodbye, world.allocation("b", "allocated", devices=["GPU-0"]))
     world.register("c")
     world.register("d")
     world.commit(world.allocation("c", "failed"), world.allocation("d", "preparing", devices=["GPU-1"]))

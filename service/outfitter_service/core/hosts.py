@@ -51,6 +51,7 @@ def _inventory(spec: ResourceSpec, inventory: Inventory | None, before: Resource
         total=len(found),
         healthy=inventory.healthy if inventory else 0,
         names=_names(inventory, before),
+        on_demand=spec.on_demand or UNSET,
     )
 
 

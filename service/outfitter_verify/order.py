@@ -1,0 +1,181 @@
+"""Promise 6 and the queue: what is granted was reported and healthy, nobody is served before an earlier worker that
+waits for the same, and nobody waits for what is free.
+
+A host's record tells what its drivers found, once for each commit. Where it changed in the commit of a grant, one of
+the two must have the device; what was in between cannot be seen. A waiter counts if it is `busy`: all it wants could be
+served if others had not got it. Its record may be older than what is known of the devices; then it says nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from outfitter_verify import wire
+from outfitter_verify.report import Findings
+from outfitter_verify.wire import Inventory
+from outfitter_verify.writers import Written
+
+if TYPE_CHECKING:
+    from outfitter_verify.ledger import Ledger
+
+Place = tuple[int, int, str]
+"""(-priority, number of the first registration, key): the queue's order."""
+
+SETTLED = 5
+"""So many commits after a device became free, whoever is first in the queue for it has it."""
+
+
+@dataclass(slots=True)
+class Host:
+    """One host at one prefix of the ledger: what its record says (it stands at `offset`), and said `before` the commit
+    that is looked at (None: the same); who waits, busy, for what; the number of the last commit that changed anything.
+    """
+
+    inventories: Mapping[str, Inventory] = field(default_factory=dict)
+    before: Mapping[str, Inventory] | None = None
+    offset: int = -1
+    waiting: dict[str, list[Place]] = field(default_factory=dict)
+    placed: dict[str, tuple[Place, tuple[str, ...]]] = field(default_factory=dict)
+    changed: int = 0
+
+    def telling(self, resource: str) -> list[Inventory]:
+        """What is said of a resource before and after the commit that is looked at."""
+        told = [self.inventories.get(resource), (self.before or {}).get(resource)]
+        return [inventory for inventory in told if inventory is not None]
+
+
+class Order:
+    """All hosts of one partition, commit by commit."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._hosts: dict[str, Host] = {}
+        self._told: list[Host] = []
+
+    def host(self, offset: int, name: str, inventories: Mapping[str, Inventory]) -> None:
+        """A host's record: of the commit whose checkpoint follows."""
+        host = self._host(name)
+        host.before, host.inventories, host.offset = host.inventories, inventories, offset
+        self._told.append(host)
+
+    def commit(self, ledger: Ledger, number: int, records: list[Written]) -> None:
+        """The allocation records of the commit of that number."""
+        for written in records:
+            was = written.before
+            if not written.repeat and written.record.holds and (was is None or was.record.state == "pending"):
+                self._granted(ledger, written)
+        for written in records:
+            self._place(written)
+        for host in [*self._told, *(self._host(written.record.host) for written in records if not written.repeat)]:
+            host.changed, host.before = number, None
+        self._told.clear()
+
+    def _host(self, name: str) -> Host:
+        return self._hosts.setdefault(name, Host())
+
+    def _place(self, written: Written) -> None:
+        """Put a record in its host's queue, or out of it."""
+        record = written.record
+        host = self._host(record.host)
+        place, resources = host.placed.pop(record.key, ((0, 0, ""), ()))
+        for resource in resources:
+            host.waiting[resource].remove(place)
+        if record.state != "pending" or record.body.get("reason_code") != "busy":
+            return
+        request = record.body.get("request", {})
+        amounts = request.get("amounts", {})
+        if any(inventory.on_demand for resource in amounts for inventory in host.telling(resource)):
+            return  # while its driver is asked it is not busy, and its record does not say so
+        place = (-request.get("priority", 0), record.source, record.key)
+        exclusive = [name for name in amounts if all(each.exclusive for each in host.telling(name))]
+        host.placed[record.key] = place, tuple(exclusive)
+        for resource in exclusive:
+            insort(host.waiting.setdefault(resource, []), place)
+
+    # --- at a grant ------------------------------------------------------------------------------------
+
+    def _granted(self, ledger: Ledger, written: Written) -> None:
+        record = written.record
+        host = self._host(record.host)
+        granted = wire.devices(record.body)
+        if not granted:
+            return
+        if host.offset < 0 or not ledger.commits.in_the_open(record.writer, host.offset, written.offset):
+            self._findings.part("inventory", "the host's record was compacted away, or is missing")
+            return
+        for resource, devices in granted.items():
+            for device in devices:
+                self._reported(ledger, written, host, resource, device)
+        if host.before is None:
+            self._findings.look("queue")
+            for earlier, resource in self._overtaken(ledger, written, host, granted):
+                what = f"{record.key} gets {resource}, and {earlier.record.key} waits for it and comes before"
+                ledger.wrong("queue", written.offset, what, ledger.log.place(earlier.offset))
+
+    def _reported(self, ledger: Ledger, written: Written, host: Host, resource: str, device: str) -> None:
+        self._findings.look("inventory")
+        told = host.telling(resource)
+        if any(inventory.healthy.get(device) for inventory in told):
+            return
+        if host.before is not None:
+            self._findings.part("inventory", "the inventory changed in the commit of a grant")
+        elif any(device not in inventory.healthy and not inventory.whole for inventory in told):
+            self._findings.part("inventory", "a host has more devices than its record lists")
+        else:
+            how = "is not healthy" if any(device in inventory.healthy for inventory in told) else "was not reported"
+            what = f"{written.record.key} gets {device} of {resource}, which {how}"
+            ledger.wrong("inventory", written.offset, what, ledger.log.place(host.offset))
+
+    def _overtaken(
+        self, ledger: Ledger, written: Written, host: Host, granted: Mapping[str, list[str]]
+    ) -> Iterator[tuple[Written, str]]:
+        """The first who waited for a resource of this grant, came before, and waits still."""
+        record = written.record
+        own = (-record.body.get("request", {}).get("priority", 0), record.source, record.key)
+        for resource in granted:
+            for place in host.waiting.get(resource, ()):
+                if place >= own:
+                    break
+                earlier = ledger.now.get(place[2])
+                if (
+                    earlier is None
+                    or earlier.record.state != "pending"
+                    or earlier.record.body.get("reason_code") != "busy"
+                ):
+                    continue  # served, gone or in other trouble since
+                if earlier.offset > host.offset:
+                    yield earlier, resource
+                    return
+
+    # --- at the end ------------------------------------------------------------------------------------
+
+    def finish(self, ledger: Ledger) -> None:
+        """Whoever is first in a host's queue has what has been free for some commits."""
+        for name, host in self._hosts.items():
+            if not host.placed:
+                continue
+            _, _, key = min(place for place, _ in host.placed.values())
+            waiter = ledger.now[key]
+            writer = ledger.commits.writers.get(waiter.record.writer)
+            if writer is None or writer.last is None or writer.last.commit < host.changed + SETTLED:
+                continue
+            if waiter.offset > host.offset and _could_have_it(host, waiter, ledger.held(name)):
+                ledger.wrong("queue", waiter.offset, f"{key} waits for what is free", ledger.log.place(host.offset))
+
+
+def _could_have_it(host: Host, waiter: Written, held: Collection[str]) -> bool:
+    """All that it wants is healthy and nobody's, and no device stands for two of its resources."""
+    taken: set[str] = set()
+    for resource, amount in waiter.record.body["request"]["amounts"].items():
+        inventory = host.inventories.get(resource)
+        if inventory is None or inventory.state != "reported" or inventory.on_demand:
+            return False
+        free = [inventory.names(device) for device, healthy in inventory.healthy.items() if healthy]
+        free = [names for names in free if names.isdisjoint(held) and names.isdisjoint(taken)]
+        if len(free) < amount:
+            return False
+        taken.update(*free)
+    return True

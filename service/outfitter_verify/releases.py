@@ -1,0 +1,189 @@
+"""Promise 7: a device is lent again only after its holder said goodbye, died, or was silent for its lease; and after
+its driver let go.
+
+Why a holder let go stands in its record (`reason_code`); here it is held against what was said and when. Times of
+messages are the bus's, those of records the manager's: how far its clock is known to be behind counts for the manager.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+from outfitter_verify import wire
+from outfitter_verify.ledger import Ledger
+from outfitter_verify.logs import Log
+from outfitter_verify.registration import Kind, Said
+from outfitter_verify.report import Findings
+from outfitter_verify.writers import Commit, Extent, Written
+
+HONEST_MS = 2_000
+"""How much shorter than its lease a silence may look: two clocks that are kept together are no further apart."""
+LONG_OVER_MS = 600_000
+"""How long after its end a lease is over for certain, as long as its manager reads and commits."""
+
+_LET_GO = {"deregistered", "lease-expired", "owner-died", "prepare-failed"}
+_KNOWN = _LET_GO | {"superseded"}
+_SILENT = {"pending", "preparing", "allocated"}
+"""States in which a worker without an owner has to be heard."""
+
+
+class Silence(NamedTuple):
+    """A lease that was judged to be over: where, of which allocation, and how long nothing had been heard of it."""
+
+    offset: int
+    key: str
+    silent_ms: int
+    lease_ms: int
+
+
+class Sign(NamedTuple):
+    """A message of a worker that shows that it lives: its offset and its time."""
+
+    offset: int
+    at_ms: int
+
+
+class Releases:
+    """One partition's holders that let go, commit by commit, and at the end those that should have."""
+
+    def __init__(self, registrations: Log, said: Mapping[int, Said], findings: Findings) -> None:
+        self._log = registrations
+        self._findings = findings
+        self._signs: defaultdict[str, list[Sign]] = defaultdict(list)
+        self._goodbyes: defaultdict[str, list[int]] = defaultdict(list)
+        self._runs: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+        self._silences: list[Silence] = []
+        self._behind_ms = 0
+        for record in registrations.records:
+            message = said[record.offset]
+            key = message.allocation
+            if message.kind is Kind.DEREGISTER:
+                self._goodbyes[key or message.worker].append(record.offset)
+            elif key is not None:
+                self._signs[key].append(Sign(record.offset, record.timestamp_ms))
+                if message.kind is not Kind.HEARTBEAT:
+                    self._runs[message.worker].append((record.offset, key))
+
+    def commit(self, ledger: Ledger, commit: Commit, records: list[Written], before: Extent, after: Extent) -> None:
+        """Look at those who let go with this commit: it has read as far as `after`, the one before it as `before`."""
+        last = self._log.at(after.to - 1)
+        if last is not None:
+            self._behind_ms = max(self._behind_ms, last.timestamp_ms - _milliseconds(commit.checkpoint.at))
+        for written in records:
+            was = written.before
+            if was is None or written.repeat or not was.record.holds or was.record.state == "releasing":
+                continue
+            if written.record.state == "releasing" or not written.record.holds:
+                host = written.record.host.encode()
+                self._let_go(ledger, commit, written, was, before=before.end(host), after=after.end(host))
+
+    def _let_go(
+        self, ledger: Ledger, commit: Commit, written: Written, was: Written, *, before: int, after: int
+    ) -> None:
+        record, body = written.record, written.record.body
+        if not ledger.commits.in_the_open(record.writer, was.offset, written.offset):
+            self._findings.part("releases", "what was before was compacted away")
+            return
+        self._findings.look("releases")
+        code = body.get("reason_code")
+        if record.state in wire.FINAL and body.get("prepared"):
+            ledger.wrong("releases", written.offset, f"{record.key} is {record.state}, and its driver never let go")
+        if code not in _KNOWN:
+            self._findings.part("releases", f"the reason {code!r} is not known to this version")
+        elif code not in _LET_GO or (code == "prepare-failed" and was.record.state != "preparing"):
+            ledger.wrong(
+                "releases", written.offset, f"{record.key} lets go although nothing says that it is over ({code})"
+            )
+        elif code == "deregistered":
+            self._said_goodbye(ledger, commit, written, after)
+        elif code == "owner-died" and not body.get("request", {}).get("owner"):
+            ledger.wrong("releases", written.offset, f"{record.key} lets go since its owner died, and it named none")
+        elif code == "lease-expired":
+            self._was_silent(ledger, written, before)
+
+    def _said_goodbye(self, ledger: Ledger, commit: Commit, written: Written, after: int) -> None:
+        record, base = written.record, commit.checkpoint.base
+        worker = record.key.rpartition("/")[0]
+        first = record.source - base
+        own = [*self._goodbyes.get(record.key, ()), *self._goodbyes.get(worker, ())]
+        if any(first < offset < after for offset in own):
+            return
+        if first < self._log.start:
+            self._findings.part("releases", "registrations were deleted by retention")
+            return
+        ledger.wrong("releases", written.offset, f"{record.key} is deregistered, and nobody said goodbye for it")
+
+    def _was_silent(self, ledger: Ledger, written: Written, before: int) -> None:
+        record = written.record
+        request = record.body.get("request", {})
+        lease_s = request.get("lease_s")
+        sign = self._last_sign(record.key, before)
+        if lease_s is None and not request.get("owner") and self._newer(record.key, self._log.end) is None:
+            ledger.wrong("releases", written.offset, f"the lease of {record.key} is over, and it has none")
+        elif lease_s is None:
+            self._findings.part("releases", "a lease was set by the manager's configuration")
+        elif sign is None:
+            self._findings.part("releases", "registrations were deleted by retention")
+        else:
+            silent_ms = _milliseconds(record.body.get("since")) - sign.at_ms
+            self._silences.append(Silence(written.offset, record.key, silent_ms, round(lease_s * 1000)))
+
+    def _last_sign(self, key: str, before: int) -> Sign | None:
+        """The last message before an offset that renewed the allocation's lease: an older run renews nothing."""
+        newer = self._newer(key, before)
+        signs = self._signs.get(key, [])
+        at = bisect_left(signs, before if newer is None else newer, key=lambda sign: sign.offset)
+        return signs[at - 1] if at else None
+
+    def _newer(self, key: str, before: int) -> int | None:
+        """Where the worker registered a newer run before an offset; None: it did not."""
+        runs = self._runs.get(key.rpartition("/")[0], [])
+        own = next((offset for offset, run in runs if run == key), -1)
+        return next((offset for offset, run in runs if own < offset < before and run != key), None)
+
+    # --- at the end ------------------------------------------------------------------------------------
+
+    def finish(self, ledger: Ledger) -> None:
+        """Judge the silences, now that it is known how far clocks are apart, and look for leases that are long over."""
+        for silence in self._silences:
+            if silence.silent_ms + self._behind_ms + HONEST_MS < silence.lease_ms:
+                heard, lease = silence.silent_ms / 1000, silence.lease_ms / 1000
+                ledger.wrong(
+                    "releases", silence.offset,
+                    f"the lease of {silence.key} is over after {heard:g} s, and it is {lease:g} s long",
+                )  # fmt: skip
+        for key, written in ledger.now.items():
+            self._long_over(ledger, key, written)
+
+    def _long_over(self, ledger: Ledger, key: str, written: Written) -> None:
+        """Somebody without an owner is silent, and its manager has worked for long since that was too long. After an
+        outage everybody has a whole lease anew; so one commit late after another one is what tells."""
+        body = written.record.body
+        request = body.get("request", {})
+        lease_s, writer = request.get("lease_s"), ledger.commits.writers.get(written.record.writer)
+        if written.record.state not in _SILENT or request.get("owner") or lease_s is None or writer is None:
+            return
+        newest = writer.commits[-1].checkpoint
+        sign = self._last_sign(key, max(newest.to, newest.ahead.get(written.record.host, 0)))
+        if sign is None:
+            return
+        lease_ms = round(lease_s * 1000)
+        begun = writer.instances[newest.instance]
+        times = [_milliseconds(one.checkpoint.at) - self._behind_ms for one in writer.commits if one.offset >= begun]
+        heard_ms = max(sign.at_ms, _milliseconds(body.get("since")), times[0])
+        later = [time for time in times if time > heard_ms + lease_ms + LONG_OVER_MS]
+        if later and later[-1] - later[0] > lease_ms + LONG_OVER_MS:
+            state = written.record.state
+            ledger.wrong("releases", written.offset, f"the lease of {key} is long over, and it is {state}")
+
+
+def _milliseconds(time: object) -> int:
+    """Milliseconds since the epoch; raises `DamagedError`."""
+    try:
+        return round(datetime.fromisoformat(str(time)).timestamp() * 1000)
+    except ValueError:
+        raise wire.DamagedError(f"{time!r} is no time") from None

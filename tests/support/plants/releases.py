@@ -1,0 +1,83 @@
+"""Plants in why devices were given back: goodbyes, deaths, leases, drivers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.plants import planted
+from support.streams import AT, HOST, World
+
+ALONE = {"amounts": {"gpu": 1}, "owner": None, "lease_s": 30.0}
+
+
+def _at(second: int) -> str:
+    """So many seconds after all that has happened."""
+    return AT.replace("12:00:00", f"{12 + second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}")
+
+
+def _held(world: World, **fields: Any) -> None:
+    """`e`, whose registration was the last message, has a device."""
+    world.commit(world.allocation("e", "allocated", devices=["GPU-7"], **fields))
+
+
+@planted("releases")
+def a_worker_is_deregistered_that_never_said_goodbye(world: World) -> None:
+    world.commit(world.allocation("b", "ended", reason_code="deregistered"))
+
+
+@planted("releases")
+def a_worker_is_deregistered_by_the_goodbye_of_another_run(world: World) -> None:
+    world.deregister("b", "2")
+    world.commit(
+        world.allocation("b", "ended", reason_code="deregistered"), world.allocation("b", "ended", incarnation="2")
+    )
+
+
+@planted("releases")
+def a_worker_is_deregistered_before_it_has_said_goodbye(world: World) -> None:
+    world.commit(world.allocation("b", "ended", reason_code="deregistered"))
+    world.deregister("b")
+    world.commit()
+
+
+@planted("releases", says="its owner died")
+def an_owner_dies_that_was_never_named(world: World) -> None:
+    _held(world, request=ALONE)
+    world.commit(world.allocation("e", "ended"))
+
+
+@planted("releases")
+def a_superseded_worker_is_over_for_that_alone(world: World) -> None:
+    world.commit(world.allocation("b", "ended", reason_code="superseded"))
+
+
+@planted("releases", says="never let go")
+def a_driver_that_prepared_a_device_is_not_asked_to_take_it_back(world: World) -> None:
+    _held(world, prepared=["gpu"])
+    world.commit(world.allocation("e", "ended"))
+
+
+@planted("releases", says="after 619.99")
+def a_lease_ends_before_its_time(world: World) -> None:
+    _held(world, request=ALONE | {"lease_s": 700.0})
+    world.commit(world.allocation("e", "ended", reason_code="lease-expired", since=_at(20)), at=_at(20))
+
+
+@planted("releases", says="it has none")
+def a_lease_ends_that_there_is_not(world: World) -> None:
+    _held(world, request=ALONE | {"lease_s": None})
+    world.commit(world.allocation("e", "ended", reason_code="lease-expired"))
+
+
+@planted("releases", says="long over")
+def a_lease_never_ends(world: World) -> None:
+    _held(world, request=ALONE)
+    for minute in (0, 12, 24, 36):
+        world.commit(at=_at(60 * minute))
+
+
+@planted("answers", says="refused")
+def a_goodbye_is_refused(world: World) -> None:
+    world.refuse(world.deregister("b"))
+    world.commit()
+    assert f"{HOST}/b/1" in world.now
