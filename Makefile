@@ -7,6 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test check asyncapi bench chaos simulate kafka constraints clean
 
 demo: $(READY)
+	@echo "A manager and three workers on this machine, for a few seconds."
 	$(BIN)/outfitter demo
 
 # Three at a time also on two cores: many tests wait for a clock or for a broker.
@@ -41,12 +42,14 @@ chaos: $(READY)
 	SEED=$(or $(SEED),1) KAFKA=$(or $(KAFKA),4.3) CHAOS_OUT=chaos-results.json \
 		$(BIN)/pytest tests/chaos --override-ini python_files='fault_*.py' --quiet $(PYTEST_ARGS)
 
+# Ctrl-C, which the broker takes for an order to end, is no failure here.
 kafka:
-	$(PYTHON) deploy/kafka/local_kafka.py broker
+	@trap : INT; $(PYTHON) deploy/kafka/local_kafka.py broker || [ $$? -eq 130 ]
 
 # A virtual environment from the hashed constraints, with the checkout itself in it.
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
+	@echo "Setting up $(VENV): the packages of constraints.txt are downloaded and installed, which takes a minute or two, once."
+	@$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m compileall -q proto drivers service

@@ -100,7 +100,7 @@ class Survey:
         yield f"other hosts served: {listed}" + ("" if self.complete else " (not all were looked at)")
         yield (
             f"start one with `outfitter serve --host {self.host}`, or check host, bus {self._bus.url} "
-            f"and cluster {self._cluster!r}; wait_for_manager=True waits for it"
+            f"and cluster {self._cluster!r}"
         )
 
 

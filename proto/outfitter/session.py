@@ -451,7 +451,9 @@ class WorkerSession:
             group.cancel_scope.cancel()
         if not self._answered:
             self.leaving_reason = "no manager"
-            raise NoManagerError(f"no manager answers for host {self.registration.host!r}: {survey.describe()}")
+            error = NoManagerError(f"no manager answers for host {self.registration.host!r}: {survey.describe()}")
+            error.add_note("RuntimeContext(wait_for_manager=True) waits for one")
+            raise error
 
     async def _first_news(self) -> None:
         while not self._answered:

@@ -170,7 +170,7 @@ class Answers:
                     what = f"{writer.name} read past the deregistration of {said.allocation}, which is {state}"
                     self._wrong("answers", offset, what, place)
                 else:
-                    self._findings.part("answers", "answers were compacted away, or are missing")
+                    self._findings.part("answers", "older answers are gone, as compaction removes them")
 
     def _is_rationed(self, writer: str, commit: Record | None) -> bool:
         """Whether a writer had told of as many messages as it tells of, when it made this commit."""
@@ -210,7 +210,7 @@ class Answers:
         look for dead letters that are there twice."""
         for offset, base, key in self._doubts:
             if not any(source <= offset + base for source in ledger.sources.get(key, set()) | told.get(key, set())):
-                self._findings.part("answers", "answers were compacted away, or are missing")
+                self._findings.part("answers", "older answers are gone, as compaction removes them")
         for offset, letters in self._letters.items():
             self._once(offset, letters)
         self._waiting()

@@ -164,7 +164,7 @@ class Commits:
             if self._ledger.holes(low, commit.offset) < needed:
                 self._wrong("commits", commit.offset, f"{writer.name} commits number {number} after {before}", *shown)
             else:
-                self._findings.part("commits", "commits were compacted away, or are missing")
+                self._findings.part("commits", "older commits are gone, as compaction removes them")
             writer.gaps.append((low, commit.offset))
         token = commit.before.token if commit.before is not None else 0
         self._findings.look("tokens")

@@ -162,3 +162,10 @@ def test_the_file_is_found_as_everywhere(folder: Path) -> None:
     assert outfitter("config", "check", cwd=folder).returncode == 0
     assert outfitter("config", "check", cwd=folder, environment={"OUTFITTER_CONFIG": "bad.toml"}).returncode == 1
     assert outfitter("config", "check", "--config", "bad.toml", cwd=folder).returncode == 1
+
+
+def test_what_is_about_a_whole_file_names_no_key(tmp_path: Path) -> None:
+    done = outfitter("config", "check", "none.toml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "error: none.toml: cannot be read: No such file or directory\n")
+    told = json.loads(outfitter("config", "check", "none.toml", "--json", cwd=tmp_path).stdout)
+    assert told["problems"][0]["key"] is None

@@ -41,6 +41,7 @@ def test_it_shows_a_queue_moving_on_and_leaves_nothing_behind(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     for words in ("clara is pending", "the queue has moved on to clara", "no GPU was ever lent twice", "owner-died"):
         assert words in done.stdout
+    assert "curl" not in done.stdout  # what it shows is gone when it ends
     assert done.stderr == ""
     assert list(tmp_path.iterdir()) == []
     assert processes_of(tmp_path) == []

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support import command_line
 from support.manager import Manager, add_device, files_config
 
 
@@ -65,6 +66,43 @@ def test_status_is_narrowed_by_host_alone(crowd: Manager) -> None:
     assert json.loads(crowd.outfitter("status", "--host", "another", "--json").stdout) == []
     environment = {"OUTFITTER_HOST": "another"}  # where this machine's workers register, not what to look at
     assert len(json.loads(crowd.outfitter("status", "--json", env=environment).stdout)) == 4
+
+
+def test_status_is_narrowed_by_worker_state_and_number(crowd: Manager) -> None:
+    def workers(*arguments: str) -> list[str]:
+        lines = crowd.outfitter("status", *arguments).stdout.splitlines()
+        return [line.split()[1] for line in lines[1:]]
+
+    assert workers() == ["holder", "waiter", "late", "refused"]
+    assert workers("--state", "pending") == ["waiter", "late"]
+    assert workers("--state", "failed", "--state", "allocated") == ["holder", "refused"]
+    assert workers("--worker", "late") == ["late"]
+    assert workers("--limit", "2") == ["holder", "waiter"]
+    assert "and 2 more" in crowd.outfitter("status", "--limit", "2").stderr
+    assert [
+        record["worker"] for record in json.loads(crowd.outfitter("status", "--worker", "late", "--json").stdout)
+    ] == ["late"]
+    assert "no worker is like that" in crowd.outfitter("status", "--worker", "nobody").stderr
+    assert "nothing is known of host 'other'" in crowd.outfitter("status", "--host", "other").stderr
+
+
+def test_status_shows_live_ones_first_and_of_those_that_are_over_the_last(manager: Manager) -> None:
+    for number in range(22):
+        manager.outfitter("register", "--worker", f"w{number}", "--resource", "gpu=9", "--wait", "10")
+    manager.outfitter("register", "--worker", "live", "--wait", "10", "--lease", "none")
+    done = manager.outfitter("status")
+    workers = [line.split()[1] for line in done.stdout.splitlines()[1:]]
+    assert workers == ["live", *(f"w{number}" for number in range(21, 1, -1))]
+    assert "and 2 more that are over: --all shows them" in done.stderr
+    assert len(manager.outfitter("status", "--all").stdout.splitlines()) == 24
+    assert len(json.loads(manager.outfitter("status", "--json").stdout)) == 23
+
+
+@pytest.mark.parametrize("command", ["status", "devices", "watch", "history", "replay", "explain", "dead-letters"])
+def test_the_help_of_what_looks_on_says_what_host_does(tmp_path: Path, command: str) -> None:
+    told = " ".join(command_line.outfitter(command, "--help", cwd=tmp_path).stdout.split())
+    assert "Only of this host. All hosts otherwise, whatever OUTFITTER_HOST says" in told
+    assert "env var: OUTFITTER_HOST" not in told
 
 
 def test_a_reader_that_has_seen_enough_ends_it_without_a_word(crowd: Manager) -> None:

@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+import termios
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -61,3 +62,43 @@ def test_only_what_stands_on_the_command_line_counts_as_given(monkeypatch: pytes
     assert found == [{"host": "gpu-3"}]
     with pytest.raises(click.BadParameter, match="not a valid name"):
         command.main(["--cluster", "a/b"], standalone_mode=False)
+
+
+def in_a_terminal(folder: Path, code: str, columns: int) -> list[str]:
+    """What `code` shows in a terminal that is so wide."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (50, columns))
+    environment = {"PATH": os.environ["PATH"], "TERM": "xterm", "NO_COLOR": "1"}
+    subprocess.run([sys.executable, "-c", code], stdout=theirs, env=environment, cwd=folder, check=True, timeout=60)
+    os.close(theirs)
+    shown = os.read(ours, 65_536).decode()
+    os.close(ours)
+    return [line.rstrip() for line in shown.splitlines()]
+
+
+TABLE = (
+    "from outfitter_service.cli.output import print_table;"
+    "print_table(['worker', 'state', 'reason'], [['worker-13529-ddf41d', 'allocated', 'waits for 1 gpu: 0 of 1 free']])"
+)
+
+
+def test_a_table_is_wrapped_between_words_and_no_word_is_broken(tmp_path: Path) -> None:
+    assert len(in_a_terminal(tmp_path, TABLE, 80)) == 2
+    narrower = in_a_terminal(tmp_path, TABLE, 50)
+    assert len(narrower) > 2
+    assert all(len(line) <= 50 for line in narrower)
+    for columns in (30, 10):  # no room for the words: the terminal breaks the lines as it likes
+        lines = in_a_terminal(tmp_path, TABLE, columns)
+        assert lines == [
+            "WORKER               STATE      REASON",
+            "worker-13529-ddf41d  allocated  waits for 1 gpu: 0 of 1 free",
+        ]
+
+
+def test_a_long_line_goes_on_indented(tmp_path: Path) -> None:
+    code = "from outfitter_service.cli.output import say_wrapped; say_wrapped('word ' * 30)"
+    first, *more = in_a_terminal(tmp_path, code, 60)
+    assert len(first) <= 60
+    assert all(line.startswith("    word") and len(line) <= 60 for line in more)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert len(done.stdout.splitlines()) == 1

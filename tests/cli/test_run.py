@@ -537,3 +537,10 @@ def test_a_registration_is_read_from_another_directory_without_a_configuration(
         env=environment(), capture_output=True, text=True, timeout=60, cwd=tmp_path,
     )  # fmt: skip
     assert done.stdout == f"{shared_manager.host}\n"
+
+
+def test_without_a_manager_it_names_the_option_that_waits_for_one(shared_manager: Manager) -> None:
+    done = shared_manager.outfitter("run", "--host", "unmanaged", "--", "true")
+    assert done.returncode == 125
+    assert "--wait-for-manager waits for one" in done.stderr
+    assert "wait_for_manager=" not in done.stderr

@@ -215,6 +215,13 @@ def test_flinks_default_keys_are_suggested_for_gpu_and_never_applied(look: Look)
     ]
 
 
+def test_who_deploys_nothing_hears_nothing_of_deployments(look: Look) -> None:
+    toml = 'external-resources = ["gpu"]\n[external-resource.gpu]\namount = 1\ndriver = "static"\nparam.count = 1\n'
+    assert look(toml, "x.toml").problems == ()
+    told = of(look(f'{toml}kubernetes.config-key = "nvidia.com/gpu"\n', "x.toml").problems, "info")
+    assert [problem.key for problem in told] == ["external-resource.gpu.yarn.config-key"]
+
+
 def test_an_unknown_driver_is_an_error_that_lists_the_known_ones(look: Look) -> None:
     (error,) = look(GPU.replace("static", "statik")).errors
     assert error.key == "external-resource.gpu.driver"

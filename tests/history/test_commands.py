@@ -203,8 +203,9 @@ def test_history_is_cut_by_moments(past: Past) -> None:
 
 def test_history_for_people_says_what_led_to_what_and_why(past: Past) -> None:
     lines = past.manager.outfitter("history", "--worker", "b").stdout.splitlines()
-    assert lines[0].split() == ["TIME", "AGE", "HOST", "WORKER", "CAUSE", "STEP", "DEVICES", "EXPLANATION"]
-    assert "allocated -> ended" in lines[-1]
+    assert lines[0].split() == ["TIME", "STEP", "WORKER", "WHAT,", "AND", "WHY"]
+    assert lines[-1].split()[1:3] == ["ended", f"{past.manager.host}/b"]
+    assert len({line.index(f"{past.manager.host}/b") for line in lines[1:]}) == 1
     assert "deregistered: enough" in lines[-1]
     assert "unconfirmed" in lines[-1]
 
@@ -243,3 +244,24 @@ def test_without_history_nothing_is_written_there_and_that_is_said(start_manager
     oldest = re.search(r"the oldest that can be replayed is (\S+)", done.stderr)
     assert oldest is not None, done.stderr
     assert json.loads(manager.outfitter("replay", "--at", oldest[1], "--json").stdout) == records(manager)
+
+
+def test_history_shows_the_last_steps_and_says_how_many_there_are(past: Past) -> None:
+    whole = history(past)
+    done = past.manager.outfitter("history", "--limit", "2")
+    assert f"the last 2 of {len(whole)} steps" in done.stderr
+    assert len(done.stdout.splitlines()) == 3
+    lines = past.manager.outfitter("history", "--limit", "2", "--json").stdout.splitlines()
+    assert [json.loads(line)["record"]["at"] for line in lines] == [one["at"] for one in whole[-2:]]
+
+
+def test_a_sweeper_has_no_history_and_is_not_missed(start_manager: StartManager) -> None:
+    manager = start_manager()
+    register(manager, "w")
+    done = manager.outfitter("register", "--host", "nowhere", "--worker", "w", "--wait", "30")
+    assert "no manager serves host 'nowhere'" in done.stderr  # the sweeper has committed
+    done = manager.outfitter("replay")
+    assert (done.returncode, done.stderr) == (0, "")
+    done = manager.outfitter("replay", "--check")
+    assert done.returncode == 0
+    assert "the end of history is the ledger" in done.stderr

@@ -217,3 +217,14 @@ def test_a_second_manager_on_this_machine_exits_with_a_reason_even_on_another_bu
     assert first.metric("outfitter_commits_total", outcome="fenced") == 0
     first.kill9()
     start_manager(host=first.host, bus=first.bus_url)
+
+
+def test_who_serves_the_host_is_asked_before_the_port(start_manager: StartManager) -> None:
+    first = start_manager()
+    taken = first.url.removeprefix("http://")
+    done = first.outfitter("serve", "--config", str(first.config), "--http", taken)
+    assert done.returncode == 1
+    assert f"already serves host {first.host!r}" in done.stderr
+    done = first.outfitter("serve", "--config", str(first.config), "--http", taken, "--host", f"{first.host}-2")
+    assert done.returncode == 1
+    assert taken in done.stderr

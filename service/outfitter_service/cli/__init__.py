@@ -35,7 +35,7 @@ VERIFY_FAILED = 125
 COMMANDS = {
     "serve": Entry(f"{_PACKAGE}.serve:serve", "Manage this machine's resources (runs in the foreground)."),
     "run": Entry(f"{_PACKAGE}.run:run", "Run a command that holds devices while it lives.", failure=RUN_FAILED),
-    "demo": Entry(f"{_PACKAGE}.demo:demo", "See registrations, allocations and a queue moving on, in 30 seconds."),
+    "demo": Entry(f"{_PACKAGE}.demo:demo", "See registrations, allocations and a queue moving on, in a few seconds."),
     "register": Entry(f"{_PACKAGE}.register:register", "Ask for devices on behalf of a worker."),
     "deregister": Entry(f"{_PACKAGE}.deregister:deregister", "Give back what a worker holds."),
     "watch": Entry(f"{_PACKAGE}.watch:watch", "Follow allocations as they change."),

@@ -47,7 +47,7 @@ def check(file: str | None, config: str | None, as_json: bool) -> int:
 
 def _plain(problem: Problem) -> dict[str, str | None]:
     return {
-        "key": problem.key,
+        "key": problem.key or None,
         "found": problem.found,
         "problem": problem.problem,
         "suggestion": problem.suggestion,

@@ -125,7 +125,7 @@ class Demonstration:
         finally:
             self._end_all()
             signal.signal(signal.SIGTERM, previous)
-        _say(f"That was all, in {time.monotonic() - begun:.0f} s. Next: `outfitter serve` and `outfitter run`.")
+        _say(f"\nThat was all, in {time.monotonic() - begun:.0f} s. Next: README.md has the same by hand.")
         return 0
 
     # --- the scenes ---------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class Demonstration:
         _say(f"  seen {took * 1000:.0f} ms after the kill")
 
     def _the_metrics_say_the_same(self) -> None:
-        _title(f"What Prometheus sees: curl http://{':'.join(map(str, self._address or ()))}/metrics")
+        _title("What Prometheus sees at the manager's /metrics")
         died = 'outfitter_releases_total{cause="owner-died"} 1.0'  # counted a moment after it can be read
         self._await("one was released because its owner died", lambda: died in self._get("/metrics"))
         metrics = self._get("/metrics")

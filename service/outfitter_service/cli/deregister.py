@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outfitter_service.config import Connection
 
 ANSWERED_WITHIN = 15.0
-"""Seconds to wait for the answer by default: one for a host without a manager is a dead letter after some five."""
+"""Seconds to wait for the answer by default: a manager that is busy or just starting has its turn, too."""
 
 REPEATED_WITHIN = 2.0
 """Seconds to wait for an answer where the allocation was over already: a manager need not say so once more, but a
@@ -106,6 +106,8 @@ async def _end(where: Connection, leaving: Deregister, wait: float) -> Ending:
     async with conversing(where, leaving.worker) as conversation:
         found = await conversation.read_ledger()
         before = {stored.record.key: stored for stored in found.allocations if stored.record.worker == leaving.worker}
+        if not any(host.host == leaving.host for host in found.hosts.values()):
+            raise OutfitterCliError(await conversation.nobody())
         current = _meant(before, leaving)
         over = current is not None and _is_over(current)
         offset = await conversation.publish(leaving)

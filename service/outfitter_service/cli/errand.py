@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 
 from outfitter.board import Board
-from outfitter.errors import AllocationEndedError, LeaseLostError, WaitedTooLongError
+from outfitter.errors import AllocationEndedError, LeaseLostError, NoManagerError, WaitedTooLongError
 from outfitter.heartbeats import LOOK_AGAIN
 from outfitter.operators import lease_lost
 from outfitter.session import MANAGER_PATIENCE, WorkerSession
@@ -109,6 +109,8 @@ class Errand:
     async def _obtain(self, session: WorkerSession) -> Allocation:
         try:
             return await session.wait()
+        except NoManagerError as error:
+            raise OutfitterCliError(f"{error}; --wait-for-manager waits for one") from error
         except WaitedTooLongError as error:
             raise OutfitterCliError(str(error), exit_code=WAITED_TOO_LONG) from error
 

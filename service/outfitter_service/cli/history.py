@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -20,8 +22,10 @@ if TYPE_CHECKING:
     from outfitter_service.config import Connection
 
 _PATIENCE = 5.0
-_WIDTHS = (20, 4, 12, 12, 14, 22, 10)
-_HEADINGS = ("time", "age", "host", "worker", "cause", "step", "devices", "explanation")
+SHOWN = 50
+"""How many steps are shown where it is not said how many: the last ones."""
+_WIDTHS = (20, 9, 20)
+_HEADINGS = ("time", "step", "worker", "what, and why")
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -58,6 +62,10 @@ class Wanted(Struct, frozen=True, kw_only=True):
     "--since", metavar="TIME", callback=options.moment, help="Not before: 2026-01-31T12:00:00Z, or 10m (ago)."
 )
 @click.option("--until", metavar="TIME", callback=options.moment, help="Not after.")
+@click.option(
+    "--limit", type=click.IntRange(1), metavar="N",
+    help=f"The last N steps; the last {SHOWN} unless --since, --follow or --json is given.",
+)  # fmt: skip
 @click.option("--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
 @options.looking_on
 @options.json_lines
@@ -70,15 +78,17 @@ def history(
     device: str | None,
     since: datetime | None,
     until: datetime | None,
+    limit: int | None,
     follow: bool,
     config: str | None,
     as_json: bool,
     **_options: object,
 ) -> None:
-    """Say what happened and why, the oldest first: each step of all hosts' workers, or of --host's.
+    """Say what happened and why, the oldest first: the last steps of all hosts' workers, or of --host's.
 
-    A step shows its cause, from which state to which, the devices, and how the decision is explained. Without a step
-    (-), a record was brought up to date. With --json a line is {"partition", "offset", "key", "record"}.
+    Each line has the time, the state that a worker came to (- where its record was only brought up to date), the worker
+    (with its host where several are shown), its devices, and why. With --json there is a line for each step since the
+    oldest that is kept: {"partition", "offset", "key", "record"}.
     """
     import anyio
 
@@ -92,16 +102,18 @@ def history(
         since=since,
         until=until,
     )
+    if limit is None and not (as_json or follow or since):
+        limit = SHOWN
     show = _Lines(wanted, as_json=as_json)
     try:
-        anyio.run(_tell, connection(config, options.given(ctx)), show, follow)
+        anyio.run(_tell, connection(config, options.given(ctx)), show, follow, limit)
     except BaseExceptionGroup as group:
         if any(isinstance(leaf, BrokenPipeError) for leaf in leaves(group)):
             raise BrokenPipeError from None  # whoever read along has seen enough
         raise
 
 
-async def _tell(where: Connection, show: _Lines, follow: bool) -> None:
+async def _tell(where: Connection, show: _Lines, follow: bool, limit: int | None) -> None:
     import anyio
 
     from outfitter_service.cli import journal, ledger
@@ -116,8 +128,19 @@ async def _tell(where: Connection, show: _Lines, follow: bool) -> None:
                 start = await journal.offset_at(bus, topic, partition, wanted.since)
             stretches.append(await journal.stretch(stack, bus, topic, partition, start=start))
         seen = False
+        last: deque[Message] = deque(maxlen=limit)
+        left_out = 0
         async for message in journal.merged(stretches):
             seen = True
+            if limit is None:
+                show(message)
+            elif show.wants(message):
+                left_out += len(last) == limit
+                last.append(message)
+        if left_out:
+            warn(f"the last {limit} of {len(last) + left_out} steps: --limit or --since shows more")
+        show.measure(last)
+        for message in last:
             show(message)
         if not seen and wanted.since is None:
             warn(journal.nothing(where, topic))
@@ -146,18 +169,20 @@ class _Lines:
         self._widths = list(_WIDTHS)
         self._begun = False
 
-    def __call__(self, message: Message) -> None:
-        from outfitter_proto import codec
-        from outfitter_proto.records import Note, Refresh, Transition
+    def wants(self, message: Message) -> bool:
+        """Whether it is one that is shown."""
+        return self._step(message) is not None
 
-        try:
-            step = codec.decode_history(message.value or b"")
-        except codec.UnknownTypeError:
-            return
-        except codec.WireError as error:
-            warn(f"passed over offset {message.offset} of {message.topic}/{message.partition}: {error}")
-            return
-        if not isinstance(step, Transition | Refresh | Note) or not self.wanted.takes(step):
+    def measure(self, messages: Iterable[Message]) -> None:
+        """Make the columns as wide as these need."""
+        for message in messages:
+            if (step := self._step(message)) is None:
+                continue
+            self._widen([f"{step.at:%Y-%m-%dT%H:%M:%SZ}", *_cells(step, with_host=self.wanted.host is None)])
+
+    def __call__(self, message: Message) -> None:
+        step = self._step(message)
+        if step is None:
             return
         if self._as_json:
             key = (message.key or b"").decode("utf-8", "replace")
@@ -172,31 +197,45 @@ class _Lines:
         if not self._begun:
             self._begun = True
             self._print([heading.upper() for heading in _HEADINGS])
-        age = output.age((datetime.now(UTC) - step.at).total_seconds())
-        self._print([f"{step.at:%Y-%m-%dT%H:%M:%SZ}", age, *_cells(step)])
+        self._print([f"{step.at:%Y-%m-%dT%H:%M:%SZ}", *_cells(step, with_host=self.wanted.host is None)])
+
+    def _step(self, message: Message) -> Transition | Refresh | Note | None:
+        from outfitter_proto import codec
+        from outfitter_proto.records import Note, Refresh, Transition
+
+        try:
+            step = codec.decode_history(message.value or b"")
+        except codec.UnknownTypeError:
+            return None
+        except codec.WireError as error:
+            warn(f"passed over offset {message.offset} of {message.topic}/{message.partition}: {error}")
+            return None
+        return step if isinstance(step, Transition | Refresh | Note) and self.wanted.takes(step) else None
 
     def _print(self, cells: list[str]) -> None:
         cells = [printable(cell) for cell in cells]
-        for column, cell in enumerate(cells[:-1]):
-            self._widths[column] = max(self._widths[column], len(cell))
+        self._widen(cells)
         padded = [cell.ljust(width) for cell, width in zip(cells[:-1], self._widths, strict=True)]
-        output.say("  ".join([*padded, cells[-1]]).rstrip())
+        output.say_wrapped("  ".join([*padded, cells[-1]]))
+
+    def _widen(self, cells: list[str]) -> None:
+        self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, cells[:-1], strict=True)]
 
 
-def _cells(step: Transition | Refresh | Note) -> list[str]:
+def _cells(step: Transition | Refresh | Note, *, with_host: bool) -> list[str]:
     from outfitter_proto.records import Allocation, Note, Transition
     from outfitter_service.cli import ledger
 
     if isinstance(step, Note):
-        return [step.writer, "-", step.event, "-", "-", step.explanation]
+        return [step.event, step.writer, step.explanation]
+    worker = f"{step.host}/{step.worker}" if with_host else step.worker
     if not isinstance(step, Transition):
-        return [step.host, step.worker, step.event, "-", "-", step.explanation]
-    record = step.record
-    devices = ledger.devices_in_words(record) if isinstance(record, Allocation) else "?"
-    why = step.explanation
-    if step.confirmed is False and "unconfirmed" not in why:
-        why = f"{why} (unconfirmed: nothing looked whether the devices are in use)"
-    return [step.host, step.worker, step.event, f"{step.from_ or ''} -> {step.to}".strip(), devices, why]
+        return ["-", worker, f"{step.event}: {step.explanation}"]
+    devices = ledger.devices_in_words(step.record) if isinstance(step.record, Allocation) else ""
+    # not on every step that ends an allocation: only where somebody might think that it was looked at
+    unconfirmed = " (unconfirmed)" if step.confirmed is False and "unconfirmed" not in step.explanation else ""
+    why = step.explanation if step.explanation.startswith(step.event) else f"{step.event}: {step.explanation}"
+    return [step.to, worker, f"{devices}; {why}{unconfirmed}" if devices else f"{why}{unconfirmed}"]
 
 
 def _device_names(step: Transition | Refresh) -> set[str]:

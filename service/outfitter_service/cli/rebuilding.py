@@ -23,6 +23,8 @@ from outfitter_service.core.replay import Difference, Progress, Replay, differen
 
 FIRST_GUESS = timedelta(hours=26)
 """How far before the moment a snapshot is looked for first: they are made at least daily."""
+_SWEEPERS = names.checkpoint_key("sweeper/")
+"""They write dead letters and a checkpoint, and nothing that history would have to tell."""
 FURTHER = 4
 """How many times as far it is looked back for the next time."""
 
@@ -79,7 +81,11 @@ async def _rebuild_partition(
         for change in found
         if isinstance(change.record, Checkpoint) and _may_write_of(change.record, host)
     }
-    now = {change.key: change.message.value for change in found if change.message.value is not None}
+    now = {
+        change.key: change.message.value
+        for change in found
+        if change.message.value is not None and not change.key.startswith(_SWEEPERS)
+    }
     part = Part(partition=partition, ledger=now, checkpoints=checkpoints, replay=Replay())
     earliest, _ = await bus.offsets(topic, partition)
     end = await bus.stable_end(topic, partition)
@@ -100,6 +106,9 @@ async def _rebuild_partition(
 
 
 def _may_write_of(checkpoint: Checkpoint, host: str | None) -> bool:
+    """Whether history may have records of the host, or of any, by this checkpoint's writer."""
+    if checkpoint.key.startswith(_SWEEPERS):
+        return False
     return host is None or checkpoint.scope != "host" or checkpoint.writer == names.host_writer(host)
 
 

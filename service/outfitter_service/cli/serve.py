@@ -51,7 +51,8 @@ def serve(ctx: click.Context, /, config: str | None, take_over: bool, **_options
 async def _serve(service: Service) -> None:
     from outfitter_service.http.server import listening
 
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    # who serves the host is asked before the port: of two managers of a host neither is helped by another port
+    with service.alone(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with listening(service, service.settings.http) as address, anyio.create_task_group() as tasks:
             who = f"host {service.settings.host}" if service.settings.scope == "host" else "cluster scope"
             warn(

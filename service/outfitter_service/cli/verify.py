@@ -55,7 +55,7 @@ def _tell(report: Report, found: list[Violation]) -> None:
             (
                 check.name,
                 sum(violation.check == check.name for violation in found),
-                f"{check.looked_at} {check.unit}",
+                _counted(check.looked_at, check.unit),
                 "; ".join(check.partial) or "yes",
                 check.promise,
             )
@@ -71,10 +71,15 @@ def _tell(report: Report, found: list[Violation]) -> None:
     counts = report.counts
     output.say("")
     output.say(
-        f"{len(found)} violations; {counts['commits']} commits by {counts['managers']} managers, "
-        f"{counts['registrations']} registrations, {counts['unread']} of them not read yet, "
-        f"{counts['unserved']} messages for nobody"
+        f"{_counted(len(found), 'violations')}; {_counted(counts['commits'], 'commits')} by "
+        f"{_counted(counts['managers'], 'runs')} of managers, {_counted(counts['registrations'], 'registrations')}, "
+        f"{counts['unread']} of them not read yet, {_counted(counts['unserved'], 'messages')} for nobody"
     )
+
+
+def _counted(number: int, things: str) -> str:
+    """`1 commit`, `2 commits`."""
+    return f"{number} {things.removesuffix('s') if number == 1 else things}"
 
 
 def _plain(report: Report, found: list[Violation]) -> dict[str, object]:

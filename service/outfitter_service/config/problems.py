@@ -27,10 +27,10 @@ class Severity(enum.StrEnum):
 class Problem(Struct, frozen=True, kw_only=True):
     """One thing to put right (or to know).
 
-    `file` is where it stands (`/etc/x.yaml line 3`, `the command line`, `the environment`), `key` as it was
-    written there, `found` its text (None: nothing is there), `problem` what is wrong and what is allowed,
-    `suggestion` what to write instead, where there is a good guess. `resource` is whom it concerns: an error
-    there costs that resource only, an error without a resource stops the manager.
+    `file` is where it stands (`/etc/x.yaml line 3`, `the command line`, `the environment`), `key` as it was written
+    there (empty: it is about the whole file), `found` its text (None: nothing is there), `problem` what is wrong and
+    what is allowed, `suggestion` what to write instead, where there is a good guess. `resource` is whom it concerns: an
+    error there costs that resource only, an error without a resource stops the manager.
     """
 
     file: str
@@ -48,8 +48,8 @@ class Problem(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         found = f" (found {shorten(self.found)})" if self.found is not None else ""
         suggestion = f"; {self.suggestion}" if self.suggestion else ""
-        place = f"{self.file}: " if self.file else ""
-        return printable(f"{self.severity}: {place}{self.key}: {self.problem}{found}{suggestion}")
+        place = "".join(f"{part}: " for part in (self.file, self.key) if part)
+        return printable(f"{self.severity}: {place}{self.problem}{found}{suggestion}")
 
 
 class ConfigurationError(Exception):

@@ -300,6 +300,13 @@ class _Reading:
             return None
 
     def _suggest_keys(self, configs: Iterable[ResourceConfig]) -> None:
+        """Say what keys a resource lacks for deployments, to those who seem to have some: who bring Flink's file, or
+        have one such key."""
+        configs = list(configs)
+        if (self.source is None or self.source.toml) and not any(
+            config.kubernetes_key or config.yarn_key for config in configs
+        ):
+            return
         for config in configs:
             if config.name not in options.DEFAULT_KEYS or not config.in_effect:
                 continue

@@ -82,7 +82,7 @@ def read(path: Path) -> Source:
     return _flink(path, text)
 
 
-def _refuse(path: Path, problem: str, *, key: str = "(file)", found: str | None = None) -> ConfigurationError:
+def _refuse(path: Path, problem: str, *, key: str = "", found: str | None = None) -> ConfigurationError:
     return ConfigurationError([Problem(file=str(path), key=key, problem=problem, found=found)])
 
 

@@ -7,7 +7,7 @@ way is finished and the ledger says that nobody manages the host, drivers are cl
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
 
 import anyio
@@ -87,34 +87,41 @@ class Service:
         if self._server is not None:
             self._server.processor.stop()
 
+    def alone(self) -> AbstractContextManager[None]:
+        """While this is entered no other manager of this machine serves the host. `run` needs it.
+
+        Raises (on entry):
+            ManagerExistsError: another one does.
+        """
+        return alone_on_machine(self.settings.host) if self.settings.scope == "host" else nullcontext()
+
     async def run(self) -> None:
         """Serve until stopped.
 
         Raises:
-            ManagerExistsError, ForeignManagerError: another manager serves this host.
+            ForeignManagerError: another manager serves this host.
             LedgerRefusedError, LedgerUnsafeError, BusConfigurationError, UnknownTopicError: it must not be served
                 as things are; the message says what to do.
         """
         settings = self.settings
-        with alone_on_machine(settings.host) if settings.scope == "host" else nullcontext():
-            bus = buses.connect(settings.bus, settings.login)
-            self.metrics.count_refusals(lambda: bus.refusals)
-            log.info(
-                "starting",
-                scope=settings.scope,
-                host=settings.host,
-                cluster=settings.cluster,
-                bus=settings.bus,
-                resources=list(self.loaded),
-            )
-            try:
-                registrations = await self._reach(bus)
-                if registrations is not None:
-                    await self._serve(bus, registrations)
-            finally:
-                self.phase = "stopped"
-                with anyio.CancelScope(shield=True), anyio.move_on_after(settings.shutdown_timeout * BUS_SHARE):
-                    await bus.aclose()
+        bus = buses.connect(settings.bus, settings.login)
+        self.metrics.count_refusals(lambda: bus.refusals)
+        log.info(
+            "starting",
+            scope=settings.scope,
+            host=settings.host,
+            cluster=settings.cluster,
+            bus=settings.bus,
+            resources=list(self.loaded),
+        )
+        try:
+            registrations = await self._reach(bus)
+            if registrations is not None:
+                await self._serve(bus, registrations)
+        finally:
+            self.phase = "stopped"
+            with anyio.CancelScope(shield=True), anyio.move_on_after(settings.shutdown_timeout * BUS_SHARE):
+                await bus.aclose()
         log.info("stopped", host=settings.host)
 
     async def _reach(self, bus: Bus) -> TopicInfo | None:
