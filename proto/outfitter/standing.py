@@ -73,14 +73,15 @@ def resource_names(record: Allocation, operator: str | None) -> list[str]:
     if share is None:
         return list(dict.fromkeys((*record.resources, *record.unavailable, *record.request.amounts)))
     asked = (record.request.operators or {}).get(operator or "", {})
-    return list(dict.fromkeys((*share.resources, *asked)))
+    return list(dict.fromkeys((*share.resources, *(share.shared or ()), *asked)))
 
 
 def infos(record: Allocation, name: str, operator: str | None) -> ExternalResourceInfos:
     """The infos of resource `name` for `operator`.
 
     A named operator that the registration knows sees its own devices; when the registration knows any, all
-    others (`operator` None included) see what is left over; when it knows none, everybody sees everything.
+    others (`operator` None included) see what is left over. Devices of shared resources are not divided: whoever may
+    ask for such a resource sees all of it. When the registration knows no operators, everybody sees everything.
 
     Raises:
         UnknownResourceError: nothing of that name is there for the operator; the message lists what is.
@@ -99,9 +100,11 @@ def infos(record: Allocation, name: str, operator: str | None) -> ExternalResour
     if not record.operators:
         return _infos(devices)
     share = record.operators.get(operator) if operator is not None else None
+    if name in record.shared:
+        return _infos(devices)
     if share is not None:
         if name not in share.resources:
-            return _infos(devices)  # asked for, yet not dealt out: a shared resource, which everybody sees whole
+            return _infos(devices)  # asked for, yet not dealt out: a fake's resource without a share
         mine = set(share.resources.get(name, ()))
         return _infos(device for device in devices if device.get("id") in mine)
     taken = {id_ for other in record.operators.values() for id_ in other.resources.get(name, ())}
@@ -111,14 +114,29 @@ def infos(record: Allocation, name: str, operator: str | None) -> ExternalResour
 def environment(record: Allocation, operator: str | None) -> dict[str, str]:
     """The environment variables of a named operator's share, else of the whole worker, without those that no record
     may set (`left_out`)."""
+    return variables.divide(_said_environment(record, operator))[0]
+
+
+def _said_environment(record: Allocation, operator: str | None) -> dict[str, str]:
+    """The variables that a record has for an operator. One of its own devices and of shared ones has the values of all
+    of them, joined with commas, each once."""
     share = record.operators.get(operator) if operator is not None else None
-    return variables.divide(record.env if share is None else share.env)[0]
+    if share is None:
+        return record.env
+    joined = dict(share.env)
+    for name in share.shared or ():
+        common = record.common.get(name) if record.common else None
+        for variable, value in (common.env if common is not None else {}).items():
+            known = joined.get(variable)
+            joined[variable] = value if known is None else ",".join(dict.fromkeys(f"{known},{value}".split(",")))
+    return joined
 
 
 def left_out(record: Allocation) -> dict[str, str]:
     """The variables of a record that are not applied, the worker's and all operators', each with the reason why."""
+    shares = (*record.operators.values(), *(record.common or {}).values())
     found: dict[str, str] = {}
-    for env in (record.env, *(share.env for share in record.operators.values())):
+    for env in (record.env, *(share.env for share in shares)):
         found |= variables.divide(env)[1]
     return found
 

@@ -80,6 +80,7 @@ class ReasonCode(enum.StrEnum):
     WAITED_TOO_LONG = "waited-too-long"
     TOO_MANY_WAITING = "too-many-waiting"
     TOO_MANY_LIVE = "too-many-live"
+    TOO_LARGE = "too-large"
     PREPARE_FAILED = "prepare-failed"
     DEREGISTERED = "deregistered"
     WITHDRAWN = "withdrawn"
@@ -217,11 +218,16 @@ class ResolvedRequest(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class OperatorShare(Struct, frozen=True, kw_only=True, gc=False):
-    """What one named operator may use of its worker's devices: device ids by resource, env and CDI names."""
+    """What one named operator may use of its worker's devices: device ids by resource, env and CDI names.
+
+    `shared` are the shared resources that the operator sees as well: `Allocation.common` says what is in them, once for
+    all operators. Left out: what it sees of them is in this share itself.
+    """
 
     resources: dict[str, list[str]]
     env: dict[str, str] = {}
     cdi: list[str] = []
+    shared: list[str] | UnsetType = UNSET
 
 
 class Unavailable(Struct, frozen=True, kw_only=True, gc=False):
@@ -245,6 +251,7 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
     `unwatched` is why the manager does not watch the owner's process (see `Unwatched`), where the worker cannot
     know that from the host's record or asked for no lease: `request.lease_s` is then the manager's default, and
     heartbeats are due.
+    `common` has, by shared resource, what all operators that name it in `OperatorShare.shared` see of it.
     """
 
     host: str
@@ -273,6 +280,7 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
     unwatched: str | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
     delayed_by: str | UnsetType = UNSET
+    common: dict[str, OperatorShare] | UnsetType = UNSET
 
     @property
     def key(self) -> str:

@@ -116,7 +116,7 @@ async def test_a_replica_without_its_first_assignment_is_not_ready_and_says_what
 
 
 def test_a_message_that_was_too_large_means_nothing_in_an_input_that_begins_anew() -> None:
-    portion = Portion(records=10, chunk=10)
+    portion = Portion(records=10, max_bytes=10_000)
     portion.refuse(7)
     portion.forget()
     assert portion.indigestible is None

@@ -18,7 +18,7 @@ from outfitter_service.runtime.work import Work
 
 HOSTS = (b"a", b"b", b"c", None)
 REMIT = PartitionRemit(0, 1, "partition/0")
-PORTION = Portion(records=1000, chunk=256)
+PORTION = Portion(records=1000, max_bytes=800_000)
 MOST = 4
 """Messages that each window takes."""
 

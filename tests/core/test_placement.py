@@ -1,7 +1,9 @@
 """All or none, the driver's order, and each kind of trouble by its own name."""
 
 import pytest
+from msgspec import UNSET
 
+from outfitter import standing
 from outfitter_proto.records import Health
 from outfitter_service.core import model as m
 from outfitter_service.core.ledger import Inventory, SetInventory
@@ -270,7 +272,29 @@ def test_operators_see_all_of_a_shared_resource_and_divide_nothing() -> None:
     desk = Desk(m.ResourceSpec(name="gpu", amount=1, shared=True))
     desk.report("a", "b")
     record = desk.register("w", 1, operators={"one": asks(gpu=1), "two": asks(gpu=1)})
-    assert [share.resources for share in record.operators.values()] == [{"gpu": ["a", "b"]}] * 2
+    assert [(share.resources, share.shared) for share in record.operators.values()] == [({}, ["gpu"])] * 2
+    assert record.common is not UNSET
+    assert record.common["gpu"].resources == {"gpu": ["a", "b"]}
+
+
+def test_an_operator_has_its_own_devices_and_all_shared_ones_and_the_others_what_is_left() -> None:
+    desk = Desk(GPU, m.ResourceSpec(name="net", shared=True))
+    desk.report(*[device(name, env={"DEVICES": name}) for name in ("a", "b")])
+    desk.report(*[device(name, env={"DEVICES": name}) for name in ("n0", "n1")], resource="net")
+    record = desk.register("w", resources=asks(gpu=2, net=1), operators={"infer": asks(gpu=1, net=1)})
+    seen = [
+        [i["id"] for i in standing.infos(record, name, who)] for name in ("gpu", "net") for who in ("infer", "other")
+    ]
+    assert seen == [["a"], ["b"], ["n0", "n1"], ["n0", "n1"]]
+    assert standing.environment(record, "infer") == {"DEVICES": "a,n0,n1"}
+    assert standing.environment(record, "other") == {"DEVICES": "a,b,n0,n1"}
+
+
+def test_operators_that_want_the_same_of_what_is_shared_have_one_share_in_common() -> None:
+    desk = Desk(m.ResourceSpec(name="gpu", shared=True))
+    desk.report(*[f"g{number}" for number in range(50)])
+    record = desk.register("w", 1, operators={f"o{number}": asks(gpu=1) for number in range(100)})
+    assert len({id(share) for share in record.operators.values()}) == 1
 
 
 def test_a_shared_resource_with_too_few_healthy_devices_is_waited_for() -> None:

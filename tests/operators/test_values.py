@@ -248,3 +248,39 @@ def test_a_shared_resource_is_seen_whole_by_every_operator_that_asked_for_it() -
     )
     assert len(standing.infos(record, "nic", "infer")) == 2
     assert len(standing.infos(record, "nic", "other")) == 2
+
+
+def test_of_shared_devices_that_are_said_once_every_operator_sees_all_and_has_the_variables() -> None:
+    record = structs.replace(
+        RECORD,
+        resources={"gpu": [{"id": "g"}, {"id": "h"}], "nic": [{"id": "a"}, {"id": "b"}]},
+        shared=["nic"],
+        operators={
+            "infer": OperatorShare(
+                resources={"gpu": ["g"]}, env={"VISIBLE": "g", "MODE": "fast"}, cdi=["x=g"], shared=["nic"]
+            ),
+            "load": OperatorShare(resources={}, shared=["nic"]),
+        },
+        common={
+            "nic": OperatorShare(resources={"nic": ["a", "b"]}, env={"VISIBLE": "a,b", "NICS": "a,b", "MODE": "fast"})
+        },
+    )
+    for operator in ("infer", "load", "another", None):
+        assert [one["id"] for one in standing.infos(record, "nic", operator)] == ["a", "b"]
+    assert [one["id"] for one in standing.infos(record, "gpu", "infer")] == ["g"]
+    assert [one["id"] for one in standing.infos(record, "gpu", "another")] == ["h"]
+    assert standing.resource_names(record, "load") == ["nic"]
+    assert standing.environment(record, "infer") == {"VISIBLE": "g,a,b", "MODE": "fast", "NICS": "a,b"}
+    assert standing.environment(record, "load") == {"VISIBLE": "a,b", "NICS": "a,b", "MODE": "fast"}
+
+
+def test_of_an_older_record_that_lists_shared_devices_in_each_share_everybody_sees_all_of_them() -> None:
+    record = structs.replace(
+        RECORD,
+        resources={"nic": [{"id": "a"}, {"id": "b"}]},
+        shared=["nic"],
+        operators={"infer": OperatorShare(resources={"nic": ["a", "b"]}, env={"NICS": "a,b"})},
+    )
+    for operator in ("infer", "another", None):
+        assert [one["id"] for one in standing.infos(record, "nic", operator)] == ["a", "b"]
+    assert standing.environment(record, "infer") == {"NICS": "a,b"}

@@ -196,7 +196,7 @@ async def test_an_end_that_is_too_large_to_write_down_delays_nobody_else_and_is_
         assert (await house.state("w", "ended"))["reason_code"] == cause
 
 
-async def test_an_inventory_that_is_too_large_to_publish_fails_its_resource_alone(url: str, serve: Serve) -> None:
+async def test_of_an_inventory_that_is_too_large_to_publish_fewer_devices_are_listed(url: str, serve: Serve) -> None:
     config = (
         'external-resources = ["huge", "gpu"]\n'
         '[external-resource.gpu]\namount = 1\ndriver = "static"\nparam.count = 2\n'
@@ -205,8 +205,23 @@ async def test_an_inventory_that_is_too_large_to_publish_fails_its_resource_alon
     async with NarrowBus(url) as bus, serve(config, on=bus) as house:
         await house.say(register("a", gpu=1), register("b", huge=1))
         await house.state("a", "allocated")
-        record = await house.state("b", "failed")
-        assert "too large to publish" in record["reason"]
-        with anyio.fail_after(5):
-            await house.say(register("c", gpu=1))
-            await house.state("c", "allocated")
+        await house.state("b", "allocated")
+        found = (await house.records())["@host/h"]["resources"]
+        assert len(found["gpu"]["devices"]) == 2
+        assert found["huge"]["total"] == found["huge"]["healthy"] == 2000
+        assert 0 < len(found["huge"]["devices"]) < 256
+
+
+async def test_a_grant_that_the_bus_does_not_take_although_it_promised_to_fails_alone(url: str, serve: Serve) -> None:
+    """A topic's limit was lowered under a manager: what it takes is found out, and nobody else's end is undone."""
+    async with NarrowBus(url) as bus, serve(static(400), on=bus) as house:
+        await house.say(register("w0", gpu=1))
+        await house.state("w0", "allocated")
+        await house.say(register("large", gpu=400), register("next", gpu=1))
+        await house.until(lambda records: "h/next/1" in records)
+        await house.say(deregister("w0"))
+        await house.state("w0", "ended")
+        await house.state("next", "allocated")
+        assert (await house.state("large", "failed"))["reason_code"] == "too-large"
+        await house.told()
+        assert house.metric("outfitter_dead_letters_total") == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outfitter_proto.codec import encode
 from outfitter_service.core.draft import Decision
 from outfitter_service.core.ledger import Ledger, PutAllocation
 from outfitter_service.core.plain import Grant
@@ -14,7 +15,7 @@ def decision_of(decided: Decision | Grant) -> Decision:
     key = decided.key
     return Decision(
         kind="register",
-        changes=[PutAllocation(key, decided.record)],
+        changes=[PutAllocation(key, decided.record, encode(decided.record))],
         history=[(key, decided.step())],
         renewed=[key],
     )

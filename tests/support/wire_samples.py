@@ -96,6 +96,20 @@ def _granted(state: str, **more: object) -> Allocation:
 
 
 ALLOCATED = _granted("allocated")
+SHARED = structs.replace(
+    ALLOCATED,
+    resources={"gpu": GPUS, "nic": [{"id": "mlx5_0", "index": "0", "local_index": "0"}]},
+    shared=["nic"],
+    operators={
+        "infer": structs.replace(ALLOCATED.operators["infer"], shared=["nic"]),
+        "load": OperatorShare(resources={}, shared=["nic"]),
+    },
+    common={
+        "nic": OperatorShare(
+            resources={"nic": ["mlx5_0"]}, env={"UCX_NET_DEVICES": "mlx5_0"}, cdi=["mellanox.com/nic=mlx5_0"]
+        )
+    },
+)
 HOST = Host(
     host="gpu-3",
     manager=ManagerIdentity(
@@ -151,6 +165,7 @@ SAMPLES = {
     "allocation-pending": PENDING,
     "allocation-preparing": _granted("preparing"),
     "allocation-allocated": ALLOCATED,
+    "allocation-with-shared-devices": SHARED,
     "allocation-releasing": _granted(
         "releasing", outcome="ended", reason="deregistered: finished", reason_code="deregistered"
     ),

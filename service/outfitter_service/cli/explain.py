@@ -188,8 +188,9 @@ def _holding(record: Allocation, told: Explanation) -> Iterator[str]:
             ill = "" if line.health == "healthy" else f", which is {line.health} ({line.reason})"
             yield f"  It has {line.resource} {line.id}{ill}."
     for operator, share in record.operators.items():
-        own = ", ".join(f"{name} {', '.join(ids)}" for name, ids in share.resources.items())
-        yield f"  Its operator {operator} has {own or 'none of them'}."
+        has = [f"{name} {', '.join(ids)}" for name, ids in share.resources.items()]
+        has += [f"all of {name}" for name in share.shared or ()]
+        yield f"  Its operator {operator} has {', '.join(has) or 'none of them'}."
 
 
 def _use(line: Line) -> str:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import accumulate
 
 from msgspec import UNSET, Struct
 
 from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Health, Host, ReasonCode
 from outfitter_service.core.matching import Viewers, counts
 from outfitter_service.core.model import DriverFailure, KnownDevice
+from outfitter_service.core.sizes import granted_bytes, info_bytes
 from outfitter_service.core.states import PENDING
 from outfitter_service.core.terms import Terms, terms
 
@@ -114,10 +116,12 @@ class Shelf:
 
     `free` holds negated positions in ascending order, so that the device a driver prefers is the last item. `names`
     are the devices' canonical names, `alone` the terms on which each of them is granted by itself. `repeats`: some of
-    them are one and the same device.
+    them are one and the same device. No device takes more than `largest` bytes of a grant.
     """
 
-    __slots__ = ("_classes", "alone", "devices", "free", "names", "places", "repeats", "resource")
+    __slots__ = (
+        "_classes", "_least", "alone", "devices", "free", "largest", "names", "places", "repeats", "resource",
+    )  # fmt: skip
 
     def __init__(self, resource: str, devices: tuple[KnownDevice, ...], book: HostBook) -> None:
         self.resource = resource
@@ -125,6 +129,8 @@ class Shelf:
         self.names = [book.canonical(device.id) for device in devices]
         self._classes = book.classes
         self.alone = [terms({resource: (device,)}, self._classes) for device in devices]
+        self.largest = max(map(granted_bytes, self.alone), default=0)
+        self._least = list(accumulate(sorted([info_bytes(told.infos[resource][0]) for told in self.alone]), initial=0))
         self.places: dict[str, list[int]] = {}
         self.free: list[int] = []
         healthy = Health.HEALTHY
@@ -138,6 +144,10 @@ class Shelf:
     def serves(self, name: str) -> bool:
         """Whether the device of that name is healthy here."""
         return any(self.devices[position].health == Health.HEALTHY for position in self.places.get(name, ()))
+
+    def least_bytes(self, amount: int) -> int:
+        """What a grant of `amount` devices takes at least, as far as there are so many."""
+        return self._least[min(amount, len(self.devices))]
 
     def preferred(self, enough: int) -> tuple[KnownDevice, ...]:
         """The free devices that the driver prefers, at most `enough`."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import islice
 
@@ -32,10 +33,11 @@ from outfitter_proto.records import (
 )
 from outfitter_service.core import discovery, explain, plain, queue
 from outfitter_service.core import model as m
-from outfitter_service.core.book import Ending
+from outfitter_service.core.book import Ending, HostBook
 from outfitter_service.core.draft import Decision, Draft, Rules
-from outfitter_service.core.ledger import DropAllocation, DropHost, Ledger, PutAllocation, PutHost
+from outfitter_service.core.ledger import DropHost, Ledger, PutAllocation, PutHost
 from outfitter_service.core.requests import differences, resolve
+from outfitter_service.core.sizes import FullError, OversizeError
 from outfitter_service.core.states import ALLOCATED, ENDED, FAILED, PENDING, PREPARING, RELEASING, Step
 
 __all__ = ["SHOWN_POSITIONS", "Decision", "Rules", "decide", "implied", "is_due", "renumber", "work_out"]
@@ -194,7 +196,7 @@ def _make_room(draft: Draft, message: Registration) -> None:
     if ended:
         surplus = book.over + ended - len(forgotten) - rules.max_over
         forgotten += [key for key in _told(draft, book.endings, min(surplus, room)) if key not in forgotten]
-    draft.decision.changes += [DropAllocation(key) for key in forgotten[:room]]
+    draft.forget(forgotten[:room])
 
 
 def _told(draft: Draft, endings: Sequence[Ending], most: int) -> list[str]:
@@ -248,7 +250,8 @@ def _supersede(draft: Draft, key: str, newer: str) -> None:
         draft.decision.cut.append(key)
         if older.reason_code != ReasonCode.SUPERSEDED and older.state != RELEASING:
             told = f"{reason}; held until its owner is dead or its lease has ended"
-            draft.step(Step.REFRESH, told, older, reason=told, reason_code=ReasonCode.SUPERSEDED)
+            with suppress(OversizeError, FullError):  # of another time, when records could be larger
+                draft.step(Step.REFRESH, told, older, reason=told, reason_code=ReasonCode.SUPERSEDED)
 
 
 def _unwatched(draft: Draft, event: m.OwnerUnwatched) -> None:
@@ -264,7 +267,7 @@ def _unwatched(draft: Draft, event: m.OwnerUnwatched) -> None:
         told = f"{told}; a lease of {event.lease_s:g} s decides instead"
     elif record.unwatched == event.code:
         return
-    draft.step(Step.REFRESH, told, record, request=request, unwatched=event.code)
+    draft.step(Step.REFRESH, told, record, grows=False, request=request, unwatched=event.code)
 
 
 def _heartbeat(draft: Draft, message: Heartbeat) -> None:
@@ -438,11 +441,8 @@ def _tick(draft: Draft, host: str) -> None:
     """Give up for those who waited too long, and forget those who are over for long."""
     book = draft.book(host)
     rules = draft.rules
-    for at, key in islice(book.deadlines, rules.chunk):
-        if at > draft.now:
-            break
-        queue.give_up(draft, draft.ledger.allocations[key])
-    if late := len(draft.decision.changes):
+    late, full = _give_up_late(draft, book)
+    if late:
         queue.reschedule(draft, host)
     if book.scan_from is not None:
         draft.again(host)
@@ -456,8 +456,8 @@ def _tick(draft: Draft, host: str) -> None:
     room = rules.chunk - late
     surplus = max(book.over - rules.max_over, bisect_left(book.endings, (over_before, "")))
     forgotten = _told(draft, book.endings, min(surplus, room))
-    draft.decision.changes += [DropAllocation(key) for key in forgotten]
-    if late == rules.chunk or (forgotten and surplus > room):
+    left = draft.forget(forgotten)
+    if full or left or (forgotten and surplus > room):
         draft.decision.follow_ups.append(m.Tick(host=host))
 
 
@@ -473,5 +473,21 @@ def _set_back(draft: Draft, host: str) -> None:
         until = record.wait_until
         if until is not None:
             until = now + max(until - record.since, timedelta())
-        draft.step(Step.REFRESH, "the clock was set back", record, since=now, wait_until=until)
+        try:
+            draft.step(Step.REFRESH, "the clock was set back", record, grows=False, since=now, wait_until=until)
+        except FullError:
+            break
     draft.decision.follow_ups.append(m.Tick(host=host))
+
+
+def _give_up_late(draft: Draft, book: HostBook) -> tuple[int, bool]:
+    """Give up for those who waited too long: for how many, and whether that is as much as one decision may be."""
+    late = 0
+    with suppress(FullError):
+        for at, key in islice(book.deadlines, draft.rules.chunk):
+            if at > draft.now:
+                return late, False
+            queue.give_up(draft, draft.ledger.allocations[key])
+            late += 1
+        return late, late == draft.rules.chunk
+    return late, True

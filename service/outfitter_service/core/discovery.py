@@ -11,11 +11,15 @@ from outfitter_service.core import model as m
 from outfitter_service.core import policy
 from outfitter_service.core.book import HostBook, Inventory
 from outfitter_service.core.draft import Draft
-from outfitter_service.core.hosts import host_record, refreshed
+from outfitter_service.core.hosts import host_record, refreshed, with_health
 from outfitter_service.core.ledger import PutHost, SetInventory, SetScan
+from outfitter_service.core.sizes import FullError, OversizeError
 from outfitter_service.core.states import RELEASING, Step
 from outfitter_service.core.terms import other_names
 from outfitter_service.core.view import View
+
+Infos = dict[str, list[dict[str, str]]]
+"""A record's infos by resource."""
 
 
 def report(draft: Draft, event: m.DriverReport) -> None:
@@ -41,7 +45,7 @@ def report(draft: Draft, event: m.DriverReport) -> None:
         draft.decision.changes.append(SetScan(event.host, concerned[0]))
     if book.record is not None:
         inventories = {**book.inventories, event.resource: inventory}
-        record = host_record(book.record, draft.rules.specs, inventories, draft.now)
+        record = host_record(book.record, draft.rules, inventories, draft.now)
         if record is not None:
             draft.decision.changes.append(PutHost(record))
     draft.again(event.host)
@@ -108,10 +112,29 @@ def refresh_holders(draft: Draft, host: str) -> None:
         if len(draft.decision.changes) >= draft.rules.chunk:
             draft.again(host)
             return
-        if infos != record.resources:
-            draft.step(Step.REFRESH, "infos changed", record, resources=infos, aliases=aliases)
-        else:
-            draft.step(Step.REFRESH, "more names of its devices are known", record, aliases=aliases)
+        try:
+            _refresh(draft, record, infos, aliases)
+        except FullError:
+            draft.again(host)
+            return
+
+
+def _refresh(draft: Draft, record: Allocation, infos: Infos, aliases: dict[str, list[str]] | UnsetType) -> None:
+    """Tell a holder what has changed. Where its record would become too large, it is told of its devices' health alone,
+    and of their names in any case: promises rest on those."""
+    told = "infos changed" if infos != record.resources else "more names of its devices are known"
+    try:
+        draft.step(Step.REFRESH, told, record, resources=infos, aliases=aliases)
+    except OversizeError:
+        brief = {name: list(map(with_health, known, infos[name])) for name, known in record.resources.items()}
+        if brief == record.resources and aliases == record.aliases:
+            return
+        try:
+            draft.step(Step.REFRESH, "devices' health changed", record, resources=brief, aliases=aliases)
+        except OversizeError:  # granted at a time when no room was left for it
+            if aliases != record.aliases:
+                told = "more names of its devices are known"
+                draft.step(Step.REFRESH, told, record, grows=False, aliases=aliases)
 
 
 def _told_now(draft: Draft, view: View, resource: str, infos: list[dict[str, str]]) -> list[dict[str, str]]:

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from msgspec import Struct, structs
 
-from outfitter_proto.records import HOLDING_STATES, Allocation, Refresh, Source, Transition
+from outfitter_proto.codec import encode
+from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Refresh, Source, Transition
 from outfitter_service.core import model as m
+from outfitter_service.core import sizes
 from outfitter_service.core.book import HostBook
-from outfitter_service.core.ledger import Change, Ledger, PutAllocation
+from outfitter_service.core.ledger import Change, DropAllocation, Ledger, PutAllocation
+from outfitter_service.core.sizes import ENTRY_BYTES, FullError, OversizeError
 from outfitter_service.core.states import Step, advance
 from outfitter_service.core.view import View
+
+_REFUSABLE = frozenset({Step.GRANT, Step.PREPARE, Step.REFRESH, Step.REGISTER, Step.FAIL})
+"""What may be put off, or not be done at all. All else ends something or gives something back, and is always done."""
 
 
 class Rules(Struct, frozen=True, kw_only=True):
     """What decisions are made by, besides the ledger: the configured resources and limits, and who writes.
 
     `lease_s` and `wait_s` are what a registration has that does not say (None: no lease, no end of waiting),
-    `retention_s` how long final records stay, `chunk` about how many allocations one decision changes at most. With
-    `forgets_hosts` a host of which nobody is remembered is forgotten.
+    `retention_s` how long final records stay, `chunk` about how many allocations one decision changes at most, and
+    `max_bytes` how much it writes: what the bus takes with one commit, some of it kept back. With `forgets_hosts` a
+    host of which nobody is remembered is forgotten.
 
     What a flood of names costs is bounded: `max_waiting` workers of a host may wait, `max_live` may live that have no
     device to themselves, `max_over` of its records that are
@@ -35,6 +42,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     wait_s: float | None = None
     retention_s: float = 3600.0
     chunk: int = 256
+    max_bytes: int = 800_000
     forgets_hosts: bool = False
     max_waiting: int = 10_000
     max_live: int = 10_000
@@ -62,9 +70,12 @@ class Decision(Struct, kw_only=True, gc=False):
 
 
 class Draft:
-    """The ledger as it will be. `cause` and `source` are what history says of each step."""
+    """The ledger as it will be. `cause` and `source` are what history says of each step, `bytes` what the steps so far
+    will take of a commit."""
 
-    __slots__ = ("_moved", "_view", "cause", "decision", "ledger", "now", "records", "rules", "source", "token")
+    __slots__ = (
+        "_moved", "_view", "bytes", "cause", "decision", "ledger", "now", "records", "rules", "source", "token",
+    )  # fmt: skip
 
     def __init__(
         self, ledger: Ledger, rules: Rules, now: datetime, *, cause: str, source: Source | None = None
@@ -76,6 +87,7 @@ class Draft:
         self.source = source
         self.decision = Decision(kind=cause)
         self.token = ledger.token
+        self.bytes = 0
         self.records: dict[str, Allocation] = {}
         self._view: View | None = None
         self._moved: list[tuple[Allocation, int]] = []
@@ -104,6 +116,16 @@ class Draft:
         if event not in self.decision.follow_ups:
             self.decision.follow_ups.append(event)
 
+    def forget(self, keys: Sequence[str]) -> int:
+        """Forget records, as many as this decision may be large; how many are left."""
+        for done, key in enumerate(keys):
+            size = len(key) + ENTRY_BYTES
+            if self.bytes + size > self.rules.max_bytes and self.bytes:
+                return len(keys) - done
+            self.bytes += size
+            self.decision.changes.append(DropAllocation(key))
+        return 0
+
     def step(
         self,
         step: Step,
@@ -111,18 +133,25 @@ class Draft:
         base: Allocation,
         *,
         new: bool = False,
+        grows: bool = True,
         confirmed: bool | None = None,
         **fields: Any,
     ) -> Allocation:
-        """Take one row of the table: `base`, with `fields` replaced, in the state that follows from its own.
+        """Take one row of the table: `base`, with `fields` replaced, in the state that follows from its own. Not
+        `grows`: its record becomes no larger than it is, whatever it may have.
 
         A record that is `new` comes from no state. History is told of each step, of repeats (`Step.REFRESH`) what
         changed by them.
 
         Raises:
             IllegalStepError: there is no such row; nothing has changed.
+            OversizeError: the record would be larger than it may be; nothing has changed.
+            FullError: the decision has other steps, and this one would make it too large; nothing has changed.
         """
         now = self.now
+        explanation = sizes.shortened(explanation)
+        if reason := fields.get("reason"):
+            fields["reason"] = sizes.shortened(reason)
         before = None if new else base.state
         state = advance(before, step)
         if fields:
@@ -132,8 +161,10 @@ class Draft:
             base, state=state, since=since, writer=self.rules.writer, commit=self.ledger.commits + 1
         )
         key = after.key
+        whole = after
+        after, value = self._measured(key, after, step, new=new, grows=grows)
         decision = self.decision
-        decision.changes.append(PutAllocation(key, after))
+        decision.changes.append(PutAllocation(key, after, value))
         told: Transition | Refresh
         if step is Step.REFRESH:
             told = Refresh(
@@ -165,8 +196,30 @@ class Draft:
         self.records[key] = after
         held = before in HOLDING_STATES
         if held != (state in HOLDING_STATES):
-            self._moved.append((after, -1 if held else 1))
+            self._moved.append((whole, -1 if held else 1))
         return after
+
+    def _measured(self, key: str, after: Allocation, step: Step, *, new: bool, grows: bool) -> tuple[Allocation, bytes]:
+        """The record as it can be written, and its bytes, which are counted.
+
+        A message must be answered, and what is over can always be written: if need be, without its devices.
+        """
+        value = encode(after)
+        size = len(key) + len(value) + ENTRY_BYTES
+        most = self.rules.max_bytes
+        if size + self.bytes > most or size > most // 4:
+            if step in _REFUSABLE:
+                bound = sizes.most_bytes(most, step, after)
+                if grows and bound is not None and size > bound:
+                    raise OversizeError(size, bound)
+                if self.bytes and self.bytes + size > most and (not new or step in (Step.GRANT, Step.PREPARE)):
+                    raise FullError
+            if size > most and after.state in FINAL_STATES:
+                after = sizes.bare(after)
+                value = encode(after)
+                size = len(key) + len(value) + ENTRY_BYTES
+        self.bytes += size
+        return after, value
 
 
 def _changed(before: Allocation, after: Allocation) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from outfitter_service.core.model import ResourceSpec, SpecState
 
 NAMED_DEVICES = 8
 """A sentence names no more devices than these."""
+SHOWN = 8
+"""So many resources of a request are named in a reason."""
 
 
 def listed(names: Iterable[str]) -> str:
@@ -40,6 +42,20 @@ def not_in_effect(spec: ResourceSpec) -> str:
             f"{spec.name} has no driver on this host; set external-resource.{spec.name}.driver-factory.class"
         )
     return spec.reason or f"the configuration of {spec.name} is wrong; see `outfitter config check`"
+
+
+NEXT_COMMIT = "waits for the next commit: this one is full"
+
+
+def too_large(amounts: Mapping[str, int], size: int, most: int) -> str:
+    """What cannot be written in one record, and about how much can."""
+    asked = ", ".join(f"{amount} {name}" for name, amount in list(amounts.items())[:SHOWN]) or "nothing"
+    devices = sum(amounts.values())
+    fewer = f"at most about {max(1, devices * most // size)} of {devices} devices" if devices > 1 else "devices"
+    return (
+        f"a grant of {asked} would be a record of {size} bytes, and the ledger takes one of {most}; "
+        f"ask for fewer: {fewer} with shorter labels and fewer operators, or share them out among several workers"
+    )
 
 
 def not_reported(spec: ResourceSpec) -> str:

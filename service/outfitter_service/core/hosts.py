@@ -7,23 +7,52 @@ from datetime import datetime
 
 from msgspec import UNSET, UnsetType, structs
 
+from outfitter_proto.codec import encode
 from outfitter_proto.records import MAX_LISTED_DEVICES, Health, Host, InventoryDevice, ResourceInventory
 from outfitter_service.core import explain
 from outfitter_service.core.book import Inventory
+from outfitter_service.core.draft import Rules
 from outfitter_service.core.model import KnownDevice, ResourceSpec, SpecState
 from outfitter_service.core.terms import info
 
 
-def host_record(
-    before: Host, specs: Mapping[str, ResourceSpec], inventories: Mapping[str, Inventory], now: datetime
-) -> Host | None:
+def host_record(before: Host, rules: Rules, inventories: Mapping[str, Inventory], now: datetime) -> Host | None:
     """The host's record with its inventories as they are now, or None if nothing has changed."""
     resources = {
-        name: _inventory(spec, inventories.get(name), before.resources.get(name)) for name, spec in specs.items()
+        name: _inventory(spec, inventories.get(name), before.resources.get(name)) for name, spec in rules.specs.items()
     }
+    resources = fitting(resources, rules.max_bytes // 2)
     if resources == before.resources:
         return None
     return structs.replace(before, resources=resources, since=now)
+
+
+def fitting(resources: dict[str, ResourceInventory], most: int) -> dict[str, ResourceInventory]:
+    """What can be said of a host's resources in `most` bytes: of the one that takes most, half as many devices are
+    listed, again and again; then no reason is given, then fewer names, and then it is left out. Devices are counted in
+    any case."""
+    resources = dict(resources)
+    sizes = {name: len(name) + len(encode(one)) for name, one in resources.items()}
+    while sum(sizes.values()) > most:
+        name = max(sizes, key=sizes.__getitem__)
+        shorter = _shorter(resources[name])
+        if shorter is None:
+            del resources[name], sizes[name]
+        else:
+            resources[name] = shorter
+            sizes[name] = len(name) + len(encode(shorter))
+    return resources
+
+
+def _shorter(told: ResourceInventory) -> ResourceInventory | None:
+    """The same with less said of it; None: nothing is left to leave out."""
+    if told.devices:
+        return structs.replace(told, devices=told.devices[: len(told.devices) // 2])
+    if told.reason:
+        return structs.replace(told, reason=None)
+    if told.names:
+        return structs.replace(told, names=told.names[: len(told.names) // 2] or UNSET)
+    return None
 
 
 def _inventory(spec: ResourceSpec, inventory: Inventory | None, before: ResourceInventory | None) -> ResourceInventory:
@@ -69,3 +98,9 @@ def refreshed(told: dict[str, str], device: KnownDevice | None) -> dict[str, str
     if device is None:
         return {**told, "health": Health.UNKNOWN, "health.reason": "the driver does not report this device any more"}
     return {**info(device, int(told["local_index"])), "id": told["id"]}
+
+
+def with_health(told: dict[str, str], now: dict[str, str]) -> dict[str, str]:
+    """A granted device's info with nothing new but whether the device is well."""
+    kept = {name: value for name, value in told.items() if name not in ("health", "health.reason")}
+    return {**kept, "health": now["health"]} if "health" in now else kept

@@ -14,6 +14,7 @@ from msgspec import Raw, Struct, structs
 
 from outfitter_proto.records import Allocation, Register, ResolvedRequest, Source, Transition
 from outfitter_service.core import model as m
+from outfitter_service.core import sizes
 from outfitter_service.core.draft import Rules
 from outfitter_service.core.ledger import Ledger
 from outfitter_service.core.requests import resolve
@@ -93,6 +94,8 @@ def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Gra
         return None
     if amount > 1 and shelf.repeats:
         return None
+    if amount * shelf.largest > sizes.most_granted(rules.max_bytes) - sizes.REQUEST_BYTES:
+        return None  # whether it fits is measured
     offered = shelf.offer(amount)
     if offered is None:
         return None

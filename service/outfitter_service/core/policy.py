@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from outfitter_proto.records import Health, OperatorShare, ReasonCode, ResolvedRequest
 from outfitter_service.core import explain, matching
+from outfitter_service.core import model as m
 from outfitter_service.core.book import Inventory
 from outfitter_service.core.model import Devices, KnownDevice, OnFailure, ResourceSpec, SpecState
 from outfitter_service.core.overlap import Scene
@@ -227,29 +228,50 @@ def may_name_more(view: View, spec: ResourceSpec, amount: int, inventory: Invent
     return inventory.asked <= len(inventory.devices) and inventory.asked < view.held_count(spec.name) + amount
 
 
+def least_bytes(view: View, amounts: Mapping[str, int]) -> int:
+    """What a grant of so many devices takes at least: as many of the smallest infos that each driver has reported."""
+    shelves = view.book.shelves
+    return sum([shelf.least_bytes(amount) for name, amount in amounts.items() if (shelf := shelves.get(name))])
+
+
 def shares(
     request: ResolvedRequest, devices: Mapping[str, tuple[KnownDevice, ...]], shared: Collection[str]
-) -> dict[str, OperatorShare]:
-    """Each named operator's own devices, in the order in which the request names the operators.
+) -> tuple[dict[str, OperatorShare], dict[str, OperatorShare] | UnsetType]:
+    """Each named operator's own devices, in the order in which the request names the operators; and what all of them
+    see that name a shared resource, said once.
 
-    What is left over is in no share: it goes to the operators that are not named. Shared resources are not
-    divided: an operator that names one sees all of its devices.
+    What is left over is in no share: it goes to the operators that are not named.
     """
+    if not request.operators:
+        return m.NO_ITEMS, UNSET
     used = dict.fromkeys(devices, 0)
+    alike: dict[tuple[str, ...], OperatorShare] = {}
+    named: dict[str, None] = {}
     result: dict[str, OperatorShare] = {}
-    for operator, wanted in (request.operators or {}).items():
+    for operator, wanted in request.operators.items():
         own: dict[str, tuple[KnownDevice, ...]] = {}
+        seen = tuple([resource for resource in wanted if resource in shared])
+        named.update(dict.fromkeys(seen))
         for resource, asked in wanted.items():
-            if resource in shared:
-                own[resource] = devices[resource]
-            elif resource in devices:
+            if resource in devices and resource not in shared:
                 start = used[resource]
                 used[resource] = start + asked.amount
                 own[resource] = devices[resource][start : used[resource]]
-        said = terms(own)
-        result[operator] = OperatorShare(
-            resources={resource: [device.id for device in chosen] for resource, chosen in own.items()},
-            env=said.env,
-            cdi=said.cdi,
-        )
-    return result
+        if own:
+            result[operator] = _share(own, seen)
+            continue
+        if seen not in alike:
+            alike[seen] = _share({}, seen)
+        result[operator] = alike[seen]
+    common = {name: _share({name: devices[name]}) for name in named}
+    return result, common or UNSET
+
+
+def _share(devices: Devices, shared: Collection[str] = ()) -> OperatorShare:
+    said = terms(devices)
+    return OperatorShare(
+        resources={resource: [device.id for device in chosen] for resource, chosen in devices.items()},
+        env=said.env,
+        cdi=said.cdi,
+        shared=list(shared) or UNSET,
+    )

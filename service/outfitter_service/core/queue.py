@@ -17,11 +17,12 @@ from heapq import heapify, heappop, heappush
 from msgspec import UNSET, structs
 
 from outfitter_proto.records import Allocation, ReasonCode, Unavailable
-from outfitter_service.core import discovery, explain, policy
+from outfitter_service.core import discovery, explain, policy, sizes
 from outfitter_service.core import model as m
 from outfitter_service.core.book import HostBook, QueueEntry, queue_entry
 from outfitter_service.core.draft import Draft
 from outfitter_service.core.ledger import SetScan
+from outfitter_service.core.sizes import FullError, OversizeError
 from outfitter_service.core.states import PENDING, Step
 from outfitter_service.core.terms import terms
 from outfitter_service.core.view import View
@@ -43,15 +44,18 @@ def admit(draft: Draft, record: Allocation) -> Allocation:
         code = ReasonCode.TOO_MANY_WAITING
         return draft.step(Step.FAIL, told, record, new=True, reason=told, reason_code=code, wait_until=None)
     position = bisect_left(view.book.queue, queue_entry(record)) + 1
-    return draft.step(
-        Step.REGISTER,
-        obstacle.reason,
-        record,
-        new=True,
-        reason=obstacle.reason,
-        reason_code=obstacle.code,
-        queue_position=position,
-    )
+    try:
+        return draft.step(
+            Step.REGISTER,
+            obstacle.reason,
+            record,
+            new=True,
+            reason=obstacle.reason,
+            reason_code=obstacle.code,
+            queue_position=position,
+        )
+    except OversizeError as error:
+        return _fail_oversize(draft, record, error, new=True)
 
 
 def schedule(draft: Draft, host: str) -> None:
@@ -109,7 +113,10 @@ def scan(draft: Draft, host: str, *, whole: bool) -> bool:
                 left = book.queue[place]
                 draft.again(host)
                 break
-            round_.look(book.queue[place][2])
+            if not round_.look(book.queue[place][2]):
+                left = book.queue[place]
+                draft.again(host)
+                break
     if left != book.scan_from:
         draft.decision.changes.append(SetScan(host, left))
     return left is None
@@ -143,16 +150,22 @@ class _Round:
             if until is not None and entry >= until:
                 break
             if entry != last:
-                if self.is_long:
+                if self.is_long or not self.look(entry[2]):
                     return False
-                self.look(entry[2])
                 last = entry
             if resource not in self.claimed and place + 1 < len(book.claims[resource]):
                 heappush(heads, (book.claims[resource][place + 1], resource, place + 1))
         return True
 
-    def look(self, key: str) -> None:
-        """Grant a waiter what it wants, or tell it why it waits."""
+    def look(self, key: str) -> bool:
+        """Grant a waiter what it wants, or tell it why it waits; False: there is no room for that in this decision."""
+        try:
+            self._look(key)
+        except FullError:
+            return False
+        return True
+
+    def _look(self, key: str) -> None:
         draft = self._draft
         known = draft.record(key)
         if known is None or known.state != PENDING:
@@ -179,7 +192,9 @@ class _Round:
             give_up(draft, structs.replace(record, reason=obstacle.reason))
             return
         record = _tell(draft, view, record, obstacle, changed=record is not known)
-        if record.reason_code == ReasonCode.BUSY:
+        if record.state != PENDING:
+            self.has_moved = True
+        elif record.reason_code == ReasonCode.BUSY:
             self.claimed.update(record.request.amounts)
 
 
@@ -190,7 +205,10 @@ def _tell(
     told = record.reason_code is not None and view.inventory(obstacle.resource).asking
     news = not told and (obstacle.code != record.reason_code or obstacle.reason != record.reason)
     if news or changed:
-        return draft.step(Step.REFRESH, obstacle.reason, record, reason=obstacle.reason, reason_code=obstacle.code)
+        try:
+            return draft.step(Step.REFRESH, obstacle.reason, record, reason=obstacle.reason, reason_code=obstacle.code)
+        except OversizeError as error:
+            return _fail_oversize(draft, record, error)
     return record
 
 
@@ -223,13 +241,24 @@ def _attempt(
     draft: Draft, view: View, record: Allocation, claimed: Collection[str], *, new: bool = False
 ) -> tuple[Allocation, policy.Obstacle | None]:
     """Grant a worker what it wants, or fail it. If it has to wait: its record as it is then, and the obstacle."""
+    most = sizes.most_granted(draft.rules.max_bytes)
+    if (least := policy.least_bytes(view, record.request.amounts)) > most:
+        return _fail_oversize(draft, record, OversizeError(least, most), new=new), None
     while True:
         outcome = policy.place(view, draft.rules.specs, record.request.amounts, claimed)
         if isinstance(outcome, dict):
             if view.without >= draft.rules.max_live and all(draft.rules.specs[name].shared for name in outcome):
                 told = explain.too_many_live(draft.rules.max_live)
                 return _fail(draft, record, ReasonCode.TOO_MANY_LIVE, told, new=new), None
-            return _grant(draft, record, outcome, new=new), None
+            try:
+                return _grant(draft, record, outcome, new=new), None
+            except OversizeError as error:
+                return _fail_oversize(draft, record, error, new=new), None
+            except FullError:
+                if not new:
+                    raise
+                draft.again(record.host)
+                return record, policy.Obstacle(ReasonCode.BUSY, explain.NEXT_COMMIT, "")
         if not outcome.final:
             discovery.ask_for_more(draft, view, record)
             return record, outcome
@@ -252,7 +281,7 @@ def _without(record: Allocation, obstacle: policy.Obstacle) -> Allocation:
 
 def _grant(draft: Draft, record: Allocation, devices: m.Devices, *, new: bool) -> Allocation:
     specs = draft.rules.specs
-    draft.token += 1
+    token = draft.token + 1
     told = terms(devices, draft.book(record.host).classes)
     shared: list[str] = []
     prepared: list[str] = []
@@ -264,14 +293,16 @@ def _grant(draft: Draft, record: Allocation, devices: m.Devices, *, new: bool) -
             prepared.append(resource)
         if spec.shared:
             shared.append(resource)
+    operators, common = policy.shares(record.request, devices, shared)
     granted = draft.step(
         Step.PREPARE if prepares else Step.GRANT,
         "granted" if devices else "granted: nothing was asked for",
         structs.replace(
             record,
-            token=draft.token,
+            token=token,
             resources=told.infos,
-            operators=policy.shares(record.request, devices, shared) if record.request.operators else m.NO_ITEMS,
+            operators=operators,
+            common=common,
             env=told.env,
             cdi=told.cdi,
             shared=shared or m.NO_NAMES,
@@ -284,8 +315,9 @@ def _grant(draft: Draft, record: Allocation, devices: m.Devices, *, new: bool) -
         ),
         new=new,
     )
+    draft.token = token
     if prepares:
-        draft.decision.commands.append(m.Prepare(allocation=granted.key, token=draft.token))
+        draft.decision.commands.append(m.Prepare(allocation=granted.key, token=token))
     return granted
 
 
@@ -293,6 +325,12 @@ def _fail(draft: Draft, record: Allocation, code: ReasonCode, reason: str, *, ne
     return draft.step(
         Step.FAIL, reason, record, new=new, reason=reason, reason_code=code, queue_position=None, wait_until=None
     )
+
+
+def _fail_oversize(draft: Draft, record: Allocation, error: OversizeError, *, new: bool = False) -> Allocation:
+    """What it wants can be written in no record: waiting would not help, and nobody else is concerned."""
+    reason = explain.too_large(record.request.amounts, error.size, error.most)
+    return _fail(draft, structs.replace(record, unavailable=m.NO_ITEMS), ReasonCode.TOO_LARGE, reason, new=new)
 
 
 def give_up(draft: Draft, record: Allocation) -> None:

@@ -11,6 +11,8 @@ from outfitter_proto.records import AllocationState as State
 
 # plain names: looking up a member of an enumeration costs as much as comparing it ten times (Python 3.11)
 PENDING, PREPARING, ALLOCATED, RELEASING, ENDED, FAILED = State
+GRANTED_STATES = (PREPARING, ALLOCATED)
+"""A worker is being given its devices, or has them."""
 
 
 class Step(enum.StrEnum):

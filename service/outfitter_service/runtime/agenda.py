@@ -85,11 +85,6 @@ class Agenda:
         """The allocations whose owners' deaths are here."""
         return {event.allocation for event in chain(self.queue, self.retries) if isinstance(event, m.OwnerDied)}
 
-    def replace(self, report: m.DriverReport) -> None:
-        """A report could not be committed: this one stands for it, and comes first."""
-        self._reports[report.host, report.resource] = report
-        self.queue.appendleft(report)
-
     def forget(self, host: str) -> None:
         """A host is not served any more."""
         self._reports = {key: report for key, report in self._reports.items() if key[0] != host}

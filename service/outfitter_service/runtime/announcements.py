@@ -10,6 +10,7 @@ from datetime import datetime
 
 from msgspec import structs
 
+from outfitter_proto.codec import encode
 from outfitter_proto.records import Host
 from outfitter_service.core.hosts import host_record
 from outfitter_service.core.ledger import Ledger, PutHost
@@ -48,9 +49,10 @@ class Announcements:
         self.announce(batch, host)
         return None
 
-    def go_on(self, batch: Batch, full: float) -> None:
-        """Announce those that wait for it, as many as there is room for."""
-        while self._waiting and batch.bytes < full:
+    def go_on(self, batch: Batch, full: float, most: int) -> None:
+        """Announce those that wait for it, as many as there is room for. Each counts as an event, of which a batch may
+        have `most`: where commits are too large, each of them is one of its own."""
+        while self._waiting and batch.bytes < full and batch.events < most:
             self.announce(batch, self._waiting.popleft())
 
     def announce(self, batch: Batch, host: str) -> None:
@@ -59,15 +61,20 @@ class Announcements:
         manager = self._station.identity.manager(self._since)
         before = book.record or Host(host=host, manager=manager, since=batch.now)
         named = structs.replace(before, manager=manager)
-        batch.apply([PutHost(host_record(named, self._station.rules.specs, book.inventories, batch.now) or named)])
+        batch.apply([PutHost(host_record(named, batch.rules, book.inventories, batch.now) or named)])
+        batch.events += 1
 
     def part(self, batch: Batch, full: float, *, hosts: bool) -> bool:
         """Say since when nobody manages the hosts (with `hosts`), as far as there is room; whether all is said."""
         if self._parting is None:
             self._parting = deque(self._ledger.hosts if hosts else ())
-        while self._parting and batch.bytes < full:
-            record = self._ledger.book(self._parting.popleft()).record
+        while self._parting:
+            record = self._ledger.book(self._parting[0]).record
             if record is not None:
                 manager = self._station.identity.manager(self._since, batch.now)
-                batch.apply([PutHost(structs.replace(record, manager=manager))])
-        return not self._parting
+                told = structs.replace(record, manager=manager)
+                if batch.bytes and batch.bytes + len(encode(told)) > full:
+                    return False
+                batch.apply([PutHost(told)])
+            self._parting.popleft()
+        return True

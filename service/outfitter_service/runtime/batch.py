@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 import structlog
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from outfitter_proto.bus import Entry, Message
 from outfitter_proto.codec import WireError, decode_registration, encode
@@ -63,7 +63,6 @@ class Batch:
         "_meet",
         "_positions",
         "_ration",
-        "_rules",
         "_stepless",
         "_told",
         "about",
@@ -90,6 +89,7 @@ class Batch:
         "rationed",
         "registered_ms",
         "renewed",
+        "rules",
         "steps",
         "summed",
         "undecided",
@@ -142,7 +142,7 @@ class Batch:
         self.piece: Piece | None = None
         self.history_bytes = 0
         self.announced: dict[str, None] = {}
-        self._rules = rules
+        self.rules = rules
         self._base = base
         self._meet = meet
         self._history = history
@@ -161,7 +161,7 @@ class Batch:
         alone: raising would end the manager, and again after every restart."""
         self.events += 1
         try:
-            decision = decide(self.ledger, self._rules, event, self.now)
+            decision = decide(self.ledger, self.rules, event, self.now)
         except Exception as error:
             log.exception("an event could not be decided: a defect of Outfitter", event_kind=type(event).__name__)
             self.undecided.append(event)
@@ -263,7 +263,7 @@ class Batch:
         return host if host in self.ledger.hosts else ""
 
     def _letter(self, message: Message, reason: str, field: str | None) -> DeadLetter:
-        return dead_letter(message, reason, field, writer=self._rules.writer, at=self.now)
+        return dead_letter(message, reason, field, writer=self.rules.writer, at=self.now)
 
     def sum_up(self, omitted: Mapping[str, Omitted]) -> None:
         """Write one dead letter for what was refused of each host in a minute that is over."""
@@ -285,7 +285,7 @@ class Batch:
                 record = change.record
                 self.hosts.add(record.host)
                 self.allocations[key] = record
-                self._keep(key, record)
+                self._keep(key, record, change.value)
             elif key:
                 self._stepless[key] = None
                 if type(change) is PutHost:
@@ -307,17 +307,20 @@ class Batch:
 
     def renumber(self, host: str, full: float) -> bool:
         """Bring the queue positions that are shown up to date, as far as it fits; False if something is left."""
-        for change in renumber(self.ledger, self._rules, host):
-            if self.bytes >= full:
-                return False
-            self.apply([change])
+        for change in renumber(self.ledger, self.rules, host):
             record = change.record
+            value = encode(record)
+            if self.bytes and self.bytes + len(value) > full:
+                return False
+            self.apply([structs.replace(change, value=value)])
             if record.queue_position is not None:
                 self._positions[record.key] = record.queue_position
         return True
 
-    def _keep(self, key: str, record: Allocation | Host | None) -> None:
-        value = None if record is None else encode(record)
+    def _keep(self, key: str, record: Allocation | Host | None, value: bytes | None = None) -> None:
+        """`value`: the record as it is encoded, where it is already."""
+        if value is None and record is not None:
+            value = encode(record)
         self.plain.pop(key, None)
         self.values[key] = (record, value)
         # what an earlier value of this key took is counted as well: few have any, and it is a bound

@@ -28,6 +28,7 @@ from outfitter_service.runtime.batch import Batch
 from outfitter_service.runtime.intake import Place
 from outfitter_service.runtime.scout import Outlook
 from outfitter_service.runtime.station import Station, Stop
+from outfitter_service.runtime.telling import concerned
 from outfitter_service.runtime.transaction import checkpoint
 from outfitter_service.runtime.work import Work
 
@@ -52,15 +53,25 @@ class Cycle:
     """Decides and commits with one writer, beginning with `ledger` at `place`."""
 
     def __init__(
-        self, station: Station, writer: Writer, ledger: Ledger, place: Place, *, since: datetime, stop: Stop
+        self,
+        station: Station,
+        writer: Writer,
+        ledger: Ledger,
+        place: Place,
+        *,
+        since: datetime,
+        stop: Stop,
+        batch_bytes: int,
     ) -> None:
-        """`since` is when this manager started; `stop` asks for one last commit."""
+        """`since` is when this manager started; `stop` asks for one last commit. A commit's ledger batch, and a batch
+        of history, may have `batch_bytes`."""
         self._station = station
         self._writer = writer
         self._stop = stop
         self._since = since
-        self._full = writer.max_batch_bytes * FILL
-        self._most_history = writer.max_batch_bytes  # in one batch: a second one waits for the first
+        self._full = batch_bytes * FILL
+        self._most_history = batch_bytes  # in one batch: a second one waits for the first
+        station.portion.take(batch_bytes)
         self._log = station.telling.log
         self._checkpointed = place.position  # what comes after the last commit's input
         self._committed_at = 0.0
@@ -120,9 +131,9 @@ class Cycle:
             return None
         self._take_back(self._open, sent)
         if isinstance(sent.trouble, TooLargeError) and self._narrow(sent, sent.trouble):
+            # all of it comes again, behind what is said of hosts or observed anew: the pieces stay small until then
+            self._station.portion.stay_small(until=sent.position)
             if self._writer.tainted:
-                # all of it comes again, behind what is observed anew: the pieces stay small until then
-                self._station.portion.stay_small(until=sent.position)
                 if sent.scouted:
                     self._station.scout.rest(until=sent.scouted[-1].offset + 1)
                 return RecycledError("the bus refused a commit for its size: the writer is replaced")
@@ -179,7 +190,7 @@ class Cycle:
         station = self._station
         batch = Batch(
             self.ledger,
-            structs.replace(station.rules, chunk=station.portion.chunk),
+            structs.replace(station.rules, max_bytes=station.portion.max_bytes),
             self._station.clock.utc(),
             base=self.place.base,
             meet=self._announcements.meet,
@@ -196,7 +207,7 @@ class Cycle:
         work, station = self._open, self._station
         batch, agenda, intake = work.batch, station.agenda, station.intake
         batch.now = self._station.clock.utc()
-        self._announcements.go_on(batch, self._full)
+        self._announcements.go_on(batch, self._full, station.portion.records)
         self._look_at_deadlines()
         until = batch.events + SLICE
         while agenda.queue and batch.events < until and self._has_room(work):
@@ -376,12 +387,15 @@ class Cycle:
             ration.omit(host, omitted)
 
     def _narrow(self, work: Work, trouble: TooLargeError) -> bool:
-        """A commit was too large: try with fewer events, then with smaller pieces of one event's effects. What is too
-        large even so is given up, for itself alone; False: there is nothing to give up."""
+        """A commit was too large: try with fewer events, then with less of one event's effects than the bus promised to
+        take. An event whose own record is too large even so is given up, for itself alone; False: there is nothing to
+        give up."""
         station = self._station
         events = work.batch.events
         self._log.warning("a commit is too large, splitting it", error=str(trouble), events=events)
-        narrowed = station.snapshots.shrink(work.batch.piece, work.batch.now) or station.portion.shrink(events)
+        narrowed = station.snapshots.shrink(work.batch.piece, work.batch.now) or station.portion.shrink(
+            events, work.batch.bytes
+        )
         if not narrowed and work.internal:
             self._give_up(station.agenda.queue.popleft(), trouble)
             narrowed = True
@@ -391,13 +405,14 @@ class Cycle:
         return narrowed
 
     def _give_up(self, event: m.Event, trouble: TooLargeError) -> None:
-        """One event's smallest effect is more than the allocations topic takes."""
-        self._log.error("an event's effects are too large to commit", event_kind=type(event).__name__)
-        if isinstance(event, m.DriverReport) and event.failure is None:
-            failure = m.DriverFailure(reason=f"its inventory is too large to publish: {trouble}", permanent=True)
-            self._station.agenda.replace(structs.replace(event, devices=(), failure=failure))
-        else:
-            self._set_aside(event)
+        """The one record that an event changes is more than the allocations topic takes now: it took more before."""
+        self._log.error(
+            "an event's effects are too large to commit",
+            event_kind=type(event).__name__,
+            **concerned(event),
+            error=str(trouble),
+        )
+        self._set_aside(event)
 
     def _set_aside(self, event: m.Event) -> None:
         """An event came to nothing: its record must not be stuck by that."""

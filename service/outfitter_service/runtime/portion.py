@@ -1,35 +1,49 @@
 """How much goes into one commit: as much as piled up, until one was too large; then smaller and smaller pieces.
 
-A commit that the bus refuses for its size is taken back and tried again with fewer events, then with smaller
-pieces of one event's effects, until what cannot be committed at all stands alone.
+A commit that the bus refuses for its size is taken back and tried again with fewer events, then with less than the bus
+has promised to take, so that the core cuts one event's effects into smaller pieces and finds out whose grant is too
+large. What cannot be committed even so stands alone.
 """
 
 from __future__ import annotations
 
+KEPT_BACK = 8
+"""Such a part of a commit is for what stands beside decisions: the checkpoint, and hosts that are ahead."""
+SMALLEST_BYTES = 4096
+"""Less is in no commit: a record without devices takes some hundred."""
+
 
 class Portion:
-    """`records`: events in a commit at most. `chunk`: allocations that one event may change, see `Rules.chunk`.
-    `indigestible`: the offset of a message that is refused, since the answer to it is too large by itself."""
+    """`records`: events in a commit at most. `max_bytes`: what one event may write, see `Rules`. `indigestible`: the
+    offset of a message that is refused, since the answer to it is too large by itself."""
 
-    def __init__(self, *, records: int, chunk: int) -> None:
-        self._most = (records, chunk)
-        self.records, self.chunk = self._most
+    def __init__(self, *, records: int, max_bytes: int) -> None:
+        self._most = (records, max_bytes)
+        self.records, self.max_bytes = self._most
         self.indigestible: int | None = None
         self._small_until: int | None = None
+        self._refused_bytes: int | None = None
 
     @property
     def whole(self) -> bool:
         """Effects are not cut smaller than usual."""
-        return self.chunk == self._most[1]
+        return self.max_bytes == self._most[1]
 
-    def shrink(self, events: int) -> bool:
-        """A commit of so many events was too large: less from now on. False if it cannot be less."""
+    def take(self, batch_bytes: int) -> None:
+        """The bus takes so many bytes with one commit, as far as it says."""
+        most = batch_bytes - batch_bytes // KEPT_BACK
+        self._most = (self._most[0], most)
+        self.max_bytes = most if self._small_until is None else min(self.max_bytes, most)
+
+    def shrink(self, events: int, size: int) -> bool:
+        """A commit of so many events and bytes was too large: less from now on. False if that would not help."""
         if self.records > 1:
             self.records = max(1, min(self.records, events) // 2)
-        elif self.chunk > 1:
-            self.chunk = max(1, self.chunk // 8)
+        elif self._refused_bytes is None or size < self._refused_bytes * 9 // 10:
+            self._refused_bytes = size
+            self.max_bytes = max(SMALLEST_BYTES, min(self.max_bytes, size) // 2)
         else:
-            return False
+            return False  # the event's own record: with a lower bound it was as large as before
         return True
 
     def refuse(self, offset: int) -> bool:
@@ -45,10 +59,10 @@ class Portion:
     def grow(self, position: int, *, idle: bool) -> None:
         """A commit succeeded, up to `position`: back to the usual size, once what was too large is through."""
         if self._small_until is None or (position >= self._small_until and idle):
-            self._small_until = None
-            self.records, self.chunk = self._most
+            self._small_until = self._refused_bytes = None
+            self.records, self.max_bytes = self._most
 
     def forget(self) -> None:
         """The input began again: positions of before mean nothing now."""
-        self._small_until = None
+        self._small_until = self._refused_bytes = None
         self.indigestible = None

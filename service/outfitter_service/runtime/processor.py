@@ -138,7 +138,7 @@ class Processor:
             attendance=self.attendance,
             intake=self.intake,
             scout=self.scout,
-            portion=Portion(records=limits.batch_records, chunk=rules.chunk),
+            portion=Portion(records=limits.batch_records, max_bytes=rules.max_bytes),
             ration=Ration(clock.monotonic),
             snapshots=Snapshots(identity.writer, identity.instance, limits.history),
             telling=Telling(metrics, **place),
@@ -296,13 +296,16 @@ class Processor:
                 if restored.checkpoint is None:
                     restored = await self._announce(writer) or restored
                 place = await self._adopt(restored)
+                most = await self._batch_bytes(writer)
             except BusError as error:
                 return error
-            cycle = self._cycle = Cycle(station, writer, self.ledger, place, since=self._since, stop=self._stop)
+            cycle = self._cycle = Cycle(
+                station, writer, self.ledger, place, since=self._since, stop=self._stop, batch_bytes=most
+            )
             try:
                 async with anyio.create_task_group() as tasks:
                     self.intake.reset(place.position)
-                    self.scout.reset(place, room=writer.max_batch_bytes // AHEAD_SHARE)
+                    self.scout.reset(place, room=most // AHEAD_SHARE)
                     tasks.start_soon(self.intake.run)
                     tasks.start_soon(self.intake.measure)
                     if station.remit.host is None:
@@ -316,6 +319,17 @@ class Processor:
                 if cycle.opened:
                     self._seen_commit = self.ledger.commits
             return trouble
+
+    async def _batch_bytes(self, writer: Writer) -> int:
+        """What one commit may write: as the writer says, and no more than is taken by the topics that it writes to."""
+        station = self._station
+        most = writer.max_batch_bytes
+        for name in station.topics.written(history=station.limits.history is not None):
+            limit = (await station.bus.topic(name)).config.get("max.message.bytes")
+            if limit is not None and name != station.topics.dead_letters:
+                # a batch has headers, and a step in history is more than its record
+                most = min(most, int(limit) * 15 // 16)
+        return most
 
     async def _restore_what_was_seen(self) -> Restored | None:
         """What the look before the fence has read, if nothing was written since: a long ledger is replayed once."""

@@ -111,10 +111,13 @@ class Snapshots:
         while at < len(underway.keys) and size < self._piece_bytes:
             key = underway.keys[at]
             record = _record(ledger, key)
-            at += 1
             if record is not None:
-                records[key] = Raw(value := encode(record))
+                value = encode(record)
+                if records and size + len(value) > self._piece_bytes:
+                    break  # a large record is a piece of its own
+                records[key] = Raw(value)
                 size += len(value) + len(key)
+            at += 1
         last = at == len(underway.keys)
         underway.handed = (part + 1, at)
         told = Snapshot(writer=self._writer, begun=underway.begun, part=part, records=records, last=last)

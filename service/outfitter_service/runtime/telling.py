@@ -12,6 +12,7 @@ import structlog
 
 from outfitter_proto.bus import BusError, CommitUnknownError, FencedError, TooLargeError
 from outfitter_proto.records import FINAL_STATES, Allocation, ReasonCode, Transition
+from outfitter_service.core import model as m
 from outfitter_service.core.ledger import Ledger
 from outfitter_service.core.states import ALLOCATED, FAILED
 from outfitter_service.metrics import Metrics
@@ -40,6 +41,19 @@ class Lines:
         given = min(wanted, self._left)
         self._left -= given
         return given
+
+
+def concerned(event: m.Event) -> dict[str, str]:
+    """Whom an event is about: a worker, a driver, or a host."""
+    if isinstance(event, m.Incoming):
+        message = event.message
+        return {"host": message.host, "worker": message.worker, "incarnation": message.incarnation or ""}
+    if isinstance(event, m.DriverReport | m.DriverRetry):
+        return {"host": event.host, "resource": event.resource}
+    if isinstance(event, m.Tick | m.Reschedule):
+        return {"host": event.host}
+    host, worker, incarnation = event.allocation.split("/")
+    return {"host": host, "worker": worker, "incarnation": incarnation}
 
 
 class Telling:
