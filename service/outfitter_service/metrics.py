@@ -1,7 +1,7 @@
 """Every metric of the service, and the only importer of prometheus_client.
 
-Base units and the usual suffixes; labels are bounded (resources, states, reasons, causes, kinds, drivers);
-every labelled counter exists from the start at zero. Gauges of state are computed when scraped.
+Base units and the usual suffixes; labels are bounded (resources, states, reasons, kinds, drivers), and what says why is
+called `reason`. Every labelled counter exists from the start at zero. Gauges of state are computed when scraped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
 from msgspec import Struct
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
@@ -22,7 +30,7 @@ from outfitter_proto.records import AllocationState, Health, NobodysCode, Reason
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
-RELEASE_CAUSES = (
+RELEASE_REASONS = (
     ReasonCode.DEREGISTERED,
     ReasonCode.WITHDRAWN,
     ReasonCode.LEASE_EXPIRED,
@@ -50,7 +58,10 @@ EVENT_KINDS = (
     "defect",
 )
 DRIVER_CALLS = ("inventory", "retrieve", "prepare", "unprepare", "in-use")
-ALLOCATION_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
+ALLOCATION_BUCKETS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10,
+    15, 20, 30, 45, 60, 90, 120, 180, 300, 450, 600, 900, 1800, 3600, 7200,
+)  # fmt: skip
 COMMIT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
@@ -58,13 +69,13 @@ class Standing(Struct, frozen=True, kw_only=True):
     """What the gauges show at one moment, counted from committed records.
 
     `devices` by (resource, `free` | `held` | `unhealthy` | `unknown`), `allocations` by (resource, state),
-    `pending` by reason code. `records` are the allocations in memory, `lag` those of the input that are not decided,
-    `oldest_unanswered_s` is the age in seconds of the oldest of them that was fetched.
+    `pending` by (resource, reason code). `records` are the allocations in memory, `lag` those of the input that are not
+    decided, `oldest_unanswered_s` is the age in seconds of the oldest of them that was fetched.
     """
 
     devices: Tally[tuple[str, str]]
     allocations: Tally[tuple[str, str]]
-    pending: Tally[str]
+    pending: Tally[tuple[str, str]]
     watched_owners: int = 0
     polled_owners: int = 0
     unwatched_owners: Tally[Unwatched] = Tally()
@@ -104,15 +115,20 @@ class _StandingCollector(Collector):
         allocations = GaugeMetricFamily(
             "outfitter_allocations", "Allocation records, by resource and state.", labels=["resource", "state"]
         )
-        pending = GaugeMetricFamily("outfitter_pending", "Workers that wait, by reason.", labels=["reason"])
+        pending = GaugeMetricFamily(
+            "outfitter_pending", "Workers that wait, by each resource that they want, and reason.",
+            labels=["resource", "reason"],
+        )  # fmt: skip
         device_states = ("free", "held", Health.UNHEALTHY, Health.UNKNOWN)
-        for resource in sorted({*self._resources, *(name for name, _ in (*now.devices, *now.allocations))}):
+        for resource in sorted(
+            {*self._resources, *(name for name, _ in (*now.devices, *now.allocations, *now.pending))}
+        ):
             for state in device_states:
                 devices.add_metric([resource, state], now.devices[resource, state])
             for allocation_state in AllocationState:
                 allocations.add_metric([resource, allocation_state], now.allocations[resource, allocation_state])
-        for reason in PENDING_REASONS:
-            pending.add_metric([reason], now.pending[reason])
+            for reason in PENDING_REASONS:
+                pending.add_metric([resource, reason], now.pending[resource, reason])
         unwatched = GaugeMetricFamily(
             "outfitter_unwatched_owners",
             "Live allocations whose owner process is not watched, by reason: leases decide about them.",
@@ -140,28 +156,30 @@ class _StandingCollector(Collector):
 
 
 class Waits(Collector):
-    """A histogram that one thread alone counts in, so it takes no lock. Seconds."""
+    """A histogram by resource that one thread alone counts in, so it takes no lock. Seconds."""
 
-    def __init__(self, name: str, documentation: str, buckets: tuple[float, ...]) -> None:
+    def __init__(self, name: str, documentation: str, buckets: tuple[float, ...], resources: Iterable[str]) -> None:
         self._name = name
         self._documentation = documentation
         self._buckets = buckets
-        self._counts = [0] * (len(buckets) + 1)
-        self._sum = 0.0
+        self._counts = {resource: [0] * (len(buckets) + 1) for resource in resources}
+        self._sums = dict.fromkeys(self._counts, 0.0)
 
-    def observe(self, seconds: float, count: int = 1) -> None:
-        """Count `count` waits of so long."""
-        self._counts[bisect_left(self._buckets, seconds)] += count
-        self._sum += seconds * count
+    def observe(self, resource: str, seconds: float, count: int = 1) -> None:
+        """Count `count` waits of so long for a resource."""
+        counts = self._counts.get(resource)
+        if counts is None:
+            counts = self._counts[resource] = [0] * (len(self._buckets) + 1)
+            self._sums[resource] = 0.0
+        counts[bisect_left(self._buckets, seconds)] += count
+        self._sums[resource] += seconds * count
 
     def collect(self) -> Iterator[Metric]:
         bounds = [*(str(float(bucket)) for bucket in self._buckets), "+Inf"]
-        yield HistogramMetricFamily(
-            self._name,
-            self._documentation,
-            buckets=list(zip(bounds, accumulate(self._counts), strict=True)),
-            sum_value=self._sum,
-        )
+        family = HistogramMetricFamily(self._name, self._documentation, labels=["resource"])
+        for resource, counts in self._counts.items():
+            family.add_metric([resource], list(zip(bounds, accumulate(counts), strict=True)), self._sums[resource])
+        yield family
 
 
 class _Refusals(Collector):
@@ -180,10 +198,14 @@ class _Refusals(Collector):
 class Metrics:
     """The metrics of one manager, in a registry of their own."""
 
-    def __init__(self, resources: Iterable[str] = ()) -> None:
+    def __init__(self, resources: Iterable[str] = (), *, host: str = "", cluster: str = "", scope: str = "") -> None:
+        """`host`, `cluster` and `scope` are the manager's; `host` is empty in cluster scope."""
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a third as many series again, that nobody asks for
         self.resources = tuple(resources)
         self.registry = r = CollectorRegistry()
-        Info("outfitter", "The running manager.", registry=r).info({"version": __version__})
+        ProcessCollector(registry=r)
+        about = {"version": __version__, "host": host, "cluster": cluster, "scope": scope}
+        Info("outfitter", "The running manager.", registry=r).info(about)
         self.ready = Gauge("outfitter_ready", "1 while registrations are being answered.", registry=r)
         self.partition_ready = Gauge(
             "outfitter_partition_ready",
@@ -210,8 +232,8 @@ class Metrics:
             self.unknown_fields.labels(kind)
         self.swept = Counter(
             "outfitter_swept",
-            "Messages that were nobody's and sent to the dead letters here, by why.",
-            ["why"],
+            "Messages that were nobody's and sent to the dead letters here, by reason.",
+            ["reason"],
             registry=r,
         )
         self.swept_partitions = Gauge(
@@ -219,13 +241,14 @@ class Metrics:
         )
         self.allocation_seconds = Waits(
             "outfitter_allocation_seconds",
-            "From the registration's arrival on the bus to its committed grant.",
+            "From the registration's arrival on the bus to its committed grant, by each resource granted.",
             ALLOCATION_BUCKETS,
+            self.resources,
         )
         r.register(self.allocation_seconds)
         self.grants = Counter("outfitter_grants", "Allocations granted.", ["resource"], registry=r)
         self.failures = Counter("outfitter_failures", "Allocations failed, by reason.", ["reason"], registry=r)
-        self.releases = Counter("outfitter_releases", "Allocations ended, by cause.", ["cause"], registry=r)
+        self.releases = Counter("outfitter_releases", "Allocations ended, by reason.", ["reason"], registry=r)
         self.lease_expiries = Counter("outfitter_lease_expiries", "Leases that ended in silence.", registry=r)
         self.driver_runs = Counter("outfitter_driver_runs", "Driver calls.", ["resource", "call"], registry=r)
         self.driver_failures = Counter(
@@ -248,10 +271,10 @@ class Metrics:
         )
         for kind in EVENT_KINDS:
             self.events.labels(kind)
-        for why in NobodysCode:
-            self.swept.labels(why)
-        for cause in RELEASE_CAUSES:
-            self.releases.labels(cause)
+        for code in NobodysCode:
+            self.swept.labels(code)
+        for ending in RELEASE_REASONS:
+            self.releases.labels(ending)
         for reason in ReasonCode:
             self.failures.labels(reason)
         for outcome in ("ok", "fenced", "unknown", "unavailable", "too-large"):

@@ -83,7 +83,9 @@ def test_counts_are_those_of_the_records_there_are_whatever_came_before(
         now = {key: one for key, one in now.items() if changed.get(key, one) is not None}
     told = census.standing([book(*[device(f"D{n}") for n in range(4)])])
     assert told.allocations == Counter((name, one.state) for one in now.values() for name in one.request.amounts)
-    assert told.pending == Counter(one.reason_code for one in now.values() if one.state == "pending")
+    assert told.pending == Counter(
+        (name, one.reason_code) for one in now.values() if one.state == "pending" for name in one.request.amounts
+    )
     held = {info["id"] for one in now.values() for infos in one.resources.values() for info in infos}
     assert (told.devices["gpu", "held"], told.devices["gpu", "free"]) == (len(held), 4 - len(held))
 
@@ -194,7 +196,7 @@ def test_what_several_processors_show_together_is_the_sum_and_of_ages_the_highes
         Standing(
             devices=Counter({("gpu", "free"): n}),
             allocations=Counter({("gpu", "allocated"): n}),
-            pending=Counter({"busy": n}),
+            pending=Counter({("gpu", "busy"): n}),
             watched_owners=n,
             leases=n,
             records=n,
@@ -206,7 +208,7 @@ def test_what_several_processors_show_together_is_the_sum_and_of_ages_the_highes
     assert Standing.together(parts) == Standing(
         devices=Counter({("gpu", "free"): 3}),
         allocations=Counter({("gpu", "allocated"): 3}),
-        pending=Counter({"busy": 3}),
+        pending=Counter({("gpu", "busy"): 3}),
         watched_owners=3,
         leases=3,
         records=3,

@@ -125,7 +125,7 @@ async def test_all_workers_of_one_process_end_with_it_under_a_small_limit(
     owners = begin(1)
     await register_all(manager, [owner(owners.pids[0])] * 400)
     owners.end(owners.pids)
-    manager.wait_for(lambda: manager.metric("outfitter_releases_total", cause="owner-died") == 400)
+    manager.wait_for(lambda: manager.metric("outfitter_releases_total", reason="owner-died") == 400)
 
 
 async def test_a_thousand_processes_are_watched_under_a_small_limit_and_after_a_restart(
@@ -145,15 +145,15 @@ async def test_a_thousand_processes_are_watched_under_a_small_limit_and_after_a_
     manager.wait_for(lambda: "not every owner process" in manager.log.read_text())
     first, last = owners.pids[:50], owners.pids[-50:]
     owners.end(first + last)
-    manager.wait_for(lambda: manager.metric("outfitter_releases_total", cause="owner-died") == 100)
+    manager.wait_for(lambda: manager.metric("outfitter_releases_total", reason="owner-died") == 100)
     assert manager.log.read_text().count("not every owner process") == 1, "one line for all of them"
     manager.kill9()
     owners.end(owners.pids[:100])
     manager.start()
-    manager.wait_for(lambda: manager.metric("outfitter_releases_total", cause="owner-died") == 100)
+    manager.wait_for(lambda: manager.metric("outfitter_releases_total", reason="owner-died") == 100)
     assert all_watched(800)
     owners.end(list(owners.pids))
-    manager.wait_for(lambda: manager.metric("outfitter_releases_total", cause="owner-died") == 900)
+    manager.wait_for(lambda: manager.metric("outfitter_releases_total", reason="owner-died") == 900)
     assert all_watched(0)
 
 

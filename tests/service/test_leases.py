@@ -265,7 +265,7 @@ async def test_silence_ends_an_allocation_and_the_next_worker_has_its_device(ser
         await house.state("next", "allocated")
         await house.told()
         assert house.metric("outfitter_lease_expiries_total") == 1
-        assert house.metric("outfitter_releases_total", cause="lease-expired") == 1
+        assert house.metric("outfitter_releases_total", reason="lease-expired") == 1
 
 
 async def test_heartbeats_keep_a_lease_and_write_nothing(serve: Serve) -> None:

@@ -17,12 +17,14 @@ from support.manager import StartManager
 ZERO = {
     "outfitter_devices": [{"resource": "gpu", "state": state} for state in ("free", "held", "unhealthy", "unknown")],
     "outfitter_allocations": [{"resource": "gpu", "state": str(state)} for state in AllocationState],
-    "outfitter_pending": [{"reason": reason} for reason in ("busy", "infeasible", "not-reported", "driver-failed")],
-    "outfitter_allocation_seconds_count": [{}],
+    "outfitter_pending": [
+        {"resource": "gpu", "reason": reason} for reason in ("busy", "infeasible", "not-reported", "driver-failed")
+    ],
+    "outfitter_allocation_seconds_count": [{"resource": "gpu"}],
     "outfitter_driver_runs_total": [{"resource": "gpu", "call": call} for call in ("inventory", "retrieve", "prepare")],
     "outfitter_driver_failures_total": [{"resource": "gpu", "call": call} for call in ("inventory", "unprepare")],
     "outfitter_driver_seconds_count": [{"resource": "gpu", "call": "inventory"}],
-    "outfitter_releases_total": [{"cause": cause} for cause in ("deregistered", "lease-expired", "owner-died")],
+    "outfitter_releases_total": [{"reason": reason} for reason in ("deregistered", "lease-expired", "owner-died")],
     "outfitter_failures_total": [{"reason": str(reason)} for reason in ReasonCode],
     "outfitter_events_total": [{"kind": kind} for kind in ("register", "heartbeat", "deregister", "dead-letter")],
     "outfitter_dead_letters_total": [{}],
@@ -64,10 +66,10 @@ async def test_metrics_move_with_what_happens(serve: Serve) -> None:
             ("outfitter_events_total", {"kind": "deregister"}, 2),
             ("outfitter_dead_letters_total", {}, 1),
             ("outfitter_grants_total", {"resource": "gpu"}, 4),
-            ("outfitter_allocation_seconds_count", {}, 4),
+            ("outfitter_allocation_seconds_count", {"resource": "gpu"}, 4),
             ("outfitter_failures_total", {"reason": "unknown-resource"}, 1),
-            ("outfitter_releases_total", {"cause": "deregistered"}, 2),
-            ("outfitter_releases_total", {"cause": "lease-expired"}, 1),
+            ("outfitter_releases_total", {"reason": "deregistered"}, 2),
+            ("outfitter_releases_total", {"reason": "lease-expired"}, 1),
             ("outfitter_lease_expiries_total", {}, 1),
             ("outfitter_driver_runs_total", {"resource": "gpu", "call": "inventory"}, 1),
             ("outfitter_driver_seconds_count", {"resource": "gpu", "call": "inventory"}, 1),
@@ -77,7 +79,7 @@ async def test_metrics_move_with_what_happens(serve: Serve) -> None:
             assert house.metric(name, **labels) == value, f"{name}{labels}"
         assert house.metric("outfitter_commits_total", outcome="ok") >= 2
         assert house.metric("outfitter_commit_seconds_count") >= 2
-        assert house.metric("outfitter_allocation_seconds_sum") < 20
+        assert house.metric("outfitter_allocation_seconds_sum", resource="gpu") < 20
 
 
 def test_probes_and_metrics_over_http(start_manager: StartManager) -> None:
@@ -117,7 +119,7 @@ def test_the_log_is_json_and_each_line_about_a_worker_says_which(start_manager: 
     assert manager.outfitter("register", "--worker", "x", "--resource", "gpu=9", "--wait", "20").returncode == 1
     assert manager.outfitter("deregister", "--worker", "w").returncode == 0
     assert manager.outfitter("deregister", "--worker", "w", "--incarnation", "nobody").returncode in {0, 1}
-    manager.wait_for(lambda: manager.metric("outfitter_releases_total", cause="deregistered") == 1)
+    manager.wait_for(lambda: manager.metric("outfitter_releases_total", reason="deregistered") == 1)
     assert manager.stop() == 0
     said = lines(manager)
     for line in said:

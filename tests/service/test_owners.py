@@ -64,7 +64,7 @@ async def test_an_owners_death_releases_at_once_whatever_its_lease(
         await house.state("next", "allocated")
         await house.told()
         assert house.processor.attendance.watched == 0
-        assert house.metric("outfitter_releases_total", cause="owner-died") == 1
+        assert house.metric("outfitter_releases_total", reason="owner-died") == 1
 
 
 async def test_a_watched_owner_needs_no_heartbeats(serve: Serve) -> None:

@@ -37,6 +37,8 @@ from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.telling import Telling
 
+GPU = {"resource": "gpu"}
+
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NAMES = topics()
 
@@ -118,10 +120,10 @@ def test_plain_grants_come_to_the_same_commit_as_the_steps(monkeypatch: pytest.M
             writing.say(Deregister(host="h", worker="w1", incarnation="1"))
             writing.say(Register(host="h", worker="w3", incarnation="1"))
             batch, metrics = writing.batch, Metrics(["gpu"])
-            assert len(batch.arrived_ms) == (3 if short else 0)
+            assert len(batch.granted["gpu"]) == (3 if short else 0)
             written, _ = writing.commit()
             Telling(metrics).committed(batch)
-            waited = metrics.registry.get_sample_value("outfitter_allocation_seconds_sum") or 0.0
+            waited = metrics.registry.get_sample_value("outfitter_allocation_seconds_sum", GPU) or 0.0
             came = sum(time.time() - 3600 * (offset // 2) for offset in (0, 1, 2, 5))
             assert abs(waited - came) < 60
             same = {
@@ -133,8 +135,8 @@ def test_plain_grants_come_to_the_same_commit_as_the_steps(monkeypatch: pytest.M
                     metrics.registry.get_sample_value("outfitter_events_total", {"kind": k}) for k in EVENT_KINDS
                 ],
                 "steps": [(key, step.to, step.explanation) for key, step in batch.steps],
-                "grants": metrics.registry.get_sample_value("outfitter_grants_total", {"resource": "gpu"}),
-                "waits": metrics.registry.get_sample_value("outfitter_allocation_seconds_count"),
+                "grants": metrics.registry.get_sample_value("outfitter_grants_total", GPU),
+                "waits": metrics.registry.get_sample_value("outfitter_allocation_seconds_count", GPU),
             }
             told.append(same)
     assert told[0] == told[1]
@@ -148,7 +150,7 @@ def test_of_many_grants_the_first_ones_are_logged_and_the_others_counted(*, hist
     for number in range(LOGGED + 7):
         writing.say(Register(host="h", worker=f"w{number}", incarnation="1"))
     writing.say(Deregister(host="h", worker="w0", incarnation="1"))
-    assert len(writing.batch.arrived_ms) == LOGGED + 7
+    assert len(writing.batch.granted["gpu"]) == LOGGED + 7
     written, _ = writing.commit()
     with structlog.testing.capture_logs() as lines:
         Telling(Metrics(["gpu"])).committed(writing.batch)
@@ -190,7 +192,7 @@ def test_a_record_that_is_forgotten_and_made_anew_in_one_commit_is_another_one(*
     writing.begin(NOW + timedelta(days=1))
     writing.batch.decide(m.Tick(host="h"))
     writing.say(again)
-    assert len(writing.batch.arrived_ms) == short
+    assert len(writing.batch.granted["gpu"]) == short
     assert list(writing.batch.renewed) == (["h/w/1"] if short else [])  # the lease of before is still known
     written, checkpoint = writing.commit()
     told = writing.census.standing([])

@@ -152,7 +152,7 @@ def test_a_host_without_a_manager_is_named_and_a_worker_that_waits_for_its_first
     try:
         [letter] = stage.wait_for_letters(1)
         assert f"no manager serves host '{host}'; hosts served: {manager.host}." in letter.reason
-        manager.wait_for(lambda: manager.metric("outfitter_swept_total", why="no-manager") == 1)
+        manager.wait_for(lambda: manager.metric("outfitter_swept_total", reason="no-manager") == 1)
         assert manager.metric("outfitter_dead_letters_total") == 1
         assert f"no manager serves host '{host}': 1 of its messages" in manager.outfitter("status").stderr
         start_manager(bus=stage.url, cluster=stage.cluster, host=host)

@@ -180,7 +180,7 @@ class Demonstration:
 
     def _the_metrics_say_the_same(self) -> None:
         _title("What Prometheus sees at the manager's /metrics")
-        died = 'outfitter_releases_total{cause="owner-died"} 1.0'  # counted a moment after it can be read
+        died = 'outfitter_releases_total{reason="owner-died"} 1.0'  # counted a moment after it can be read
         self._await("one was released because its owner died", lambda: died in self._get("/metrics"))
         metrics = self._get("/metrics")
         for line in metrics.splitlines():

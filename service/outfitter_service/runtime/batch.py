@@ -68,7 +68,6 @@ class Batch:
         "about",
         "allocations",
         "announced",
-        "arrived_ms",
         "before",
         "bytes",
         "commands",
@@ -130,8 +129,7 @@ class Batch:
         self.cut: dict[str, None] = {}
         self.kinds: defaultdict[str, int] = defaultdict(int)
         self.registered_ms: dict[str, int] = {}
-        self.granted: defaultdict[str, int] = defaultdict(int)
-        self.arrived_ms: list[int] = []
+        self.granted: defaultdict[str, list[int]] = defaultdict(list)
         self.plain: dict[str, tuple[Allocation, Entry]] = {}
         self.values: dict[str, tuple[Allocation | Host | None, bytes | None]] = {}
         self.allocations: dict[str, Allocation | None] = {}
@@ -205,7 +203,8 @@ class Batch:
             self.warned.append((registration, warnings))
         decision = self.decide(m.Incoming(registration, source, warnings))
         if type(decision) is Grant:
-            self.arrived_ms.append(message.timestamp_ms)
+            for resource in decision.record.resources:
+                self.granted[resource].append(message.timestamp_ms)
         elif decision.refused is not None:
             letter = self.refuse(message, decision.refused)
             if letter is not None:
@@ -220,8 +219,6 @@ class Batch:
         name, value = key.encode(), encode(record)
         size = len(name) + 16
         self.ledger.grant(key, record, grant.names)
-        for resource in record.resources:
-            self.granted[resource] += 1
         if key in self._stepless:
             # that its record was forgotten before will not be seen, so the lease of that one goes on, from now
             self.renewed[key] = None

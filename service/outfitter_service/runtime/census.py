@@ -31,7 +31,7 @@ class Census:
         self._resources = frozenset(resources)
         self._records = 0
         self._allocations: dict[tuple[str, str], int] = {}
-        self._pending: dict[str, int] = {}
+        self._pending: dict[tuple[str, str], int] = {}
         self._holders = Holders()
         self._known: dict[tuple[str, str], tuple[Inventory, object, _Ids]] = {}
         """Of each host and resource that was shown last, worked out once for each report."""
@@ -71,10 +71,10 @@ class Census:
         self._records += count
         for resource in amounts or (NONE,):
             known = resource is NONE or state in HOLDING_STATES or resource in self._resources
-            shown = resource if known else OTHER, state
-            self._allocations[shown] = self._allocations.get(shown, 0) + count
-        if state == PENDING and reason is not None:
-            self._pending[reason] = self._pending.get(reason, 0) + count
+            name = resource if known else OTHER
+            self._allocations[name, state] = self._allocations.get((name, state), 0) + count
+            if state == PENDING and reason is not None:
+                self._pending[name, reason] = self._pending.get((name, reason), 0) + count
 
     def standing(self, books: Iterable[HostBook]) -> Standing:
         """What is counted here; `books` are the ledger's, for their inventories and names."""

@@ -52,7 +52,12 @@ class Service:
         self.settings = settings
         self._take_over = take_over
         self.loaded = loading.load(settings.resources, scope=settings.scope)
-        self.metrics = Metrics(name for name in self.loaded)
+        self.metrics = Metrics(
+            self.loaded,
+            host=settings.host if settings.scope == "host" else "",
+            cluster=settings.cluster,
+            scope=settings.scope,
+        )
         self.metrics.ready.set_function(lambda: float(self.ready))
         self._server: PartitionServer | None = None
         self._replica: Replica | None = None

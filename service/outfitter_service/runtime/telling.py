@@ -17,7 +17,7 @@ from outfitter_service.core.ledger import Ledger
 from outfitter_service.core.states import ALLOCATED, FAILED
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.batch import LOGGED, Batch
-from outfitter_service.runtime.census import Census
+from outfitter_service.runtime.census import NONE, Census
 from outfitter_service.runtime.selfcheck import Violation
 
 log = structlog.get_logger("outfitter.processor")
@@ -76,7 +76,7 @@ class Telling:
         self._registered_ms.update(batch.registered_ms)
         for kind, count in batch.kinds.items():
             metrics.events.labels(kind).inc(count)
-        metrics.events.labels("register").inc(sum(batch.granted.values()))
+        metrics.events.labels("register").inc(sum(map(len, batch.granted.values())))
         omitted = sum(omitted.count for omitted in batch.omitted.values())
         metrics.dead_letters.inc(len(batch.letters) - len(batch.summed) + omitted)
         metrics.dead_letters_omitted.inc(omitted)
@@ -122,8 +122,8 @@ class Telling:
     def _count(self, batch: Batch) -> None:
         """Count transitions; grants and their waits are summed up first, for there are many. What came to plain grants
         the batch knows."""
-        arrived = Counter(batch.arrived_ms)
-        grants = defaultdict(int, batch.granted)
+        waits = {resource: Counter(arrived) for resource, arrived in batch.granted.items()}
+        grants = defaultdict(int, {resource: len(arrived) for resource, arrived in batch.granted.items()})
         for key, step in batch.steps:
             record = step.record
             if type(record) is not Allocation:  # a plain grant's is encoded already
@@ -132,13 +132,15 @@ class Telling:
                 self._count_other(key, step, record)
                 continue
             registered_ms = self._registered_ms.pop(key, None)
-            if registered_ms is not None:
-                arrived[registered_ms] += 1
             for resource in record.resources:
                 grants[resource] += 1
+            if registered_ms is not None:
+                for resource in record.resources or (NONE,):
+                    waits.setdefault(resource, Counter())[registered_ms] += 1
         now_ms = time.time() * 1000
-        for arrived_ms, count in arrived.items():
-            self._metrics.allocation_seconds.observe(max(0.0, now_ms - arrived_ms) / 1000, count)
+        for resource, arrivals in waits.items():
+            for arrived_ms, count in arrivals.items():
+                self._metrics.allocation_seconds.observe(resource, max(0.0, now_ms - arrived_ms) / 1000, count)
         for resource, count in grants.items():
             self._metrics.grants.labels(resource).inc(count)
 
