@@ -115,6 +115,8 @@ class FilesDriverFactory(ExternalResourceDriverFactory):
             raise ValueError("path is missing; valid is the folder whose files are the devices")
         folder = (config.directory or Path()) / Path(written).expanduser()
         interval = settings.seconds(config, "poll-interval", default=DEFAULT_POLL_INTERVAL, maximum=3600)
+        if not folder.is_dir():
+            config.warn(f"path is {written!r}, and there is no such folder now: {folder.absolute()}")
         return FilesDriver(folder.absolute(), poll_interval=interval)
 
 

@@ -29,7 +29,8 @@ def parse_duration(text: str) -> float:
         seconds += float(part[1]) * _SECONDS[part[2]]
         position = part.end()
     if not stripped or position != len(stripped):
-        raise ValueError(f"{text!r} is no duration: write 30s, 500ms, 5m, 1h30m or 2d")
+        shown = text if len(text) <= 80 else f"{text[:80]}…"
+        raise ValueError(f"{shown!r} is no duration: write 30s, 500ms, 5m, 1h30m or 2d")
     return seconds
 
 

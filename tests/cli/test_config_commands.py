@@ -169,3 +169,54 @@ def test_what_is_about_a_whole_file_names_no_key(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "error: none.toml: cannot be read: No such file or directory\n")
     told = json.loads(outfitter("config", "check", "none.toml", "--json", cwd=tmp_path).stdout)
     assert told["problems"][0]["key"] is None
+
+
+def problems(path: Path, text: str) -> list[dict[str, str]]:
+    (path / "a.toml").write_text(text)
+    done = outfitter("config", "check", "--json", "a.toml", cwd=path)
+    found = json.loads(done.stdout)
+    assert done.returncode == (0 if found["ok"] else 1)
+    return found["problems"]
+
+
+FOLDER = 'external-resources = ["gpu"]\n[external-resource.gpu]\namount = 1\ndriver = "files"\n'
+
+
+def test_a_misspelt_parameter_is_blamed_itself_with_its_own_value(tmp_path: Path) -> None:
+    [unknown, missing] = problems(tmp_path, FOLDER + 'param.pth = "gpus"\nparam.path = "nonexisting"\n')
+    assert (unknown["key"], unknown["found"], unknown["severity"]) == (
+        "external-resource.gpu.param.pth",
+        "gpus",
+        "error",
+    )
+    assert unknown["suggestion"] == "did you mean external-resource.gpu.param.path?"
+    assert unknown["problem"] == "its driver says: unknown setting 'pth'"
+    assert (missing["key"], missing["severity"]) == ("external-resource.gpu.param.path", "warning")
+    assert "no such folder" in missing["problem"]
+
+
+def test_what_is_wrong_with_the_manager_and_with_each_driver_is_said_in_one_round(tmp_path: Path) -> None:
+    found = problems(
+        tmp_path,
+        'http = "nonsense"\nlease = "soon"\n'
+        + FOLDER.replace('"gpu"]', '"gpu", "fpga"]').replace("amount = 1", "amount = -1")
+        + 'param.pth = "gpus"\nparam.pol-interval = "1s"\nparam.nothing-like-it = "x"\n'
+        + '[external-resource.fpga]\namount = 1\ndriver = "static"\nparam.count = "many"\nparam.cuont = "2"\n',
+    )
+    assert {problem["key"] for problem in found if problem["severity"] == "error"} == {
+        "http",
+        "lease",
+        "external-resource.gpu.amount",
+        "external-resource.gpu.param.pth",
+        "external-resource.gpu.param.pol-interval",
+        "external-resource.gpu.param.nothing-like-it",
+        "external-resource.fpga.param.count",
+        "external-resource.fpga.param.cuont",
+    }
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "external-resources = []\n", 'lease = "30s"\n'])
+def test_a_file_that_serves_nothing_is_said_to(tmp_path: Path, text: str) -> None:
+    [problem] = problems(tmp_path, text)
+    assert (problem["key"], problem["severity"]) == ("external-resources", "warning")
+    assert "no resource" in problem["problem"]

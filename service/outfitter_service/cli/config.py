@@ -10,7 +10,16 @@ from msgspec import structs
 from outfitter_service.cli import output
 from outfitter_service.cli.options import config as config_option
 from outfitter_service.cli.options import json_output
-from outfitter_service.config import ConfigurationError, Problem, ResourceConfig, Settings, Severity, inspect
+from outfitter_service.config import (
+    ConfigurationError,
+    Inspection,
+    Problem,
+    ResourceConfig,
+    Settings,
+    Severity,
+    inspect,
+)
+from outfitter_service.config.options import LIST_KEY
 from outfitter_service.config.problems import masked
 from outfitter_service.core.model import SpecState
 
@@ -32,7 +41,9 @@ def check(file: str | None, config: str | None, as_json: bool) -> int:
     from outfitter_service.cli.driver_check import driver_problems
 
     inspection = inspect(file or config)
-    found = [*inspection.problems, *driver_problems(inspection.settings)]
+    found = [*inspection.problems, *driver_problems(inspection)]
+    if not inspection.resources and not any(problem.key == LIST_KEY for problem in found):
+        found.append(_nothing(inspection))
     told = [problem for problem in found if problem.severity is not Severity.INFO]
     ok = not any(problem.severity is Severity.ERROR for problem in found)
     if as_json:
@@ -43,6 +54,16 @@ def check(file: str | None, config: str | None, as_json: bool) -> int:
     if not as_json and not told:
         output.say("ok")
     return 0 if ok else 1
+
+
+def _nothing(inspection: Inspection) -> Problem:
+    return Problem(
+        file=str(inspection.settings.file or "") if inspection.settings is not None else "",
+        key=LIST_KEY,
+        problem="lists no resource: a manager would serve none",
+        suggestion='write external-resources = ["gpu"], and an amount and a driver for it',
+        severity=Severity.WARNING,
+    )
 
 
 def _plain(problem: Problem) -> dict[str, str | None]:
@@ -72,7 +93,7 @@ def show(file: str | None, config: str | None, pairs: tuple[str, ...], as_json: 
     inspection = inspect(file or config, dict(_pair(pair) for pair in pairs))
     if inspection.settings is None:
         raise ConfigurationError(inspection.errors)
-    refused = list(driver_problems(inspection.settings))
+    refused = list(driver_problems(inspection))
     for problem in (*inspection.problems, *refused):
         if problem.severity is not Severity.INFO:
             output.say(str(problem), err=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from outfitter_service.cli import output
@@ -39,6 +41,6 @@ def resources(config: str | None, maxima: tuple[str, ...], as_json: bool) -> Non
 
 def _maximum(text: str) -> tuple[str, int]:
     key, separator, amount = text.rpartition("=")
-    if not separator or not key or not (amount.isascii() and amount.isdigit()):
-        raise click.BadParameter(f"{text!r} is not KEY=AMOUNT, such as yarn.io/gpu=8", param_hint="--maximum")
+    if not separator or not key or not re.fullmatch("[0-9]{1,19}", amount):
+        raise click.BadParameter(f"{text[:80]!r} is not KEY=AMOUNT, such as yarn.io/gpu=8", param_hint="--maximum")
     return key, int(amount)

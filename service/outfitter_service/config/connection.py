@@ -6,6 +6,7 @@ what only a file of Flink's needs unless there is one.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ from msgspec import Struct
 
 from outfitter_service.config import options, sources
 from outfitter_service.config.problems import ConfigurationError, Problem
+
+log = logging.getLogger("outfitter.config")
 
 _WANTED = ("bus", "host", "cluster", "history")
 _TABLE = [option for option in options.SETTINGS if option.name in _WANTED or option.name.startswith(options.KAFKA)]
@@ -46,6 +49,8 @@ def connection(
     found = sources.find(path, environment)
     if found is not None:
         source = sources.read(found)
+        for problem in source.problems:
+            log.warning("%s", problem)
         keys = {option.name: {option.flat_key} | ({option.name} if source.toml else set()) for option in _TABLE}
         paths = {option.name for option in _TABLE if option.is_path}
         for entry in source.entries:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import re
 
 from outfitter_proto.names import InvalidNameError, check_name
+from outfitter_service.config.problems import shorten
 
 NONE = "none"
+MAX_NAMES = 1_000
+"""Resources of one host: far more than there are kinds of devices."""
 
 
 class ItemError(ValueError):
@@ -31,6 +34,8 @@ def resource_names(value: str | list[str] | None) -> tuple[list[str], list[ItemE
         items = [item.strip() for item in value] if isinstance(value, list) else _items(value.strip())
     except ItemError as error:
         return [], [error]
+    if len(items) > MAX_NAMES:
+        return [], [ItemError(f"{len(items)} items", f"lists {len(items)} resources; at most {MAX_NAMES} are read")]
     names: dict[str, None] = {}
     errors: list[ItemError] = []
     for position, item in enumerate(items, 1):
@@ -64,22 +69,29 @@ def _items(text: str) -> list[str]:
     return _split(text, ";")
 
 
+_QUOTED = re.compile(r"""(?:'((?:[^']|'')*)'|"((?:[^"]|"")*)")\s*""")
+
+
 def _split(text: str, delimiter: str) -> list[str]:
     """The trimmed items; one delimiter at the end is fine."""
     items: list[str] = []
-    rest = text.strip()
-    while rest:
-        quoted = re.match(r"""(?:'((?:[^']|'')*)'|"((?:[^"]|"")*)")\s*""", rest)
-        if quoted:
-            item = quoted[1].replace("''", "'") if quoted[1] is not None else quoted[2].replace('""', '"')
-            rest = rest[quoted.end() :]
-            if rest and not rest.startswith(delimiter):
-                raise ItemError(text, f"text follows a closing quote: {rest!r}")
-            rest = rest[1:]
-        elif rest[0] in "'\"":
-            raise ItemError(text, f"the quote {rest[0]} is never closed")
+    position, end = 0, len(text)
+    while position < end:
+        if text[position].isspace():
+            position += 1
+        elif quoted := _QUOTED.match(text, position):
+            items.append(
+                (quoted[1].replace("''", "'") if quoted[1] is not None else quoted[2].replace('""', '"')).strip()
+            )
+            position = quoted.end()
+            if position < end and text[position] != delimiter:
+                raise ItemError(text, f"text follows a closing quote: {shorten(text[position:])}")
+            position += 1
+        elif text[position] in "'\"":
+            raise ItemError(text, f"the quote {text[position]} is never closed")
         else:
-            item, _, rest = rest.partition(delimiter)
-        items.append(item.strip())
-        rest = rest.strip()
+            following = text.find(delimiter, position)
+            following = end if following < 0 else following
+            items.append(text[position:following].strip())
+            position = following + 1
     return items

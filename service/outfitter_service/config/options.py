@@ -297,6 +297,9 @@ SETTINGS += (
     ),
 )  # fmt: skip
 
+SECRET_FILES = frozenset(f"{KAFKA}{name}-file" for name in ("sasl-password", "sasl-token", "key", "key-password"))
+"""Settings that name files which nobody else is to read."""
+
 RESOURCE_OPTIONS: tuple[ResourceOption, ...] = (
     ResourceOption(
         "amount", "whole number", amount, None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from msgspec import Struct, structs
 
@@ -44,6 +44,10 @@ class Problem(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.found is not None:
             structs.force_setattr(self, "found", masked(self.key, self.found))
+        for name, longest in (("key", 256), ("problem", 2_000), ("suggestion", 2_000)):
+            value = getattr(self, name)
+            if value is not None and len(value) > longest:
+                structs.force_setattr(self, name, f"{value[:longest]}… ({len(value)} characters)")
 
     def __str__(self) -> str:
         found = f" (found {shorten(self.found)})" if self.found is not None else ""
@@ -83,8 +87,10 @@ def ascii_safe(text: str) -> str:
     return f"'{printable(text)}'"
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that was probably meant."""
+def nearest(word: str, known: Collection[str]) -> str | None:
+    """The known word that was probably meant. Nobody is guessed at among very many, nor from something very long."""
+    if len(word) > 256 or len(known) > 100:
+        return None
     import difflib  # a configuration without faults does not need it
 
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

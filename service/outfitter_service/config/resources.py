@@ -68,6 +68,8 @@ class Resources(NamedTuple):
 _OPTIONS = {option.name: option for option in options.RESOURCE_OPTIONS}
 _SILENT = {alias: option.name for option in options.RESOURCE_OPTIONS for alias in option.aliases}
 _OLD = {old: option.name for option in options.RESOURCE_OPTIONS for old in option.old_names} | options.OLD_PARAMS
+_GUESSES = 50
+"""After so many that are not listed, nobody reads what each could have been meant for."""
 _SUGGESTED = [*_OPTIONS, *_SILENT, "param.discovery-script.path", "param.discovery-script.args"]
 
 
@@ -177,7 +179,7 @@ class _Workshop:
         if name in self._unlisted:
             return
         self._unlisted.add(name)
-        near = nearest(name, self.names)
+        near = nearest(name, self.names) if len(self._unlisted) <= _GUESSES else None
         suggestion = f"did you mean {near}?" if near else f"add {name} to {options.LIST_KEY}"
         self._say(
             name,

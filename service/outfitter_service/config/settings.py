@@ -9,10 +9,12 @@ import difflib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from msgspec import Struct
 
+from outfitter_proto import ownership
 from outfitter_service.config import options, resources, sources
 from outfitter_service.config.names import resource_names
 from outfitter_service.config.problems import ConfigurationError, Problem, Severity, nearest
@@ -76,6 +78,9 @@ class Inspection(NamedTuple):
 
     settings: Settings | None
     problems: tuple[Problem, ...]
+    resources: tuple[ResourceConfig, ...] = ()
+    """All that are listed, whatever is wrong with the manager's own settings."""
+    origins: Mapping[str, str] = MappingProxyType({})
 
     @property
     def errors(self) -> tuple[Problem, ...]:
@@ -242,9 +247,10 @@ class _Reading:
         self._suggest_keys(built.configs)
         values = {option.field: self._setting(option) for option in options.SETTINGS}
         self._check_login(values)
+        self._check_secrets(values)
         problems = tuple(self.problems)
         if any(problem.severity is Severity.ERROR and problem.resource is None for problem in problems):
-            return Inspection(None, problems)
+            return Inspection(None, problems, built.configs, built.origins)
         origins = {name: self.settings[name].place if name in self.settings else "default" for name in _SETTINGS}
         origins[options.LIST_KEY] = self.names.place if self.names is not None else "default"
         return Inspection(
@@ -256,6 +262,8 @@ class _Reading:
                 problems=problems,
             ),
             problems,
+            built.configs,
+            built.origins,
         )
 
     def _check_login(self, values: Mapping[str, Any]) -> None:
@@ -274,6 +282,14 @@ class _Reading:
             access.described(values["bus"], given, self.environment)
         except BusConfigurationError as error:
             self._say(Given(None, "", options.KAFKA.rstrip(".")), str(error), None)
+
+    def _check_secrets(self, values: Mapping[str, Any]) -> None:
+        """A warning for each secret that everybody on this machine may read."""
+        for option in options.SETTINGS:
+            value = values[option.field]
+            if option.name in options.SECRET_FILES and value and (why := ownership.read_by_others(Path(value))):
+                item = self.settings.get(option.name) or Given(value, "default", option.name)
+                self._say(item, f"names a secret, and {why}", None, Severity.WARNING)
 
     def _resource_names(self) -> list[str]:
         if self.names is None:

@@ -7,24 +7,33 @@ tables within lists get the position as a part of their key.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from outfitter_proto import ownership
+from outfitter_proto.printable import printable
 from outfitter_service.config.problems import ConfigurationError, Problem, Severity
 
 if TYPE_CHECKING:
     from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
+
+log = logging.getLogger("outfitter.config")
 
 DEFAULT_FILES = (Path("outfitter.toml"), Path("/etc/outfitter/outfitter.toml"))
 VARIABLE = "OUTFITTER_CONFIG"
 MAX_BYTES = 1024 * 1024
 MAX_ENTRIES = 20_000
 MAX_DEPTH = 32
+MAX_KEY = 1_024
+"""Characters: the longest name of a resource, the longest option, and room for a parameter's."""
 
 _TOML_LINE = r"""\s*(?:\[|(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*[\w"'-]+)*\s*=)"""
 _LEGACY_LINE = r"[^\s:#][^:]*: .*"
+_KEY_PART = r"""(?:"[^"\n]*"|'[^'\n]*'|[A-Za-z0-9_-]++)[ \t]*+\.[ \t]*+"""
+_DEEP_KEY = re.compile(rf"""(?<![\w"'.-])(?:{_KEY_PART}){{{MAX_DEPTH + 1}}}""")
 _NULL = "tag:yaml.org,2002:null"
 
 Value = str | list[str] | None
@@ -51,23 +60,49 @@ class Source(NamedTuple):
 def find(path: str | Path | None, environment: Mapping[str, str]) -> Path | None:
     """The file to read: `path`, else the environment's, else the first default one that exists.
 
-    None when none was named and no default one exists. A file that was named is returned whether it exists or not.
+    None when none was named and no default one exists. A file that was named is returned whether it exists or not. A
+    default one of which others may decide what it says is passed over, and that is logged: nobody has named it.
     """
     named = path or environment.get(VARIABLE)
     if named:
         return Path(named)
-    return next((file for file in DEFAULT_FILES if file.exists()), None)
+    for file in DEFAULT_FILES:
+        if not file.exists():
+            continue
+        if (doubt := ownership.doubt(file)) is None:
+            return file
+        log.warning("%s", _passed_over(file, doubt))
+    return None
+
+
+def _passed_over(file: Path, doubt: str) -> str:
+    named = file if file.is_absolute() else f"./{file}"
+    return printable(f"{named} is not read: {doubt}; --config {named} reads it all the same")
 
 
 def none_found() -> ConfigurationError:
     """The error that says which files were tried."""
     tried = ", ".join(f"./{file}" if not file.is_absolute() else str(file) for file in DEFAULT_FILES)
+    doubts = [_passed_over(file, doubt) for file in DEFAULT_FILES if (doubt := ownership.doubt(file))]
+    why = "; ".join(doubts) or f"neither of {tried} exists"
     problem = Problem(
         file="",
         key="--config",
-        problem=f"no configuration: --config and {VARIABLE} are not given, and neither of {tried} exists",
+        problem=f"no configuration: --config and {VARIABLE} are not given, and {why}",
     )
     return ConfigurationError([problem])
+
+
+def _doubts(path: Path) -> Iterator[Problem]:
+    """A warning where somebody else may decide what stands in a file that was named."""
+    if doubt := ownership.doubt(path):
+        yield Problem(
+            file=str(path),
+            key="",
+            problem=f"{doubt}, and so what runs as this user",
+            suggestion=f"see that it and its directory are yours or root's, and `chmod o-w {path}`",
+            severity=Severity.WARNING,
+        )
 
 
 def read(path: Path) -> Source:
@@ -77,9 +112,10 @@ def read(path: Path) -> Source:
         ConfigurationError: it cannot be read, is no text, or is not in any of the syntaxes.
     """
     text = _text(path)
-    if _is_toml(path, text):
-        return Source(path, True, tuple(_toml(path, text)))
-    return _flink(path, text)
+    source = (
+        Source(path, True, tuple(_bounded(path, _toml(path, text)))) if _is_toml(path, text) else _flink(path, text)
+    )
+    return source._replace(problems=(*_doubts(path), *source.problems))
 
 
 def _refuse(path: Path, problem: str, *, key: str = "", found: str | None = None) -> ConfigurationError:
@@ -124,30 +160,43 @@ def _is_toml(path: Path, text: str) -> bool:
 def _toml(path: Path, text: str) -> Iterator[Entry]:
     import tomllib
 
+    if deep := _DEEP_KEY.search(text):  # before the parser, whose time and memory grow with the square of such a key
+        raise _too_deep(path, text.count("\n", 0, deep.start()) + 1)
     try:
         table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except RecursionError as error:
+        raise _refuse(path, "is nested too deeply") from error
+    except ValueError as error:  # a syntax error, or a number with more digits than Python reads
         raise _refuse(path, f"is no TOML: {error}") from error
-    return _flat_toml(table, "")
+    yield from _flat_toml(path, table, "", 0)
 
 
-def _flat_toml(value: Any, key: str) -> Iterator[Entry]:
+def _too_deep(path: Path, line: int) -> ConfigurationError:
+    return _refuse(path, f"is nested more than {MAX_DEPTH} deep in line {line}")
+
+
+def _flat_toml(path: Path, value: Any, key: str, depth: int) -> Iterator[Entry]:
+    if depth > MAX_DEPTH:
+        raise _refuse(path, f"is nested more than {MAX_DEPTH} deep", key=key[:MAX_KEY])
     if isinstance(value, dict):
         for name, inner in value.items():
-            yield from _flat_toml(inner, f"{key}.{name}" if key else name)
+            yield from _flat_toml(path, inner, f"{key}.{name}" if key else name, depth + 1)
     elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
         for position, inner in enumerate(value):
-            yield from _flat_toml(inner, f"{key}.{position}")
+            yield from _flat_toml(path, inner, f"{key}.{position}", depth + 1)
     elif isinstance(value, list):
-        yield Entry(key, [_toml_text(item) for item in value])
+        yield Entry(key, [_toml_text(path, item, key) for item in value])
     else:
-        yield Entry(key, _toml_text(value))
+        yield Entry(key, _toml_text(path, value, key))
 
 
-def _toml_text(value: Any) -> str:
+def _toml_text(path: Path, value: Any, key: str) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return str(value)
+    try:
+        return str(value)
+    except ValueError as error:  # a hexadecimal number with more digits than Python writes
+        raise _refuse(path, "is a number of more digits than any setting has", key=key[:MAX_KEY]) from error
 
 
 # --- Flink ---------------------------------------------------------------------------------------------
@@ -180,11 +229,14 @@ def _flink(path: Path, text: str) -> Source:
     raise _refuse(path, wrong)
 
 
-def _bounded(path: Path, entries: Iterator[Entry]) -> Iterator[Entry]:
-    """A few anchors that refer to each other can mean billions of keys."""
+def _bounded(path: Path, entries: Iterable[Entry]) -> Iterator[Entry]:
+    """A few anchors that refer to each other can mean billions of keys, and a key can be as long as the file."""
     for count, entry in enumerate(entries):
         if count >= MAX_ENTRIES:
             raise _refuse(path, f"has more than {MAX_ENTRIES} keys")
+        if len(entry.key) > MAX_KEY:
+            line = f" in line {entry.line}" if entry.line is not None else ""
+            raise _refuse(path, f"has a key of {len(entry.key)} characters{line}; at most {MAX_KEY} are read")
         yield entry
 
 
@@ -248,4 +300,4 @@ def _legacy(path: Path, text: str) -> Source:
             )
             continue
         entries.append(Entry(key.strip(), value.strip(), number))
-    return Source(path, False, tuple(entries), tuple(problems))
+    return Source(path, False, tuple(_bounded(path, entries)), tuple(problems))

@@ -7,6 +7,7 @@ would round (0.5 to "0") is refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -84,10 +85,11 @@ def _in_effect(resources: Iterable[ResourceConfig]) -> Iterable[ResourceConfig]:
 
 def _whole(config: ResourceConfig, amount: Any) -> int:
     """The amount as a number of whole devices, from a number or from a driver's text."""
-    number = int(amount) if isinstance(amount, str) and amount.isascii() and amount.isdigit() else amount
+    number = int(amount) if isinstance(amount, str) and re.fullmatch("[0-9]{1,19}", amount) else amount
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        shown = amount[:40] if isinstance(amount, str) else amount
         raise RequestError(
-            f"resource {config.name}: {amount!r} cannot be requested; devices are requested as whole numbers from 1"
+            f"resource {config.name}: {shown!r} cannot be requested; devices are requested as whole numbers from 1"
         )
     return number
 

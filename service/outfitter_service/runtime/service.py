@@ -119,6 +119,8 @@ class Service:
             bus=settings.bus,
             resources=list(self.loaded),
         )
+        if not self.loaded:
+            log.warning("no resource is configured, so none is served", key="external-resources")
         try:
             registrations = await self._reach(bus)
             if registrations is not None:
