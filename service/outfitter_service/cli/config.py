@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -12,7 +13,6 @@ from outfitter_service.cli.options import config as config_option
 from outfitter_service.cli.options import json_output
 from outfitter_service.config import (
     ConfigurationError,
-    Inspection,
     Problem,
     ResourceConfig,
     Settings,
@@ -42,8 +42,8 @@ def check(file: str | None, config: str | None, as_json: bool) -> int:
 
     inspection = inspect(file or config)
     found = [*inspection.problems, *driver_problems(inspection)]
-    if not inspection.resources and not any(problem.key == LIST_KEY for problem in found):
-        found.append(_nothing(inspection))
+    if inspection.settings is not None and not any(problem.key == LIST_KEY for problem in found):
+        found += _nothing(inspection.settings)
     told = [problem for problem in found if problem.severity is not Severity.INFO]
     ok = not any(problem.severity is Severity.ERROR for problem in found)
     if as_json:
@@ -56,14 +56,16 @@ def check(file: str | None, config: str | None, as_json: bool) -> int:
     return 0 if ok else 1
 
 
-def _nothing(inspection: Inspection) -> Problem:
-    return Problem(
-        file=str(inspection.settings.file or "") if inspection.settings is not None else "",
-        key=LIST_KEY,
-        problem="lists no resource: a manager would serve none",
-        suggestion='write external-resources = ["gpu"], and an amount and a driver for it',
-        severity=Severity.WARNING,
-    )
+def _nothing(settings: Settings) -> Iterator[Problem]:
+    """That there is nothing to serve, where that is so."""
+    if not settings.resources:
+        yield Problem(
+            file=str(settings.file or ""),
+            key=LIST_KEY,
+            problem="lists no resource: a manager would serve none",
+            suggestion='write external-resources = ["gpu"], and an amount and a driver for it',
+            severity=Severity.WARNING,
+        )
 
 
 def _plain(problem: Problem) -> dict[str, str | None]:
