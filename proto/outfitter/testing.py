@@ -12,12 +12,12 @@ that builds its own context can put `fake.context` where that code looks for `Ru
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, UnsetType, structs
 
 from outfitter import standing
 from outfitter.board import Board
@@ -58,14 +58,22 @@ class FakeOutfitter:
         resources: the devices of each resource, as string properties; `id`, `index` and `local_index` are
             made up where they are missing.
         env: the environment variables of every allocation.
+        shared: the resources of which every worker, and every operator that may ask for one, gets all devices.
 
     `registrations` and `departures` (name of the worker, reason) list what workers said, for assertions.
     """
 
-    def __init__(self, resources: Mapping[str, Devices] | None = None, *, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        resources: Mapping[str, Devices] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        shared: Collection[str] = (),
+    ) -> None:
         self.registrations: list[Register] = []
         self.departures: list[tuple[str, str]] = []
         self._env = dict(env or {})
+        self._shared = frozenset(shared)
         self._devices: dict[str, list[dict[str, str]]] = {}
         self._unavailable: dict[str, Unavailable] = {}
         self._verdict: tuple[AllocationState, str | None, str | None] = (AllocationState.ALLOCATED, None, None)
@@ -212,7 +220,12 @@ class FakeOutfitter:
         if state is AllocationState.ALLOCATED:
             state, code, reason = self._feasible(amounts)
         granted = state is AllocationState.ALLOCATED
-        devices = {name: self._devices[name][:amount] for name, amount in amounts.items() if name in self._devices}
+        devices = {
+            name: self._devices[name] if name in self._shared else self._devices[name][:amount]
+            for name, amount in amounts.items()
+            if name in self._devices
+        }
+        shared = [name for name in devices if name in self._shared]
         return Allocation(
             host=asked.host,
             worker=asked.worker,
@@ -236,7 +249,9 @@ class FakeOutfitter:
             source=Source(partition=0, offset=worker.number),
             token=worker.number if granted else None,
             resources=devices if granted else {},
-            operators=_shares(asked, devices, self._env) if granted else {},
+            operators=_shares(asked, devices, shared, self._env) if granted else {},
+            shared=shared if granted else [],
+            common=_common(asked, devices, shared) if granted else UNSET,
             env=dict(self._env) if granted else {},
             unavailable={name: self._unavailable[name] for name in amounts if name in self._unavailable},
         )
@@ -265,16 +280,30 @@ def _key(registration: Register) -> str:
 
 
 def _shares(
-    asked: Register, devices: Mapping[str, list[dict[str, str]]], env: Mapping[str, str]
+    asked: Register, devices: Mapping[str, list[dict[str, str]]], shared: Collection[str], env: Mapping[str, str]
 ) -> dict[str, OperatorShare]:
     """Deal the devices out in the order in which the operators are listed."""
     left = {name: [device["id"] for device in listed] for name, listed in devices.items()}
     shares = {}
     for operator, requests in (asked.operators or {}).items():
-        mine = {name: left.get(name, [])[: request.amount] for name, request in requests.items()}
+        mine = {name: left.get(name, [])[: request.amount] for name, request in requests.items() if name not in shared}
         left = {name: [id_ for id_ in ids if id_ not in mine.get(name, ())] for name, ids in left.items()}
-        shares[operator] = OperatorShare(resources=mine, env=dict(env))
+        seen = [name for name in requests if name in shared]
+        shares[operator] = OperatorShare(resources=mine, env=dict(env), shared=seen or UNSET)
     return shares
+
+
+def _common(
+    asked: Register, devices: Mapping[str, list[dict[str, str]]], shared: Collection[str]
+) -> dict[str, OperatorShare] | UnsetType:
+    """What all operators see that ask for a shared resource."""
+    named = {name for requests in (asked.operators or {}).values() for name in requests}
+    common = {
+        name: OperatorShare(resources={name: [device["id"] for device in devices[name]]})
+        for name in shared
+        if name in named
+    }
+    return common or UNSET
 
 
 class _FakeContext(RuntimeContext):

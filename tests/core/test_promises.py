@@ -47,7 +47,9 @@ class Core(RuleBasedStateMachine):
         confirms=st.booleans(),
         on_failure=st.sampled_from(m.OnFailure),
         disk_state=st.sampled_from([m.SpecState.OK, m.SpecState.OK, m.SpecState.MISCONFIGURED]),
-        bounds=st.sampled_from([{}, {}, {"max_waiting": 2}, {"max_over": 1}, {"max_incarnations": 2}, {"max_live": 1}]),
+        bounds=st.sampled_from(
+            [{}, {}, {"max_waiting": 2}, {"max_over": 1}, {"max_incarnations": 2}, {"max_live": 1}, {"max_bytes": 4000}]
+        ),
     )
     def begin(
         self,

@@ -13,8 +13,9 @@ from outfitter_proto.records import Allocation, Health, Host, ManagerIdentity, R
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules
 from outfitter_service.core.hosts import host_record
-from outfitter_service.core.ledger import DropAllocation, Inventory, PutAllocation, PutHost
+from outfitter_service.core.ledger import Inventory
 from outfitter_service.core.sizes import LONGEST_REASON, REQUEST_BYTES
+from support.core_world import written
 from support.desk import HOST, START, Desk, asks, specs
 
 MOST = 20_000
@@ -25,20 +26,6 @@ LARGE = 34
 
 def devices(count: int, note: str = NOTE, **fields: Any) -> list[m.KnownDevice]:
     return [m.KnownDevice(id=f"g{n}", properties={"index": str(n), "note": note}, **fields) for n in range(count)]
-
-
-def written(decision: Decision) -> int:
-    """The bytes of what a decision puts and deletes."""
-    size = 0
-    for change in decision.changes:
-        match change:
-            case PutAllocation(key=key, record=record):
-                size += len(key) + len(encode(record)) + 16
-            case DropAllocation(key=key):
-                size += len(key) + 16
-            case PutHost(record=host):
-                size += len(encode(host))
-    return size
 
 
 class Scale(Desk):
@@ -122,7 +109,8 @@ def test_what_was_granted_can_be_refreshed_and_released_whatever_becomes_of_its_
     desk.register("w", amount)
     desk.report(*devices(2000, "n", health=Health.UNHEALTHY, reason="r" * 500))
     assert {info["health"] for info in desk["w"].resources["gpu"]} == {"unhealthy"}
-    desk.say(m.OwnerDied(allocation="h/w/1", detail="\x01" * 5000))
+    decision = desk.say(m.OwnerDied(allocation="h/w/1", detail="\x01" * 5000))
+    assert len(decision.history[0][1].explanation) == LONGEST_REASON
     assert desk.state("w") == ("releasing" if confirms else "ended")
     assert len(str(desk["w"].reason)) == LONGEST_REASON
     desk.say(m.Unprepared(allocation="h/w/1", token=2, confirmed=True))
@@ -152,15 +140,21 @@ def test_no_plain_grant_is_larger_than_a_record_may_be() -> None:
     assert desk.register("v", 1).state == "allocated"
 
 
-def test_many_who_give_up_at_once_do_so_in_decisions_that_can_be_written(desk: Desk) -> None:
+def test_many_give_up_and_are_forgotten_in_decisions_that_can_be_written(desk: Desk) -> None:
     desk.report("a")
     desk.register("holder", 1)
-    for number in range(100):
-        desk.register(f"w{number}", 1, wait_s=5.0, labels={"note": "x" * 1000})
+    names = [f"w{number}".ljust(240, "x") for number in range(100)]
+    for name in names:
+        desk.register(name, 1, wait_s=5.0, labels={"note": "x" * 1000})
     desk.pass_time(6)
-    assert {desk.state(f"w{number}") for number in range(100)} == {"failed"}
+    assert {desk.state(name) for name in names} == {"failed"}
     desk.pass_time(desk.rules.retention_s + 1)
     assert list(desk.ledger.allocations) == ["h/holder/1"]
+
+
+def test_whoever_could_not_wait_beside_a_record_of_its_own_is_told_so(desk: Desk) -> None:
+    record = desk.register("w", 1, labels={"note": "x" * (MOST // 4)})
+    assert (record.state, record.reason_code) == ("failed", "too-large")
 
 
 # --- hosts ---------------------------------------------------------------------------------------------

@@ -14,6 +14,17 @@ def test_one_call_makes_a_context_for_a_simple_test() -> None:
         assert dict(info) == {"id": "gpu:0", "index": "7", "local_index": "0", "uuid": "GPU-x"}
 
 
+def test_of_a_shared_resource_every_operator_sees_all_devices() -> None:
+    fake = FakeOutfitter({"gpu": [{}, {}], "nic": [{}, {}]}, shared=["nic"])
+    with fake.context({"gpu": 2, "nic": 1}, operators={"infer": {"gpu": 1, "nic": 1}}) as context:
+        seen = [
+            [info["id"] for info in context.for_operator(who).get_external_resource_infos(name)]
+            for name in ("gpu", "nic")
+            for who in ("infer", "other")
+        ]
+    assert seen == [["gpu:0"], ["gpu:1"], ["nic:0", "nic:1"], ["nic:0", "nic:1"]]
+
+
 def test_a_test_can_lose_the_lease_and_have_it_back() -> None:
     fake = FakeOutfitter({"gpu": [{}]})
     told: list[outfitter.LeaseLostError] = []

@@ -11,6 +11,7 @@ from datetime import timedelta
 from itertools import combinations
 from typing import Any
 
+from outfitter_proto.codec import encode
 from outfitter_proto.records import (
     FINAL_STATES,
     HOLDING_STATES,
@@ -43,6 +44,17 @@ ONE_NAME = {alias: name for name, aliases in ALIASES.items() for alias in aliase
 
 def known(name: str, health: Health = Health.HEALTHY) -> m.KnownDevice:
     return m.KnownDevice(id=name, properties={"index": name}, aliases=ALIASES.get(name, ()), health=health)
+
+
+def written(decision: Decision) -> int:
+    """The bytes of the allocations that a decision puts and deletes."""
+    size = 0
+    for change in decision.changes:
+        if isinstance(change, PutAllocation):
+            size += len(change.key) + len(encode(change.record)) + 16
+        elif isinstance(change, DropAllocation):
+            size += len(change.key) + 16
+    return size
 
 
 def has_alone(record: Allocation) -> set[str]:
@@ -150,6 +162,7 @@ class World:
         assert len(decision.changes) <= self.rules.chunk + MORE, f"{len(decision.changes)} changes of {event}"
         apply(decided, self.ledger)
         self.decided.append((event, decision))
+        assert written(decision) <= self.rules.max_bytes, f"{event} is decided in {written(decision)} bytes"
         self._check_grants(decision)
         check_exclusive(self.ledger.allocations.values())
         assert sum(not has_alone(one) for one in self.ledger.book(HOST).live.values()) <= self.rules.max_live

@@ -13,10 +13,16 @@ import msgspec
 
 from outfitter_drivers import api
 from outfitter_proto import environment
+from outfitter_proto.records import Health
 from outfitter_service.core import model as m
 
 REASON_LENGTH = 2000
 """What of a driver's message is kept in a record: a reason is for people."""
+LONGEST_NAME = 1024
+"""Characters of a device's id, and of each of its aliases."""
+MOST_ALIASES = 64
+DEVICE_BYTES = 64 * 1024
+"""What may be said of one device, as JSON: a grant has room for a dozen of that size."""
 SHORTEST_DELAY_S = 0.05
 """A driver that wants to be asked again at once is asked after this: it must not keep the manager busy."""
 
@@ -56,11 +62,12 @@ def pause(error: Exception, delay: float) -> float:
 
 
 def known_device(resource: str, device: api.Device) -> m.KnownDevice:
-    """A driver's device with its canonical id: its own, or `<resource>:<index>`.
+    """A driver's device with its canonical id: its own, or `<resource>:<index>`. One of which more is said than
+    `DEVICE_BYTES` is unhealthy, and nothing is kept of what is said.
 
     Raises:
-        PermanentDriverError: it has neither an id nor an index, something of it is not the text it must be, or it sets
-            a variable that no driver may set.
+        PermanentDriverError: it has neither an id nor an index, something of it is not the text it must be, it has too
+            many or too long names, or it sets a variable that no driver may set.
     """
     device_id = device.id
     if device_id is None:
@@ -76,23 +83,42 @@ def known_device(resource: str, device: api.Device) -> m.KnownDevice:
         properties=dict(device.properties),
         aliases=tuple(device.aliases),
         health=device.health,
-        reason=device.reason,
+        reason=None if device.reason is None else device.reason[:REASON_LENGTH],
         env=dict(device.env),
         cdi=tuple(device.cdi),
     )
     try:
         # what is written must be readable again: a ledger that is not would refuse its host
-        known = msgspec.json.decode(msgspec.json.encode(known), type=m.KnownDevice)
+        encoded = msgspec.json.encode(known)
+        known = msgspec.json.decode(encoded, type=m.KnownDevice)
     except (msgspec.MsgspecError, UnicodeError, TypeError) as error:
         raise api.PermanentDriverError(
             f"the driver of {resource} reported device {device_id!r} with something that is no text: {error}"
         ) from error
+    _check_names(resource, known)
+    if len(encoded) > DEVICE_BYTES:
+        reason = f"its driver says {len(encoded)} bytes of it, and at most {DEVICE_BYTES} can be handed on"
+        return m.KnownDevice(id=known.id, properties={}, aliases=known.aliases, health=Health.UNHEALTHY, reason=reason)
     for name, why in environment.divide(known.env)[1].items():
         raise api.PermanentDriverError(
             f"the driver of {resource} reported device {device_id!r} "
             f"with variable {name!r}, which no driver may set: {why}"
         )
     return known
+
+
+def _check_names(resource: str, device: m.KnownDevice) -> None:
+    """Names are kept whole or not at all: a device is held under each of them.
+
+    Raises:
+        PermanentDriverError: there are too many, or one is too long.
+    """
+    longest = max(len(name) for name in (device.id, *device.aliases))
+    if longest > LONGEST_NAME or len(device.aliases) > MOST_ALIASES:
+        raise api.PermanentDriverError(
+            f"the driver of {resource} reported device {device.id[:80]!r} with {len(device.aliases)} aliases, the "
+            f"longest name having {longest} characters; at most {MOST_ALIASES} aliases of {LONGEST_NAME} are taken"
+        )
 
 
 def known_devices(resource: str, devices: Sequence[api.Device]) -> tuple[m.KnownDevice, ...]:
