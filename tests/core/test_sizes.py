@@ -58,7 +58,7 @@ def test_it_is_told_at_once_where_even_the_smallest_devices_would_not_fit(desk: 
     desk.register("w0", 1)  # it has the large one, and everybody waits for it
     record = desk.register("large", 100)
     assert (record.state, record.reason_code) == ("failed", "too-large")
-    assert "ask for fewer: at most about 30 of 100 devices" in str(record.reason)
+    assert "ask for fewer devices (about 27 of 100 fit)" in str(record.reason)
     assert desk.register("other", 99).reason_code == "too-large"
     assert desk.register("small", 20).state == "allocated"
 

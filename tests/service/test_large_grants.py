@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 
 from outfitter_drivers.api import Device
+from outfitter_proto import topics
+from outfitter_proto.bus import TopicSpec
 from outfitter_proto.processes import process_owner
 from outfitter_proto.records import Health
+from outfitter_service.runtime.processor import Limits
+from outfitter_service.runtime.snapshots import Pace
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
-from support.house import deregister, register, static
+from support.house import CLUSTER, House, deregister, register, static
 from support.reporting import SOURCES, Source, reporting
 from support.verdict import verdict
 
@@ -149,4 +155,30 @@ async def test_long_reasons_of_many_resources_leave_room_for_each_others_devices
             await house.state(f"w-{name}", "ended")
         await house.told()
         assert house.metric("outfitter_dead_letters_total") == 0
+        assert (await verdict(bus.url)).violations == ()
+
+
+async def has_a_piece_of_one_record(house: House) -> bool:
+    return any(len(one["records"]) == 1 for one in await house.history() if one["type"] == "snapshot")
+
+
+async def test_what_the_topics_take_is_the_bound(bus: FaultyBus, serve: Serve) -> None:
+    """Nothing is ever refused by them: neither grants, nor what history and its snapshots say of those."""
+    less = {"max.message.bytes": "40000"}
+    settings = {name: {one.name: one.value for one in of_topic} for name, of_topic in topics.wanted(CLUSTER).items()}
+    await bus.create_topics([TopicSpec(name, 1, config | less, 1) for name, config in settings.items()])
+    pace = Pace(interval=timedelta(seconds=0.1), between_bytes=1)
+    async with serve(static(1700), limits=Limits(lease_grace_s=0.1, history=pace)) as house:
+        await house.say(register("large", gpu=1000))
+        assert (await house.state("large", "failed"))["reason_code"] == "too-large"
+        for number in range(8):
+            await house.say(register(f"w{number}", gpu=200))
+            await house.state(f"w{number}", "allocated")
+        await house.say(register("next", gpu=250), *[deregister(f"w{number}") for number in range(4)])
+        await house.state("next", "allocated")
+        with anyio.fail_after(20):
+            while not await has_a_piece_of_one_record(house):  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.05)
+        await house.told()
+        assert house.metric("outfitter_commits_total", outcome="too-large") == 0
         assert (await verdict(bus.url)).violations == ()

@@ -51,10 +51,11 @@ def too_large(amounts: Mapping[str, int], size: int, most: int) -> str:
     """What cannot be written in one record, and about how much can."""
     asked = ", ".join(f"{amount} {name}" for name, amount in list(amounts.items())[:SHOWN]) or "nothing"
     devices = sum(amounts.values())
-    fewer = f"at most about {max(1, devices * most // size)} of {devices} devices" if devices > 1 else "devices"
+    fitting = max(1, devices * most * 9 // (size * 10))
+    fewer = f" (about {fitting} of {devices} fit)" if devices > 1 else ""
     return (
-        f"a grant of {asked} would be a record of {size} bytes, and the ledger takes one of {most}; "
-        f"ask for fewer: {fewer} with shorter labels and fewer operators, or share them out among several workers"
+        f"a grant of {asked} would take {size} bytes of one record, and a record may have {most}; ask for fewer "
+        f"devices{fewer} or operators, with shorter labels, or share the work out among several workers"
     )
 
 

@@ -17,7 +17,7 @@ from outfitter_service.core.terms import Terms
 
 ENTRY_BYTES = 16
 """What an entry of a batch takes besides its key and its value."""
-HEALTH_BYTES = 32
+HEALTH_BYTES = 24
 """What a granted device's info grows by when the device is unhealthy: `,"health":"unhealthy"`, without a reason."""
 REQUEST_BYTES = 2 * MAX_MESSAGE_BYTES + 8192
 """What a record takes besides its devices, at most: its registration (amounts are in it twice), names and reason."""

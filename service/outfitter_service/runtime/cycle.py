@@ -72,6 +72,7 @@ class Cycle:
         self._full = batch_bytes * FILL
         self._most_history = batch_bytes  # in one batch: a second one waits for the first
         station.portion.take(batch_bytes)
+        station.snapshots.take(batch_bytes)
         self._log = station.telling.log
         self._checkpointed = place.position  # what comes after the last commit's input
         self._committed_at = 0.0

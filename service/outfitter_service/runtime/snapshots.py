@@ -66,12 +66,18 @@ class Snapshots:
         self._writer = writer
         self._instance = instance
         self._pace = pace
-        self._piece_bytes = pace.piece_bytes if pace is not None else 0
+        self._most = self._piece_bytes = pace.piece_bytes if pace is not None else 0
         self._since: datetime | None = None
         self._written = 0
         self._size = 0
         self._not_before: datetime | None = None
         self._underway: _Underway | None = None
+
+    def take(self, batch_bytes: int) -> None:
+        """The bus takes so many bytes with one batch: a piece is a quarter of it at most, or one record."""
+        if self._pace is not None:
+            self._most = min(self._pace.piece_bytes, batch_bytes // 4)
+            self._piece_bytes = min(self._piece_bytes, self._most)
 
     @property
     def underway(self) -> bool:
@@ -139,7 +145,7 @@ class Snapshots:
         if piece.upto == len(underway.keys):
             self._since = underway.at
             self._size, self._written = underway.size, 0
-            self._piece_bytes = self._pace.piece_bytes if self._pace is not None else 0
+            self._piece_bytes = self._most
             self._underway = None
 
     def take_back(self) -> None:
