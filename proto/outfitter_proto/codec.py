@@ -92,12 +92,13 @@ def _translate(what: str, value: bytes, kind: Any, error: Exception) -> WireErro
 
 
 def decode_registration(
-    value: bytes | None, *, key: bytes | None = None, warnings: list[str] | None = None
+    value: bytes | None, *, key: bytes | None = None, warnings: list[str] | None = None, exact: bool = True
 ) -> Registration:
     """Decode one message of the registrations topic.
 
     `key` is the message's key where there is one; its host must be the body's. Fields that this version does not know
-    are ignored, and told in `warnings`, a sentence each.
+    are ignored, and told in `warnings`, a sentence each. Not `exact`: what is wrong may be told without its place,
+    which takes milliseconds to find in a large message.
 
     Raises:
         WireError: empty, too long, no JSON, an unknown type, a wrong field, or a body contradicting its key.
@@ -110,6 +111,10 @@ def decode_registration(
     try:
         message = _registration().decode(value)
     except _UNREADABLE as error:
+        from outfitter_proto import unknown
+
+        if not exact and not unknown.is_about_unknown_fields(error):
+            raise WireError(what, str(error)) from error
         message = _known_part(what, value, Registration, error, _registration(), warnings)
     if not _is_well_named(message):
         raise _misnamed(what, message)
@@ -178,7 +183,7 @@ def _known_part(
     if not unknown.is_about_unknown_fields(error):
         raise _translate(what, value, kind, error) from error
     try:
-        value, told = unknown.without(value, kind)
+        value, told = unknown.without(value, kind, tell=warnings is not None)
         message = decoder.decode(value)
     except _UNREADABLE as other:
         raise _translate(what, value, kind, other) from other

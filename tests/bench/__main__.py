@@ -18,7 +18,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from bench import embedded, loads, machine, replay, replicas
+from bench import embedded, loads, machine, replay, replicas, turns
 from bench.kafka import RATES, Contest, Run, Sizes
 from bench.report import Row, table
 from outfitter_proto.bus.kafka.adapter import KafkaBus
@@ -28,7 +28,7 @@ from support.manager import environment
 QUICK = Sizes(
     backlog=10_000, slow_backlog=1000, backlogs=1, seconds=3.0, rounds=1, ledger=20_000, held=2000, replicas=2000
 )
-PARTS = ("backlog", "framework", "latency", "restore", "kill", "replicas", "embedded")
+PARTS = ("backlog", "framework", "latency", "restore", "kill", "replicas", "embedded", "turns")
 MIB = 1024 * 1024
 TURNS = 3
 """Of each side in a round of latencies: what else the machine does changes within seconds."""
@@ -49,7 +49,9 @@ def main(arguments: Sequence[str]) -> None:
         folder = Path(name)
         if "embedded" in chosen.only:
             rows += measure_embedded(folder / "embedded", quick=chosen.quick)
-        if set(chosen.only) - {"embedded"}:
+        if "turns" in chosen.only:
+            rows += measure_turns(folder / "turns")
+        if set(chosen.only) - {"embedded", "turns"}:
             broker = None if chosen.bootstrap else Broker(folder / "kafka")
             try:
                 if broker is not None:
@@ -81,6 +83,17 @@ def measure_embedded(folder: Path, *, quick: bool) -> list[Row]:
         Row("one device: registration to infos, p99", "ms", machine.percentile(found.session_ms, 0.99)),
         Row("one device: a whole RuntimeContext to infos, p50", "ms", machine.median(found.context_ms)),
     ]
+
+
+def measure_turns(folder: Path) -> list[Row]:
+    """The longest turn of a manager's event loop under each flood of the table of limits."""
+    rows: list[Row] = []
+    for found in anyio.run(turns.measure_all, folder, say):
+        rows.append(Row(f"longest turn: {found.flood}", "ms", found.longest_ms, aim=f"<= {turns.LIMIT_MS:g}"))
+        rows.append(Row("  longest look for garbage beside it", "ms", found.garbage_ms))
+        if found.messages:
+            rows.append(Row("  CPU a message", "us", 1000 * found.cpu_ms / found.messages))
+    return rows
 
 
 async def measure_kafka(contest: Contest, parts: Sequence[str]) -> list[Row]:

@@ -1,14 +1,16 @@
 """The longest turn of a manager's event loop under each flood of the table of limits (service/README.md).
 
 A turn is one round of the loop: while it lasts nobody is answered, neither a worker nor a probe. It is measured in CPU
-seconds of the loop's thread, so that what else the machine does counts for nothing. The manager is the real processor in
-this process, on the embedded bus.
+seconds of the loop's thread, so that what else the machine does counts for nothing. The manager is the real processor
+in this process, on the embedded bus.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -16,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 from msgspec import Struct
 
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Bus, Entry, connect
+from outfitter_service import memory
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.processor import Limits
 from outfitter_service.runtime.remit import PartitionRemit
@@ -28,14 +32,17 @@ from support.house import CLUSTER, HOST, TOPICS, House, bulky, deregister, heart
 FLOOD = 10_000
 WITHIN_S = 300.0
 LIMIT_MS = 50.0
+"""What a turn may take."""
 
 
 class Turns(Struct, kw_only=True):
-    """What one flood came to: its messages, the longest turn and the CPU time of all, in milliseconds."""
+    """What one flood came to: its messages, the longest turn, the longest look for garbage (which comes on top of a
+    turn) and the CPU time of all, in milliseconds."""
 
     flood: str
     messages: int
     longest_ms: float
+    garbage_ms: float
     cpu_ms: float
 
 
@@ -47,18 +54,29 @@ class Watcher:
         self._at = time.thread_time()
         self.begun = self._at
         self.longest = 0.0
+        self.garbage = 0.0
+        self._collected = 0.0
+        self._thread = threading.get_ident()
         self._over = False
+        gc.callbacks.append(self._collects)
         self._loop.call_soon(self._look)
 
     def _look(self) -> None:
         now = time.thread_time()
-        self.longest = max(self.longest, now - self._at)
-        self._at = now
+        self.longest = max(self.longest, now - self._at - self._collected)
+        self.garbage = max(self.garbage, self._collected)
+        self._at, self._collected = now, 0.0
         if not self._over:
             self._loop.call_soon(self._look)
 
+    def _collects(self, phase: str, _info: object) -> None:
+        if threading.get_ident() == self._thread:
+            now = time.thread_time()
+            self._collected += -now if phase == "start" else now
+
     def end(self) -> None:
         self._over = True
+        gc.callbacks.remove(self._collects)
 
     def cpu(self) -> float:
         return self._at - self.begun
@@ -67,13 +85,18 @@ class Watcher:
 Bodies = Iterable[dict[str, Any] | bytes]
 
 
-async def publish(bus: Bus, bodies: Bodies, key: Callable[[int], str] = lambda _: HOST) -> int:
-    """Put all into the input, as fast as it goes; how many they were."""
-    async with await bus.open_writer("flood", 0) as writer:
-        entries = [
+async def publish(bus: Bus, bodies: Callable[[], Bodies], key: Callable[[int], str]) -> int:
+    """Put all into the input, as fast as it goes; how many they were. They are made in another thread: that is not what
+    is measured."""
+
+    def make() -> list[Entry]:
+        return [
             Entry(key(number).encode(), body if isinstance(body, bytes) else json.dumps(body).encode())
-            for number, body in enumerate(bodies)
+            for number, body in enumerate(bodies())
         ]
+
+    entries = await anyio.to_thread.run_sync(make)
+    async with await bus.open_writer("flood", 0) as writer:
         for start in range(0, len(entries), 1000):
             await writer.commit([(TOPICS.registrations, entries[start : start + 1000]), (TOPICS.history, [])])
     return len(entries)
@@ -83,7 +106,7 @@ async def through(house: House) -> None:
     """Wait until everything is decided and told."""
     _, end = await house.bus.offsets(TOPICS.registrations, 0)
     with anyio.fail_after(WITHIN_S):
-        while house.processor.position < end or house.processor.agenda.queue:  # noqa: ASYNC110 - it tells nobody
+        while house.processor.position < end or house.processor.agenda.queue:
             if house.failure is not None:
                 raise house.failure
             await anyio.sleep(0.05)
@@ -91,8 +114,8 @@ async def through(house: House) -> None:
 
 
 class Flood(Struct, kw_only=True):
-    """`before` is said first and not measured, then `bodies`; `devices` are there for them, `after` comes last. `hosts`:
-    in cluster scope, from so many hosts."""
+    """`before` is said first and not measured, then `bodies`; `devices` are there for them, `after` comes last.
+    `hosts`: in cluster scope, from so many hosts."""
 
     bodies: Callable[[], Bodies]
     before: Callable[[], Bodies] = list
@@ -147,7 +170,9 @@ FLOODS: dict[str, Flood] = {
         before=lambda: [register(w, gpu=1, lease_s=None) for w in _names(24_000)], bodies=list, devices=4000,
         restart=True, rules={"max_over": 20_000},
     ),
-    "hosts of a partition": Flood(bodies=lambda: [register("w", host=f"h{n}", gpu=1) for n in range(10_500)], hosts=10_500),
+    "hosts of a partition": Flood(
+        bodies=lambda: [register("w", host=f"h{n}", gpu=1) for n in range(10_500)], hosts=10_500
+    ),
 }  # fmt: skip
 
 
@@ -174,7 +199,7 @@ async def measure(name: str, folder: Path) -> Turns:
             return f"h{number}" if flood.hosts else HOST
 
         async with manager(bus, folder, flood) as house:
-            await publish(bus, flood.before(), key)
+            await publish(bus, flood.before, key)
             await through(house)
             if not flood.restart:
                 return await _watched(name, house, lambda: _say(bus, house, flood, key))
@@ -184,9 +209,9 @@ async def measure(name: str, folder: Path) -> Turns:
 
 
 async def _say(bus: Bus, house: House, flood: Flood, key: Callable[[int], str]) -> int:
-    count = await publish(bus, flood.bodies(), key)
+    count = await publish(bus, flood.bodies, key)
     await through(house)
-    count += await publish(bus, flood.after(), key)
+    count += await publish(bus, flood.after, key)
     await through(house)
     if flood.rules.get("retention_s"):
         with anyio.fail_after(WITHIN_S):
@@ -210,7 +235,13 @@ async def _watched(
         messages = await happens()
         tasks.cancel_scope.cancel()
     watcher.end()
-    return Turns(flood=name, messages=messages, longest_ms=watcher.longest * 1000, cpu_ms=watcher.cpu() * 1000)
+    return Turns(
+        flood=name,
+        messages=messages,
+        longest_ms=watcher.longest * 1000,
+        garbage_ms=watcher.garbage * 1000,
+        cpu_ms=watcher.cpu() * 1000,
+    )
 
 
 async def _scrape(house: House) -> None:
@@ -220,9 +251,11 @@ async def _scrape(house: House) -> None:
 
 
 async def measure_all(folder: Path, say: Callable[[str], None], only: Iterable[str] = FLOODS) -> list[Turns]:
-    """Every flood, one after the other."""
+    """Every flood, one after the other, in a process that looks after its memory as a manager does."""
+    memory.tune()
     found = []
     for number, name in enumerate(only):
         say(f"turns: {name}")
+        gc.collect()  # what the last manager has left
         found.append(await measure(name, folder / f"flood-{number}"))
     return found

@@ -13,7 +13,7 @@ import pytest
 
 from outfitter_proto.bus import BusUnavailableError, Entry
 from outfitter_service.core import model as m
-from outfitter_service.runtime import batch
+from outfitter_service.runtime import batch, cycle
 from outfitter_service.runtime.intake import READ_AHEAD
 from outfitter_service.runtime.processor import Limits
 from outfitter_service.runtime.ration import A_MINUTE
@@ -232,3 +232,34 @@ async def test_the_dead_letters_of_a_commit_that_failed_are_written_by_the_next(
         await house.say(*[heartbeat(f"w{number}") for number in range(A_MINUTE)])
         assert len(await house.dead_letters(A_MINUTE)) == A_MINUTE
         assert failures == 0
+
+
+async def test_a_stretch_of_deciding_ends_by_time_however_much_each_message_costs(
+    bus: FaultyBus, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time is told by messages here: each takes as long as half a stretch may."""
+    well, now, stretches = batch.decide, 0.0, [0]
+
+    def decide(ledger: Any, rules: Any, event: m.Event, at: Any) -> Any:
+        nonlocal now
+        now += cycle.SLICE_S / 2
+        stretches[-1] += 1
+        return well(ledger, rules, event, at)
+
+    monkeypatch.setattr(batch, "decide", decide)
+    async with serve(static(1)) as house:
+        running = house.processor._cycle
+        assert running is not None
+        decide_some = running._decide
+
+        def counted() -> None:
+            stretches.append(0)
+            decide_some()
+
+        monkeypatch.setattr(running, "_decide", counted)
+        monkeypatch.setattr(house.processor._station.clock, "monotonic", lambda: now)
+        await flood(bus, *[register(f"w{n}", gpu=1) for n in range(100)])
+        await house.state("w99", "pending")
+        monkeypatch.undo()
+    assert sum(stretches) >= 100
+    assert max(stretches) <= 3

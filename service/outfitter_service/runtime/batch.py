@@ -186,8 +186,13 @@ class Batch:
     def message(self, message: Message) -> None:
         """Decide one message of this writer's host; what cannot be understood or obeyed becomes a dead letter."""
         warnings: list[str] = []
+        exact = self._ration is None or not (
+            self._ration.any_spent and self._ration.is_spent(self._known_host(message))
+        )
         try:
-            registration = decode_registration(message.value, key=message.key, warnings=warnings)
+            registration = decode_registration(
+                message.value, key=message.key, warnings=warnings if exact else None, exact=exact
+            )
         except WireError as error:
             self.refuse(message, error.problem, error.field)
             return
@@ -201,6 +206,8 @@ class Batch:
         source = Source(partition=message.partition, offset=message.offset + self._base)
         if warnings:
             self.warned.append((registration, warnings))
+            if self._ration is not None and self._ration.take(host := self._known_host(message)):
+                self.rationed[host] += 1
         decision = self.decide(m.Incoming(registration, source, warnings))
         if type(decision) is Grant:
             for resource in decision.record.resources:

@@ -38,6 +38,8 @@ TICK_S = 0.25
 """How often deadlines are looked at."""
 SLICE = 48
 """Events decided at a stretch: a commit under way must not wait for long until its answer is seen."""
+SLICE_S = 0.01
+"""Seconds of deciding at a stretch, whatever events cost: a probe, too, waits at most so long, and for the last one."""
 TURNS = 6
 """Of the event loop after each slice: a commit takes several for each of its steps, and while it is slower than the
 decisions of the next one, that is what everybody waits for."""
@@ -210,20 +212,27 @@ class Cycle:
         batch.now = self._station.clock.utc()
         self._announcements.go_on(batch, self._full, station.portion.records)
         self._look_at_deadlines()
-        until = batch.events + SLICE
-        while agenda.queue and batch.events < until and self._has_room(work):
+        until, now = batch.events + SLICE, station.clock.monotonic
+        end = now() + SLICE_S
+        while agenda.queue and batch.events < until and now() < end and self._has_room(work):
             event = agenda.queue.popleft()
             work.internal.append(event)
             batch.decide(event)
         remit, portion = station.remit, station.portion
         if (outlook := self._outlook()) is not None:
             first = (batch.events + until + 1) // 2
-            while outlook.messages and batch.events < first and self._has_room(work):
+            while outlook.messages and batch.events < first and now() < end and self._has_room(work):
                 work.decide_ahead(outlook, remit, portion)
         ahead, waiting, taken = work.ahead, intake.messages, work.messages
         most = min(until, portion.records)
         # `_has_room`, spelled out: this is asked for every message
-        while waiting and batch.events < most and batch.bytes < self._full and batch.history_bytes < self._most_history:
+        while (
+            waiting
+            and batch.events < most
+            and batch.bytes < self._full
+            and batch.history_bytes < self._most_history
+            and now() < end
+        ):
             message = intake.take()
             work.position = message.offset + 1
             if (ahead and message.offset < ahead.get(message.key or b"", 0)) or work.decide(message, remit, portion):

@@ -54,6 +54,16 @@ class Ration:
         self._clock = clock
         self._most = most
         self._windows: dict[str, _Window] = {}
+        self._spent: set[str] = set()
+
+    def is_spent(self, host: str) -> bool:
+        """Whether no more letters of a host are written now."""
+        return host in self._spent
+
+    @property
+    def any_spent(self) -> bool:
+        """Whether that is so of any host: a look that costs nothing."""
+        return bool(self._spent)
 
     def take(self, host: str) -> bool:
         """Whether one more letter may be written now."""
@@ -63,6 +73,8 @@ class Ration:
         if window.written >= self._most:
             return False
         window.written += 1
+        if window.written >= self._most:
+            self._spent.add(host)
         return True
 
     def give_back(self, taken: Mapping[str, int]) -> None:
@@ -70,6 +82,7 @@ class Ration:
         for host, count in taken.items():
             if (window := self._windows.get(host)) is not None:
                 window.written = max(0, window.written - count)
+                self._spent.discard(host)
 
     def omit(self, host: str, omitted: Omitted) -> None:
         """These were refused and not written down."""
@@ -80,5 +93,6 @@ class Ration:
         """What was omitted in the minutes that are over, by host; those begin anew."""
         now = self._clock()
         over = [host for host, window in self._windows.items() if all_of_them or window.over_at <= now]
+        self._spent.difference_update(over)
         ended = {host: self._windows.pop(host).omitted for host in over}
         return {host: omitted for host, omitted in ended.items() if omitted is not None}

@@ -31,8 +31,8 @@ _HOST, _CHECKPOINT = b"@host/", b"@checkpoint/"
 LEDGER_FORMAT = 1
 """The newest `Checkpoint.format` that this version can work on."""
 
-STRETCH = 2000
-"""Records taken in at a stretch: some 10 ms."""
+STRETCH = 500
+"""Records taken in at a stretch: some 10 ms, decoding them included."""
 
 MOST_ALIKE = 1000
 """Requests, labels and names that are remembered at most, to find those that are alike."""
@@ -259,19 +259,18 @@ async def _read_log(bus: Bus, topic: str, partition: int, remit: Remit, end: int
                     await reader.seek(error.start)
                     continue
                 count += len(messages)
-                _take_in(messages, remit, last, others, alike)
-                await anyio.lowlevel.checkpoint()
+                await _take_in(messages, remit, last, others, alike)
     return _Log(last, others, count, end)
 
 
-def _take_in(
+async def _take_in(
     messages: list[Message],
     remit: Remit,
     last: dict[bytes, LedgerRecord | bytes],
     others: dict[bytes, bytes],
     alike: _Alike,
 ) -> None:
-    """Keep what one fetch brought, as far as nothing of the same fetch supersedes it."""
+    """Keep what one fetch brought, as far as nothing of the same fetch supersedes it. It pauses now and then."""
     newest: dict[bytes, bytes | None] = {}
     for message in messages:
         key = message.key
@@ -281,7 +280,10 @@ def _take_in(
             newest[key] = message.value
         else:
             _keep(message, others)
-    for key, value in newest.items():
+    await anyio.lowlevel.checkpoint()
+    for number, (key, value) in enumerate(newest.items(), start=1):
+        if number % STRETCH == 0:
+            await anyio.lowlevel.checkpoint()
         if value is None:
             last.pop(key, None)
         else:

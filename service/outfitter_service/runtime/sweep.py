@@ -65,7 +65,7 @@ class Task(Struct, frozen=True, kw_only=True):
 def _asks(message: Message) -> bool:
     """Whether it wants an answer: heartbeats and farewells to a host without a manager want none, and can be many."""
     try:
-        return isinstance(decode_registration(message.value, key=message.key), Register)
+        return isinstance(decode_registration(message.value, key=message.key, exact=False), Register)
     except WireError:
         return True
 
