@@ -103,11 +103,12 @@ def terminal(tmp_path: Path) -> Iterator[Open]:
         PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         OUTFITTER_HTTP="127.0.0.1:0",
         OUTFITTER_HOST=f"docs-{secrets.token_hex(4)}",
+        HOME=str(tmp_path),
         NO_COLOR="1",
     )
 
     def open_terminal(text: str, replaced: dict[str, str] | None = None) -> Terminal:
-        for word, other in {"/tmp/outfitter": str(tmp_path), **(replaced or {})}.items():
+        for word, other in (replaced or {}).items():
             text = text.replace(word, other)
         opened.append(Terminal(text, known))
         return opened[-1]
@@ -118,7 +119,7 @@ def terminal(tmp_path: Path) -> Iterator[Open]:
 
 
 def test_the_quick_look_shows_the_second_worker_start_when_the_first_is_killed(terminal: Open) -> None:
-    assert "ok" in terminal(f"{EXPORT}{block('cat > /tmp/outfitter')}").finished().splitlines()
+    assert "ok" in terminal(f"{EXPORT}{block('cat > ~/outfitter-try')}").finished().splitlines()
     terminal(f"{EXPORT}outfitter serve").until(r"\bready\b")
     # a reader waits as long as it says there, and a test until it has come to that
     replaced = {f"sleep {n};": f"{until(state)};" for n, state in ((2, "allocated"), (4, "pending"), (1, "ended"))}
@@ -137,7 +138,7 @@ def test_the_five_minutes_with_kafka_go_as_they_are_told(terminal: Open, kafka_b
         "--topic outfitter.": f"--topic {cluster}.",
     }
     export = f"export OUTFITTER_CLUSTER={cluster}\n"
-    terminal(EXPORT + block("cat > /tmp/outfitter")).finished()
+    terminal(EXPORT + block("cat > ~/outfitter-try")).finished()
 
     manager = terminal(export + block("outfitter topics create"), replaced)
     address = manager.until(r"metrics at http://(127\.0\.0\.1:\d+)/metrics")[1]

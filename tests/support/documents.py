@@ -18,7 +18,9 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in
 _FENCED = re.compile(r"^```(?P<language>[\w-]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
 _INLINE = re.compile(r"`([^`\n]+)`")
-_HEREDOC = re.compile(r"^(?P<command>[^\n]*)<<'(?P<end>\w+)'\n(?P<text>.*?)^(?P=end)$", re.MULTILINE | re.DOTALL)
+_HEREDOC = re.compile(
+    r"^(?P<command>[^\n]*)<<(?P<quote>'?)(?P<end>\w+)(?P=quote)\n(?P<text>.*?)^(?P=end)$", re.MULTILINE | re.DOTALL
+)
 
 
 class Snippet(NamedTuple):
@@ -64,6 +66,6 @@ def shell_lines(document: Path) -> Iterator[str]:
 
 
 def here_documents(document: Path) -> list[tuple[str, str]]:
-    """What is fed to a command by `<<'END'`: the command, and the text."""
+    """What is fed to a command by `<<'END'` or `<<END`: the command, and the text."""
     shell = [block.text for block in blocks(document) if block.language == "sh"]
     return [(match["command"].strip(), match["text"]) for text in shell for match in _HEREDOC.finditer(text)]

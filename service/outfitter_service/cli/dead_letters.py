@@ -62,7 +62,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
 @options.looking_on
 @click.option(
     "--code", metavar="CODE",
-    help="Only with this code: no-key, bad-key, wrong-partition or no-manager. Others have none.",
+    help="Only with this code: no-key, bad-key, wrong-partition, unreadable or no-manager. Others have none.",
 )  # fmt: skip
 @click.option("--reason", metavar="TEXT", help="Only those whose reason contains this.")
 @click.option(
