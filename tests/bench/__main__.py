@@ -18,7 +18,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from bench import embedded, loads, machine, replay, replicas, turns
+from bench import embedded, loads, machine, replay, replicas, shapes, turns
 from bench.kafka import RATES, Contest, Run, Sizes
 from bench.report import Row, table
 from outfitter_proto.bus.kafka.adapter import KafkaBus
@@ -28,7 +28,9 @@ from support.manager import environment
 QUICK = Sizes(
     backlog=10_000, slow_backlog=1000, backlogs=1, seconds=3.0, rounds=1, ledger=20_000, held=2000, replicas=2000
 )
-PARTS = ("backlog", "framework", "latency", "restore", "kill", "replicas", "embedded", "turns")
+PARTS = ("backlog", "framework", "latency", "restore", "kill", "replicas", "embedded", "turns", "shapes")
+WAITING = 10_000
+"""Workers that wait while decisions are timed: as many as may wait on one host."""
 MIB = 1024 * 1024
 TURNS = 3
 """Of each side in a round of latencies: what else the machine does changes within seconds."""
@@ -45,13 +47,17 @@ def main(arguments: Sequence[str]) -> None:
     sizes = QUICK if chosen.quick else Sizes()
     before = machine.description()
     rows: list[Row] = []
+    by_shape: list[Row] = []
+    if "shapes" in chosen.only:
+        say("decisions by the number of different requests that wait")
+        by_shape = shapes.measure(WAITING // 10 if chosen.quick else WAITING)
     with tempfile.TemporaryDirectory(prefix="outfitter-bench-") as name:
         folder = Path(name)
         if "embedded" in chosen.only:
             rows += measure_embedded(folder / "embedded", quick=chosen.quick)
         if "turns" in chosen.only:
             rows += measure_turns(folder / "turns")
-        if set(chosen.only) - {"embedded", "turns"}:
+        if set(chosen.only) - {"embedded", "turns", "shapes"}:
             broker = None if chosen.bootstrap else Broker(folder / "kafka")
             try:
                 if broker is not None:
@@ -65,7 +71,11 @@ def main(arguments: Sequence[str]) -> None:
     after = machine.description()
     print(f"\n{before['platform']}, {before['cpus']} CPUs, Python {before['python']}")
     print(f"load average before {before['load_average']}, after {after['load_average']}\n")
-    print(table(rows))
+    if rows:
+        print(table(rows))
+    if by_shape:
+        print(table(by_shape, columns=("all different", "all alike")))
+    rows += by_shape
     if chosen.out:
         result = {"machine": before, "load_average_after": after["load_average"], "sizes": sizes, "figures": rows}
         chosen.out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")

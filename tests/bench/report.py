@@ -23,9 +23,9 @@ class Row(Struct):
             self.ratio = self.outfitter / self.bare
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Row], *, columns: tuple[str, str] = ("Outfitter", "bare loop")) -> str:
     """Columns that line up: what, Outfitter, bare, ratio, aim."""
-    cells = [("", "", "Outfitter", "bare loop", "ratio", "aim")]
+    cells = [("", "", *columns, "ratio", "aim")]
     cells += [(r.name, r.unit, _number(r.outfitter), _number(r.bare), _number(r.ratio), r.aim or "") for r in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(6)]
     left = (True, True, False, False, False, True)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from itertools import combinations
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from outfitter_service.core import model as m
 from outfitter_service.core import requests
-from outfitter_service.core.decide import is_due
+from outfitter_service.core.decide import Decision, decide, is_due
 from outfitter_service.core.ledger import DropAllocation
+from outfitter_service.core.queue import LOOKS
+from support.decided import decision_of
 from support.desk import Desk, asks
 
 
@@ -234,3 +239,98 @@ def test_records_of_workers_that_want_the_same_have_it_in_common() -> None:
     assert one.request.amounts is same.request.amounts
     assert one.request.resources is same.request.resources
     assert other.request.amounts == {"gpu": 1, "fpga": 0}
+
+
+# --- many different requests ---------------------------------------------------------------------------
+
+WAITING = 1000
+KINDS = [f"r{number}" for number in range(10)]
+CHUNK = 8
+
+
+class Counted(dict[str, m.ResourceSpec]):
+    """The configured resources, which count how often they are looked up: a measure of work without a clock."""
+
+    def __init__(self, specs: dict[str, m.ResourceSpec]) -> None:
+        super().__init__(specs)
+        self.count = 0
+
+    def __getitem__(self, name: str) -> m.ResourceSpec:
+        self.count += 1
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.count += 1
+        return super().get(name, default)
+
+
+def requests_of(kind: str) -> list[dict[str, int]]:
+    if kind == "alike":
+        return [{"r0": 1}] * WAITING
+    if kind == "amounts":
+        return [{"r0": amount} for amount in range(1, WAITING + 1)]
+    sets = [some for size in range(1, len(KINDS)) for some in combinations(KINDS, size)]
+    return [dict.fromkeys(some, 1) for some in sets[:WAITING]]
+
+
+def crowded(kind: str, state: str) -> tuple[Desk, Counted]:
+    """Very many wait for a resource, none of which anybody can have now."""
+    on_demand = state == "asking"
+    specs = [m.ResourceSpec(name=name, on_failure=m.OnFailure.WAIT, on_demand=on_demand) for name in KINDS]
+    counted = Counted({spec.name: spec for spec in specs})
+    desk = Desk(*specs, chunk=CHUNK)
+    desk.rules = structs.replace(desk.rules, specs=counted)
+    if state == "busy":
+        for name in KINDS:
+            desk.report(*[f"{name}-{number}" for number in range(WAITING)], resource=name)
+        desk.register("holder", resources=asks(r0=1))
+        for name in KINDS:
+            desk.register(f"holder-{name}", resources=asks(**{name: WAITING - (name == "r0")}))
+    elif state == "failing":
+        for name in KINDS:
+            desk.fail("for now", resource=name)
+    for number, amounts in enumerate(requests_of(kind)):
+        desk.register(f"w{number}", resources=asks(**amounts))
+    return desk, counted
+
+
+def work(kind: str, state: str) -> dict[str, int]:
+    """The look-ups of the longest decision that each event leads to."""
+    found: dict[str, int] = {}
+    desk, counted = crowded(kind, state)
+
+    def measure(name: str, act: Callable[[], object]) -> None:
+        longest = 0
+        only = desk.only
+
+        def watched(event: m.Event) -> Decision:
+            nonlocal longest
+            counted.count = 0
+            decided = decide(desk.ledger, desk.rules, event, desk.now)
+            longest = max(longest, counted.count)
+            assert decision_of(decided) == only(event)
+            return decision_of(decided)
+
+        desk.only = watched  # type: ignore[method-assign]
+        act()
+        desk.only = only  # type: ignore[method-assign]
+        found[name] = longest
+
+    measure("register", lambda: desk.register("new", resources=asks(r0=1)))
+    measure("withdraw", lambda: desk.deregister("w0"))
+    measure("tick", lambda: desk.pass_time(1))
+    if state == "busy":
+        measure("release", lambda: desk.deregister("holder"))
+    measure("report", lambda: desk.report("another", resource="r0", asked=1))
+    measure("failure", lambda: desk.fail("again", resource="r0"))
+    return found
+
+
+@pytest.mark.parametrize("state", ["busy", "failing", "asking", "silent"])
+@pytest.mark.parametrize("kind", ["amounts", "sets"])
+def test_no_decision_takes_longer_because_those_who_wait_want_different_things(kind: str, state: str) -> None:
+    usual, found = work("alike", state), work(kind, state)
+    a_piece = (
+        2 * LOOKS * CHUNK * len(KINDS)
+    )  # what one decision may look at, where those who wait have nothing in common
+    assert {name: looks for name, looks in found.items() if looks > 10 * usual[name] + a_piece} == {}

@@ -149,10 +149,6 @@ class Shelf:
         """What a grant of `amount` devices takes at least, as far as there are so many."""
         return self._least[min(amount, len(self.devices))]
 
-    def preferred(self, enough: int) -> tuple[KnownDevice, ...]:
-        """The free devices that the driver prefers, at most `enough`."""
-        return tuple([self.devices[position] for position in self._first(enough)])
-
     def offer(self, amount: int) -> tuple[Terms, list[str]] | None:
         """The terms and the canonical names of the free devices that the driver prefers; None: there are too few."""
         free = self.free

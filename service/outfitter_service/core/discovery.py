@@ -161,9 +161,11 @@ def ask_anew(draft: Draft, view: View, record: Allocation) -> None:
             _ask(draft, view, resource, amount, record.key)
 
 
-def ask_for_more(draft: Draft, view: View, record: Allocation) -> None:
+def ask_for_more(draft: Draft, view: View, record: Allocation) -> m.ResourceSpec | None:
     """A worker waits: ask those on-demand drivers that may name more devices than they did, one more for each that the
-    worker may get as another resource as well."""
+    worker may get as another resource as well. The answer to one of them, if any was asked, decides about the worker.
+    """
+    asked = None
     amounts = record.request.amounts
     for resource, amount in amounts.items():
         spec = draft.rules.specs.get(resource)
@@ -172,6 +174,8 @@ def ask_for_more(draft: Draft, view: View, record: Allocation) -> None:
             inventory = view.inventory(resource)
             if policy.may_name_more(view, spec, enough, inventory) and view.free_count(resource) < enough:
                 _ask(draft, view, resource, enough, record.key, least=amount)
+                asked = spec
+    return asked
 
 
 def retry(draft: Draft, event: m.DriverRetry) -> None:

@@ -260,7 +260,9 @@ def _attempt(
                 draft.again(record.host)
                 return record, policy.Obstacle(ReasonCode.BUSY, explain.NEXT_COMMIT, "")
         if not outcome.final:
-            discovery.ask_for_more(draft, view, record)
+            asked = discovery.ask_for_more(draft, view, record)
+            if asked is not None:
+                outcome = policy.Obstacle(ReasonCode.NOT_REPORTED, explain.not_reported(asked), asked.name)
             return record, outcome
         spec = draft.rules.specs.get(outcome.resource)
         if spec is None or spec.on_failure != m.OnFailure.NO_INFO:

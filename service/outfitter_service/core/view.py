@@ -5,15 +5,14 @@ A view changes nothing but itself, and ends with its decision.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
-from heapq import merge
 from itertools import islice
 
 from outfitter_proto.records import Allocation, Health
-from outfitter_service.core.book import NOT_REPORTED, HostBook, Inventory, Tally, exclusive_ids, shared_ids
+from outfitter_service.core.book import NOT_REPORTED, HostBook, Inventory, Shelf, Tally, exclusive_ids, shared_ids
 from outfitter_service.core.model import KnownDevice
 
-NO_DEVICES: tuple[KnownDevice, ...] = ()
 NO_COUNTS = Tally()
 """What a view has counted before its first count; never written to."""
 
@@ -21,7 +20,7 @@ NO_COUNTS = Tally()
 class View:
     """One host's book with a decision's own effects. `Draft.view` keeps it up to date: ask there after each step."""
 
-    __slots__ = ("_freed", "_held", "_locks", "_sharers", "_told", "book", "without")
+    __slots__ = ("_free", "_held", "_locks", "_sharers", "_told", "book", "without")
 
     def __init__(self, book: HostBook) -> None:
         self.book = book
@@ -29,13 +28,13 @@ class View:
         self._locks = NO_COUNTS
         self._sharers = NO_COUNTS
         self.without = book.without
-        self._freed = NO_COUNTS
+        self._free: dict[str, list[int]] = {}
         self._held: dict[str, int] = {}
 
     def count(self, record: Allocation, count: int) -> None:
         """The record's devices are held from here on (1), or no longer (-1)."""
         if self._locks is NO_COUNTS:
-            self._locks, self._sharers, self._freed = Tally(), Tally(), Tally()
+            self._locks, self._sharers = Tally(), Tally()
         self._held.clear()
         alone = exclusive_ids(record)
         if not alone:
@@ -46,13 +45,31 @@ class View:
 
     def _count(self, tally: Tally, names: list[str], count: int) -> None:
         shown = self.book.shown
+        back: dict[str, list[int]] = {}
         for name in names:
             before = self._unused(name)
             tally.add(name, count)
-            if before != (now := self._unused(name)):
-                for shelf in shown.get(name, ()):
-                    healthy = sum(shelf.devices[place].health == Health.HEALTHY for place in shelf.places[name])
-                    self._freed.add(shelf.resource, healthy if now else -healthy)
+            if before == (now := self._unused(name)):
+                continue
+            for shelf in shown.get(name, ()):
+                positions = [-place for place in shelf.places[name] if shelf.devices[place].health == Health.HEALTHY]
+                if now:
+                    back.setdefault(shelf.resource, []).extend(positions)
+                    continue
+                free = self._free_of(shelf)
+                for position in positions:
+                    del free[bisect_left(free, position)]
+        for resource, positions in back.items():
+            free = self._free_of(self.book.shelves[resource])
+            free += positions
+            free.sort()
+
+    def _free_of(self, shelf: Shelf) -> list[int]:
+        """What is free of a shelf, as the shelf has it: a copy, which is kept up to date here."""
+        free = self._free.get(shelf.resource)
+        if free is None:
+            free = self._free[shelf.resource] = shelf.free.copy()
+        return free
 
     def inventory(self, resource: str) -> Inventory:
         told = self._told.get(resource) if self._told else None
@@ -76,34 +93,26 @@ class View:
 
     def free_count(self, resource: str) -> int:
         """How many healthy devices nobody has."""
-        shelf = self.book.shelves.get(resource)
-        return 0 if shelf is None else len(shelf.free) + self._freed.get(resource, 0)
+        return len(self._positions(resource))
 
     def free(self, resource: str, enough: int) -> tuple[KnownDevice, ...]:
         """Healthy devices that nobody has, at most `enough`, in the driver's order of preference."""
-        shelf = self.book.shelves.get(resource)
-        if shelf is None:
-            return NO_DEVICES
-        if not self._locks and not self._sharers:
-            return shelf.preferred(enough)
         return tuple(islice(self.candidates(resource), enough))
 
     def candidates(self, resource: str) -> Iterator[KnownDevice]:
-        """The free devices with the decision's effects: some of the book's are taken, others have come back."""
+        """All healthy devices that nobody has, in the driver's order of preference."""
         shelf = self.book.shelves.get(resource)
-        if shelf is None:
-            return
-        canonical = self.book.canonical
-        back = [
-            position
-            for name in {**self._locks, **self._sharers}
-            if not self.book.unused(name) and self._unused(name)
-            for position in shelf.places.get(name, ())
-        ]
-        for position in merge((-position for position in reversed(shelf.free)), sorted(back)):
-            device = shelf.devices[position]
-            if device.health == Health.HEALTHY and self._unused(canonical(device.id)):
-                yield device
+        if shelf is not None:
+            for position in reversed(self._positions(resource)):
+                yield shelf.devices[-position]
+
+    def _positions(self, resource: str) -> list[int]:
+        """What is free of a resource, as its shelf has it, with the decision's effects."""
+        free = self._free.get(resource)
+        if free is not None:
+            return free
+        shelf = self.book.shelves.get(resource)
+        return shelf.free if shelf is not None else []
 
     def held_count(self, resource: str) -> int:
         """How many devices of a resource are held, those included that its inventory does not (yet) name."""
