@@ -124,3 +124,14 @@ def test_a_clock_that_goes_back_a_little_moves_nothing() -> None:
     desk.deregister("w")
     desk.now -= timedelta(seconds=2)
     assert not is_due(desk.ledger, desk.rules, HOST, desk.now)
+
+
+def test_what_is_remembered_of_a_worker_is_bounded_although_the_clock_goes_back() -> None:
+    desk = Desk(max_incarnations=2, chunk=1)
+    for commit in range(10):
+        for run in range(6):
+            desk.register("w", 1, incarnation=f"{commit}-{run}")
+        desk.now -= timedelta(seconds=1)
+        desk.ledger.seal()
+        desk.ledger.settle()
+    assert len(desk.book.incarnations["w"]) <= 2 + 2 * 6  # those of this commit, and of the one before

@@ -231,5 +231,5 @@ class Core(RuleBasedStateMachine):
 
 TestPromises = Core.TestCase
 TestPromises.settings = settings(
-    max_examples=400, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=250, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

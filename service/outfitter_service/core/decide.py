@@ -202,8 +202,9 @@ def _make_room(draft: Draft, message: Registration) -> None:
 def _told(draft: Draft, endings: Sequence[Ending], most: int) -> list[str]:
     """The first `most` of those that are over, without those whose end is in no commit yet: nobody could read of it."""
     known, sealed = draft.ledger.allocations, draft.ledger.commits
-    first = islice(endings, max(most, 0))
-    return [key for _, key in first if known[key].commit <= sealed and key not in draft.records]
+    # those that ended just now are among the first where the clock was set back
+    told = (key for _, key in endings if known[key].commit <= sealed and key not in draft.records)
+    return list(islice(told, max(most, 0)))
 
 
 def _register_again(draft: Draft, key: str, known: Allocation, message: Register) -> None:
