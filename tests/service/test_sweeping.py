@@ -95,7 +95,7 @@ async def test_a_message_without_a_key_becomes_a_dead_letter_with_the_remedy(mad
         assert letter.body == json.dumps(register("w")).encode()
         assert metrics.registry.get_sample_value("outfitter_swept_partitions") == 1
         await swept(made, await say(made, b"", None))  # the one before is counted by then
-        assert (metrics.registry.get_sample_value("outfitter_swept_total", {"why": "no-key"}) or 0) >= 1
+        assert (metrics.registry.get_sample_value("outfitter_swept_total", {"reason": "no-key"}) or 0) >= 1
 
 
 async def test_a_key_that_names_no_host_becomes_a_dead_letter(made: FaultyBus) -> None:
