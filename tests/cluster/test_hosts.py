@@ -10,6 +10,7 @@ import anyio
 
 from outfitter_proto.bus import CommitUnknownError, Membership
 from outfitter_service.config import load
+from outfitter_service.core.model import DriverReport
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.portion import Portion
@@ -120,3 +121,19 @@ def test_a_message_that_was_too_large_means_nothing_in_an_input_that_begins_anew
     portion.refuse(7)
     portion.forget()
     assert portion.indigestible is None
+
+
+async def test_what_a_driver_says_of_a_host_that_is_not_known_any_more_is_not_kept(tmp_path: Path) -> None:
+    """Its driver was being asked while the host was forgotten."""
+    remit = PartitionRemit(0, 1, IDENTITY.writer)
+    async with (
+        FaultyBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus,
+        serving(bus, static(2), tmp_path, identity=IDENTITY, remit=remit) as house,
+    ):
+        agenda = house.processor.agenda
+        agenda.add(DriverReport(host="gone", resource="gpu", devices=(), asked=1))
+        await say(house, register("w", host="a", gpu=1))
+        await house.until(lambda records: records.get("a/w/1", {}).get("state") == "allocated")
+        await house.told()
+        assert set(house.processor.ledger.hosts) == {"a"}
+        assert not [place for place in agenda._reports if place[0] == "gone"]

@@ -5,8 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from outfitter_service.core import model as m
+from outfitter_service.core.decide import decide
 from outfitter_service.core.ledger import Ledger, PutAllocation
-from support.desk import Desk, asks
+from support.decided import apply, decision_of
+from support.desk import HOST, Desk, asks, device
 
 HINT = "the script prints fixed devices; see param.discovery-script.inventory-amount"
 SCRIPT = m.ResourceSpec(name="gpu", amount=1, on_demand=True, hint=HINT)
@@ -196,3 +198,18 @@ def test_a_driver_that_named_fewer_than_it_was_asked_for_is_not_asked_for_more()
     desk.answer()
     assert desk.asked == [3]
     assert [desk[worker].reason_code for worker in ("three", "five")] == ["infeasible", "infeasible"]
+
+
+def test_what_a_driver_says_of_a_host_that_was_forgotten_meanwhile_leaves_nothing_behind() -> None:
+    desk = Desk(SCRIPT, forgets_hosts=True, retention_s=10)
+    desk.register("w", 1)
+    desk.deregister("w")
+    desk.pass_time(60)
+    desk.pass_time(60)
+    desk.ledger.forget(HOST)  # as a manager does once that is committed
+    assert desk.ledger.hosts == {}
+    event = m.DriverReport(host=HOST, resource="gpu", devices=(device("d0"),), asked=1)
+    decided = decision_of(decide(desk.ledger, desk.rules, event, desk.now))
+    apply(decided, desk.ledger)
+    assert (decided.changes, decided.follow_ups) == ([], [])
+    assert desk.ledger.hosts == {}

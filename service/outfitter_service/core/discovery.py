@@ -23,7 +23,10 @@ Infos = dict[str, list[dict[str, str]]]
 
 
 def report(draft: Draft, event: m.DriverReport) -> None:
-    """Take in what a driver said. What follows from it for workers is an event of its own."""
+    """Take in what a driver said. What follows from it for workers is an event of its own. Of a host that was forgotten
+    while its driver was being asked nothing is known any more, and nothing is kept."""
+    if event.host not in draft.ledger.hosts:
+        return
     view = draft.view(event.host)
     before = view.inventory(event.resource)
     if event.failure is not None:

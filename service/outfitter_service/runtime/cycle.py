@@ -216,6 +216,9 @@ class Cycle:
         end = now() + SLICE_S
         while agenda.queue and batch.events < until and now() < end and self._has_room(work):
             event = agenda.queue.popleft()
+            if type(event) is m.DriverReport and event.host not in self.ledger.hosts:
+                agenda.forget(event.host)  # it was forgotten while its driver was being asked
+                continue
             work.internal.append(event)
             batch.decide(event)
         remit, portion = station.remit, station.portion
