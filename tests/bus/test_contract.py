@@ -18,6 +18,7 @@ import pytest
 
 from outfitter_proto.bus import (
     Bus,
+    BusConfigurationError,
     Entry,
     FencedError,
     Message,
@@ -444,3 +445,46 @@ async def test_compaction_keeps_the_last_record_of_every_key_at_its_offset(bus: 
             await anyio.sleep(0.5)
     assert {message.key: (message.offset, message.value) for message in messages} == last
     assert (await bus.offsets(topic, 0))[0] == 0
+
+
+# --- the shape of topics -------------------------------------------------------------------------------
+
+
+async def test_shapes_tell_ids_and_partitions_and_leave_out_what_is_not_there(bus: Bus, make_topic: MakeTopic) -> None:
+    first, second = await make_topic(partitions=2), await make_topic()
+    found = await bus.shapes([first, "not-there", second])
+    assert {name: shape.partitions for name, shape in found.items()} == {first: 2, second: 1}
+    assert [found[name].id for name in (first, second)] == [(await bus.topic(name)).id for name in (first, second)]
+    assert found[first].id != found[second].id
+    assert await bus.shapes([]) == {}
+
+
+async def test_added_partitions_are_empty_and_everybody_sees_them(
+    bus: Bus, bus_url: str, make_topic: MakeTopic
+) -> None:
+    topic = await make_topic(partitions=2)
+    await bus.publish(topic, 1, Entry(b"k", b"v"))
+    async with connect(bus_url) as other:
+        before = (await other.shapes([topic]))[topic]
+        await bus.add_partitions(topic, 5)
+        await bus.add_partitions(topic, 5)
+        after = (await other.shapes([topic]))[topic]
+        assert (after.id, before.partitions, after.partitions) == (before.id, 2, 5)
+        assert await other.publish(topic, 4, Entry(b"k", b"w")) == 0
+        async with await other.open_writer(f"{topic}-writer", 3) as writer:
+            await writer.commit([(topic, entries("a"))])
+    assert [len(await read_all(bus, topic, partition)) for partition in range(5)] == [0, 1, 0, 1, 1]
+    with pytest.raises(BusConfigurationError, match="has 5 partitions, and can have no less"):
+        await bus.add_partitions(topic, 4)
+    with pytest.raises(UnknownTopicError):
+        await bus.add_partitions("not-there", 4)
+
+
+async def test_a_bus_that_says_of_an_identity_that_it_has_committed_is_right(bus: Bus, make_topic: MakeTopic) -> None:
+    topic = await make_topic()
+    identity = f"{topic}-writer"
+    assert not await bus.has_committed(identity)
+    async with await bus.open_writer(identity, 0) as writer:
+        assert not await bus.has_committed(identity)
+        await writer.commit([(topic, entries("a"))])
+    assert await bus.has_committed(identity) is not bus.local

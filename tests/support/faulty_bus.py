@@ -11,7 +11,18 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 
-from outfitter_proto.bus import Bus, Entry, Membership, Message, Reader, TopicInfo, TopicSpec, Writer, connect
+from outfitter_proto.bus import (
+    Bus,
+    Entry,
+    Membership,
+    Message,
+    Reader,
+    TopicInfo,
+    TopicShape,
+    TopicSpec,
+    Writer,
+    connect,
+)
 
 Script = Callable[[str], Awaitable[None]]
 
@@ -49,6 +60,18 @@ class FaultyBus(Bus):
     async def topic(self, name: str) -> TopicInfo:
         async with self._around("topic"):
             return await self._inner.topic(name)
+
+    async def shapes(self, names: Collection[str]) -> dict[str, TopicShape]:
+        async with self._around("shapes"):
+            return await self._inner.shapes(names)
+
+    async def add_partitions(self, topic: str, partitions: int) -> None:
+        async with self._around("add_partitions"):
+            await self._inner.add_partitions(topic, partitions)
+
+    async def has_committed(self, identity: str) -> bool:
+        async with self._around("has_committed"):
+            return await self._inner.has_committed(identity)
 
     async def brokers(self) -> int:
         return await self._inner.brokers()

@@ -107,6 +107,13 @@ class TopicInfo(NamedTuple):
     config: Mapping[str, str]
 
 
+class TopicShape(NamedTuple):
+    """Which topic a name stands for now (a topic that is deleted and made anew has another id), and its partitions."""
+
+    id: str
+    partitions: int
+
+
 class TopicSpec(NamedTuple):
     """A topic to make. `replication` None means the bus's default."""
 
@@ -285,6 +292,22 @@ class Bus(ABC):
     async def topic(self, name: str) -> TopicInfo:
         """Describe a topic. Raises `UnknownTopicError`."""
 
+    async def shapes(self, names: Collection[str]) -> dict[str, TopicShape]:
+        """The shapes of these topics, as they are now; those that do not exist, or that we may not ask for, are left
+        out. Cheap: it may be asked before each message.
+
+        Raises:
+            BusUnavailableError: the bus did not answer.
+        """
+        found: dict[str, TopicShape] = {}
+        for name in names:
+            try:
+                info = await self.topic(name)
+            except (UnknownTopicError, BusAuthorizationError):
+                continue
+            found[name] = TopicShape(info.id, info.partitions)
+        return found
+
     async def brokers(self) -> int:
         """How many brokers there are now to hold copies of a partition; a bus without brokers counts as one."""
         return 1
@@ -292,6 +315,16 @@ class Bus(ABC):
     @abstractmethod
     async def create_topics(self, specs: Sequence[TopicSpec]) -> list[str]:
         """Make the topics that do not exist and return their names; those that exist stay as they are."""
+
+    async def add_partitions(self, topic: str, partitions: int) -> None:
+        """Give a topic more partitions, so that it has so many; the new ones are empty, the others stay as they are.
+        One that has so many already stays as it is. Who uses the topic learns of it when he asks for its shape.
+
+        Raises:
+            UnknownTopicError.
+            BusConfigurationError: it has more already, and there is no way back.
+        """
+        raise BusConfigurationError(f"{self.url}: topic {topic!r} cannot be given {partitions} partitions")
 
     @abstractmethod
     async def publish(self, topic: str, partition: int, entry: Entry) -> int:
@@ -329,6 +362,15 @@ class Bus(ABC):
         Raises:
             BusUnavailableError: the bus did not answer.
         """
+
+    async def has_committed(self, identity: str) -> bool:  # noqa: ARG002
+        """Whether the last that the bus knows of a writer identity is a commit: then it wrote something once, whatever
+        there is of it now. False says nothing: the bus forgets in time, or has never told. Asking changes nothing.
+
+        Raises:
+            BusUnavailableError: the bus did not answer.
+        """
+        return False
 
     @abstractmethod
     async def join(

@@ -81,6 +81,7 @@ class EmbeddedBus(Bus):
         await self._closing.aclose()
 
     async def topic(self, name: str) -> TopicInfo:
+        self._topics.pop(name, None)  # another process may have changed it
         topic = await self._find(name)
         return TopicInfo(topic.name, topic.uuid, topic.partitions, 1, dict(topic.config))
 
@@ -90,6 +91,12 @@ class EmbeddedBus(Bus):
         return await self._open.writing.commit(
             lambda connection: [spec.name for spec in specs if log.create_topic(connection, spec)]
         )
+
+    async def add_partitions(self, topic: str, partitions: int) -> None:
+        self._topics.pop(topic, None)
+        await self._find(topic)
+        await self._open.writing.commit(partial(log.add_partitions, name=topic, partitions=partitions))
+        self._topics.pop(topic, None)
 
     async def publish(self, topic: str, partition: int, entry: Entry) -> int:
         held = self._open
@@ -162,7 +169,9 @@ class EmbeddedBus(Bus):
         return self._held
 
     async def _find(self, name: str, partition: int = 0) -> log.Topic:
-        topic = self._topics.get(name) or await self._open.reading.read(partial(log.find_topic, name=name))
+        topic = self._topics.get(name)
+        if topic is None or partition >= topic.partitions:
+            topic = await self._open.reading.read(partial(log.find_topic, name=name))
         if topic is None:
             raise UnknownTopicError(
                 f"topic {name!r} is not on the bus {self.url}: a manager makes its cluster's topics when it starts "

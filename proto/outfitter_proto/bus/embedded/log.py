@@ -80,7 +80,7 @@ CREATE TABLE writer (identity TEXT NOT NULL PRIMARY KEY, epoch INTEGER NOT NULL)
 
 
 class Topic(NamedTuple):
-    """A topic's row: it never changes, nor does it go away while the file is the same."""
+    """A topic's row: nothing but its partitions ever changes, nor does it go away while the file is the same."""
 
     id: int
     name: str
@@ -210,6 +210,25 @@ def create_topic(connection: sqlite3.Connection, spec: TopicSpec) -> bool:
         "INSERT INTO part (topic, part) VALUES (?, ?)", [(inserted.lastrowid, n) for n in range(spec.partitions)]
     )
     return True
+
+
+def add_partitions(connection: sqlite3.Connection, name: str, partitions: int) -> None:
+    """Give a topic more partitions.
+
+    Raises:
+        UnknownTopicError, BusConfigurationError: there is none, or it has more already.
+    """
+    topic = find_topic(connection, name)
+    if topic is None:
+        raise UnknownTopicError(f"there is no topic {name!r}")
+    if topic.partitions > partitions:
+        raise BusConfigurationError(
+            f"topic {name!r} has {topic.partitions} partitions, and can have no less: {partitions} are wanted"
+        )
+    connection.execute("UPDATE topic SET partitions = ? WHERE id = ?", (partitions, topic.id))
+    connection.executemany(
+        "INSERT INTO part (topic, part) VALUES (?, ?)", [(topic.id, n) for n in range(topic.partitions, partitions)]
+    )
 
 
 # --- records -------------------------------------------------------------------------------------------

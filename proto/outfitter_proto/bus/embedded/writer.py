@@ -22,7 +22,7 @@ class EmbeddedWriter(Writer):
         self,
         database: Database,
         belfry: Belfry,
-        find: Callable[[str], Awaitable[log.Topic]],
+        find: Callable[[str, int], Awaitable[log.Topic]],
         *,
         identity: str,
         epoch: int,
@@ -39,9 +39,8 @@ class EmbeddedWriter(Writer):
     async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
         if self._spent:
             raise BusUnavailableError(f"this writer {self._identity!r} is spent or closed: open a new one")
-        found = [(await self._find(name), entries) for name, entries in batches]
+        found = [(await self._find(name, self.partition), entries) for name, entries in batches]
         for topic, entries in found:
-            topic.check_partition(self.partition)
             log.check_entries(topic, entries)
         if found:
             self._check_last(*found[-1])

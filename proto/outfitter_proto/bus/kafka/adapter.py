@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 from aiokafka import errors as kafka_errors
-from aiokafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
+from aiokafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest, DescribeConfigsRequest
 
 from outfitter_proto.bus.kafka import authorization, noise, undecided
 from outfitter_proto.bus.kafka.access import access
@@ -17,6 +17,7 @@ from outfitter_proto.bus.kafka.connection import Connector
 from outfitter_proto.bus.kafka.membership import KafkaMembership
 from outfitter_proto.bus.kafka.producer import Last, TransactionalProducer
 from outfitter_proto.bus.kafka.protocol import (
+    INVALID_PARTITIONS,
     OK,
     TOPIC_AUTHORIZATION_FAILED,
     TOPIC_EXISTS,
@@ -35,6 +36,7 @@ from outfitter_proto.bus.port import (
     Reader,
     Right,
     TopicInfo,
+    TopicShape,
     TopicSpec,
     UnknownTopicError,
     Writer,
@@ -108,6 +110,10 @@ class KafkaBus(Bus):
         config = {setting: value for setting, value, *_ in entries or () if value is not None}
         return TopicInfo(name, found.id, len(found.leaders), found.replication, config)
 
+    async def shapes(self, names: Collection[str]) -> dict[str, TopicShape]:
+        """See `Bus.shapes`: one question."""
+        return {topic.name: TopicShape(topic.id, len(topic.leaders)) for topic in await self._cluster.topics(names)}
+
     async def brokers(self) -> int:
         """The brokers that the metadata list: those that are alive."""
         return len((await self._cluster.send(None, MetadataRequest([]))).brokers)
@@ -144,6 +150,26 @@ class KafkaBus(Bus):
         for name in made:
             await self._wait_for_leaders(name)
         return made
+
+    async def add_partitions(self, topic: str, partitions: int) -> None:
+        """See `Bus.add_partitions`. A broker without an answer is asked again for a while, as with new topics."""
+        deadline = anyio.current_time() + TAKE_WITHIN
+        request = CreatePartitionsRequest([(topic, (partitions, None))], int(REQUEST_TIMEOUT * 1000), False)
+        while (there := len((await self._cluster.topic(topic, fresh=True)).leaders)) != partitions:
+            if there > partitions:
+                raise BusConfigurationError(
+                    f"{self.url}: topic {topic!r} has {there} partitions, and can have no less: {partitions} are wanted"
+                )
+            try:
+                [(_, code, detail)] = (await self._cluster.send(None, request)).topic_errors
+            except BusUnavailableError:
+                if anyio.current_time() > deadline:
+                    raise
+                await anyio.sleep(0.1)
+                continue
+            if code not in (OK, INVALID_PARTITIONS):  # a first request without an answer may have done it
+                raise refusal(self._access, code, topic=topic, operation="Alter", detail=detail)
+            await self._wait_for_leaders(topic, partitions)
 
     async def publish(self, topic: str, partition: int, entry: Entry) -> int:
         """Write one record outside any transaction."""
@@ -221,6 +247,11 @@ class KafkaBus(Bus):
         found = await undecided.holder(self._cluster, identity)
         return f"{found[0]}/{found[1]}" if found is not None else None
 
+    async def has_committed(self, identity: str) -> bool:
+        """See `Bus.has_committed`. A coordinator forgets who was silent for `transactional.id.expiration.ms` (7 d)."""
+        found = await undecided.last(self._cluster, identity)
+        return found is not None and found.committed
+
     def _remember(self, identity: str, last: Last | None) -> None:
         """Have in mind how the last transaction ended that was not seen to its end: its coordinator forgets."""
         if last is None:
@@ -284,11 +315,13 @@ class KafkaBus(Bus):
         if partition not in leaders:
             raise UnknownTopicError(f"{self.url}: topic {topic!r} has {len(leaders)} partitions, no number {partition}")
 
-    async def _wait_for_leaders(self, topic: str) -> None:
+    async def _wait_for_leaders(self, topic: str, partitions: int = 1) -> None:
         with anyio.move_on_after(TAKE_WITHIN):
             while True:
-                if await self._exists(topic) and all((await self._cluster.topic(topic)).leaders.values()):
-                    return
+                if await self._exists(topic):
+                    leaders = (await self._cluster.topic(topic)).leaders
+                    if len(leaders) >= partitions and all(leaders.values()):
+                        return
                 await anyio.sleep(0.02)
         raise BusUnavailableError(f"{self.url}: topic {topic!r} was made and has no leaders yet")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import anyio
@@ -17,7 +17,15 @@ from aiokafka.protocol.offset import OffsetRequest
 from outfitter_proto.bus.kafka import diagnosis
 from outfitter_proto.bus.kafka.access import Node
 from outfitter_proto.bus.kafka.connection import Connection, Connector
-from outfitter_proto.bus.kafka.protocol import MOVED, OK, UNKNOWN_TOPIC, MetadataRequest, error_name, refusal
+from outfitter_proto.bus.kafka.protocol import (
+    MOVED,
+    OK,
+    TOPIC_AUTHORIZATION_FAILED,
+    UNKNOWN_TOPIC,
+    MetadataRequest,
+    error_name,
+    refusal,
+)
 from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavailableError, UnknownTopicError
 
 REQUEST_TIMEOUT = 3.0
@@ -78,6 +86,13 @@ class Cluster:
         connection, where = await self._connection(None)
         return self._learn(name, where, await self._ask(connection, where, MetadataRequest([name])))
 
+    async def topics(self, names: Collection[str]) -> list[Topic]:
+        """Those of these topics that exist and that we may ask for, by metadata of just now."""
+        connection, where = await self._connection(None)
+        response = await self._ask(connection, where, MetadataRequest(list(names)))
+        told = {name for code, name, *_ in response.topics if code not in (UNKNOWN_TOPIC, TOPIC_AUTHORIZATION_FAILED)}
+        return [self._learn(name, where, response) for name in names if name in told]
+
     async def survey(self, name: str) -> None:
         """Ask a majority of the brokers (of `SURVEYED` at most) who leads the topic's partitions: one of them alone may
         be behind. What `topic` says next is the newest of it.
@@ -117,7 +132,9 @@ class Cluster:
         directory = self._connector.directory
         brokers = {node_id: Node(host, port) for node_id, host, port, *_ in response.brokers}
         directory.learn(brokers.values())
-        for code, _, topic_id, _, partitions, *_ in response.topics:
+        for code, found, topic_id, _, partitions, *_ in response.topics:
+            if found != name:
+                continue
             if code == UNKNOWN_TOPIC:
                 break
             if code not in (OK, 5):  # 5: some partition has no leader now

@@ -40,6 +40,7 @@ OK = 0
 OFFSET_OUT_OF_RANGE = 1
 UNKNOWN_TOPIC = 3
 TOPIC_EXISTS = 36
+INVALID_PARTITIONS = 37
 TOPIC_AUTHORIZATION_FAILED = 29
 
 # The leader is elsewhere, or not ready yet: ask for it anew. Nothing was written.

@@ -11,6 +11,7 @@ from typing import Any
 
 from outfitter_proto.bus.kafka.access import Node
 from outfitter_proto.bus.kafka.cluster import Cluster
+from outfitter_proto.bus.kafka.producer import Last
 from outfitter_proto.bus.kafka.protocol import (
     OK,
     DescribeProducersRequest,
@@ -39,12 +40,18 @@ async def belongs_to(cluster: Cluster, identity: str, topic: str, partition: int
 
 async def holder(cluster: Cluster, identity: str) -> tuple[int, int] | None:
     """The producer id and epoch of whoever took a transactional id last; None where its coordinator does not tell."""
+    found = await last(cluster, identity)
+    return (found.producer_id, found.epoch) if found is not None else None
+
+
+async def last(cluster: Cluster, identity: str) -> Last | None:
+    """How the last transaction of a transactional id stands; None where its coordinator does not tell."""
     found = await cluster.send(None, coordinator_of("transactional-id", identity))
     if found.error_code != OK:
         return None
     answer = await cluster.send(Node(found.host, found.port), DescribeTransactionsRequest(identity))
-    [(code, _, _, _, _, producer_id, epoch, *_)] = answer.transaction_states
-    return (producer_id, epoch) if code == OK else None
+    [(code, _, state, _, _, producer_id, epoch, *_)] = answer.transaction_states
+    return Last(state, producer_id, epoch) if code == OK else None
 
 
 async def sentence(cluster: Cluster, topic: str, partition: int) -> str:
