@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from outfitter_verify import wire
 from outfitter_verify.answers import Answers, Input
 from outfitter_verify.history import History
 from outfitter_verify.ledger import Ledger
-from outfitter_verify.logs import Log, Partition, Reading
+from outfitter_verify.logs import Log, Partition, Place, Reading
 from outfitter_verify.order import Order
 from outfitter_verify.releases import Releases
 from outfitter_verify.report import Findings, Report
@@ -16,12 +18,36 @@ from outfitter_verify.writers import Commit, Commits, Writer, Written
 def check(reading: Reading) -> Report:
     """Verify the promises on what `reading` holds. It is gone through once, partition by partition."""
     findings = Findings()
+    elsewhere: dict[tuple[str, str], _Holder] = {}
     for logs in reading.logs:
-        _partition(reading, logs, findings)
+        ledger = _partition(reading, logs, findings)
+        _compare(ledger, elsewhere, findings)
     return findings.report(reading.cluster)
 
 
-def _partition(reading: Reading, logs: Partition, findings: Findings) -> None:
+class _Holder(NamedTuple):
+    """Who has a device at the end of a partition, whether to himself, and where that is said."""
+
+    key: str
+    alone: bool
+    place: Place
+
+
+def _compare(ledger: Ledger, elsewhere: dict[tuple[str, str], _Holder], findings: Findings) -> None:
+    """A device must not be held in two partitions either: a host has one place. What is still `elsewhere` is by the
+    host's and the device's names."""
+    told: set[tuple[str, str]] = set()
+    for host, name, written, alone in ledger.holders():
+        here = _Holder(written.record.key, alone, ledger.log.place(written.offset))
+        other = elsewhere.setdefault((host, name), here)
+        two = other.place.partition != here.place.partition and other.key != here.key
+        if two and (alone or other.alone) and (other.key, here.key) not in told:
+            told.add((other.key, here.key))
+            what = f"{here.key} has {name} of host {host}, which {other.key} holds in partition {other.place.partition}"
+            findings.wrong("exclusivity", here.place, what, other.place)
+
+
+def _partition(reading: Reading, logs: Partition, findings: Findings) -> Ledger:
     findings.logs = {log.topic: log for log in logs}
     inputs = _inputs(logs.allocations)
     topic_id = reading.topic_id
@@ -52,6 +78,7 @@ def _partition(reading: Reading, logs: Partition, findings: Findings) -> None:
     releases.finish(ledger)
     if logs.allocations.start > 0:
         findings.part("steps", "the ledger does not begin at its first record")
+    return ledger
 
 
 def _inputs(ledger: Log) -> dict[str, Input]:

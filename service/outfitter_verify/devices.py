@@ -36,6 +36,12 @@ class Holdings:
         """The names of all devices of a host that somebody has."""
         return {name for where, name in self._holders if where == host}
 
+    def all(self) -> Iterator[tuple[str, str, str, bool]]:
+        """Each host's name of a device with the key of who has it, and whether that one has it to itself."""
+        for (host, name), holders in self._holders.items():
+            for key, alone in holders.items():
+                yield host, name, key, alone
+
     def drop(self, key: str) -> None:
         """`key` holds nothing any more."""
         host, names = self._held.pop(key, ("", frozenset()))

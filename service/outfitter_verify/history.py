@@ -59,7 +59,7 @@ class History:
             self._wrong(record.offset, f"a transition of {named} whose key, record or state are another's")
             return
         self._findings.look("partitions")
-        if wire.partition_of(told.host, self._partitions) != self._log.partition:
+        if not wire.had_place(told.host, self._log.partition, self._partitions):
             self._findings.wrong(
                 "partitions", self._log.place(record.offset), f"host {told.host} belongs in another partition"
             )

@@ -5,7 +5,7 @@ What compaction may have hidden is a suspicion first, and judged at the end, whe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -74,6 +74,12 @@ class Ledger:
         self._suspicions: list[Suspicion] = []
         self._tokens: dict[tuple[str, int], tuple[str, int]] = {}
         self._damaged: set[str] = set()
+        self._misplaced: dict[str, tuple[int, str]] = {}
+
+    def holders(self) -> Iterator[tuple[str, str, Written, bool]]:
+        """Whoever has a device at the end, by host and by each of the device's names; and whether to himself."""
+        for host, name, key, alone in self._holdings.all():
+            yield host, name, self.now[key], alone
 
     def walk(self) -> None:
         """Go through it all."""
@@ -81,6 +87,8 @@ class Ledger:
             self._take(record)
         self.commits.finish()
         self._judge()
+        for offset, what in self._misplaced.values():
+            self.wrong("partitions", offset, what)
         self._order.finish(self)
         counts = self._findings.counts
         for key, written in self.now.items():
@@ -130,7 +138,7 @@ class Ledger:
         if kind == "allocation":
             record = wire.allocation(body)
             self._key(offset, key, record.key)
-            self._home(offset, record.host)
+            self._home(offset, key, record.host)
             self._allocation(offset, record)
         elif kind == "checkpoint":
             checkpoint = wire.checkpoint(body)
@@ -149,7 +157,7 @@ class Ledger:
             self._findings.look("writers")
             own = f"@host/{host}" if kind == "host" else f"@device/{host}/{body.get('id')}"
             self._key(offset, unquote(key) if kind == "device" else key, own)
-            self._home(offset, host)
+            self._home(offset, key, host)
             if kind == "host":
                 inventories = wire.inventories(body)
                 self._holdings.connect(host, [names for each in inventories.values() for names in each.connected])
@@ -163,21 +171,27 @@ class Ledger:
         if key != own:
             self.wrong("writers", offset, f"its body belongs under {own}, it is under {key}")
 
-    def _home(self, offset: int, host: str) -> None:
+    def _home(self, offset: int, key: str, host: str) -> None:
         self._findings.look("partitions")
         home = wire.partition_of(host, self._partitions)
-        if home != self.log.partition:
-            self.wrong("partitions", offset, f"host {host} belongs in partition {home}")
+        if home == self.log.partition:
+            return
+        what = f"host {host} belongs in partition {home}"
+        if wire.had_place(host, self.log.partition, self._partitions):
+            self._misplaced[key] = offset, what  # unless it is moved, when it is deleted here
+        else:
+            self.wrong("partitions", offset, what)
 
     def _tombstone(self, offset: int, key: str) -> None:
         self._findings.counts["tombstones"] += 1
         before = self.now.pop(key, None)
         self.newest[key] = offset
         self._holdings.drop(key)
+        moved = self._misplaced.pop(key, None) is not None
         if before is None:
             return
         self.gone[key] = before.record.source
-        if before.record.state not in wire.FINAL and key not in self._damaged:
+        if before.record.state not in wire.FINAL and key not in self._damaged and not moved:
             self.suspect(
                 "steps", offset, f"{key} is deleted while it is {before.record.state}",
                 str(self.log.place(before.offset)), writer=before.record.writer, after=before.offset,
@@ -192,7 +206,8 @@ class Ledger:
         self.newest[record.key] = offset
         self.sources.setdefault(record.key, set()).add(record.source)
         self._custody.record(offset, record)
-        if record.source_partition != self.log.partition:
+        asked = record.source_partition
+        if asked != self.log.partition and not wire.had_place(record.host, asked, self._partitions):
             self.wrong("partitions", offset, f"it answers registration partition {record.source_partition}")
         self._exclusivity(written)
         self.commits.writer(record.writer).opened.append(written)

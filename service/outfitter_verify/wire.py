@@ -61,6 +61,11 @@ def partition_of(host: str, partitions: int) -> int:
     return ((h ^ (h >> 15)) & 0x7FFFFFFF) % partitions
 
 
+def had_place(host: str, partition: int, partitions: int) -> bool:
+    """Whether this is the host's partition, or was when there were fewer: some may have been added since."""
+    return any(partition_of(host, count) == partition for count in range(partitions, partition, -1))
+
+
 def parse(value: bytes) -> Any:
     """JSON in UTF-8; raises `DamagedError`."""
     try:
@@ -105,6 +110,7 @@ class Checkpoint:
 
     `base` is what is added to offsets to make `source.offset`, `begin` the first offset that a host's manager answers
     for: what is before it is the sweeper's. `ahead`: hosts whose messages are read up to an offset that is beyond `to`.
+    `moved`: what it ends was in another partition before, and some were added.
     """
 
     key: str
@@ -122,6 +128,7 @@ class Checkpoint:
     begin: int
     ahead: Mapping[str, int]
     at: str
+    moved: bool
 
     @property
     def reach(self) -> int:
@@ -226,6 +233,7 @@ def checkpoint(body: Mapping[str, Any]) -> Checkpoint:
         begin=_get(read, "begin", int, 0),
         ahead={host: _get(ahead, host, int) for host in ahead},
         at=_get(body, "at", str),
+        moved=body.get("partitions") == 0,
     )
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from outfitter_verify.logs import Log
 from outfitter_verify.report import Findings
-from outfitter_verify.wire import Allocation, Checkpoint, partition_of
+from outfitter_verify.wire import Allocation, Checkpoint, had_place, partition_of
 
 
 class Written(NamedTuple):
@@ -139,7 +139,8 @@ class Commits:
         self._findings.look("partitions")
         kind, _, name = checkpoint.writer.partition("/")
         home = partition_of(name, self._partitions) if kind == "host" else int(name) if name.isdecimal() else None
-        if home not in (None, self._ledger.partition):
+        moved = kind == "host" and had_place(name, self._ledger.partition, self._partitions)
+        if home not in (None, self._ledger.partition) and not moved:
             self._wrong("partitions", offset, f"writer {checkpoint.writer} belongs in partition {home}")
         if checkpoint.partition != self._ledger.partition:
             self._wrong("partitions", offset, f"it tells of input partition {checkpoint.partition}")
@@ -155,6 +156,8 @@ class Commits:
         shown = self._before(writer)
         if number <= before:
             self._wrong("commits", commit.offset, f"{writer.name} commits number {number} after {before}", *shown)
+        elif number > before + 1 and commit.checkpoint.moved:
+            writer.gaps.append((writer.commits[-1].offset if writer.commits else -1, commit.offset))
         elif number > before + 1:
             low = writer.commits[-1].offset if writer.commits else -1
             missing = number - before - 1

@@ -1,0 +1,39 @@
+"""A host has one place: what is granted in one partition must not be granted in another one."""
+
+from __future__ import annotations
+
+from outfitter_verify.check import check
+from outfitter_verify.logs import Partition, Reading
+from support.streams import PARTITION, PARTITIONS, World
+
+
+def holding(worker: str, *devices: str) -> World:
+    """A world in which a worker of the same host as ever has these devices."""
+    world = World()
+    world.commit()
+    world.register(worker)
+    world.commit(world.allocation(worker, "allocated", devices=list(devices)))
+    return world
+
+
+def together(here: World, there: World) -> Reading:
+    """Both in one cluster, the second in another partition than its host's."""
+    reading, other = here.reading(), there.reading()
+    (logs,) = other.logs
+    moved = Partition(*(log._replace(partition=(PARTITION + 1) % PARTITIONS) for log in logs))
+    return reading._replace(logs=[*reading.logs, moved])
+
+
+def said(reading: Reading) -> list[str]:
+    return [str(violation) for violation in check(reading).violations if violation.check == "exclusivity"]
+
+
+def test_a_device_that_is_held_in_two_partitions_is_found() -> None:
+    [found] = said(together(holding("a", "GPU-0", "GPU-1"), holding("b", "GPU-1", "GPU-0")))
+    assert f"/{(PARTITION + 1) % PARTITIONS}/" in found
+    assert f"a/1 holds in partition {PARTITION}" in found
+
+
+def test_other_devices_and_the_same_allocation_on_its_way_are_none() -> None:
+    assert said(together(holding("a", "GPU-0"), holding("b", "GPU-1"))) == []
+    assert said(together(holding("a", "GPU-0"), holding("a", "GPU-0"))) == []
