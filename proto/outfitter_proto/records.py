@@ -394,12 +394,24 @@ class InputPosition(Struct, frozen=True, kw_only=True, gc=False):
         return max([self.to, *(self.ahead or {}).values()])
 
 
+class Growth(Struct, frozen=True, kw_only=True, gc=False):
+    """Partitions were added. What lies in the input before the offset `until` was sent when there were `partitions` (0:
+    that is not known): what was right by that number, and is not by today's, was carried over and is answered there."""
+
+    partitions: int
+    until: int
+
+
 class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="checkpoint", gc=False):
     """A writer's position and counters: the record under `@checkpoint/<writer>`, last of each ledger batch.
 
     `commit` counts this writer's transactions, `token` is the last fencing token it gave out. `snapshot` is when the
     newest complete snapshot in history was begun: a replay of what came after it starts there. Left out: there is none.
     `boot_id`, `pid_ns` and `time_ns` are as in `ManagerIdentity`.
+    `partitions` is how many the topics had, which with a host's name gives its place (0: its records are being moved to
+    another one), and `ledger_id` the id of the topic that this was written to. Left out: a version before these wrote
+    it, or a sweeper. `grown` is said of a partition by whoever looks after what is nobody's there, until all of that is
+    read. Left out: there is no such input.
     """
 
     writer: str
@@ -416,6 +428,9 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
     snapshot: Utc | UnsetType = UNSET
     pid_ns: int | UnsetType | None = UNSET
     time_ns: int | UnsetType | None = UNSET
+    partitions: int | UnsetType = UNSET
+    ledger_id: str | UnsetType = UNSET
+    grown: Growth | UnsetType = UNSET
 
     @property
     def key(self) -> str:

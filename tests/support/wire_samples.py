@@ -14,6 +14,7 @@ from outfitter_proto.records import (
     DeadLetter,
     Deregister,
     Device,
+    Growth,
     Heartbeat,
     Host,
     InputPosition,
@@ -197,6 +198,9 @@ SAMPLES = {
     "device": Device(host="gpu-3", id="pci/0000:3b:00.0", since=AT, state="quarantined", reason="XID 79"),
     "checkpoint": CHECKPOINT,
     "checkpoint-with-a-snapshot": structs.replace(CHECKPOINT, snapshot=AT),
+    "checkpoint-with-its-topic": structs.replace(
+        CHECKPOINT, partitions=12, ledger_id="AAAAAAAAAAAAAAAAAAAAAg", grown=Growth(partitions=6, until=2_000)
+    ),
     "checkpoint-with-hosts-ahead": structs.replace(
         CHECKPOINT,
         writer="partition/3",
