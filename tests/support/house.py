@@ -21,6 +21,7 @@ from msgspec import structs
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Bus, Entry
 from outfitter_proto.names import topics
+from outfitter_proto.partitioning import partition_of
 from outfitter_service import config as configuration
 from outfitter_service.core.decide import Rules
 from outfitter_service.metrics import Metrics
@@ -77,8 +78,19 @@ def workshop(bench: str, extra: str = "") -> str:
 class House:
     """One manager, and what one sees of it on the bus."""
 
-    def __init__(self, bus: Bus, processor: Processor, drivers: DriverPool, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        processor: Processor,
+        drivers: DriverPool,
+        metrics: Metrics,
+        *,
+        cluster: str = CLUSTER,
+        partition: int = 0,
+    ) -> None:
         self.bus = bus
+        self.topics = topics(cluster)
+        self.partition = partition
         self.processor = processor
         self.drivers = drivers
         self.metrics = metrics
@@ -94,13 +106,13 @@ class House:
             await self.publish(json.dumps(body).encode())
 
     async def publish(self, value: bytes | None, key: bytes | None = HOST.encode()) -> int:
-        return await self.bus.publish(TOPICS.registrations, 0, Entry(key, value))
+        return await self.bus.publish(self.topics.registrations, self.partition, Entry(key, value))
 
     # --- seeing ---
 
     async def records(self) -> dict[str, dict[str, Any]]:
         """The ledger as it is now: the last record of every key."""
-        while messages := await self._fetch(TOPICS.allocations, self._position):
+        while messages := await self._fetch(self.topics.allocations, self._position):
             for message in messages:
                 key = (message.key or b"").decode()
                 if message.value is None:
@@ -119,7 +131,7 @@ class House:
                     return found
                 if self.failure is not None:
                     raise self.failure
-                await self._fetch(TOPICS.allocations, self._position, timeout=0.2)
+                await self._fetch(self.topics.allocations, self._position, timeout=0.2)
 
     async def state(self, worker: str, state: str, incarnation: str = "1") -> dict[str, Any]:
         """Wait until a worker's record is in `state`; return the record."""
@@ -131,10 +143,10 @@ class House:
 
     async def dead_letters(self, count: int) -> list[dict[str, Any]]:
         """Wait for `count` dead letters; return them."""
-        return [json.loads(m.value or b"") for m in await self._wait_for(TOPICS.dead_letters, count)]
+        return [json.loads(m.value or b"") for m in await self._wait_for(self.topics.dead_letters, count)]
 
     async def history(self) -> list[dict[str, Any]]:
-        return [json.loads(m.value or b"") for m in await self._fetch(TOPICS.history, 0)]
+        return [json.loads(m.value or b"") for m in await self._fetch(self.topics.history, 0)]
 
     async def _wait_for(self, topic: str, count: int) -> list[Any]:
         with anyio.fail_after(WITHIN_S):
@@ -144,8 +156,9 @@ class House:
             return found
 
     async def _fetch(self, topic: str, position: int, timeout: float = 0.0) -> list[Any]:
-        async with await self.bus.open_reader(topic, 0, start=position, committed=True) as reader:
-            return await reader.fetch(max_records=5000, timeout=timeout)
+        answers_at_once = self.bus.local
+        async with await self.bus.open_reader(topic, self.partition, start=position, committed=True) as reader:
+            return await reader.fetch(max_records=5000, timeout=timeout if answers_at_once else 0.2)
 
     def metric(self, name: str, **labels: str) -> float:
         value = self.metrics.registry.get_sample_value(name, labels)
@@ -189,21 +202,27 @@ async def serving(
     still_mine: Callable[[], Awaitable[bool]] | None = None,
     limits: Limits | None = None,
     ready: bool = True,
+    cluster: str = CLUSTER,
+    partition: int | None = None,
     **rules: Any,
 ) -> AsyncIterator[House]:
-    """Serve `HOST` on `bus` (which is open) with `config` (TOML); what ended it by itself is in `failure`."""
-    await all_topics.create(bus, CLUSTER, partitions=1)
+    """Serve `HOST` on `bus` (which is open) with `config` (TOML), where it belongs among the partitions that there are
+    (one, if there are no topics yet), or `partition`; what ended it by itself is in `failure`."""
+    await all_topics.create(bus, cluster, partitions=await all_topics.partition_count(bus, cluster) or 1)
+    partitions = (await bus.topic(topics(cluster).allocations)).partitions
+    partition = partition_of(HOST, partitions) if partition is None else partition
     path = folder / "outfitter.toml"
     path.write_text(config)
     settings = configuration.load(path, environment={})
     loaded = loading.load(settings.resources)
     metrics = Metrics(loaded)
-    identity = identity or host_identity(CLUSTER, HOST)
+    identity = identity or host_identity(cluster, HOST)
     pool = DriverPool(loaded, metrics=metrics)
     processor = Processor(
         bus,
-        topics=TOPICS,
-        partition=0,
+        topics=topics(cluster),
+        partition=partition,
+        partitions=partitions,
         identity=identity,
         rules=Rules(writer=identity.writer, specs={name: each.spec for name, each in loaded.items()}, **rules),
         limits=limits or Limits(lease_grace_s=0.1),
@@ -212,7 +231,7 @@ async def serving(
         remit=remit,
         still_mine=still_mine,
     )
-    house = House(bus, processor, pool, metrics)
+    house = House(bus, processor, pool, metrics, cluster=cluster, partition=partition)
 
     async def live() -> None:
         try:

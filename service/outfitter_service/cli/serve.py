@@ -30,8 +30,13 @@ if TYPE_CHECKING:
 @click.option(
     "--take-over", is_flag=True, help="Serve a host whose ledger another machine wrote, because that one is gone."
 )
+@click.option(
+    "--adopt-ledger",
+    is_flag=True,
+    help="Take the ledger as it stands although its topic was made anew or restored: no worker runs that it lacks.",
+)
 @click.pass_context
-def serve(ctx: click.Context, /, config: str | None, take_over: bool, **_options: object) -> None:
+def serve(ctx: click.Context, /, config: str | None, take_over: bool, adopt_ledger: bool, **_options: object) -> None:
     """Serve this host's workers: answer registrations, run drivers, keep leases, publish allocations."""
     from outfitter_service import descriptors, logs, memory
     from outfitter_service.config import Severity, load
@@ -44,7 +49,7 @@ def serve(ctx: click.Context, /, config: str | None, take_over: bool, **_options
             warn(str(problem))
     memory.tune()
     descriptors.raise_limit()
-    service = Service(settings, take_over=take_over)
+    service = Service(settings, take_over=take_over, adopt_ledger=adopt_ledger)
     anyio.run(_serve, service, backend_options={"use_uvloop": _has_uvloop()})
 
 

@@ -16,7 +16,7 @@ from datetime import datetime
 import anyio
 import structlog
 from anyio.abc import TaskGroup
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from outfitter_proto.bus import BusError, Message, OffsetOutOfRangeError, TooLargeError, Writer
 from outfitter_proto.records import Allocation, Checkpoint
@@ -27,6 +27,7 @@ from outfitter_service.runtime.announcements import Announcements
 from outfitter_service.runtime.batch import Batch
 from outfitter_service.runtime.intake import Place
 from outfitter_service.runtime.scout import Outlook
+from outfitter_service.runtime.shape import Shape
 from outfitter_service.runtime.station import Station, Stop
 from outfitter_service.runtime.telling import concerned
 from outfitter_service.runtime.transaction import checkpoint
@@ -61,13 +62,15 @@ class Cycle:
         ledger: Ledger,
         place: Place,
         *,
+        shape: Shape,
         since: datetime,
         stop: Stop,
         batch_bytes: int,
     ) -> None:
-        """`since` is when this manager started; `stop` asks for one last commit. A commit's ledger batch, and a batch
-        of history, may have `batch_bytes`."""
+        """`shape` is the topics' when the partition was taken, `since` when this manager started; `stop` asks for one
+        last commit. A commit's ledger batch, and a batch of history, may have `batch_bytes`."""
         self._station = station
+        self._shape = shape
         self._writer = writer
         self._stop = stop
         self._since = since
@@ -303,10 +306,13 @@ class Cycle:
         work.offspring = list(batch.follow_ups)
         agenda.queue.extend(work.offspring)
         self.ledger.seal()
+        grown = self._station.remit.grown
         return checkpoint(
             self._station.identity,
             self.ledger,
             work.reading(self.place, self._station.partition, self._checkpointed),
+            shape=self._shape,
+            grown=grown if grown is not UNSET and work.position < grown.until else UNSET,
             at=batch.now,
             # whoever goes on after a crash must see the same deaths: the boot that ended stays named until they are in
             boot_id=agenda.ended_boot_id if work.deaths_left else self._station.identity.boot_id,
@@ -439,11 +445,12 @@ class Cycle:
     async def _begin_again(self, lost: OffsetOutOfRangeError) -> BusError | None:
         """Go on where the input begins now. Where it began anew, what comes counts as later than all there was."""
         place, station = self.place, self._station
+        before = place.topic_id
         try:
             place.topic_id = (await station.bus.topic(station.topics.registrations)).id
         except BusError as error:
             return error
-        if lost.start < place.position:
+        if lost.start < place.position or place.topic_id != before:
             place.base += place.reach
             place.begin, place.ahead = 0, {}
         station.intake.reset(lost.start)

@@ -122,6 +122,8 @@ class Intake(Window):
         self._wake = wake
         self._healed = healed
         self._resumed = anyio.Event()
+        self._fetching = anyio.CancelScope()
+        self._anew: OffsetOutOfRangeError | None = None
         self.position = 0
         self.end = 0
         self.obstacle: str | None = None
@@ -133,19 +135,29 @@ class Intake(Window):
         """Forget what was fetched; `run` goes on at `start`."""
         self.clear()
         self.position = self.end = start
+        self._anew = None
         self.obstacle = None
         self.lost = None
         self.trouble = None
         self._resumed.set()
 
+    def begin_anew(self, error: OffsetOutOfRangeError) -> None:
+        """The topic is another one, whose records up to `position` were not fetched: as if that were out of range."""
+        self._anew = error
+        self._fetching.cancel()
+
     async def run(self) -> None:
         """Fetch from `position` until cancelled. Where that is out of range, `lost` says so until `reset`."""
         while True:
             try:
-                async with await self._bus.open_reader(
-                    self._topic, self._partition, start=self.position, committed=False
-                ) as reader:
-                    await self._fetch(reader)
+                with anyio.CancelScope() as self._fetching:
+                    async with await self._bus.open_reader(
+                        self._topic, self._partition, start=self.position, committed=False
+                    ) as reader:
+                        await self._fetch(reader)
+                anew, self._anew = self._anew, None
+                if anew is not None:
+                    raise anew
             except OffsetOutOfRangeError as error:
                 log.error("input position is out of range", wanted=self.position, start=error.start, end=error.end)
                 self._resumed = anyio.Event()

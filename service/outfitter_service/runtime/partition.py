@@ -31,15 +31,18 @@ class PartitionServer:
         loaded: Mapping[str, Loaded],
         *,
         partition: int,
+        partitions: int,
         identity: Identity,
         remit: Remit,
         metrics: Metrics,
         take_over: bool = False,
+        adopt: bool = False,
         still_mine: Callable[[], Awaitable[bool]] | None = None,
         clock: Clock = SYSTEM,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        """`limits` are replaced by what the settings say, where they do."""
+        """`partitions` is the number by which `partition` is the remit's. `limits` are replaced by what the settings
+        say, where they do."""
         self.partition = partition
         self.identity = identity
         self._host = identity.host
@@ -48,6 +51,7 @@ class PartitionServer:
             bus,
             topics=topics(settings.cluster),
             partition=partition,
+            partitions=partitions,
             identity=identity,
             remit=remit,
             rules=Rules(
@@ -63,6 +67,7 @@ class PartitionServer:
                 lease_grace_s=settings.lease_grace,
                 checkpoint_interval_s=settings.checkpoint_interval,
                 take_over=take_over,
+                adopt=adopt,
                 history=limits.history if settings.history else None,
             ),
             metrics=metrics,

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 
 import anyio
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from outfitter_proto.bus import Bus, BusConfigurationError, BusError, Entry, Writer
 from outfitter_proto.codec import encode
@@ -29,12 +29,14 @@ from outfitter_service.runtime.cycle import Cycle, RecycledError
 from outfitter_service.runtime.drivers import DriverCalls
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.intake import Intake, Place
+from outfitter_service.runtime.lookout import Lookout
 from outfitter_service.runtime.owners import OwnerWatch
 from outfitter_service.runtime.portion import Portion
 from outfitter_service.runtime.ration import Ration
 from outfitter_service.runtime.remit import HostRemit, Remit
 from outfitter_service.runtime.restore import Restored, restore, rivals_since, unchanged
 from outfitter_service.runtime.scout import Scout
+from outfitter_service.runtime.shape import Ground
 from outfitter_service.runtime.snapshots import Snapshots
 from outfitter_service.runtime.station import Limits, Station, Stop
 from outfitter_service.runtime.telling import Telling
@@ -71,12 +73,14 @@ class Processor:
         limits: Limits,
         metrics: Metrics,
         drivers: DriverCalls,
+        partitions: int | None = None,
         remit: Remit | None = None,
         still_mine: Callable[[], Awaitable[bool]] | None = None,
         clock: Clock = SYSTEM,
         owner_watch: Callable[..., OwnerWatch] = OwnerWatch,
     ) -> None:
-        """`remit` left out: that of the identity's host. `still_mine` is asked before the partition is taken anew; left
+        """`partitions` is the number by which `partition` is the remit's; left out: whatever it is at the start.
+        `remit` left out: that of the identity's host. `still_mine` is asked before the partition is taken anew; left
         out, the ledger is: whoever wrote to it since then works here now."""
         if remit is None:
             if identity.host is None:
@@ -88,6 +92,16 @@ class Processor:
         self._still_mine = still_mine
         self._stop = Stop()
         self._bell = Bell()
+        self._ground = Ground(
+            bus,
+            topics,
+            partition,
+            identity=identity,
+            remit=remit,
+            partitions=partitions,
+            history=limits.history is not None,
+            adopt=limits.adopt,
+        )
         self._cycle: Cycle | None = None
         self._seen: tuple[Restored, float, datetime] | None = None
         self._seen_commit: int | None = None
@@ -143,6 +157,7 @@ class Processor:
             snapshots=Snapshots(identity.writer, identity.instance, limits.history),
             telling=Telling(metrics, **place),
         )
+        self._lookout = Lookout(self._ground, self.intake, self._station.snapshots, every_s=limits.look_s)
         self._log = self._station.telling.log
 
     # --- from outside ---
@@ -203,6 +218,7 @@ class Processor:
         Raises:
             ForeignManagerError: another manager works for this writer or for its hosts.
             LedgerRefusedError: the ledger cannot be worked on by this version.
+            TopicsChangedError: the topics are other ones than those that the ledger was written for.
             BusConfigurationError: the file of a bus on this machine is another one than before.
         """
         delay = FIRST_DELAY_S
@@ -255,10 +271,16 @@ class Processor:
         """A machine that must not serve these hosts does not disturb the one that does."""
         clock = self._station.clock
         at, at_utc = clock.monotonic(), clock.utc()
-        seen = await self._look(taking=self._identity)
-        if seen is not None:
-            self._refuse_foreign(seen)
-            self._seen = seen, at, at_utc
+        try:
+            await self._ground.look()
+            seen = await self._look(taking=self._identity)
+            if seen is not None:
+                self._refuse_foreign(seen)
+                await self._ground.judge(seen)
+                self._seen = seen, at, at_utc
+        except BusError as error:
+            # taking the partition meets that again
+            self._log.debug("cannot look before the partition is taken", error=str(error))
 
     async def _look(self, *, taking: str | None = None) -> Restored | None:
         """What the ledger says, before anybody is fenced; None where it cannot be read: taking the partition meets that
@@ -282,6 +304,7 @@ class Processor:
         station = self._station
         written = station.topics.written(history=station.limits.history is not None)
         try:
+            shape = await self._ground.look()
             writer = await station.bus.open_writer(self._identity, station.partition, topics=written)
         except BusError as error:
             self._seen = None  # who knows what becomes of the topic meanwhile
@@ -291,6 +314,7 @@ class Processor:
             try:
                 restored = await self._restore_what_was_seen() or await self._restore()
                 self._refuse_foreign(restored)
+                await self._ground.judge(restored)
                 if self._still_mine is None:
                     self._refuse_successor(restored)
                 if restored.checkpoint is None:
@@ -300,7 +324,14 @@ class Processor:
             except BusError as error:
                 return error
             cycle = self._cycle = Cycle(
-                station, writer, self.ledger, place, since=self._since, stop=self._stop, batch_bytes=most
+                station,
+                writer,
+                self.ledger,
+                place,
+                shape=shape,
+                since=self._since,
+                stop=self._stop,
+                batch_bytes=most,
             )
             try:
                 async with anyio.create_task_group() as tasks:
@@ -313,6 +344,7 @@ class Processor:
                     tasks.start_soon(self.attendance.listen)
                     tasks.start_soon(self.attendance.look)
                     tasks.start_soon(self._look_for_rivals, cycle.first_commit, restored.end)
+                    tasks.start_soon(self._lookout.run, place, shape)
                     trouble = await cycle.run(self._set_ready)
                     tasks.cancel_scope.cancel()
             finally:
@@ -439,6 +471,7 @@ class Processor:
         station.metrics.restore_seconds.set(restored.seconds)
         station.metrics.restored_records.set(restored.records)
         station.snapshots.adopt(found)
+        station.remit.grown = UNSET
         agenda.ended_boot_id = self._ended_boot(found) or agenda.ended_boot_id
         # levels are observed anew: the last inventories, and the command that each unfinished record implies
         own = station.identity.host
@@ -466,6 +499,7 @@ class Processor:
         base = (found.input.base or 0) if found is not None else 0
         if found is not None and found.input.topic_id == topic_id:
             here = found.input
+            station.remit.grown = found.grown
             ahead = {host.encode(): offset for host, offset in (here.ahead or {}).items()}
             return Place(topic_id=topic_id, position=here.to, base=base, begin=here.begin or 0, ahead=ahead)
         if found is not None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+from msgspec import UNSET, UnsetType
+
 from outfitter_proto.bus import Message
-from outfitter_proto.names import InvalidNameError, check_name, checkpoint_key
+from outfitter_proto.names import InvalidNameError, check_name, checkpoint_key, host_of
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.records import NobodysCode
+from outfitter_proto.records import Growth, NobodysCode
 
 REMEMBERED_KEYS = 10_000
 """How many keys' verdicts are remembered at most."""
@@ -69,6 +71,17 @@ def _without_key(message: Message) -> Nobodys:
     )
 
 
+def was_moved(message: Message, partition: int, partitions: int, grown: Growth | UnsetType) -> bool:
+    """Whether a message in `partition` out of `partitions` was right where it is when it was sent, and is answered in
+    another partition since some were added."""
+    if grown is UNSET or message.offset >= grown.until or message.key is None:
+        return False
+    right_now = misdirected(message.key, partition, partitions)
+    if right_now is None or right_now.code is not NobodysCode.WRONG_PARTITION:
+        return False
+    return grown.partitions == 0 or misdirected(message.key, partition, grown.partitions) is None
+
+
 class Remit(ABC):
     """The hosts of one processor."""
 
@@ -76,6 +89,8 @@ class Remit(ABC):
     """`host` or `cluster`, as in checkpoints."""
     host: str | None
     """The one host that it serves, or None: many."""
+    grown: Growth | UnsetType = UNSET
+    """Whether partitions were added, and not all is read yet that was there before."""
     refused: dict[str, str]
     """Hosts that are not served although they are its own, and why: their part of the ledger cannot be worked on."""
 
@@ -101,6 +116,11 @@ class Remit(ABC):
     @abstractmethod
     def owns(self, key: bytes) -> bool:
         """Whether the ledger's record under `key` is this processor's."""
+
+    @abstractmethod
+    def stray(self, key: bytes, partitions: int) -> str | None:
+        """The host that a ledger record's key is about, if this processor's partition is its place out of so many;
+        None: it is somebody else's. Asked of what lies in other partitions."""
 
     @abstractmethod
     def rival(self, key: bytes) -> str | None:
@@ -129,6 +149,10 @@ class HostRemit(Remit):
     def owns(self, key: bytes) -> bool:
         return key.startswith(self._prefixes) or key in self._exact
 
+    def stray(self, key: bytes, partitions: int) -> str | None:
+        del partitions  # wherever it is, it is this host's
+        return self.host if self.owns(key) else None
+
     def rival(self, key: bytes) -> str | None:
         return _writer(key, b"partition/")
 
@@ -154,10 +178,16 @@ class PartitionRemit(Remit):
         return message.key is not None and self._judge(message.key) is None
 
     def refusal(self, message: Message) -> str | None:
+        if was_moved(message, self._partition, self._partitions, self.grown):
+            return None
         return _without_key(message).reason if message.key is None else self._judge(message.key)
 
     def owns(self, key: bytes) -> bool:
         return not key.startswith(b"@checkpoint/") or key == self._checkpoint
+
+    def stray(self, key: bytes, partitions: int) -> str | None:
+        host = host_of(key)
+        return host if host is not None and partition_of(host, partitions) == self._partition else None
 
     def rival(self, key: bytes) -> str | None:
         return _writer(key, b"host/")

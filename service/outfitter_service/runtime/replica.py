@@ -46,10 +46,11 @@ class Replica:
         partitions: int,
         metrics: Metrics,
         stopping: anyio.Event,
+        adopt: bool = False,
         clock: Clock = SYSTEM,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        """`limits` of each partition, as far as the settings do not say them."""
+        """`adopt` and `limits` of each partition, the latter as far as the settings do not say them."""
         self.servers: dict[int, PartitionServer] = {}
         self._bus = bus
         self._settings = settings
@@ -58,6 +59,7 @@ class Replica:
         self._partitions = partitions
         self._metrics = metrics
         self._stopping = stopping
+        self._adopt = adopt
         self._clock = clock
         self._limits = limits
         self._scopes: dict[int, anyio.CancelScope] = {}
@@ -94,6 +96,7 @@ class Replica:
             ForeignManagerError: managers of host scope write to the same topics.
             MemberReplacedError: another process is a member under this replica's name.
             BusConfigurationError: the group cannot be joined as things are, for instance for want of a right.
+            TopicsChangedError: the topics are other ones than those that the ledger was written for.
         """
         settings = self._settings
         async with anyio.create_task_group() as tasks:
@@ -162,7 +165,9 @@ class Replica:
             self._settings,
             self._loaded,
             partition=partition,
+            partitions=self._partitions,
             identity=identity,
+            adopt=self._adopt,
             remit=PartitionRemit(partition, self._partitions, identity.writer),
             metrics=self._metrics,
             still_mine=lambda: self._still_mine(partition),

@@ -48,9 +48,10 @@ class LedgerUnsafeError(RuntimeError):
 class Service:
     """One manager. `run` serves until `stop`; `ready` and `alive` are for probes, at any time."""
 
-    def __init__(self, settings: Settings, *, take_over: bool = False) -> None:
+    def __init__(self, settings: Settings, *, take_over: bool = False, adopt_ledger: bool = False) -> None:
         self.settings = settings
         self._take_over = take_over
+        self._adopt = adopt_ledger
         self.loaded = loading.load(settings.resources, scope=settings.scope)
         self.metrics = Metrics(
             self.loaded,
@@ -105,8 +106,8 @@ class Service:
 
         Raises:
             ForeignManagerError: another manager serves this host.
-            LedgerRefusedError, LedgerUnsafeError, BusConfigurationError, UnknownTopicError: it must not be served
-                as things are; the message says what to do.
+            LedgerRefusedError, LedgerUnsafeError, TopicsChangedError, BusConfigurationError, UnknownTopicError: it must
+                not be served as things are; the message says what to do.
         """
         settings = self.settings
         bus = buses.connect(settings.bus, settings.login)
@@ -211,6 +212,7 @@ class Service:
                 partitions=partitions,
                 metrics=self.metrics,
                 stopping=self._stopping,
+                adopt=self._adopt,
             )
             return self._replica
         identity = host_identity(settings.cluster, settings.host)
@@ -219,10 +221,12 @@ class Service:
             settings,
             self.loaded,
             partition=partition_of(settings.host, partitions),
+            partitions=partitions,
             identity=identity,
             remit=HostRemit(settings.host, identity.writer),
             metrics=self.metrics,
             take_over=self._take_over,
+            adopt=self._adopt,
         )
         if self.stopping:
             self._server.processor.stop()

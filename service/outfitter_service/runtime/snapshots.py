@@ -103,6 +103,10 @@ class Snapshots:
             if not mine or self._since == underway.at or underway.committed[0] == 0:
                 self._underway = None
 
+    def begin_anew(self) -> None:
+        """What was written to history is gone: the next commit begins a snapshot."""
+        self._since = self._underway = None
+
     def piece(self, ledger: Ledger, now: datetime, *, commit: int) -> Piece | None:
         """What is due of a snapshot, as the ledger is now, with all that was decided for the commit of that number."""
         if self._underway is None and self._is_due(now):

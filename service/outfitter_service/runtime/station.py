@@ -24,14 +24,16 @@ from outfitter_service.runtime.portion import Portion
 from outfitter_service.runtime.ration import Ration
 from outfitter_service.runtime.remit import Remit
 from outfitter_service.runtime.scout import LIGHT, Scout
+from outfitter_service.runtime.shape import LOOK_S
 from outfitter_service.runtime.snapshots import Pace, Snapshots
 from outfitter_service.runtime.telling import Telling
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """How much and how long: records, seconds. `take_over`: accept a ledger that another machine wrote. `history`: how
-    often that topic gets snapshots; None: nothing is written to it. `read_ahead` and `light` are as in intake.py and
-    scout.py."""
+    """How much and how long: records, seconds. `take_over`: accept a ledger that another machine wrote, `adopt`: one
+    that was written to another topic, or is gone. `look_s`: how often it looks at the shape of its topics. `history`:
+    how often that topic gets snapshots; None: nothing is written to it. `read_ahead` and `light` are as in intake.py
+    and scout.py."""
 
     batch_records: int = 1000
     lease_grace_s: float = 2.0
@@ -39,6 +41,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     checkpoint_records: int = 5000
     hosts: int = 10_000
     take_over: bool = False
+    adopt: bool = False
+    look_s: float = LOOK_S
     history: Pace | None = Pace()
     read_ahead: int = READ_AHEAD
     light: int = LIGHT

@@ -12,19 +12,37 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import anyio
 import structlog
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 
-from outfitter_proto.bus import Bus, BusError, Entry, Message, OffsetOutOfRangeError, Reader, Writer
+from outfitter_proto.bus import (
+    Bus,
+    BusConfigurationError,
+    BusError,
+    Entry,
+    Message,
+    OffsetOutOfRangeError,
+    Reader,
+    Writer,
+)
 from outfitter_proto.codec import WireError, decode_registration, encode
 from outfitter_proto.names import Topics, sweeper_writer, transactional_id
-from outfitter_proto.records import MAX_DEAD_LETTER_BODY, Checkpoint, DeadLetter, InputPosition, NobodysCode, Register
+from outfitter_proto.records import (
+    MAX_DEAD_LETTER_BODY,
+    Checkpoint,
+    DeadLetter,
+    Growth,
+    InputPosition,
+    NobodysCode,
+    Register,
+)
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.ration import Omitted, Ration
-from outfitter_service.runtime.remit import Nobodys, nobodys
+from outfitter_service.runtime.remit import Nobodys, nobodys, was_moved
 from outfitter_service.runtime.restore import LedgerRefusedError
 from outfitter_service.runtime.roll import Roll, Standing
+from outfitter_service.runtime.shape import LOOK_S
 from outfitter_service.runtime.transaction import dead_letter, letter_entries
 
 log = structlog.get_logger("outfitter.sweeper")
@@ -97,6 +115,8 @@ class Sweep:
         self._written_at = 0.0
         self._input_id = ""
         self._ration = Ration(task.clock.monotonic)
+        self._looked_at = 0.0
+        self._grown: Growth | UnsetType = UNSET
         self.roll: Roll | None = None
 
     async def run(self) -> None:
@@ -126,7 +146,8 @@ class Sweep:
         identity = transactional_id(task.identity.cluster, sweeper_writer(task.partition))
         topics = task.topics.written(history=False)
         async with await task.bus.open_writer(identity, task.partition, topics=topics) as writer:
-            self._input_id = (await task.bus.topic(task.topics.registrations)).id
+            self._input_id = ""
+            self._input_id = await self._look_at_input()
             roll = self.roll = Roll(
                 task.bus, task.topics.allocations, task.partition, input_id=self._input_id, clock=task.clock
             )
@@ -138,8 +159,22 @@ class Sweep:
                 self._position = reader.position
                 log.info("sweeping", partition=task.partition, position=reader.position)
                 while not writer.tainted:
+                    if task.clock.monotonic() - self._looked_at > LOOK_S:
+                        await self._look_at_input()
                     await self._read(reader)
                     await self._answer(writer, roll, reader.position)
+
+    async def _look_at_input(self) -> str:
+        """The id of the registrations topic. It must be the one that is read, or what begins a new one is passed over;
+        and as many partitions as whose a message is was judged by, or those of hosts that have moved are taken for
+        nobody's."""
+        task = self._task
+        shape = (await task.bus.shapes([task.topics.registrations])).get(task.topics.registrations)
+        if shape is None or shape.partitions != task.partitions or self._input_id not in ("", shape.id):
+            self._input_id = ""
+            raise BusConfigurationError("the registrations topic was made anew, or has another number of partitions")
+        self._looked_at = task.clock.monotonic()
+        return shape.id
 
     def _begin(self, found: Checkpoint | None) -> int | None:
         """Forget what was under way; where to read from (None: from the first registration there is)."""
@@ -148,9 +183,11 @@ class Sweep:
         self._commits = found.commit if found is not None else 0
         self._claimed = 0
         self._written_at = self._task.clock.monotonic()
+        self._grown = UNSET
         if found is None or found.input.topic_id != self._input_id:
             return None
         self._claimed = found.input.claimed or found.input.to
+        self._grown = found.grown
         return found.input.to
 
     # --- reading -------------------------------------------------------------------------------------------
@@ -178,6 +215,8 @@ class Sweep:
 
     def _look_at(self, message: Message, due: float) -> Standing:
         """Keep a message unless it is surely somebody's, or wants no answer."""
+        if was_moved(message, self._task.partition, self._task.partitions, self._grown):
+            return Standing.EARLIER
         key = message.key
         why = nobodys(message, self._task.partitions)
         host = key.decode() if why is None and key is not None else ""
@@ -208,6 +247,8 @@ class Sweep:
             letters = [held for held in self._ripe(roll) if held.message.offset < end]
         summed = self._ration.due()
         if letters or summed or self._is_due(read_to):
+            if letters:
+                await self._look_at_input()
             await self._commit(writer, letters, self._next(letters, read_to), summed)
 
     def _look_again(self, roll: Roll) -> None:
@@ -291,7 +332,7 @@ class Sweep:
             self._ration.omit(code, of_code)
 
     def _checkpoint(self, position: int) -> Checkpoint:
-        task = self._task
+        task, grown = self._task, self._grown
         return Checkpoint(
             writer=sweeper_writer(task.partition),
             instance=task.identity.instance,
@@ -309,6 +350,7 @@ class Sweep:
             at=task.clock.utc(),
             machine_id=task.identity.machine_id,
             boot_id=task.identity.boot_id,
+            grown=grown if grown is not UNSET and position < grown.until else UNSET,
         )
 
     def _reason(self, held: _Held) -> Nobodys:

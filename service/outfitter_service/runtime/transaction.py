@@ -23,6 +23,7 @@ from outfitter_proto.records import (
     Checkpoint,
     Commit,
     DeadLetter,
+    Growth,
     Host,
     InputPosition,
     MessageSource,
@@ -32,6 +33,7 @@ from outfitter_proto.records import (
 )
 from outfitter_service.core.ledger import Ledger
 from outfitter_service.runtime.identity import Identity
+from outfitter_service.runtime.shape import Shape
 
 LONGEST_REASON = 2000
 """Characters: what a message has in it may be in the reason for which it is refused."""
@@ -97,11 +99,13 @@ def checkpoint(
     ledger: Ledger,
     position: InputPosition,
     *,
+    shape: Shape,
+    grown: Growth | UnsetType = UNSET,
     at: datetime,
     boot_id: str | None,
     snapshot: datetime | UnsetType,
 ) -> Checkpoint:
-    """The checkpoint of a commit that was just sealed."""
+    """The checkpoint of a commit that was just sealed. `shape` is that of the topics that the ledger stands on."""
     return Checkpoint(
         writer=identity.writer,
         instance=identity.instance,
@@ -116,6 +120,9 @@ def checkpoint(
         snapshot=snapshot,
         pid_ns=UNSET if identity.pid_ns is None else identity.pid_ns,
         time_ns=UNSET if identity.time_ns is None else identity.time_ns,
+        partitions=shape.partitions,
+        ledger_id=shape.ledger,
+        grown=grown,
     )
 
 

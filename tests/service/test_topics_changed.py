@@ -1,0 +1,309 @@
+"""Topics that get another shape: more partitions, or made anew. It is noticed, and no device is lent twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import anyio
+import pytest
+from msgspec import structs
+
+from outfitter_proto import topics as wanted
+from outfitter_proto.bus import Bus, Entry, connect
+from outfitter_proto.names import topics
+from outfitter_proto.partitioning import partition_of
+from outfitter_service.runtime.identity import of_partition, replica_identity
+from outfitter_service.runtime.processor import Limits
+from outfitter_service.runtime.remit import PartitionRemit
+from outfitter_service.runtime.shape import TopicsChangedError
+from support.broker import KafkaBroker
+from support.house import HOST, House, deregister, register, serving, static
+from support.manager import Manager, ManagerError, StartManager
+from support.remaking import add_partitions, ledger, remake, restore
+
+pytestmark = pytest.mark.kafka
+
+OFTEN = Limits(lease_grace_s=0.1, look_s=0.2)
+NEVER = Limits(lease_grace_s=0.1, look_s=3600.0)
+"""Those who are not to notice before they start again."""
+FEW, STAYS, MOVES = 4, 6, 8
+"""Numbers of partitions: `HOST` belongs to number 1 of the first two, and to 5 of the last."""
+Serve = Callable[..., AbstractAsyncContextManager[House]]
+SCOPES = ["host", "cluster"]
+
+
+@pytest.fixture
+async def bus(kafka_broker: KafkaBroker) -> AsyncIterator[Bus]:
+    async with connect(kafka_broker.url) as bus:
+        yield bus
+
+
+@pytest.fixture
+async def cluster(bus: Bus) -> str:
+    cluster = KafkaBroker.new_cluster()
+    await wanted.create(bus, cluster, partitions=FEW)
+    return cluster
+
+
+@pytest.fixture(params=SCOPES)
+def serve(request: pytest.FixtureRequest, bus: Bus, cluster: str, tmp_path: Path) -> Serve:
+    """Serve `HOST`, which has one GPU, in either scope."""
+
+    async def always() -> bool:
+        return True
+
+    async def there() -> int:
+        return (await bus.topic(topics(cluster).allocations)).partitions
+
+    class Serving:
+        def __init__(self, **options: object) -> None:
+            self._options = {"limits": OFTEN} | options
+
+        async def __aenter__(self) -> House:
+            if request.param == "cluster":
+                count = await there()
+                number = partition_of(HOST, count)
+                identity = of_partition(replica_identity(cluster), number)
+                remit = PartitionRemit(number, count, identity.writer)
+                self._options |= {"identity": identity, "remit": remit, "still_mine": always}
+            self._house = serving(bus, static(count=1), tmp_path, cluster=cluster, **self._options)  # type: ignore[arg-type]
+            return await self._house.__aenter__()
+
+        async def __aexit__(self, *exc: object) -> bool | None:
+            return await self._house.__aexit__(*exc)  # type: ignore[arg-type]
+
+    return Serving
+
+
+async def granted(serve: Serve, *, limits: Limits = OFTEN) -> None:
+    """A manager that grants the GPU to `w1`, which has no lease, and is stopped."""
+    async with serve(limits=limits) as house:
+        await house.say(register("w1", gpu=1, lease_s=None))
+        await house.state("w1", "allocated")
+        await house.stop()
+
+
+async def refused(serve: Serve, match: str, **options: object) -> None:
+    """A manager that starts ends at once, and has lent nothing."""
+    async with serve(ready=False, **options) as house:
+        await ended(house, match)
+
+
+async def ended(house: House, match: str) -> None:
+    """A manager ends by itself, with this error."""
+    with anyio.fail_after(20):
+        await house.ended.wait()
+    assert house.failure is not None
+    failures = house.failure.exceptions if isinstance(house.failure, BaseExceptionGroup) else (house.failure,)
+    with pytest.raises(TopicsChangedError, match=match):
+        raise failures[0]
+
+
+async def holders(bus: Bus, cluster: str) -> list[str]:
+    """Who has the GPU, in whatever partition."""
+    return [
+        key.decode()
+        for records in (await ledger(bus, cluster)).values()
+        for key, value in records.items()
+        if json.loads(value).get("state") == "allocated"
+    ]
+
+
+# --- more partitions --------------------------------------------------------------------------------------
+
+
+async def test_more_partitions_are_refused_at_the_next_start(serve: Serve, bus: Bus, cluster: str) -> None:
+    await granted(serve)
+    await add_partitions(bus, cluster, MOVES)
+    assert partition_of(HOST, MOVES) != partition_of(HOST, FEW)
+    await bus.publish(topics(cluster).registrations, 5, Entry(HOST.encode(), json.dumps(register("w2")).encode()))
+    await refused(serve, r"by which .*allocations/5 is the place of h; but .* in .*allocations/1:.*topics grow")
+    assert await holders(bus, cluster) == ["h/w1/1"]
+
+
+async def test_more_partitions_are_refused_where_the_host_stays_in_its_own(
+    serve: Serve, bus: Bus, cluster: str
+) -> None:
+    """Its neighbours have moved, and it would look as if all was well."""
+    await granted(serve)
+    await add_partitions(bus, cluster, STAYS)
+    assert partition_of(HOST, STAYS) == partition_of(HOST, FEW)
+    await refused(serve, rf"have {STAYS} partitions, and the ledger in .* was written when there were 4 of them")
+
+
+async def test_more_partitions_end_a_manager_that_serves(serve: Serve, bus: Bus, cluster: str) -> None:
+    async with serve() as house:
+        await house.say(register("w1", gpu=1, lease_s=None))
+        await house.state("w1", "allocated")
+        await add_partitions(bus, cluster, MOVES)
+        await ended(house, "topics grow --partitions 8")  # all of them, or those that had more when it looked
+
+
+@pytest.mark.parametrize("which", range(4))
+async def test_more_partitions_of_one_topic_end_a_manager_that_serves(
+    serve: Serve, bus: Bus, cluster: str, which: int
+) -> None:
+    async with serve() as house:
+        await add_partitions(bus, cluster, MOVES, only=[topics(cluster)[which]])
+        await ended(house, r"different numbers of partitions .*: 8.*topics grow --partitions 8")
+
+
+async def test_a_new_host_starts_although_others_have_records(serve: Serve, bus: Bus, cluster: str) -> None:
+    others = [next(f"o{n}" for n in range(99) if partition_of(f"o{n}", FEW) == place) for place in (0, 2, 3)]
+    await restore(bus, cluster, {partition_of(o, FEW): {f"{o}/w/1".encode(): b"whatever"} for o in others})
+    await granted(serve)
+
+
+# --- made anew --------------------------------------------------------------------------------------------
+
+
+async def test_a_ledger_made_anew_ends_a_manager_that_serves_and_no_next_one_starts(
+    serve: Serve, bus: Bus, cluster: str
+) -> None:
+    async with serve() as house:
+        await house.say(register("w1", gpu=1, lease_s=None))
+        await house.state("w1", "allocated")
+        await remake(bus, cluster, [topics(cluster).allocations])
+        await ended(house, r"allocations was deleted and made anew while this manager served.*--adopt-ledger")
+    await refused(serve, r"before, and .*allocations/1 holds nothing of it.*--adopt-ledger")
+    await refused(serve, "--adopt-ledger")
+
+
+async def test_a_ledger_made_anew_that_was_written_to_before_it_was_noticed_is_refused(
+    serve: Serve, bus: Bus, cluster: str
+) -> None:
+    async with serve(limits=NEVER) as house:
+        await house.say(register("w1", gpu=1, lease_s=None))
+        await house.state("w1", "allocated")
+        await remake(bus, cluster, [topics(cluster).allocations])
+        await house.say(register("w2", gpu=1, lease_s=None))
+        with anyio.fail_after(20):
+            while not (await ledger(bus, cluster))[1]:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.02)
+    await refused(serve, "was written to another topic of that name.*--adopt-ledger")
+    assert await holders(bus, cluster) == []
+
+
+@pytest.mark.parametrize("names", ["ledger", "all", "all with more partitions"])
+async def test_topics_made_anew_while_nobody_served_are_refused_until_somebody_says_that_it_is_well(
+    serve: Serve, bus: Bus, cluster: str, names: str
+) -> None:
+    await granted(serve)
+    all_topics = topics(cluster)
+    await remake(
+        bus,
+        cluster,
+        [all_topics.allocations] if names == "ledger" else all_topics,
+        partitions=STAYS if names == "all with more partitions" else None,
+    )
+    await refused(serve, "holds nothing of it.*--adopt-ledger")
+    async with serve(limits=structs.replace(OFTEN, adopt=True)) as house:
+        await house.say(register("w2", gpu=1))
+        await house.until(lambda records: f"{HOST}/w2/1" in records)
+        await house.stop()
+    await granted_again(serve)
+
+
+async def granted_again(serve: Serve) -> None:
+    """Once adopted it needs nobody's word any more."""
+    async with serve() as house:
+        await house.stop()
+
+
+async def test_a_copy_of_the_ledger_is_refused_until_somebody_says_that_it_is_well(
+    serve: Serve, bus: Bus, cluster: str
+) -> None:
+    await granted(serve)
+    copy = await ledger(bus, cluster)
+    await remake(bus, cluster, [topics(cluster).allocations])
+    await restore(bus, cluster, copy)
+    await refused(serve, "was written to another topic of that name.*restored from a copy.*--adopt-ledger")
+    async with serve(limits=structs.replace(OFTEN, adopt=True)) as house:
+        await house.say(register("w2", gpu=1))
+        await house.state("w2", "pending")
+
+
+async def test_a_copy_with_other_places_is_refused(serve: Serve, bus: Bus, cluster: str) -> None:
+    await granted(serve)
+    copy = await ledger(bus, cluster)
+    await remake(bus, cluster, [topics(cluster).allocations])
+    await restore(bus, cluster, {3: copy[1]})
+    for adopt in (False, True):
+        await refused(serve, "but what was granted there is in .*/3", limits=structs.replace(OFTEN, adopt=adopt))
+
+
+async def test_a_ledger_that_names_neither_partitions_nor_topic_is_gone_on_with_and_names_them_then(
+    serve: Serve, bus: Bus, cluster: str
+) -> None:
+    await granted(serve)
+    copy = await ledger(bus, cluster)
+    [(key, value)] = [(key, value) for key, value in copy[1].items() if key.startswith(b"@checkpoint/")]
+    body = json.loads(value)
+    assert (body.pop("partitions"), body.pop("ledger_id")) == (FEW, (await bus.topic(topics(cluster).allocations)).id)
+    await restore(bus, cluster, {1: {key: json.dumps(body).encode()}})
+    async with serve() as house:
+        records = await house.until(lambda records: "partitions" in records[key.decode()] and records)
+        assert records["h/w1/1"]["state"] == "allocated"
+
+
+@pytest.mark.parametrize("beyond", [False, True])
+async def test_registrations_made_anew_under_a_manager_are_all_answered(
+    serve: Serve, bus: Bus, cluster: str, beyond: bool
+) -> None:
+    async with serve(limits=structs.replace(OFTEN, look_s=0.5)) as house:
+        for number in range(5):
+            await house.say(register(f"w{number}", gpu=1, lease_s=None))
+        await house.state("w4", "pending")
+        await remake(bus, cluster, [topics(cluster).registrations])
+        await house.say(deregister("w0"))
+        if beyond:
+            await house.say(*[register(f"v{number}", gpu=1, lease_s=None) for number in range(9)])
+        await house.state("w1", "allocated")
+        await house.until(lambda records: not beyond or all(f"h/v{number}/1" in records for number in range(9)))
+        assert house.metric("outfitter_input_lost_total") == 1
+
+
+@pytest.mark.parametrize("which", ["history", "dead_letters"])
+async def test_history_and_dead_letters_may_be_made_anew(serve: Serve, bus: Bus, cluster: str, which: str) -> None:
+    async with serve() as house:
+        await house.say(register("w1", gpu=1, lease_s=None))
+        await house.state("w1", "allocated")
+        await remake(bus, cluster, [getattr(topics(cluster), which)])
+        await house.say(register("w2", gpu=1))
+        await house.state("w2", "pending")
+        await house.publish(b"no registration")
+        await house.dead_letters(1)
+        await house.until(lambda _: house.failure is None)
+    async with serve() as house:
+        await house.state("w1", "allocated")
+
+
+# --- as a user meets it -----------------------------------------------------------------------------------
+
+
+async def test_doubled_partitions_do_not_lend_a_device_twice(
+    kafka_broker: KafkaBroker, start_manager: StartManager, bus: Bus
+) -> None:
+    cluster = KafkaBroker.new_cluster()
+    await wanted.create(bus, cluster, partitions=12)
+    manager = start_manager(bus=kafka_broker.url, host="k0", cluster=cluster, gpus=1)
+    assert manager.outfitter("register", "--worker", "w1", "--lease", "none", "--wait", "20s").returncode == 0
+    manager.stop()
+    await add_partitions(bus, cluster, 24)
+    assert (partition_of("k0", 12), partition_of("k0", 24)) == (5, 17)
+    with pytest.raises(ManagerError, match="ended with 1 before it was"):
+        manager.start()
+    assert "outfitter topics grow --partitions 24" in manager.log_tail()
+    assert "internal error" not in manager.log_tail()
+    assert await holders(bus, cluster) == [record["key"] for record in _keys(manager)]
+
+
+def _keys(manager: Manager) -> list[dict[str, str]]:
+    return [
+        {"key": f"{record['host']}/{record['worker']}/{record['incarnation']}"}
+        for record in manager.records()
+        if record["state"] == "allocated"
+    ]

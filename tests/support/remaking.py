@@ -1,0 +1,57 @@
+"""Harm to the shape of a cluster's topics on a real broker: made anew, or with more partitions than their ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import anyio
+from aiokafka.admin import AIOKafkaAdminClient
+
+from outfitter_proto import topics
+from outfitter_proto.bus import Bus, Entry
+from outfitter_proto.names import topics as topic_names
+
+
+async def remake(bus: Bus, cluster: str, names: Collection[str], *, partitions: int | None = None) -> None:
+    """Delete these topics and make them anew, with as many `partitions` as they had unless it is said."""
+    before = await bus.shapes(names)
+    admin = AIOKafkaAdminClient(bootstrap_servers=bus.url.removeprefix("kafka://"))
+    await admin.start()
+    try:
+        await admin.delete_topics(list(names))
+    finally:
+        await admin.close()
+    with anyio.fail_after(20):
+        while await bus.shapes(names):  # noqa: ASYNC110 - it tells nobody
+            await anyio.sleep(0.02)
+        count = partitions or max(shape.partitions for shape in before.values())
+        while set(before) - (await bus.shapes(before)).keys():
+            await topics.create(bus, cluster, partitions=count)
+            await anyio.sleep(0.02)
+
+
+async def add_partitions(bus: Bus, cluster: str, partitions: int, *, only: Collection[str] | None = None) -> None:
+    """What `kafka-topics --alter --partitions` does."""
+    for name in only or topic_names(cluster):
+        await bus.add_partitions(name, partitions)
+
+
+async def ledger(bus: Bus, cluster: str) -> dict[int, Mapping[bytes, bytes]]:
+    """All that is in the ledger, by partition: the last value of each key that has one."""
+    topic = topic_names(cluster).allocations
+    found: dict[int, Mapping[bytes, bytes]] = {}
+    for partition in range((await bus.topic(topic)).partitions):
+        last: dict[bytes, bytes | None] = {}
+        end = await bus.stable_end(topic, partition)
+        async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
+            while reader.position < end:
+                last |= {message.key or b"": message.value for message in await reader.fetch(timeout=0.2)}
+        found[partition] = {key: value for key, value in last.items() if value is not None}
+    return found
+
+
+async def restore(bus: Bus, cluster: str, copy: Mapping[int, Mapping[bytes, bytes]]) -> None:
+    """Write a copy of the ledger back, to the partitions given."""
+    for partition, records in copy.items():
+        for key, value in records.items():
+            await bus.publish(topic_names(cluster).allocations, partition, Entry(key, value))
