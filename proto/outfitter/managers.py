@@ -26,6 +26,7 @@ class Survey:
         self.host = host
         self.hosts: dict[str, Host] = {}
         self.complete = False
+        self._read_in: dict[str, int] = {}
         self._bus = bus
         self._topic = names.topics(cluster).allocations
         self._cluster = cluster
@@ -65,7 +66,9 @@ class Survey:
         if not key.startswith(b"@host/") and key not in self._own_keys:
             return
         if message.value is None:
-            self.hosts.pop(key.removeprefix(b"@host/").decode("utf-8", "replace"), None)
+            host = key.removeprefix(b"@host/").decode("utf-8", "replace")
+            if self._read_in.get(host) == message.partition:  # else it was moved, and is somewhere else
+                self.hosts.pop(host, None)
             return
         try:
             record = codec.decode_ledger(message.value, key=key)
@@ -73,6 +76,7 @@ class Survey:
             return  # of a later version, or damaged: it says nothing that we could tell
         if isinstance(record, Host):
             self.hosts[record.host] = record
+            self._read_in[record.host] = message.partition
             if record.host == self.host:
                 self._saw(record.since, record.manager.since, record.manager.stopped_at)
         elif isinstance(record, Checkpoint):

@@ -64,6 +64,10 @@ DEREGISTER_WITHIN = 3.0
 VERDICT_GRACE = 10.0
 """Seconds after `wait_s` in which the manager's own verdict is awaited before giving up without one."""
 
+LOOK_S = 30.0
+"""How often a session that says nothing looks whether its host has another partition now. Before it says something it
+looks each time: what is said in the wrong partition is heard by nobody."""
+
 _FETCH_TIMEOUT = 5.0
 _TOPIC_POLL = 0.2
 _CAUGHT_UP_POLL = 0.02
@@ -131,6 +135,8 @@ class WorkerSession:
         self._partitions = 0
         self._partition = 0
         self._checkpoint_keys: frozenset[bytes] = frozenset()
+        self._read_partition = 0
+        self._looked_at = 0.0
         self._reader: Reader | None = None
         self._registered = False
         self._running: AbstractAsyncContextManager[None] | None = None
@@ -189,9 +195,9 @@ class WorkerSession:
         """
         topic = self._topics.allocations
         self._partitions = await self._partition_count()
-        self._partition = partition_of(self.registration.host, self._partitions)
-        writers = names.host_writer(self.registration.host), names.partition_writer(self._partition)
-        self._checkpoint_keys = frozenset(names.checkpoint_key(writer).encode() for writer in writers)
+        self._find_place()
+        self._read_partition = self._partition
+        self._looked_at = anyio.current_time()
         if self._attach:
             self._reader = await self._bus.open_reader(topic, self._partition, start=None, committed=True)
             await self._catch_up(await self._bus.stable_end(topic, self._partition))
@@ -309,6 +315,7 @@ class WorkerSession:
 
     async def _publish(self, message: Registration) -> None:
         entry = Entry(self.registration.host.encode(), codec.encode(message))
+        await self._look_at_partitions()
         sent_at = self.board.lease.clock()
         offset = await self._bus.publish(self._topics.registrations, self._partition, entry)
         if isinstance(message, Register):
@@ -323,10 +330,35 @@ class WorkerSession:
         end = self._catch_up_to
         if end is None:
             end = self._catch_up_to = await self._bus.stable_end(self._topics.allocations, self._partition)
-        while self._reader is not None and self._reader.position < end and not self._over:  # noqa: ASYNC110  (told by nobody)
+        while self._is_behind(end) and not self._over:  # noqa: ASYNC110  (told by nobody)
             await anyio.sleep(_CAUGHT_UP_POLL)
         if not self._over:
             await self._publish(self.registration)
+
+    async def _look_at_partitions(self) -> None:
+        """Find the host's partition anew: there may be more of them by now (`outfitter topics grow`)."""
+        topic = self._topics.allocations
+        shape = (await self._bus.shapes([topic])).get(topic)
+        self._looked_at = anyio.current_time()
+        if shape is not None and shape.partitions != self._partitions:
+            log.info("%s: there are %d partitions now", self._key.decode(), shape.partitions)
+            self._partitions = shape.partitions
+            self._find_place()
+            # what was said in another partition is not answered by what is read in this one
+            self._unanswered.clear()
+            self._catch_up_to = None
+
+    def _find_place(self) -> None:
+        self._partition = partition_of(self.registration.host, self._partitions)
+        writers = names.host_writer(self.registration.host), names.partition_writer(self._partition)
+        self._checkpoint_keys = frozenset(names.checkpoint_key(writer).encode() for writer in writers)
+
+    async def _follow_to_partition(self) -> None:
+        """Read on where the host's records are now, from the beginning."""
+        reader = await self._bus.open_reader(self._topics.allocations, self._partition, start=None, committed=True)
+        former, self._reader, self._read_partition = self._reader, reader, self._partition
+        if former is not None:
+            await former.aclose()
 
     async def _catch_up(self, end: int) -> None:
         while self._reader is not None and self._reader.position < end:
@@ -337,9 +369,17 @@ class WorkerSession:
                 "it has ended, or was never registered there"
             )
 
+    def _is_behind(self, end: int) -> bool:
+        reader = self._reader
+        return reader is not None and (self._read_partition != self._partition or reader.position < end)
+
     async def _fetch(self) -> None:
         if self._reader is None:
             raise RuntimeError("the session is not open")
+        if anyio.current_time() - self._looked_at > LOOK_S:
+            await self._look_at_partitions()
+        if self._read_partition != self._partition:
+            await self._follow_to_partition()
         self._fetched_before, self._fetching_since = self._fetching_since, self.board.lease.clock()
         try:
             messages = await self._reader.fetch(timeout=_FETCH_TIMEOUT)
@@ -350,6 +390,10 @@ class WorkerSession:
             return
         for message in messages:
             if message.key == self._key:
+                if message.value is None:
+                    await self._look_at_partitions()
+                    if self._read_partition != self._partition:
+                        return  # it is not deleted, but elsewhere
                 self._take(message.value)
             elif message.key == self._host_key:
                 self._take_host(_decoded(message))
@@ -382,7 +426,8 @@ class WorkerSession:
             self._watcher = record
             self._look_who_watches()
         reached = max(record.input.to, (record.input.ahead or {}).get(self.registration.host, 0))
-        if self._unanswered and self._unanswered[0].offset < reached:
+        here = record.input.partition == self._partition
+        if here and self._unanswered and self._unanswered[0].offset < reached:
             while self._unanswered and self._unanswered[0].offset < reached:
                 self.board.lease.answered(self._unanswered.popleft().sent_at)
             self._catch_up_to = None

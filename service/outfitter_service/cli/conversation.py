@@ -16,6 +16,7 @@ from outfitter_proto import codec, names
 from outfitter_proto.bus import Bus, BusAccessError, Entry, Message, Reader
 from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, Registration
 from outfitter_service.cli import ledger
+from outfitter_service.cli.errors import OutfitterCliError
 from outfitter_service.config import Connection
 
 
@@ -40,7 +41,17 @@ class Conversation:
         self._news = anyio.Event()
 
     async def publish(self, message: Registration) -> int:
-        """Say something; return its offset."""
+        """Say something; return its offset.
+
+        Raises:
+            OutfitterCliError: the host has another partition by now.
+        """
+        (partition,) = await ledger.partitions(self._bus, self._where.cluster, self._where.host)
+        if partition != self._partition:
+            raise OutfitterCliError(
+                f"partitions were added meanwhile, and host {self._where.host!r} has moved from number "
+                f"{self._partition} to {partition}: run this again"
+            )
         entry = Entry(message.host.encode(), codec.encode(message))
         return await self._bus.publish(self._topics.registrations, self._partition, entry)
 
