@@ -288,8 +288,8 @@ def _of_partitions(found: Mapping[str, TopicInfo]) -> list[Difference]:
             "(all)", "partitions", shown, "one count for all four",
             "a host's registrations, grants and history live in the partition of one number, which its name and the "
             "count give: with different counts they are looked for where they are not",
-            "delete those that were never used and run `outfitter topics create`, or begin with another --cluster; "
-            f"raising the others to {most} (kafka-topics --alter --partitions) moves hosts away from their ledgers",
+            f"with all managers stopped: outfitter topics grow --partitions {most}; never kafka-topics --alter, which "
+            "leaves each host's records where they were",
             True,
         )
     ]  # fmt: skip

@@ -11,12 +11,13 @@ import pytest
 from outfitter_proto import names
 from outfitter_proto import topics as wanted
 from outfitter_proto.bus import TopicSpec, connect
+from outfitter_proto.partitioning import partition_of
 from outfitter_service.cli.errors import OutfitterCliError
 from outfitter_service.cli.topics import make
 from outfitter_service.config import Connection
 from support.broker import KafkaBroker
 from support.faulty_bus import FaultyBus
-from support.manager import OUTFITTER, Manager, environment
+from support.manager import OUTFITTER, Manager, ManagerError, environment, files_config
 
 
 def topics(bus: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -130,3 +131,50 @@ def test_on_a_broker_there_are_twelve_partitions_and_the_settings_are_kept(kafka
     done = topics(kafka_broker.url, "create", "--cluster", cluster, "--partitions", "7")
     assert "has 12 partitions already" in done.stderr
     assert topics(kafka_broker.url, "check", "--cluster", cluster).stdout == "ok\n"
+
+
+def test_growing_says_what_it_moved_and_the_check_what_stands_elsewhere(bus: str, tmp_path: Path) -> None:
+    topics(bus, "create", "--partitions", "2")
+    host = next(f"h{n}" for n in range(99) if partition_of(f"h{n}", 2) != partition_of(f"h{n}", 3))
+    manager = Manager(tmp_path, files_config(tmp_path / "gpus", gpus=1), bus=bus, host=host)
+    try:
+        manager.start()
+        assert manager.outfitter("register", "--worker", "w1", "--lease", "none", "--wait", "20s").returncode == 0
+        refused = topics(bus, "grow", "--partitions", "3")
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert f"the managers of 1 hosts have not said that they stopped ({host}): stop all managers" in refused.stderr
+        manager.stop()
+        grown = topics(bus, "grow", "--partitions", "3")
+        assert (grown.returncode, grown.stdout) == (
+            0, "3 partitions: 1 hosts moved, 3 records; 0 registrations sent again\n"
+        )  # fmt: skip
+        assert "start the managers again" in grown.stderr
+        assert topics(bus, "check").stdout == "ok\n"
+        assert "\n0 violations; " in manager.outfitter("verify").stdout
+        assert json.loads(topics(bus, "grow", "--partitions", "3", "--json").stdout)["hosts"] == []
+        assert topics(bus, "grow", "--partitions", "2").returncode == 1
+        manager.start()
+        assert [record["state"] for record in manager.records()] == ["allocated"]
+    finally:
+        manager.kill9()
+
+
+async def test_partitions_that_were_added_without_moving_anything_are_told_by_the_check(
+    bus: str, tmp_path: Path
+) -> None:
+    topics(bus, "create", "--partitions", "2")
+    host = next(f"h{n}" for n in range(99) if partition_of(f"h{n}", 2) != partition_of(f"h{n}", 3))
+    manager = Manager(tmp_path, files_config(tmp_path / "gpus", gpus=1), bus=bus, host=host)
+    manager.start()
+    manager.stop()
+    async with connect(bus) as opened:
+        for name in names.topics():
+            await opened.add_partitions(name, 3)
+    done = topics(bus, "check")
+    assert done.returncode == 1
+    assert f"records is those of {host}, must be of hosts whose place it is among 3" in done.stdout
+    assert "partitions is 2, must be 3" in done.stdout
+    assert "outfitter topics grow --partitions 3" in done.stdout
+    with pytest.raises(ManagerError, match="ended with 1"):
+        manager.start()
+    assert "outfitter topics grow --partitions 3" in manager.log_tail()

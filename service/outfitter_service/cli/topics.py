@@ -1,4 +1,4 @@
-"""`outfitter topics create` and `outfitter topics check`."""
+"""`outfitter topics create`, `check` and `grow`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BROKER_PARTITIONS = 12
 
 @click.group()
 def topics() -> None:
-    """Create or check the four topics of a cluster."""
+    """Create, check or grow the four topics of a cluster."""
 
 
 @topics.command()
@@ -35,7 +35,7 @@ def topics() -> None:
     type=click.IntRange(1, 10_000),
     metavar="N",
     help=f"How many each topic gets: {BROKER_PARTITIONS} by default, {LOCAL_PARTITIONS} on the embedded bus. "
-    "It cannot be changed later without moving hosts from one partition to another.",
+    "Later it takes `outfitter topics grow`, with all managers stopped.",
 )
 @click.option(
     "--replication",
@@ -91,13 +91,15 @@ def create(
 def check(ctx: click.Context, /, config: str | None, as_json: bool, **_options: object) -> int:
     """Say how the topics differ from what they must be, why it matters, and how to mend it: exit code 1 if they do.
 
-    What "must be" otherwise keeps a manager from starting; the rest is logged when it starts.
+    What "must be" otherwise keeps a manager from starting; the rest is logged when it starts. It reads all of the
+    ledger: each host's records must be where its name and the number of partitions put them, in the topic that they
+    were written to.
     """
     import anyio
 
     from outfitter_proto import topics as wanted
     from outfitter_proto.bus import MissingBusError
-    from outfitter_service.cli import ledger
+    from outfitter_service.cli import ledger, places
     from outfitter_service.config import connection
 
     where = connection(config, options.given(ctx))
@@ -105,7 +107,8 @@ def check(ctx: click.Context, /, config: str | None, as_json: bool, **_options: 
     async def compare() -> list[Difference]:
         try:
             async with ledger.opened(where) as bus:
-                return await wanted.check(bus, where.cluster, history=where.history)
+                found = await wanted.check(bus, where.cluster, history=where.history)
+                return found + await places.check(bus, where.cluster)
         except MissingBusError as error:
             warn(str(error))
             return wanted.all_missing(where.cluster, history=where.history)
@@ -120,6 +123,57 @@ def check(ctx: click.Context, /, config: str | None, as_json: bool, **_options: 
     else:
         output.say("ok")
     return 1 if differences else 0
+
+
+@topics.command()
+@options.bus
+@options.config
+@options.cluster
+@click.option(
+    "--partitions",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    required=True,
+    help="How many each topic is to have.",
+)
+@click.option(
+    "--force", is_flag=True, help="Although some managers have not said that they stopped: they were killed, say."
+)
+@options.json_output
+@click.pass_context
+def grow(
+    ctx: click.Context, /, config: str | None, partitions: int, force: bool, as_json: bool, **_options: object
+) -> None:
+    """Give all topics more partitions, and move each host's records to where they belong then.
+
+    Stop all managers first; workers may run on. None can start before this is done: whatever ends it, run it again.
+    """
+    import anyio
+    from msgspec import structs
+
+    from outfitter_service.cli import ledger
+    from outfitter_service.config import connection
+    from outfitter_service.runtime import growth
+
+    where = connection(config, options.given(ctx))
+
+    async def connected() -> growth.Grown:
+        async with ledger.opened(where) as bus:
+            return await growth.grow(bus, where.cluster, partitions, history=where.history, force=force, say=warn)
+
+    done = anyio.run(connected)
+    if as_json:
+        output.print_json(structs.asdict(done))
+    else:
+        click.echo(
+            f"{done.partitions} partitions: {len(done.hosts)} hosts moved, {done.records} records; "
+            f"{done.registrations} registrations sent again"
+        )
+        if done.hosts:
+            warn(
+                "start the managers again once all workers know of the new partitions: those of Outfitter's own client "
+                "do at once, others within their client's metadata.max.age.ms (5 minutes by default)"
+            )
 
 
 def _headline(item: Difference) -> str:

@@ -1,0 +1,97 @@
+"""Whether a cluster's ledger stands where it was written: what `outfitter topics check` says besides the settings."""
+
+from __future__ import annotations
+
+from msgspec import UNSET
+
+from outfitter_proto.bus import Bus, BusAccessError, TopicShape
+from outfitter_proto.names import topics
+from outfitter_proto.records import Checkpoint
+from outfitter_proto.topics import Difference
+from outfitter_service.runtime.growth import stock
+from outfitter_service.runtime.shape import MOVING
+
+_SHOWN = 3
+_ADOPT = (
+    "make sure that no worker runs whose allocation `outfitter status` does not show, then start each manager once "
+    "with --adopt-ledger"
+)
+
+
+async def check(bus: Bus, cluster: str) -> list[Difference]:
+    """Compare what the ledger says of the topics with what they are. Reads all of the ledger; an empty list: all is
+    well, or there are no topics.
+
+    Raises:
+        BusError: the bus failed.
+    """
+    names = topics(cluster)
+    shapes = await bus.shapes([names.allocations, names.registrations])
+    if len(shapes) < 2:
+        return []
+    ledger, registrations = shapes[names.allocations], shapes[names.registrations]
+    found: list[Difference] = []
+    try:
+        for partition in range(ledger.partitions):
+            place = f"{names.allocations}/{partition}"
+            here = await stock(bus, names.allocations, partition, ledger.partitions)
+            if here.strays:
+                found.append(_strays(place, list(here.strays), ledger.partitions))
+            own = [each for each in here.checkpoints.values() if not each.writer.startswith("sweeper/")]
+            found += _of_checkpoints(place, own, ledger, registrations)
+    except BusAccessError as error:
+        why = "whether each host's records are where its manager looks for them cannot be told"
+        remedy = f"grant this principal Read on topic {names.allocations}: {error}"
+        found.append(
+            Difference(names.allocations, "(records)", "not shown to this principal", "shown", why, remedy, False)
+        )
+    return found
+
+
+def _strays(place: str, hosts: list[str], partitions: int) -> Difference:
+    shown = ", ".join(hosts[:_SHOWN]) + (f" and {len(hosts) - _SHOWN} more" if len(hosts) > _SHOWN else "")
+    return Difference(
+        place, "records", f"those of {shown}", f"of hosts whose place it is among {partitions}",
+        "partitions were added, or it was restored with another number: managers look elsewhere, and would lend again "
+        "what is granted here, so they do not start",
+        _growing(partitions), True,
+    )  # fmt: skip
+
+
+def _of_checkpoints(
+    place: str, checkpoints: list[Checkpoint], ledger: TopicShape, registrations: TopicShape
+) -> list[Difference]:
+    found: list[Difference] = []
+    for each in checkpoints:
+        where = f"{place} ({each.writer})"
+        if each.partitions not in (UNSET, ledger.partitions):
+            was = "being moved" if each.partitions == MOVING else str(each.partitions)
+            found.append(
+                Difference(
+                    where, "partitions", was, str(ledger.partitions),
+                    "partitions were added, and not all records are where they belong: managers do not start",
+                    _growing(ledger.partitions), True,
+                )
+            )  # fmt: skip
+        if each.ledger_id not in (UNSET, ledger.id):
+            found.append(
+                Difference(
+                    where, "ledger", f"of topic id {each.ledger_id}", ledger.id,
+                    "the topic was made anew, or restored from a copy: grants may be missing, so managers do not start",
+                    _ADOPT, True,
+                )
+            )  # fmt: skip
+        if each.input.topic_id != registrations.id:
+            found.append(
+                Difference(
+                    where, "input", f"of topic id {each.input.topic_id}", registrations.id,
+                    "the registrations topic was made anew: what was not answered before is lost, and what is there "
+                    "now is read from its beginning",
+                    "nothing: its manager goes on, and says so, when it starts", False,
+                )
+            )  # fmt: skip
+    return found
+
+
+def _growing(partitions: int) -> str:
+    return f"with all managers stopped: outfitter topics grow --partitions {partitions}"

@@ -1,0 +1,456 @@
+"""Growing on purpose: more partitions for all topics of a cluster, and each host's records where they belong then.
+
+No manager may serve meanwhile, and none can start: while a host's records lie in two places, or on their way, its
+checkpoint says so (`shape.MOVING`). Each step is written down before the next one begins, and may be done twice: who
+was killed is run again. What was registered and not yet read by a host's manager is sent again to the new partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+
+from msgspec import UNSET, Struct, UnsetType, structs
+
+from outfitter_proto.bus import Bus, Entry, OffsetOutOfRangeError, UnknownTopicError
+from outfitter_proto.codec import WireError, decode_ledger, decode_registration, encode
+from outfitter_proto.names import (
+    InvalidNameError,
+    Topics,
+    check_name,
+    checkpoint_key,
+    host_of,
+    host_writer,
+    partition_writer,
+    sweeper_writer,
+    topics,
+    transactional_id,
+)
+from outfitter_proto.partitioning import partition_of
+from outfitter_proto.records import Checkpoint, Growth, Heartbeat, Host, InputPosition, Register
+from outfitter_service.runtime.restore import MARKERS_WAIT_S
+from outfitter_service.runtime.shape import MOVING
+
+INSTANCE = "topics-grow"
+"""The manager that checkpoints name which were written here."""
+FILL = 0.8
+"""How full of the largest possible ledger batch a commit is made."""
+_CHECKPOINT, _HOST = "@checkpoint/", "@host/"
+
+
+class CannotGrowError(RuntimeError):
+    """The topics cannot be given more partitions as things are. The message says what to do."""
+
+
+class Grown(Struct, frozen=True, kw_only=True):
+    """What was done: how many partitions there were (0: not known) and are, the hosts that were moved, how many of
+    their records, and how many registrations were sent again."""
+
+    before: int
+    partitions: int
+    hosts: list[str]
+    records: int
+    registrations: int
+
+
+class Stock(Struct, kw_only=True):
+    """One partition of the ledger: the checkpoints there by writer, the managers that have not said that they stopped,
+    and what lies there of hosts that belong elsewhere, as it is on the wire, by host and key."""
+
+    checkpoints: dict[str, Checkpoint] = {}
+    at_work: list[str] = []
+    strays: dict[str, dict[bytes, bytes]] = {}
+
+
+async def stock(bus: Bus, topic: str, partition: int, partitions: int) -> Stock:
+    """What is committed in one partition of the ledger, as far as it matters for growing to `partitions`.
+
+    Raises:
+        CannotGrowError: a checkpoint that cannot be read.
+        BusError: the ledger cannot be read.
+    """
+    last: dict[bytes, bytes] = {}
+    places: dict[str, int] = {}
+    end = await bus.stable_end(topic, partition)
+    async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
+        while reader.position < end:
+            try:
+                messages = await reader.fetch(max_records=10_000, timeout=MARKERS_WAIT_S)
+            except OffsetOutOfRangeError as error:
+                await reader.seek(error.start)
+                continue
+            for message in messages:
+                key = message.key or b""
+                if message.value is None:
+                    last.pop(key, None)
+                elif key.startswith((b"@checkpoint/", b"@host/")) or _strays(key, partition, partitions, places):
+                    last[key] = message.value
+    return _sorted(last, partition, partitions, f"{topic}/{partition}")
+
+
+def _strays(key: bytes, partition: int, partitions: int, places: dict[str, int]) -> bool:
+    host = _whose(key)
+    if host is None:
+        return False
+    if host not in places:
+        places[host] = partition_of(host, partitions)
+    return places[host] != partition
+
+
+def _whose(key: bytes) -> str | None:
+    """The host whose record this is, its manager's checkpoint included."""
+    if key.startswith(b"@checkpoint/"):
+        kind, _, name = key.decode("utf-8", "replace").removeprefix(_CHECKPOINT).partition("/")
+        return name if kind == "host" else None
+    return host_of(key)
+
+
+def _sorted(last: Mapping[bytes, bytes], partition: int, partitions: int, place: str) -> Stock:
+    found = Stock()
+    places: dict[str, int] = {}
+    for key, value in last.items():
+        if key.startswith((b"@checkpoint/", b"@host/")):
+            try:
+                record = decode_ledger(value, key=key)
+            except WireError as error:
+                if key.startswith(b"@host/"):
+                    record = None
+                else:
+                    raise CannotGrowError(f"{error}. The ledger in {place} is damaged there: mend it first") from error
+            if isinstance(record, Checkpoint):
+                found.checkpoints[record.writer] = record
+            elif isinstance(record, Host) and record.manager.stopped_at is None:
+                found.at_work.append(record.host)
+        host = _whose(key)
+        if host is not None and _strays(key, partition, partitions, places):
+            found.strays.setdefault(host, {})[key] = value
+    return found
+
+
+async def grow(
+    bus: Bus, cluster: str, partitions: int, *, history: bool = True, force: bool = False,
+    say: Callable[[str], object] = lambda _: None,
+) -> Grown:  # fmt: skip
+    """Give the topics of `cluster` so many partitions, or finish what was begun; `say` is told of each step. With
+    `force` hosts whose manager has not said that it stopped are moved all the same.
+
+    Raises:
+        CannotGrowError: see there.
+        UnknownTopicError: there are no such topics.
+        FencedError: a manager is at work after all.
+        BusError: the bus failed: run it again.
+    """
+    return await _Growth(bus, cluster, partitions, history, say).run(force=force)
+
+
+class _Growth:
+    """One run of it."""
+
+    def __init__(self, bus: Bus, cluster: str, partitions: int, history: bool, say: Callable[[str], object]) -> None:
+        self._bus = bus
+        self._cluster = cluster
+        self._topics: Topics = topics(cluster)
+        self._partitions = partitions
+        self._history = history
+        self._say = say
+        self._input_id = ""
+        self._ledger_id = ""
+        self._before = 0
+        self._checkpoints: dict[tuple[int, str], Checkpoint] = {}
+        self._copied: dict[tuple[int, str], int] = {}
+        self._hosts: set[str] = set()
+        self._records = 0
+        self._registrations = 0
+
+    async def run(self, *, force: bool) -> Grown:
+        if not await self._prepare(force=force):
+            return Grown(before=self._partitions, partitions=self._partitions, hosts=[], records=0, registrations=0)
+        await self._add_partitions()
+        numbers = range(self._partitions)
+        for partition in numbers:
+            await self._carry(partition)
+            await self._copy(partition)
+        for partition in numbers:
+            await self._delete(partition)
+        for partition in numbers:
+            await self._finish(partition)
+        await self._check()
+        return Grown(
+            before=self._before,
+            partitions=self._partitions,
+            hosts=sorted(self._hosts),
+            records=self._records,
+            registrations=self._registrations,
+        )
+
+    # --- before anything is changed --------------------------------------------------------------------------
+
+    async def _prepare(self, *, force: bool) -> bool:
+        """Look at what there is; refuse where it cannot be moved. False: there is nothing to do."""
+        wanted = [name for name in self._topics if self._history or name != self._topics.history]
+        shapes = await self._bus.shapes(wanted)
+        missing = [name for name in wanted if name not in shapes]
+        if missing:
+            raise UnknownTopicError(f"{self._bus.url}: there is no topic {missing[0]!r}: `outfitter topics create`")
+        most = max(shape.partitions for shape in shapes.values())
+        if most > self._partitions:
+            raise CannotGrowError(f"there are {most} partitions already, and no way back to {self._partitions}")
+        self._input_id = shapes[self._topics.registrations].id
+        self._ledger_id = shapes[self._topics.allocations].id
+        at_work: list[str] = []
+        idle = {shape.partitions for shape in shapes.values()} == {self._partitions}
+        for partition in range(shapes[self._topics.allocations].partitions):
+            found = await self._look(partition)
+            at_work += found.at_work
+            idle = idle and not found.strays and not self._unfinished(found)
+        if idle:
+            return False
+        self._before = self._former(shapes[self._topics.allocations].partitions)
+        if at_work and not force:
+            shown = ", ".join(sorted(at_work)[:5]) + (" …" if len(at_work) > 5 else "")
+            raise CannotGrowError(
+                f"the managers of {len(at_work)} hosts have not said that they stopped ({shown}): stop all managers of "
+                f"cluster {self._cluster!r}. Of those that were killed make sure that they do not run, and give --force"
+            )
+        return True
+
+    def _unfinished(self, found: Stock) -> list[str]:
+        """The writers there that do not know of all partitions."""
+        return [
+            writer
+            for writer, each in found.checkpoints.items()
+            if not writer.startswith("sweeper/") and each.partitions != self._partitions
+        ]
+
+    def _former(self, now: int) -> int:
+        """How many partitions there were: as checkpoints say, else as the topics have now; 0: that is not known."""
+        told = {each.partitions for each in self._checkpoints.values() if each.partitions not in (UNSET, MOVING)}
+        grown = {each.grown.partitions for each in self._checkpoints.values() if each.grown is not UNSET}
+        former = [count for count in told | grown if isinstance(count, int) and count != self._partitions]
+        if former:
+            return max(former)
+        return now if now != self._partitions else 0
+
+    async def _look(self, partition: int) -> Stock:
+        found = await stock(self._bus, self._topics.allocations, partition, self._partitions)
+        for writer, checkpoint in found.checkpoints.items():
+            self._checkpoints[partition, writer] = checkpoint
+        return found
+
+    async def _add_partitions(self) -> None:
+        """The ledger's come last: by its number workers find their host's place."""
+        for name in (
+            self._topics.registrations,
+            self._topics.history,
+            self._topics.dead_letters,
+            self._topics.allocations,
+        ):
+            if self._history or name != self._topics.history:
+                await self._bus.add_partitions(name, self._partitions)
+        self._say(f"all topics have {self._partitions} partitions")
+
+    # --- what was registered and not read --------------------------------------------------------------------
+
+    async def _carry(self, partition: int) -> None:
+        """Send again what nobody has read of hosts that are moved, then say that this was done."""
+        sweeper = self._checkpoints.get((partition, sweeper_writer(partition)))
+        owner = self._checkpoints.get((partition, partition_writer(partition)))
+        keeper = owner or sweeper
+        if keeper is not None and keeper.grown is not UNSET and keeper.grown.partitions == self._before:
+            return
+        first, end = await self._bus.offsets(self._topics.registrations, partition)
+        writers = {host_writer(host) for host in self._moving(partition)}
+        starts = [self._unread(self._checkpoints[partition, writer]) for writer in writers
+                  if (partition, writer) in self._checkpoints]  # fmt: skip
+        starts += [self._unread(keeper)] if keeper is not None else []
+        start = max(first, min(starts, default=first))
+        async with await self._bus.open_reader(
+            self._topics.registrations, partition, start=start, committed=False
+        ) as reader:
+            while reader.position < end:
+                for message in await reader.fetch(timeout=MARKERS_WAIT_S):
+                    if message.offset < end and self._is_owed(message.key, message.offset, message.value, partition):
+                        host = (message.key or b"").decode()
+                        entry = Entry(message.key, message.value)
+                        await self._bus.publish(self._topics.registrations, partition_of(host, self._partitions), entry)
+                        self._registrations += 1
+        if self._before and partition >= self._before:
+            return
+        growth = Growth(partitions=self._before, until=end)
+        if owner is not None:
+            await self._put(partition, structs.replace(owner, grown=growth))
+        else:
+            await self._put(partition, structs.replace(sweeper or self._new_sweeper(partition, first), grown=growth))
+
+    def _moving(self, partition: int) -> Iterable[str]:
+        """The hosts with a manager's checkpoint in this partition that belong elsewhere."""
+        for number, writer in self._checkpoints:
+            kind, _, name = writer.partition("/")
+            if number == partition and kind == "host" and partition_of(name, self._partitions) != partition:
+                yield name
+
+    def _unread(self, checkpoint: Checkpoint) -> int:
+        """Where its writer would go on reading the input."""
+        return checkpoint.input.to if checkpoint.input.topic_id == self._input_id else 0
+
+    def _is_owed(self, key: bytes | None, offset: int, value: bytes | None, partition: int) -> bool:
+        """Whether a message was right here, belongs elsewhere now, and was not answered: heartbeats want no answer."""
+        try:
+            host = check_name((key or b"").decode(), "host")
+        except (UnicodeDecodeError, InvalidNameError):
+            return False
+        if partition_of(host, self._partitions) == partition:
+            return False
+        if self._before and partition_of(host, self._before) != partition:
+            return False
+        try:
+            said = decode_registration(value, key=key)
+        except WireError:
+            said = None
+        if isinstance(said, Heartbeat):
+            return False
+        own = self._checkpoints.get((partition, host_writer(host)))
+        owner = self._checkpoints.get((partition, partition_writer(partition)))
+        for checkpoint in (own, owner):
+            if checkpoint is not None:
+                ahead = (checkpoint.input.ahead or {}).get(host, 0)
+                return offset >= max(self._unread(checkpoint), ahead)
+        sweeper = self._checkpoints.get((partition, sweeper_writer(partition)))
+        return isinstance(said, Register) and offset >= (self._unread(sweeper) if sweeper is not None else 0)
+
+    def _new_sweeper(self, partition: int, first: int) -> Checkpoint:
+        """For a partition that was never swept."""
+        place = InputPosition(topic_id=self._input_id, partition=partition, from_=first, to=first)
+        return self._new(sweeper_writer(partition), "sweeper", place)
+
+    def _new(self, writer: str, scope: str, place: InputPosition) -> Checkpoint:
+        return Checkpoint(
+            writer=writer, instance=INSTANCE, cluster=self._cluster, scope=scope, commit=0, token=0, input=place,
+            at=datetime.now(UTC),
+        )  # fmt: skip
+
+    # --- the records -----------------------------------------------------------------------------------------
+
+    async def _copy(self, partition: int) -> None:
+        """Write what lies here of other partitions' hosts to where it belongs."""
+        found = await self._look(partition)
+        owner = found.checkpoints.get(partition_writer(partition))
+        for host, records in found.strays.items():
+            place = partition_of(host, self._partitions)
+            own = found.checkpoints.get(host_writer(host))
+            mark = self._marked(own or owner, place, host, of_host=own is not None or owner is None)
+            entries = [Entry(key, value) for key, value in records.items() if not key.startswith(b"@checkpoint/")]
+            await self._put(place, mark, entries)
+            self._copied[partition, (own or owner or mark).writer] = (own or owner or mark).commit
+            self._hosts.add(host)
+            self._records += len(records)
+        if found.strays:
+            self._say(f"partition {partition}: {len(found.strays)} hosts copied to where they belong")
+
+    def _marked(self, known: Checkpoint | None, place: int, host: str, *, of_host: bool) -> Checkpoint:
+        """The checkpoint of whoever writes in the new place, saying that it is being moved there. Its tokens, commits
+        and numbers of registrations go on from the higher ones."""
+        writer = host_writer(host) if of_host else partition_writer(place)
+        there = self._checkpoints.get((place, writer))
+        position = there.input if there is not None else self._beginning(place)
+        before = known or self._new(writer, "host", position)
+        base = before.input.base or 0
+        base = max(position.base or 0, base + before.input.reach if known is not None else base)
+        return structs.replace(
+            before,
+            writer=writer,
+            commit=max(there.commit if there is not None else 0, before.commit if of_host else 0),
+            token=max(there.token if there is not None else 0, before.token),
+            input=structs.replace(position, base=base or UNSET),
+            snapshot=UNSET,
+            partitions=MOVING,
+            ledger_id=before.ledger_id if before.ledger_id is not UNSET else self._ledger_id,
+            grown=there.grown if there is not None else UNSET,
+        )
+
+    def _beginning(self, place: int) -> InputPosition:
+        """Where the input of a host that is new in a partition begins: behind what its sweeper has answered."""
+        swept = self._checkpoints.get((place, sweeper_writer(place)))
+        at = 0
+        if swept is not None and swept.input.topic_id == self._input_id:
+            at = swept.input.claimed or swept.input.to
+        begin: int | UnsetType = at or UNSET
+        return InputPosition(topic_id=self._input_id, partition=place, from_=at, to=at, begin=begin)
+
+    async def _delete(self, partition: int) -> None:
+        """Delete here what was copied to where it belongs."""
+        found = await self._look(partition)
+        owner = found.checkpoints.get(partition_writer(partition))
+        for host, records in found.strays.items():
+            own = found.checkpoints.get(host_writer(host))
+            writer = own or owner
+            if writer is not None and self._copied.get((partition, writer.writer)) not in (None, writer.commit):
+                raise CannotGrowError(f"a manager writes for host {host!r} all the time: stop it, and run this again")
+            deleted = [Entry(key, None) for key in records if not key.startswith(b"@checkpoint/")]
+            if own is None and owner is not None:
+                await self._put(partition, structs.replace(owner, commit=self._commit(partition, owner)), deleted)
+                continue
+            deleted += [Entry(checkpoint_key(host_writer(host)).encode(), None)]
+            await self._write(partition, host_writer(host), deleted)
+            self._checkpoints.pop((partition, host_writer(host)), None)
+
+    def _commit(self, partition: int, checkpoint: Checkpoint) -> int:
+        return self._checkpoints.get((partition, checkpoint.writer), checkpoint).commit
+
+    async def _finish(self, partition: int) -> None:
+        """Say of each writer whose records are all here that they are: from now on its manager may start."""
+        found = await self._look(partition)
+        for writer in self._unfinished(found):
+            await self._put(partition, structs.replace(found.checkpoints[writer], partitions=self._partitions))
+
+    async def _check(self) -> None:
+        """Whether all is where it belongs."""
+        for partition in range(self._partitions):
+            found = await self._look(partition)
+            wrong = self._unfinished(found)
+            if found.strays or wrong:
+                raise CannotGrowError(
+                    f"partition {partition} still has records of {', '.join([*found.strays, *wrong][:5])} that belong "
+                    "elsewhere: a manager is at work. Stop it, and run this again"
+                )
+
+    # --- writing ---------------------------------------------------------------------------------------------
+
+    async def _put(self, partition: int, checkpoint: Checkpoint, entries: Iterable[Entry] = ()) -> None:
+        """Commit these records as the checkpoint's writer, and the checkpoint behind them with the next number."""
+        number = checkpoint.commit
+
+        def end() -> Entry:
+            nonlocal number
+            number += 1
+            told = structs.replace(checkpoint, commit=number, instance=INSTANCE, at=datetime.now(UTC))
+            here = partition, checkpoint.writer
+            self._checkpoints[here] = told
+            if here in self._copied:
+                self._copied[here] = number
+            return Entry(told.key.encode(), encode(told))
+
+        await self._write(partition, checkpoint.writer, [*entries], end)
+
+    async def _write(
+        self, partition: int, writer: str, entries: list[Entry], end: Callable[[], Entry] | None = None
+    ) -> None:
+        """Commit these in as many batches as it takes, each with an `end`."""
+        written = self._topics.written(history=self._history)
+        async with await self._bus.open_writer(
+            transactional_id(self._cluster, writer), partition, topics=written
+        ) as held:
+            while True:
+                batch: list[Entry] = []
+                size = 0
+                while entries and (not batch or size < held.max_batch_bytes * FILL):
+                    entry = entries[0]
+                    size += len(entry.key or b"") + len(entry.value or b"") + 32
+                    if batch and size >= held.max_batch_bytes * FILL:
+                        break
+                    batch.append(entries.pop(0))
+                if end is not None:
+                    batch.append(end())
+                await held.commit([(self._topics.allocations, batch)])
+                if not entries:
+                    return

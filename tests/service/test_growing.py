@@ -1,0 +1,304 @@
+"""`outfitter topics grow`: more partitions, and everything that was granted or asked for is where it belongs then."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from outfitter_proto import topics as wanted
+from outfitter_proto.bus import Bus, Entry
+from outfitter_proto.names import topics
+from outfitter_proto.partitioning import partition_of
+from outfitter_service.cli import places
+from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.growth import CannotGrowError, Grown, grow
+from outfitter_service.runtime.identity import host_identity, of_partition, replica_identity
+from outfitter_service.runtime.processor import Limits
+from outfitter_service.runtime.remit import PartitionRemit
+from outfitter_service.runtime.shape import TopicsChangedError
+from outfitter_service.runtime.sweeper import Sweeper
+from support.broker import KafkaBroker
+from support.faulty_bus import FaultyBus, no_faults
+from support.house import HOST, House, deregister, heartbeat, register, serving, static
+from support.remaking import add_partitions, ledger
+
+FEW, MANY = 4, 8
+OLD, NEW = 1, 5
+"""The places of `HOST` among them."""
+Serve = Callable[..., AbstractAsyncContextManager[House]]
+
+
+class Killed(BaseException):
+    """The command ends here."""
+
+
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
+async def bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[FaultyBus]:
+    url = f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL"
+    if request.param == "kafka":
+        url = request.getfixturevalue("kafka_broker").url
+    async with FaultyBus(url) as bus:
+        yield bus
+
+
+@pytest.fixture
+async def cluster(bus: Bus) -> str:
+    cluster = KafkaBroker.new_cluster()
+    await wanted.create(bus, cluster, partitions=FEW)
+    assert (partition_of(HOST, FEW), partition_of(HOST, MANY)) == (OLD, NEW)
+    return cluster
+
+
+@pytest.fixture(params=["host", "cluster"])
+def serve(request: pytest.FixtureRequest, bus: Bus, cluster: str, tmp_path: Path) -> Serve:
+    """Serve `HOST`, which has one GPU, where it belongs now, in either scope."""
+
+    async def always() -> bool:
+        return True
+
+    class Serving:
+        cluster = ""
+
+        def __init__(self, *, ready: bool = True) -> None:
+            self._ready = ready
+
+        @classmethod
+        async def anew(cls) -> str:
+            """Go on with another cluster."""
+            cls.cluster = KafkaBroker.new_cluster()
+            await wanted.create(bus, cls.cluster, partitions=FEW)
+            return cls.cluster
+
+        async def __aenter__(self) -> House:
+            cluster = self.cluster
+            limits = Limits(lease_grace_s=0.1)
+            options: dict[str, Any] = {"limits": limits, "cluster": cluster, "ready": self._ready}
+            if request.param == "cluster":
+                count = (await bus.topic(topics(cluster).allocations)).partitions
+                number = partition_of(HOST, count)
+                identity = of_partition(replica_identity(cluster), number)
+                remit = PartitionRemit(number, count, identity.writer)
+                options |= {"identity": identity, "remit": remit, "still_mine": always}
+            self._house = serving(bus, static(count=1), tmp_path, **options)
+            return await self._house.__aenter__()
+
+        async def __aexit__(self, *exc: object) -> bool | None:
+            return await self._house.__aexit__(*exc)  # type: ignore[arg-type]
+
+    Serving.cluster = cluster
+    return Serving
+
+
+async def say(bus: Bus, cluster: str, partition: int, *bodies: dict[str, Any], host: str = HOST) -> None:
+    for body in bodies:
+        entry = Entry(host.encode(), json.dumps(body).encode())
+        await bus.publish(topics(cluster).registrations, partition, entry)
+
+
+async def occupied(serve: Serve) -> None:
+    """`w1` has the GPU, without a lease; `w2` waits; their manager is stopped."""
+    async with serve() as house:
+        await house.say(register("w1", gpu=1, lease_s=None))
+        await house.state("w1", "allocated")
+        await house.say(register("w2", gpu=1, lease_s=None))
+        await house.state("w2", "pending")
+        await house.stop()
+
+
+async def goes_on(serve: Serve, *later: str) -> None:
+    """`w1` still has the GPU and gives it back, and all others get it in their order."""
+    async with serve() as house:
+        assert (await house.state("w1", "allocated"))["token"] == 1
+        before = "w1"
+        for number, worker in enumerate(["w2", *later, "last"], start=2):
+            if worker == "last":
+                await house.say(register("last", gpu=1, lease_s=None))
+            await house.state(worker, "pending")
+            await house.say(deregister(before))
+            record = await house.state(worker, "allocated")
+            assert record["token"] == number
+            before = worker
+        await house.stop()
+
+
+async def everywhere(bus: Bus, cluster: str) -> dict[str, list[int]]:
+    """In which partitions each key of the host is."""
+    found: dict[str, list[int]] = {}
+    for partition, records in (await ledger(bus, cluster)).items():
+        for key in records:
+            if key.startswith((b"h/", b"@host/h", b"@checkpoint/host/")):
+                found.setdefault(key.decode(), []).append(partition)
+    return found
+
+
+async def test_what_is_granted_and_what_waits_goes_on_in_the_new_partition(
+    serve: Serve, bus: Bus, cluster: str
+) -> None:
+    await occupied(serve)
+    done = await grow(bus, cluster, MANY)
+    assert (done.before, done.partitions, done.hosts) == (FEW, MANY, [HOST])
+    assert await everywhere(bus, cluster) == {key: [NEW] for key in await everywhere(bus, cluster)}
+    assert {"h/w1/1", "h/w2/1", "@host/h"} <= (await everywhere(bus, cluster)).keys()
+    assert await places.check(bus, cluster) == []
+    await goes_on(serve)
+    assert await grow(bus, cluster, MANY) == Grown(before=MANY, partitions=MANY, hosts=[], records=0, registrations=0)
+
+
+async def test_it_may_grow_again_and_by_any_number(serve: Serve, bus: Bus, cluster: str) -> None:
+    await occupied(serve)
+    for partitions in (5, 6, 9, 13):
+        await grow(bus, cluster, partitions)
+        assert await places.check(bus, cluster) == []
+    await goes_on(serve)
+
+
+async def test_what_was_registered_and_not_read_is_answered_once(serve: Serve, bus: Bus, cluster: str) -> None:
+    await occupied(serve)
+    await say(bus, cluster, OLD, register("w3", gpu=1, lease_s=None), heartbeat("w2"), register("w4", gpu=1))
+    await say(bus, cluster, OLD, deregister("w4"))
+    done = await grow(bus, cluster, MANY)
+    assert done.registrations == 3
+    await goes_on(serve, "w3")
+    assert await letters(bus, cluster) == []
+
+
+async def letters(bus: Bus, cluster: str) -> list[str]:
+    """The reasons of all dead letters."""
+    found: list[str] = []
+    topic = topics(cluster).dead_letters
+    for partition in range((await bus.topic(topic)).partitions):
+        end = await bus.stable_end(topic, partition)
+        async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
+            while reader.position < end:
+                found += [json.loads(message.value or b"")["reason"] for message in await reader.fetch(timeout=0.2)]
+    return found
+
+
+async def test_whoever_looks_after_what_is_nobodys_knows_what_was_right_before(
+    serve: Serve, bus: Bus, cluster: str, tmp_path: Path
+) -> None:
+    """Old messages are no dead letters in the partition that their host has left; what comes there later is one."""
+    await occupied(serve)
+    scope = "cluster" if b"@checkpoint/partition/1" in (await ledger(bus, cluster))[OLD] else "host"
+    stray = "o5"
+    assert partition_of(stray, FEW) != OLD
+    await say(bus, cluster, OLD, register("w3", gpu=1), heartbeat("w1"))
+    await say(bus, cluster, OLD, register("x", host=stray), host=stray)
+    await grow(bus, cluster, MANY)
+    await say(bus, cluster, OLD, register("late", gpu=1))
+    with anyio.fail_after(30):
+        async with looking_after(bus, cluster, scope, tmp_path):
+            while len(await letters(bus, cluster)) < 2:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.05)
+    first, second = await letters(bus, cluster)
+    assert f"host {stray!r} belongs to partition" in first
+    assert f"host {HOST!r} belongs to partition {NEW} of {MANY}, not to {OLD}" in second
+
+
+@asynccontextmanager
+async def looking_after(bus: Bus, cluster: str, scope: str, folder: Path) -> AsyncIterator[None]:
+    """Somebody answers for what is nobody's in the partition that `HOST` has left."""
+    if scope == "cluster":
+
+        async def always() -> bool:
+            return True
+
+        identity = of_partition(replica_identity(cluster), OLD)
+        remit = PartitionRemit(OLD, MANY, identity.writer)
+        async with serving(
+            bus, static(), folder, cluster=cluster, partition=OLD, identity=identity, remit=remit, still_mine=always
+        ):
+            yield
+        return
+    identity = host_identity(cluster, "sweeping")
+    sweeper = Sweeper(bus, topics=topics(cluster), partitions=MANY, identity=identity, metrics=Metrics([]), grace_s=0.1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sweeper.run)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_manager_that_has_not_stopped_is_named_and_force_goes_on_without_its_word(
+    serve: Serve, bus: Bus, cluster: str
+) -> None:
+    async with serve() as house:
+        await house.say(register("w1", gpu=1, lease_s=None))
+        await house.state("w1", "allocated")
+        await house.say(register("w2", gpu=1, lease_s=None))
+        await house.state("w2", "pending")
+        with pytest.raises(CannotGrowError, match=r"managers of 1 hosts have not said that they stopped \(h\)"):
+            await grow(bus, cluster, MANY)
+        assert (await bus.topic(topics(cluster).registrations)).partitions == FEW
+    await grow(bus, cluster, MANY, force=True)  # it was killed
+    await goes_on(serve)
+
+
+async def test_there_is_no_way_back(bus: Bus, cluster: str) -> None:
+    with pytest.raises(CannotGrowError, match="there are 4 partitions already, and no way back to 3"):
+        await grow(bus, cluster, 3)
+
+
+async def test_partitions_that_somebody_added_by_hand_are_mended_by_it(serve: Serve, bus: Bus, cluster: str) -> None:
+    await occupied(serve)
+    await say(bus, cluster, OLD, register("w3", gpu=1, lease_s=None))
+    await add_partitions(bus, cluster, MANY)
+    assert [item.setting for item in await places.check(bus, cluster) if item.fatal]
+    await grow(bus, cluster, MANY)
+    await goes_on(serve, "w3")
+
+
+async def killed(bus: FaultyBus, cluster: str, point: int) -> bool:
+    """Run it until its `point`-th change of the bus has been made and nobody has told; whether it came so far."""
+    count = 0
+
+    async def kill(name: str) -> None:
+        nonlocal count
+        if name in {"commit:after", "publish:after", "add_partitions:after"}:
+            count += 1
+            if count == point:
+                raise Killed
+
+    bus.script = kill
+    try:
+        await grow(bus, cluster, MANY)
+    except Killed:
+        return True
+    finally:
+        bus.script = no_faults
+    return False
+
+
+async def test_killed_at_any_point_nobody_lends_anything_twice_and_the_next_run_ends_well(
+    serve: Serve, bus: FaultyBus
+) -> None:
+    """Managers that start in between refuse, or have all that there was."""
+    for point in range(1, 40, 1 if bus.local else 5):
+        cluster = await serve.anew()  # type: ignore[attr-defined]
+        await occupied(serve)
+        await say(bus, cluster, OLD, register("w3", gpu=1, lease_s=None))
+        if not await killed(bus, cluster, point):
+            assert point > 10
+            return
+        async with serve(ready=False) as house:  # type: ignore[call-arg]
+            with anyio.fail_after(20):
+                while not house.ended.is_set() and not house.processor.ready:  # noqa: ASYNC110 - it tells nobody
+                    await anyio.sleep(0.005)
+            if house.processor.ready:
+                records = await house.until(lambda records: "h/w3/1" in records and records)
+                assert {key: records[key]["state"] for key in ("h/w1/1", "h/w2/1", "h/w3/1")} == {
+                    "h/w1/1": "allocated", "h/w2/1": "pending", "h/w3/1": "pending",
+                }  # fmt: skip
+                await house.stop()
+            else:
+                assert isinstance(house.failure, TopicsChangedError)
+                assert f"outfitter topics grow --partitions {MANY}" in str(house.failure)
+        await grow(bus, cluster, MANY)
+        assert await places.check(bus, cluster) == []
+        await goes_on(serve, "w3")
+    raise AssertionError("it never came to its end")
