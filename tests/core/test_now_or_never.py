@@ -7,10 +7,13 @@ from datetime import timedelta
 import pytest
 from msgspec import structs
 
+from outfitter_proto.codec import encode
+from outfitter_proto.records import Register, Source
+from outfitter_service.core import explain
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import is_due
 from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost
-from support.desk import HOST, Desk, asks
+from support.desk import HOST, Desk, asks, device, ill
 
 ASKED = m.ResourceSpec(name="gpu", amount=1, on_demand=True)
 SILENT = m.ResourceSpec(name="gpu", amount=1)
@@ -176,3 +179,42 @@ def test_many_who_can_not_wait_cost_no_ticks_while_a_driver_is_asked() -> None:
     desk.rules = structs.replace(desk.rules, chunk=3)
     desk.report("a", "b")
     assert sorted(str(desk.state(f"w{number}")) for number in range(20)) == ["allocated"] * 2 + ["failed"] * 18
+
+
+@pytest.mark.parametrize("priority", [0, 1])
+def test_who_registers_while_others_are_looked_at_anew_is_decided_when_that_is_done(priority: int) -> None:
+    desk = Desk(SILENT, FPGA)
+    desk.report("a", ill("b"))
+    desk.register("big", 2)
+    assert desk["big"].reason_code == "infeasible"
+    report = m.DriverReport(host=HOST, resource="fpga", devices=(m.KnownDevice(id="f", properties={}),))
+    follow_ups = desk.only(report).follow_ups
+    desk.offset += 1
+    message = Register(host=HOST, worker="w", incarnation="1", resources=asks(gpu=1), wait_s=0, priority=priority)
+    follow_ups += desk.only(m.Incoming(message, Source(partition=0, offset=desk.offset))).follow_ups
+    desk.now += timedelta(seconds=0.25)
+    if is_due(desk.ledger, desk.rules, HOST, desk.now):
+        follow_ups += desk.only(m.Tick(host=HOST)).follow_ups
+    for event in follow_ups:
+        desk.say(event)
+    assert desk.has("w") == ["a"]
+
+
+def test_who_waits_for_the_next_commit_is_looked_at_then_whoever_else_waits() -> None:
+    """A worker whose earlier run ends in the same decision, which has no room for the grant as well."""
+    net = m.ResourceSpec(name="net", shared=True)
+    desk = Desk(SILENT, net)
+    desk.report("a")
+    desk.report(*[device(f"n{number}", aliases=(f"{'x' * 100}{number}",)) for number in range(20)], resource="net")
+    desk.register("holder", 1)
+    desk.register("both", resources=asks(gpu=1, net=1))
+    most = (len(encode(desk.register("probe", resources=asks(net=1)))) + 1000) * 8 // 7
+    desk.register("w", resources=asks(gpu=1, net=1), labels={"note": "x" * (most // 3)})
+    desk.rules = structs.replace(desk.rules, max_bytes=most)
+    desk.offset += 1
+    message = Register(host=HOST, worker="w", incarnation="2", resources=asks(net=1), wait_s=0)
+    follow_ups = desk.only(m.Incoming(message, Source(partition=0, offset=desk.offset))).follow_ups
+    assert (desk.state("w", "2"), desk["w", "2"].reason) == ("pending", explain.NEXT_COMMIT)
+    for event in follow_ups:
+        desk.say(event)
+    assert desk.state("w", "2") == "allocated"

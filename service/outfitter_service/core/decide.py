@@ -488,7 +488,9 @@ def _give_up_late(draft: Draft, book: HostBook) -> tuple[int, bool]:
         for at, key in islice(book.deadlines, draft.rules.chunk):
             if at > draft.now:
                 return late, False
-            queue.give_up(draft, draft.ledger.allocations[key])
-            late += 1
+            waiter = draft.ledger.allocations[key]
+            if queue.is_told(waiter):
+                queue.give_up(draft, waiter)
+                late += 1
         return late, late == draft.rules.chunk
     return late, True

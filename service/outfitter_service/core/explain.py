@@ -45,6 +45,9 @@ def not_in_effect(spec: ResourceSpec) -> str:
 
 
 NEXT_COMMIT = "waits for the next commit: this one is full"
+NEXT_LOOK = "waits until those before it have been looked at anew"
+UNDECIDED = (NEXT_COMMIT, NEXT_LOOK)
+"""Reasons of those who wait for nothing but the next decision: they are not yet told why they wait."""
 
 
 def too_large(amounts: Mapping[str, int], size: int, most: int) -> str:

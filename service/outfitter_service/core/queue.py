@@ -11,7 +11,7 @@ So no decision takes longer the more workers wait, or the more different things 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from heapq import heapify, heappop, heappush
 
 from msgspec import UNSET, structs
@@ -27,6 +27,7 @@ from outfitter_service.core.states import PENDING, Step
 from outfitter_service.core.terms import terms
 from outfitter_service.core.view import View
 
+NOTHING: frozenset[str] = frozenset()
 LOOKS = 2
 """How many waiters one decision looks at for each that it may change."""
 
@@ -35,10 +36,14 @@ def admit(draft: Draft, record: Allocation) -> Allocation:
     """Place a new worker, behind those it has to wait for; the record it gets."""
     view = draft.view(record.host)
     discovery.ask_anew(draft, view, record)
-    claimed = _claimed_before(draft, view.book, record) if view.book.queue else ()
-    record, obstacle = _attempt(draft, view, record, claimed, new=True)
+    claimed, unsure = _claimed_before(draft, view.book, record) if view.book.queue else (NOTHING, NOTHING)
+    record, obstacle = _attempt(draft, view, record, claimed | unsure, new=True)
     if obstacle is None:
         return record
+    if obstacle.reason == explain.NEXT_COMMIT:
+        _look_from(draft, view.book, queue_entry(record))
+    elif obstacle.code == ReasonCode.BUSY and not unsure <= claimed:
+        obstacle = structs.replace(obstacle, reason=explain.NEXT_LOOK)
     if len(view.book.queue) >= draft.rules.max_waiting:
         told = f"{draft.rules.max_waiting} workers of this host wait already, and no more are let in"
         code = ReasonCode.TOO_MANY_WAITING
@@ -80,9 +85,16 @@ def _look_at_sharers(draft: Draft, book: HostBook) -> bool:
     """Have those looked at who wait for shared resources that show devices which others may have alone, if there are
     any: sharers are in no sharer's way, so that not only the first of them may be served."""
     first = _first_sharer(draft, book)
-    if first is None or (book.scan_from is not None and book.scan_from <= first):
+    return first is not None and _look_from(draft, book, first)
+
+
+def _look_from(draft: Draft, book: HostBook, start: QueueEntry) -> bool:
+    """Have those looked at anew who wait from `start` on, if they are not to be looked at already."""
+    scans = [change.start for change in draft.decision.changes if type(change) is SetScan]
+    before = scans[-1] if scans else book.scan_from
+    if before is not None and before <= start:
         return False
-    draft.decision.changes.append(SetScan(book.host, first))
+    draft.decision.changes.append(SetScan(book.host, start))
     return True
 
 
@@ -171,7 +183,7 @@ class _Round:
         if known is None or known.state != PENDING:
             return
         late = known.wait_until is not None and known.wait_until <= draft.now
-        if late and known.reason_code != ReasonCode.NOT_REPORTED:
+        if late and is_told(known):
             self.has_moved = True
             give_up(draft, known)
             return
@@ -212,16 +224,16 @@ def _tell(
     return record
 
 
-def _claimed_before(draft: Draft, book: HostBook, record: Allocation) -> set[str]:
+def _claimed_before(draft: Draft, book: HostBook, record: Allocation) -> tuple[Set[str], Set[str]]:
     """The resources that waiters before `record` want, as far as they may show what it wants: those of which somebody
     has been told that they are busy, and those of which somebody is to be looked at anew, who may be granted them."""
     own = queue_entry(record)
     wanted = record.request.amounts
     names = wanted.keys() if book.overlapping.isdisjoint(wanted) else book.overlapping | wanted.keys()
     claimed = {name for name in names if _any_waits(draft, book.claims.get(name, ()), own)}
-    if book.scan_from is not None and book.scan_from < own:
-        claimed |= {name for name in names if _any_waits(draft, book.waiting.get(name, ()), own, book.scan_from)}
-    return claimed
+    if book.scan_from is None or book.scan_from >= own:
+        return claimed, NOTHING
+    return claimed, {name for name in names if _any_waits(draft, book.waiting.get(name, ()), own, book.scan_from)}
 
 
 def _any_waits(
@@ -333,6 +345,11 @@ def _fail_oversize(draft: Draft, record: Allocation, error: OversizeError, *, ne
     """What it wants can be written in no record: waiting would not help, and nobody else is concerned."""
     reason = explain.too_large(record.request.amounts, error.size, error.most)
     return _fail(draft, structs.replace(record, unavailable=m.NO_ITEMS), ReasonCode.TOO_LARGE, reason, new=new)
+
+
+def is_told(record: Allocation) -> bool:
+    """A waiter knows what it waits for: its drivers have answered, and it has been looked at since."""
+    return record.reason_code != ReasonCode.NOT_REPORTED and record.reason not in explain.UNDECIDED
 
 
 def give_up(draft: Draft, record: Allocation) -> None:
