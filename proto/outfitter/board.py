@@ -46,7 +46,7 @@ class Board:
         self.lease = lease or Lease()
         self._changed = threading.Condition()
         self._notice = Notice(0, None, None, False)
-        self._pokes: set[Callable[[], None]] = set()
+        self._pokes: dict[Callable[[], None], None] = {}
 
     def read(self) -> Notice:
         return self._notice
@@ -91,10 +91,10 @@ class Board:
         with self._changed:
             if self._notice.version != seen:
                 return self._notice
-            self._pokes.add(poke)
+            self._pokes[poke] = None
         try:
             await event.wait()
         finally:
             with self._changed:
-                self._pokes.discard(poke)
+                self._pokes.pop(poke, None)
         return self._notice

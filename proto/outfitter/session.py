@@ -12,11 +12,10 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import anyio
 
@@ -71,18 +70,9 @@ looks each time: what is said in the wrong partition is heard by nobody."""
 _FETCH_TIMEOUT = 5.0
 _TOPIC_POLL = 0.2
 _CAUGHT_UP_POLL = 0.02
-_MOST_UNANSWERED = 16
-"""Registrations whose answers are waited for. An answer to one that was sent so many intervals ago renews nothing."""
 _FOLLOWING = "following the allocation"
 
 log = logging.getLogger("outfitter")
-
-
-class _Asked(NamedTuple):
-    """A registration that was acknowledged: when it was begun to be sent, and its offset."""
-
-    sent_at: float
-    offset: int
 
 
 class WorkerSession:
@@ -125,8 +115,9 @@ class WorkerSession:
         self._host_key = names.host_key(registration.host).encode()
         self._greeted: set[str] = set()
         self._owed = False
-        self._unanswered: deque[_Asked] = deque(maxlen=_MOST_UNANSWERED)
         self._catch_up_to: int | None = None
+        self._registering = False
+        self._reached = 0
         self._fetching_since = self._fetched_before = 0.0
         self._watcher: ManagerIdentity | Checkpoint | None = None
         self._left_out: set[str] = set()
@@ -316,10 +307,16 @@ class WorkerSession:
     async def _publish(self, message: Registration) -> None:
         entry = Entry(self.registration.host.encode(), codec.encode(message))
         await self._look_at_partitions()
-        sent_at = self.board.lease.clock()
-        offset = await self._bus.publish(self._topics.registrations, self._partition, entry)
-        if isinstance(message, Register):
-            self._unanswered.append(_Asked(sent_at, offset))
+        if not isinstance(message, Register):
+            await self._bus.publish(self._topics.registrations, self._partition, entry)
+            return
+        sent_at, self._reached, self._registering = self.board.lease.clock(), 0, True
+        try:
+            offset = await self._bus.publish(self._topics.registrations, self._partition, entry)
+        finally:
+            self._registering = False
+        self.board.lease.claim(sent_at, offset)
+        self._hear(self._reached)  # the answer may have overtaken the acknowledgement
 
     async def _ask(self) -> None:
         """Register again, for the lease is over: the manager publishes the record once more if the allocation stands.
@@ -332,7 +329,7 @@ class WorkerSession:
             end = self._catch_up_to = await self._bus.stable_end(self._topics.allocations, self._partition)
         while self._is_behind(end) and not self._over:  # noqa: ASYNC110  (told by nobody)
             await anyio.sleep(_CAUGHT_UP_POLL)
-        if not self._over:
+        if not self._over and not self.board.lease.claimed_lately:
             await self._publish(self.registration)
 
     async def _look_at_partitions(self) -> None:
@@ -345,7 +342,7 @@ class WorkerSession:
             self._partitions = shape.partitions
             self._find_place()
             # what was said in another partition is not answered by what is read in this one
-            self._unanswered.clear()
+            self.board.lease.withdraw_claims()
             self._catch_up_to = None
 
     def _find_place(self) -> None:
@@ -416,7 +413,8 @@ class WorkerSession:
     @property
     def _listens(self) -> bool:
         """Whether a checkpoint has something to tell. There is one in each commit, so most are passed over."""
-        return self._heartbeats and self.record is not None and bool(self._unanswered or self._watcher is None)
+        waits = self._registering or self.board.lease.claimed or self._watcher is None
+        return self._heartbeats and self.record is not None and waits
 
     def _take_checkpoint(self, record: LedgerRecord | None) -> None:
         """The end of a commit: who watches this process, and how far the manager had read when the record stood."""
@@ -425,11 +423,13 @@ class WorkerSession:
         if self._watcher is None:
             self._watcher = record
             self._look_who_watches()
-        reached = max(record.input.to, (record.input.ahead or {}).get(self.registration.host, 0))
-        here = record.input.partition == self._partition
-        if here and self._unanswered and self._unanswered[0].offset < reached:
-            while self._unanswered and self._unanswered[0].offset < reached:
-                self.board.lease.answered(self._unanswered.popleft().sent_at)
+        if record.input.partition == self._partition:
+            self._reached = max(record.input.to, (record.input.ahead or {}).get(self.registration.host, 0))
+            self._hear(self._reached)
+
+    def _hear(self, reached: int) -> None:
+        """The manager has read all before `reached`, and the record on the board stood."""
+        if self.board.lease.answer(reached):
             self._catch_up_to = None
             self.board.touch()
 

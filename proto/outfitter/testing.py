@@ -161,7 +161,7 @@ class FakeOutfitter:
     def restore_lease(self) -> None:
         """Heartbeats get through again."""
         for board, _ in list(self._boards.values()):
-            board.lease.answered(self._now)
+            board.lease.confirm(self._now)
             board.touch()
 
     # --- what workers do: called by contexts, and by whoever plays the manager on a bus ------------------------
@@ -350,7 +350,7 @@ class _FakeBackend:
             return
         refusal = standing.refusal(record)
         if meaning is standing.Standing.YOURS or refusal is None:
-            self.board.lease.answered(self._fake._now)
+            self.board.lease.confirm(self._fake._now)
             self._ready.set_result(None)
         else:
             self._ready.set_exception(refusal)

@@ -66,7 +66,7 @@ class Scene:
         self.asked.set()
         await self.answers.wait()
         if not self.board.read().over:
-            self.board.lease.answered(self.clock())
+            self.board.lease.confirm(self.clock())
             self.board.touch()
 
 

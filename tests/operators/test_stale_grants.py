@@ -25,6 +25,7 @@ from support.scripted_manager import ScriptedManager, host_record, publish_recor
 pytestmark = pytest.mark.timeout(60)
 
 LONG = 3600.0
+PATIENCE = 50.0
 
 
 class FreezableClock:
@@ -100,7 +101,7 @@ async def test_a_worker_that_was_frozen_before_its_answer_does_not_take_a_grant_
 
     scene.at |= {"publish:after": freeze, "fetch:after": end_it, "stable_end:before": caught_up}
     async with scene.bus, scene.session:
-        with anyio.fail_after(20), pytest.raises(outfitter.AllocationEndedError):
+        with anyio.fail_after(PATIENCE), pytest.raises(outfitter.AllocationEndedError):
             await _wait_and_tell(scene.session, believed)
 
 
@@ -119,7 +120,7 @@ async def test_a_grant_that_was_read_late_and_stands_is_confirmed_by_the_manager
 
     scene.at["publish:after"] = freeze
     async with scene.bus, scene.session:
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE):
             await scene.session.wait()
         left = scene.session.board.lease.remaining
         assert left is not None
@@ -137,10 +138,33 @@ async def test_a_worker_that_waited_through_an_outage_keeps_what_it_is_granted_a
         await scene.outage()
         await scene.until_committed(fake.grant)
         scene.away = False
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE):
             record = await scene.session.wait()
         assert record.state == "allocated"
         assert not scene.session.board.lease.at_risk, "it may use its devices from its first moment on"
+
+
+async def test_an_answer_that_overtakes_the_acknowledgement_of_its_question_is_heard(scene: Scene) -> None:
+    """The broker's answer to the worker is slow, the manager's is not."""
+    ends: list[int] = []
+
+    async def freeze() -> None:
+        scene.clock.missed += LONG
+        scene.at["publish:after"] = another  # a heartbeat
+
+    async def another() -> None:
+        ends.append(await scene.ledger_end())
+        scene.at["publish:after"] = linger  # the question
+
+    async def linger() -> None:
+        while scene.session._reader is None or scene.session._reader.position < ends[0] + 2:  # noqa: ASYNC110 - as above
+            await anyio.sleep(0.01)
+        await anyio.wait_all_tasks_blocked()
+
+    scene.at["publish:after"] = freeze
+    async with scene.bus, scene.session:
+        with anyio.fail_after(15):  # before it asks again
+            await scene.session.wait()
 
 
 async def test_what_ended_in_an_outage_is_over_and_not_registered_anew(scene: Scene, fake: FakeOutfitter) -> None:
@@ -149,7 +173,7 @@ async def test_what_ended_in_an_outage_is_over_and_not_registered_anew(scene: Sc
         await scene.outage()
         await scene.until_committed(fake.end)
         scene.away = False
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE):
             while not (notice := scene.session.board.read()).over:
                 await scene.session.board.changed(notice.version)
         assert len(scene.manager.registrations) == 1
@@ -176,7 +200,7 @@ async def test_an_acknowledgement_that_comes_after_the_end_of_the_lease_renews_n
 
     scene.at["publish:after"] = register
     async with scene.bus, scene.session:
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE):
             await beaten.wait()
             await anyio.wait_all_tasks_blocked()  # it sleeps until the next one
             scene.at |= {"publish:before": freeze, "stable_end:before": ask}
@@ -193,7 +217,7 @@ async def test_an_allocation_that_was_forgotten_and_registered_anew_is_not_the_o
         key = scene.session.registration.host + "/w/1"
         forgotten = fake._workers.pop(key)
         fake.admit(forgotten.registration, forgotten.post)
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE):
             while not (notice := scene.session.board.read()).over:
                 await scene.session.board.changed(notice.version)
         assert isinstance(notice.error, outfitter.AllocationEndedError)
@@ -210,7 +234,7 @@ async def test_a_process_that_this_machines_manager_watches_has_no_lease_to_lose
     scene = Scene(url, manager, owned=True)
     async with scene.bus, scene.session:
         await scene.session.wait()
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE):
             while watches and not scene.session.board.lease.watched:  # the scripted manager commits in two steps
                 await scene.session.board.changed(scene.session.board.read().version)
         await scene.outage()
@@ -223,7 +247,7 @@ async def test_a_manager_that_sees_other_processes_takes_the_watch_away(url: str
     lease = scene.session.board.lease
     async with scene.bus, scene.session:
         await scene.session.wait()
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE):
             while not lease.watched:
                 await scene.session.board.changed(scene.session.board.read().version)
             async with connect(url) as bus:
@@ -243,7 +267,7 @@ async def test_a_lease_that_is_given_later_counts_from_then(url: str, manager: S
         lease.begin(lease.clock() - LONG)
         request = structs.replace(record.request, lease_s=60.0)
         given = structs.replace(record, request=request, unwatched="pid-namespace")
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE):
             await publish_record(bus, given)
             while session.record == record:
                 await session.board.changed(session.board.read().version)

@@ -97,6 +97,48 @@ def test_a_heartbeat_counts_from_when_it_was_begun() -> None:
     assert lease.remaining == pytest.approx(11), "a late answer to an earlier heartbeat takes nothing back"
 
 
+def test_once_a_lease_is_over_the_managers_answer_renews_it_and_no_acknowledgement() -> None:
+    clock = Clock()
+    lease = Lease(clock)
+    lease.grant(30)
+    clock.now += 31
+    assert lease.over
+    assert not lease.acknowledge(clock.now)
+    lease.claim(clock.now, 7)
+    assert not lease.answer(7), "it has read up to there, and not that"
+    assert lease.over
+    clock.now += 1
+    assert lease.answer(8)
+    assert lease.remaining == pytest.approx(29)
+
+
+def test_a_manager_that_is_behind_by_more_than_a_lease_confirms_a_worker_all_the_same() -> None:
+    clock = Clock()
+    lease = Lease(clock)
+    lease.grant(30)
+    clock.now += 31
+    lease.claim(clock.now, 7)
+    for _ in range(10):
+        assert lease.claimed
+        clock.now += 20
+        assert not lease.acknowledge(clock.now)
+    assert not lease.claimed_lately, "it may ask again"
+    assert lease.answer(8)
+    assert lease.remaining == pytest.approx(30)
+
+
+def test_a_heartbeat_behind_a_gap_confirms_nothing() -> None:
+    clock = Clock()
+    lease = Lease(clock)
+    lease.grant(30)
+    clock.now += 31
+    lease.claim(clock.now, 7)
+    clock.now += 31
+    lease.acknowledge(clock.now)
+    assert lease.answer(8)
+    assert lease.over, "the manager may have given it up in between"
+
+
 def test_without_a_lease_nothing_is_ever_at_risk() -> None:
     clock = Clock()
     lease = Lease(clock)
