@@ -14,7 +14,11 @@ from unittest.mock import patch
 import msgspec
 from msgspec import Struct, structs
 
+from outfitter import standing
+from outfitter.lease import Lease
+from outfitter.session import WorkerSession
 from outfitter_proto.bus import CommitUnknownError, Entry, FencedError, Message, Reader
+from outfitter_proto.records import Allocation
 from outfitter_service.core import decide
 from outfitter_service.core import model as m
 from outfitter_service.core.leases import Leases
@@ -285,6 +289,31 @@ def _taken_again() -> Iterator[None]:
         yield
 
 
+# --- in the client -----------------------------------------------------------------------------------------
+
+
+def _from_when_it_is_read(self: Lease, seconds: float | None) -> None:
+    if seconds != self._seconds:
+        self.confirm(self.clock())
+    self._seconds = seconds
+
+
+def _by_any_acknowledgement(self: Lease, sent_at: float) -> bool:
+    self.confirm(sent_at)
+    return True
+
+
+async def _whatever_became_of_the_lease(self: WorkerSession) -> Allocation:
+    notice = self.board.read()
+    while notice.record is None or (refusal := standing.refusal(notice.record)) is not None:
+        if notice.error is not None:
+            raise notice.error
+        if notice.record is not None and standing.standing(notice.record) is not standing.Standing.WAITING:
+            raise refusal
+        notice = await self.board.changed(notice.version)
+    return notice.record
+
+
 class _Everything:
     def __contains__(self, _: object) -> bool:
         return True
@@ -439,6 +468,24 @@ BUGS: tuple[Bug, ...] = (
         what="a message is decided before its turn while the host's earlier ones still wait for theirs",
         within=100,
         patches=lambda: patch.object(Cycle, "_outlook", _regardless),
+    ),
+    Bug(
+        name="lease-from-when-it-is-read",
+        what="a worker's lease begins when the first record is read, however long ago that was written",
+        within=150,
+        patches=lambda: patch.object(Lease, "grant", _from_when_it_is_read),
+    ),
+    Bug(
+        name="late-heartbeat-renews",
+        what="a heartbeat that gets through after the end of a worker's lease renews it",
+        within=500,
+        patches=lambda: patch.object(Lease, "acknowledge", _by_any_acknowledgement),
+    ),
+    Bug(
+        name="grant-judged-by-old-heartbeats",
+        what="whether a grant after an outage is lost is judged by the worker's heartbeats of before it",
+        within=40,
+        patches=lambda: patch.object(WorkerSession, "_await_verdict", _whatever_became_of_the_lease),
     ),
 )
 """All of them."""

@@ -60,10 +60,13 @@ class ModelBus(Bus):
         *,
         transaction_timeout_s: float = 5.0,
         takes_bytes: int = MAX_BATCH_BYTES,
+        gives_records: int = 1000,
     ) -> None:
-        """`takes_bytes`: larger ledger batches are refused, whatever writers promise."""
+        """`takes_bytes`: larger ledger batches are refused, whatever writers promise. `gives_records`: no fetch is
+        answered with more, as where records are large."""
         self._broker = broker
         self._takes_bytes = takes_bytes
+        self._gives_records = gives_records
         self.link = link
         self._transaction_timeout_s = transaction_timeout_s
 
@@ -204,7 +207,8 @@ class ModelReader(Reader):
     async def _ask(self, position: int, most: int) -> tuple[list[Message], int]:
         broker, log = self._bus._broker, self._log
         found: tuple[list[Message], int] = await self._bus.link.ask(
-            "Fetch", lambda: broker.fetch(log, position, most, committed=self._committed)
+            "Fetch",
+            lambda: broker.fetch(log, position, min(most, self._bus._gives_records), committed=self._committed),
         )
         return found
 

@@ -30,6 +30,7 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
         wrong += _lent_too_early(world, world.broker.logs[TOPICS.allocations, host.partition], host.name)
         wrong += _at_rest(world, host.name, report)
     wrong += _served(world)
+    wrong += [complaint for worker in world.workers for complaint in worker.complaints]
     wrong += at_odds(world)
     wrong += [f"PROMISE 2: {key} was not served although nothing stood in its way" for key in world.stalled]
     wrong += [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
@@ -69,15 +70,25 @@ def _told(traced: bool) -> Iterator[list[str]]:
     """What the runtime logs: nothing, or into a list."""
     lines: list[str] = []
 
-    def keep(_: Any, level: str, event: MutableMapping[str, Any]) -> str:
+    def write(level: str, what: str) -> None:
         loop = _running()
         at = loop.time() - START_S if loop is not None else 0.0
         who = current().name if loop is not None else "-"
+        lines.append(f"{at:9.3f} {who:10} {level}: {what}")
+
+    def keep(_: Any, level: str, event: MutableMapping[str, Any]) -> str:
         what = event.pop("event")
         about = " ".join(f"{name}={value}" for name, value in event.items() if name not in ("exc_info", "host"))
-        lines.append(f"{at:9.3f} {who:10} {level}: {what} {about}")
+        write(level, f"{what} {about}")
         raise structlog.DropEvent
 
+    def keep_line(record: logging.LogRecord) -> bool:
+        if traced:
+            write(record.levelname.lower(), record.getMessage())
+        return False
+
+    worker_log = logging.getLogger("outfitter")
+    worker_log.addFilter(keep_line)
     before = structlog.get_config()
     structlog.configure(
         processors=[keep],
@@ -88,6 +99,7 @@ def _told(traced: bool) -> Iterator[list[str]]:
         yield lines
     finally:
         structlog.configure(**before)
+        worker_log.removeFilter(keep_line)
 
 
 def _running() -> Loop | None:

@@ -26,6 +26,8 @@ QUICKLY_FOUND = (
     "commands-not-issued-again",
     "foreign-instance-fenced-back",
     "lent-without-taking-back",
+    "grant-judged-by-old-heartbeats",
+    "lease-from-when-it-is-read",
 )
 TESTS = Path(__file__).parents[1]
 

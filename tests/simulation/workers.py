@@ -1,36 +1,40 @@
-"""Simulated workers: they register, keep their lease, use what they get for a while, and leave, or fall silent.
+"""Simulated workers: the real client on the model bus. They register, keep their lease, use what they get for a while,
+and leave, or fall silent.
 
-A worker knows by its own clock until when it may use its devices: a lease after it began to send the last message
-that was acknowledged. It stops by then, whatever it hears later. What it believed is written down to the moment, and
-compared in the end with what the ledger lent to others meanwhile.
+What is real here is all that `RuntimeContext` and `outfitter run` have in common: `WorkerSession`, its heartbeats, its
+lease and its board. A worker uses its devices as the client lets it: while the record says that they are its own, and
+until its lease ends. What it believed is written down to the moment, and compared in the end with what the ledger lent
+to others meanwhile.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import anyio
 
-from outfitter_proto.bus import BusError, Entry, OffsetOutOfRangeError, Reader
-from outfitter_proto.names import Topics
+from outfitter.board import Board
+from outfitter.errors import AllocationError
+from outfitter.lease import Lease
+from outfitter.session import WorkerSession
+from outfitter.standing import Standing, standing
+from outfitter_proto.bus import BusError
+from outfitter_proto.records import Allocation, Owner, Register, ResourceRequest
 from simulation.client import ModelBus
 from simulation.hardware import RESOURCE
 from simulation.loop import Loop, Process
 from simulation.owners import Owners
 
-FINAL = ("ended", "failed")
 NEVER_AGAIN = 0.2
 """How often a worker that ended without a word is gone for good."""
-GIVES_UP_S = 25.0
-"""How long a worker tries to register."""
+LONGEST_LEASE_S = 15.0
 
 
 class Holding:
-    """A worker believes that devices are its own, from when it read so until `until` (its clock is everybody's)."""
+    """A worker believes that devices are its own, from `since` until `until` (its clock is everybody's)."""
 
     __slots__ = ("devices", "key", "since", "token", "until")
 
@@ -43,12 +47,12 @@ class Holding:
 
 
 class Plan(NamedTuple):
-    """What one incarnation is up to. `owned`: its process is watched, and only its death ends it. `crashes`: it ends
-    without a word."""
+    """What one incarnation is up to. `owned`: it names its process, which a manager of its host watches. `crashes`: it
+    ends without a word."""
 
     amount: int
     owned: bool
-    lease_s: float
+    lease_s: float | None
     wait_s: float | None
     priority: int
     patience_s: float
@@ -62,16 +66,89 @@ def plan(dice: random.Random, devices: int, *, tenacious: bool, last: bool) -> P
         return Plan(1, False, 12.0, None, 0, math.inf, 1.0, crashes=False)
     if tenacious:
         return Plan(1, False, dice.choice((4.0, 6.0)), None, 0, 60.0, dice.uniform(10.0, 60.0), crashes=False)
+    owned = dice.random() < 0.3
     return Plan(
         amount=dice.choice((1, 1, 1, 2, devices)),
-        owned=dice.random() < 0.3,
-        lease_s=dice.choice((4.0, 6.0, 10.0, 15.0)),
+        owned=owned,
+        lease_s=dice.choice((4.0, 6.0, 10.0, 15.0, *([None] * 4 if owned else ()))),
         wait_s=dice.choice((None, None, 5.0)),
         priority=dice.choice((0, 0, 0, 1)),
         patience_s=dice.uniform(5.0, 40.0),
         use_s=dice.choice((0.2, 4.0, 15.0, 40.0)) * dice.random(),
         crashes=dice.random() < 0.3,
     )
+
+
+class Session(WorkerSession):
+    """The client, of a worker that may die without a word. `known`: the manager hears of its end."""
+
+    dies = False
+    known = False
+
+    async def deregister(self, reason: str | None = None) -> bool:
+        if self.dies:
+            self.board.close()
+        else:
+            self.known = await super().deregister(reason)
+        return self.known
+
+
+class DiaryLease(Lease):
+    """A lease whose every change is told."""
+
+    changed: Callable[[], object] = lambda: None
+
+    def begin(self, sent_at: float) -> None:
+        super().begin(sent_at)
+        self.changed()
+
+    def confirm(self, alive_at: float) -> None:
+        super().confirm(alive_at)
+        self.changed()
+
+
+class Diary(Board):
+    """A board that writes down what its worker may believe whenever that may have changed."""
+
+    def __init__(self, loop: Loop, key: str, holdings: list[Holding]) -> None:
+        lease = DiaryLease(loop.time)
+        super().__init__(lease)
+        self._time = loop.time
+        self._key = key
+        self._holdings = holdings
+        self._open: Holding | None = None
+        self._using = False
+        lease.changed = self._note
+
+    def begin(self) -> None:
+        """The client has said that the devices are the worker's own."""
+        self._using = True
+        self._note()
+
+    def end(self) -> None:
+        """The worker uses them no more."""
+        self._using = False
+        self._note()
+
+    def _note(self) -> None:
+        now, left, record = self._time(), self.lease.remaining, self.read().record
+        until = math.inf if left is None else now + left
+        if self._open is not None and self._open.until <= now:
+            self._open = None
+        if not self._using or record is None or standing(record) is not Standing.YOURS or until <= now:
+            if self._open is not None:
+                self._open.until = now
+                self._open = None
+            return
+        if self._open is None:
+            devices = [info["id"] for info in record.resources.get(RESOURCE, [])]
+            self._open = Holding(self._key, devices, record.token or 0, now, until)
+            self._holdings.append(self._open)
+        self._open.until = until
+
+    def _put(self, *, record: Allocation | None = None, error: Exception | None = None, closed: bool = False) -> None:
+        super()._put(record=record, error=error, closed=closed)
+        self._note()
 
 
 class Worker:
@@ -81,11 +158,9 @@ class Worker:
         self,
         loop: Loop,
         bus: ModelBus,
-        topics: Topics,
         *,
         host: str,
         name: str,
-        partition: int,
         devices: int,
         owners: Owners | None,
         dice: random.Random,
@@ -97,20 +172,19 @@ class Worker:
         self.process = Process(f"{host}/{name}")
         self.bus = bus
         self.holdings: list[Holding] = []
+        self.complaints: list[str] = []
         self.closing = False
+        self.registering = False
         self.waiting_for: str | None = None
         self.finished = False
         self._loop = loop
-        self._topics = topics
         self._host = host
         self._name = name
-        self._partition = partition
         self._devices = devices
         self._owners = owners
         self._dice = dice
         self._tenacious = tenacious
         self._told = told
-        self._sent_at = 0.0
 
     async def main(self) -> None:
         """Live until the world closes, then once more to the good end; unless it crashes and never comes back."""
@@ -118,143 +192,63 @@ class Worker:
         while True:
             number += 1
             last = self.closing
-            ended_well = await self._incarnation(
-                str(number), plan(self._dice, self._devices, tenacious=self._tenacious, last=last)
-            )
-            if last or (not ended_well and self._dice.random() < NEVER_AGAIN):
+            chosen = plan(self._dice, self._devices, tenacious=self._tenacious, last=last)
+            ended_well = await self._incarnation(str(number), chosen)
+            if (last and ended_well) or (not last and not ended_well and self._dice.random() < NEVER_AGAIN):
                 break
             await anyio.sleep(self._dice.random() ** 2 * 5)
         self.finished = True
 
     async def _incarnation(self, incarnation: str, plan: Plan) -> bool:
-        key = f"{self._host}/{self._name}/{incarnation}"
-        self.waiting_for = None
-        body = {
-            "type": "register", "host": self._host, "worker": self._name, "incarnation": incarnation,
-            "resources": {RESOURCE: {"amount": plan.amount}}, "wait_s": plan.wait_s, "priority": plan.priority,
-            "lease_s": plan.lease_s,
-        }  # fmt: skip
+        """One run; whether the manager knows of its end."""
         owners = self._owners if plan.owned else None
-        pid = 0
-        if owners is not None:
-            pid = owners.begin()
-            body |= {"owner": owners.describe(pid), "lease_s": None}
-        said_all = False
-        reader = await self._register(body)
-        if reader is not None:
-            self.waiting_for = key
-            async with reader:
-                said_all = await self._live(key, body, plan, reader)
-        if not said_all:
-            self._told("died", key)
+        pid = owners.begin() if owners is not None else 0
+        asked = Register(
+            host=self._host,
+            worker=self._name,
+            incarnation=incarnation,
+            resources={RESOURCE: ResourceRequest(amount=plan.amount)},
+            owner=Owner(**owners.describe(pid)) if owners is not None else None,
+            lease_s=plan.lease_s if owners is not None else plan.lease_s or LONGEST_LEASE_S,
+            wait_s=plan.wait_s,
+            priority=plan.priority,
+        )
+        key = f"{self._host}/{self._name}/{incarnation}"
+        diary = Diary(self._loop, key, self.holdings)
+        session = Session(self.bus, asked, board=diary, manager_patience=None)
+        try:
+            self.registering = True
+            async with session:
+                self.registering = False
+                self.waiting_for = key
+                try:
+                    await self._use(session, diary, plan)
+                finally:
+                    diary.end()
+                session.dies = plan.crashes and not self.closing
+        except (AllocationError, BusError):
+            pass  # over, refused, or never registered
+        self._told("left" if session.known else "died", key)
         if owners is not None:
             owners.end(pid)
         self.waiting_for = None
-        return said_all
+        return session.known
 
-    async def _register(self, body: dict[str, Any]) -> Reader | None:
-        """Register, as often as it takes; a registration that is not acknowledged may be there nevertheless."""
-        with anyio.move_on_after(GIVES_UP_S if not self.closing else math.inf):
-            while True:
-                try:
-                    _, end = await self.bus.offsets(self._topics.allocations, self._partition)
-                    reader = await self.bus.open_reader(
-                        self._topics.allocations, self._partition, start=end, committed=True
-                    )
-                    await self._say(body)
-                except BusError:
-                    await anyio.sleep(0.5)
-                else:
-                    return reader
-        return None
+    async def _use(self, session: Session, diary: Diary, plan: Plan) -> None:
+        """Wait for the devices, and use them for a while: as long as the client says that they are the worker's.
 
-    async def _live(self, key: str, body: dict[str, Any], plan: Plan, reader: Reader) -> bool:
-        """From the registration to the end. Whether the manager knows of the end."""
-        now = self._loop.time
-        who = {name: body[name] for name in ("host", "worker", "incarnation")}
-        lease = math.inf if body["lease_s"] is None else plan.lease_s
-        leaves_at = now() + plan.patience_s
-        next_beat = now() + lease / 3
-        holding: Holding | None = None
-        silent = False
-        while True:
-            # nobody heard it for a lease: what it reads of a grant may be over, whoever hears it again
-            silent |= holding is None and now() >= self._sent_at + lease
-            if holding is not None and now() >= holding.until:
-                return False  # its lease may be over: it must not go on, whatever is said now
-            if now() >= leaves_at:
-                if holding is not None:
-                    holding.until = min(holding.until, now())
-                if plan.crashes and not self.closing:
-                    return False
-                return await self._leave({"type": "deregister", **who})
-            if now() >= next_beat:
-                next_beat = now() + lease / 3
-                await self._beat({"type": "heartbeat", **who}, holding, lease)
-                continue
-            until = min(leaves_at, next_beat, now() + 5.0)
-            if holding is not None:
-                until = min(until, holding.until)
-            record = await self._next(reader, key.encode(), until - now())
-            if record is None:
-                continue
-            if record["state"] in FINAL or record["state"] == "releasing" or record["reason_code"] == "superseded":
-                self.waiting_for = None
-                if holding is not None:
-                    holding.until = min(holding.until, now())
-                if record["state"] in FINAL:
-                    self._told("answered", key)
-                    return True
-                return False
-            if record["state"] == "allocated" and holding is None and now() < self._sent_at + lease:
-                if silent:
-                    return False
-                self.waiting_for = None
-                self._told("answered", key)
-                devices = [info["id"] for info in record["resources"].get(RESOURCE, [])]
-                holding = Holding(key, devices, record["token"], now(), self._sent_at + lease)
-                self.holdings.append(holding)
-                leaves_at = now() + plan.use_s
-
-    async def _next(self, reader: Reader, key: bytes, timeout: float) -> dict[str, Any] | None:
-        """The newest of the records that have come, if one of them is this incarnation's."""
-        await anyio.sleep(max(0.0, min(timeout, 0.1 + 0.3 * self._dice.random())))
-        try:
-            messages = await reader.fetch(timeout=max(0.001, timeout))
-        except OffsetOutOfRangeError as error:
-            await reader.seek(error.start)
-            return None
-        except BusError:
-            await anyio.sleep(min(0.5, max(0.001, timeout)))
-            return None
-        values = [message.value for message in messages if message.key == key and message.value is not None]
-        return json.loads(values[-1]) if values else None
-
-    async def _beat(self, body: dict[str, Any], holding: Holding | None, lease: float) -> None:
-        before = self._sent_at
-        try:
-            with anyio.move_on_after(lease / 3):
-                await self._say(body)
-        except BusError:
+        Raises:
+            AllocationError: the answer is no, or it is over.
+        """
+        with anyio.move_on_after(plan.patience_s) as patience:
+            await session.wait()
+        if patience.cancelled_caught:
             return
-        if holding is not None and self._sent_at > before and self._loop.time() < holding.until:
-            holding.until = self._sent_at + lease
-
-    async def _leave(self, body: dict[str, Any]) -> bool:
-        with anyio.move_on_after(10.0 if not self.closing else math.inf):
-            while True:
-                try:
-                    await self._say(body)
-                except BusError:
-                    await anyio.sleep(0.5)
-                else:
-                    self._told("left", f"{body['host']}/{body['worker']}/{body['incarnation']}")
-                    return True
-        return False
-
-    async def _say(self, body: dict[str, Any]) -> None:
-        """Publish; `_sent_at` is when the last message began to be sent that was acknowledged."""
-        sent_at = self._loop.time()
-        entry = Entry(self._host.encode(), json.dumps(body).encode())
-        await self.bus.publish(self._topics.registrations, self._partition, entry)
-        self._sent_at = sent_at
+        self._told("answered", "/".join((self._host, self._name, session.registration.incarnation)))
+        self.waiting_for = None
+        if diary.lease.at_risk:
+            self.complaints.append(f"{self.process} was told in one breath that it has devices, and to stop using them")
+        diary.begin()
+        with anyio.move_on_after(plan.use_s):
+            while not (notice := diary.read()).over:
+                await diary.changed(notice.version)

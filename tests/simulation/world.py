@@ -28,7 +28,7 @@ from simulation.loop import Loop, Process
 from simulation.managers import CLUSTER, Host, HostManager, Job, Manager, ReplicaManager
 from simulation.network import CALM, Link, Network, Weather
 from simulation.owners import Owners
-from simulation.workers import Worker
+from simulation.workers import LONGEST_LEASE_S, Worker
 
 TOPICS: Topics = topics(CLUSTER)
 COMPACTED = {TOPICS.registrations: False, TOPICS.allocations: True, TOPICS.history: False, TOPICS.dead_letters: False}
@@ -38,10 +38,23 @@ STORMS: tuple[tuple[str, ...], ...] = (
     (), (), ("EndTxn",), ("EndTxn", "AddPartitionsToTxn"), ("Produce",), ("InitProducerId", "EndTxn"), ("Fetch",),
 )  # fmt: skip
 """The requests to which something happens: to all of them seldom, or to some of them often."""
-FAULTS = ("kill", "kill", "stop", "stop", "sleep", "cut", "end", "down", "worker", "device", "slow", "compaction")
+FAULTS = (
+    "kill",
+    "kill",
+    "stop",
+    "stop",
+    "sleep",
+    "cut",
+    "end",
+    "down",
+    "worker",
+    "worker",
+    "device",
+    "slow",
+    "compaction",
+)
 REST_S = 240.0
 """How long the world may take, once all faults are over, until every worker was served and has left."""
-LONGEST_LEASE_S = 15.0
 FLOOD = 300
 SMALL_BATCH_BYTES = 5000
 
@@ -130,6 +143,8 @@ class World:
         self.faults = 0
         self.over = False
         self._make_bus = make_bus
+        self._ambushed: dict[Process, float] = {}
+        """Workers that are stopped, for so many seconds, as soon as the broker has their next registration."""
         self._trap: tuple[str, str, int, Callable[[Process], None]] | None = None
         self.hosts = [self._host(number) for number in range(self.setting.hosts)]
         self.jobs = self._jobs()
@@ -241,7 +256,7 @@ class World:
         dice = random.Random(f"{self.seed}/{host.name}/{name}")
         link = Link(self.network, Process(""))
         worker = Worker(
-            self.loop, ModelBus(self.broker, link), TOPICS, host=host.name, name=name, partition=host.partition,
+            self.loop, ModelBus(self.broker, link, gives_records=dice.choice((3, 3, 1000))), host=host.name, name=name,
             devices=len(host.bench.ids), owners=host.owners if not self.setting.replicas else None, dice=dice,
             tenacious=self.setting.tenacious, told=lambda what, key: self.note(key, what),
         )  # fmt: skip
@@ -297,8 +312,11 @@ class World:
         kind = dice.choice(self.setting.faults)
         if kind == "worker":
             worker = dice.choice(self.workers)
-            if dice.random() < 0.5:
+            how = dice.random()
+            if how < 0.4:
                 self._stop(worker.process, dice.random() * 20)
+            elif how < 0.7:
+                self._ambushed[worker.process] = dice.random() * 40
             else:
                 self._cut(worker.bus.link, dice.random() * 20)
         elif kind == "device":
@@ -389,6 +407,10 @@ class World:
     def _watch(self, process: Process, what: str, stage: str) -> None:
         if self.log is not None and what != "Fetch" and what != "ListOffsets":
             self.note(process.name, f"{what} {stage}")
+        if what == "Produce" and stage == "done" and process in self._ambushed:
+            [registering] = [worker.registering for worker in self.workers if worker.process is process]
+            if registering:
+                self._stop(process, self._ambushed.pop(process))
         if self._trap is None or "@" not in process.name:
             return
         wanted, at, left, snap = self._trap
@@ -404,6 +426,7 @@ class World:
         """End all faults and wait until the last worker is gone, and what the silent ones held is free."""
         self.note("world", "all faults end")
         self._trap = None
+        self._ambushed.clear()
         self.over = True
         self.network.down = False
         self.network.weather = CALM
