@@ -126,14 +126,14 @@ class Owner(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=T
 
     `start_ticks` is field 22 of proc(5) `/proc/<pid>/stat`, `pid_ns` the inode of `/proc/<pid>/ns/pid`,
     `boot_id` the content of `/proc/sys/kernel/random/boot_id`. `time_ns` is the inode of `/proc/self/ns/time` of the
-    process that read `start_ticks`, which that time namespace shifts; left out: not known, or the kernel has none.
+    process that read `start_ticks`, which that time namespace shifts; left out or null: unknown, or there is none.
     """
 
     pid: Annotated[int, Meta(ge=1, le=2**31)]
     start_ticks: Annotated[int, Meta(ge=0)]
     pid_ns: Annotated[int, Meta(ge=0)]
     boot_id: Annotated[str, Meta(extra_json_schema={"maxLength": MAX_BOOT_ID})]
-    time_ns: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
+    time_ns: Annotated[int, Meta(ge=0)] | UnsetType | None = UNSET
 
 
 Requests = Annotated[dict[Name, ResourceRequest], Meta(extra_json_schema={"maxProperties": MAX_RESOURCES})]
@@ -444,7 +444,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
 def _can_watch(manager: ManagerIdentity | Checkpoint, owner: Owner) -> bool:
     if (manager.boot_id, manager.pid_ns) != (owner.boot_id, owner.pid_ns):
         return False
-    return manager.time_ns is UNSET or owner.time_ns is UNSET or manager.time_ns == owner.time_ns
+    return manager.time_ns is UNSET or owner.time_ns in (UNSET, None) or manager.time_ns == owner.time_ns
 
 
 LedgerRecord = Allocation | Host | Device | Checkpoint

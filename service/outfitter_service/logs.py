@@ -22,6 +22,10 @@ def _shortened(_logger: object, _method: str, event: dict[str, Any]) -> dict[str
     return event
 
 
+LIBRARIES = frozenset({"aiokafka", "outfitter_proto"})
+"""Loggers that say of each attempt that it failed, as often as it does."""
+
+
 def configure(log_format: str, level: str) -> None:
     """Set up structlog and the standard library's logging. `log_format`: `auto`, `text` or `json`."""
     json = log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
@@ -49,6 +53,7 @@ def configure(log_format: str, level: str) -> None:
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_Libraries(threshold))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -59,6 +64,20 @@ def configure(log_format: str, level: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(max(threshold, logging.WARNING))
     logging.getLogger("outfitter").setLevel(threshold)
+
+
+class _Libraries(logging.Filter):
+    """What libraries say is for whoever looks for a defect. What has to be acted on comes to us as an error, and we say
+    so: `outfitter.bus`."""
+
+    def __init__(self, threshold: int) -> None:
+        super().__init__()
+        self._threshold = threshold
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.partition(".")[0] in LIBRARIES:
+            record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+        return record.levelno >= self._threshold or record.name.startswith("outfitter.")
 
 
 def _colours() -> bool:

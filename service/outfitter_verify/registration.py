@@ -102,6 +102,7 @@ def _owner(value: object) -> bool:
         and _whole(value.get("start_ticks"), 0, 2**62)
         and _whole(value.get("pid_ns"), 0, 2**62)
         and isinstance(value.get("boot_id"), str)
+        and (value.get("time_ns") is None or _whole(value["time_ns"], 0, 2**62))
     )
 
 

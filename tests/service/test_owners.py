@@ -349,7 +349,7 @@ async def test_descriptors_are_given_back(process: subprocess.Popen[bytes]) -> N
 # --- whose start time cannot be compared ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("said", [UNSET, 1, "ours"])
+@pytest.mark.parametrize("said", [UNSET, None, 1, "ours"])
 @pytest.mark.parametrize("shifted", [0, 10_000_000, -1])
 async def test_an_owner_is_taken_for_dead_by_its_start_time_only_where_one_clock_has_measured_both(
     said: Any, shifted: int

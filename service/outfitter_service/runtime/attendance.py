@@ -305,7 +305,7 @@ class Attendance:
             try:
                 _, end = await self._bus.offsets(self._topic, self._partition)
             except BusError as error:
-                log.warning("cannot tell silence from an outage, leases are kept", error=str(error))
+                log.debug("cannot tell silence from an outage, leases are kept", error=str(error))
                 self.leases.renew_all(self._now())
                 await anyio.sleep(SAMPLE_RETRY_S)
                 if self._deaths:

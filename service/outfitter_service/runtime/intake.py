@@ -13,6 +13,7 @@ import structlog
 from msgspec import Struct
 
 from outfitter_proto.bus import Bus, BusConfigurationError, BusError, Message, OffsetOutOfRangeError, Reader
+from outfitter_service.runtime.outage import Outage
 
 log = structlog.get_logger("outfitter.input")
 
@@ -112,10 +113,13 @@ class Intake(Window):
         *,
         wake: Callable[[], None],
         healed: Callable[[], None],
+        outage: Outage,
         most: int = READ_AHEAD,
     ) -> None:
         """`wake` is called when there is news, `healed` when the bus is heard again after an outage."""
         super().__init__(most)
+        self._outage = outage
+        self._activity = f"reading registrations of partition {partition}"
         self._bus = bus
         self._topic = topic
         self._partition = partition
@@ -137,6 +141,7 @@ class Intake(Window):
         self.position = self.end = start
         self._anew = None
         self.obstacle = None
+        self._outage.passed(self._activity)
         self.lost = None
         self.trouble = None
         self._resumed.set()
@@ -169,8 +174,8 @@ class Intake(Window):
                     self.trouble = error  # the file is another one: trying again cannot mend it
                     self._wake()
                     return
+                self._outage.met(self._activity, error)
                 if self.hearing:
-                    log.warning("cannot read registrations, trying again until it works", error=str(error))
                     self._wake()
                 self.obstacle = str(error)
                 await anyio.sleep(RETRY_S)
@@ -181,7 +186,7 @@ class Intake(Window):
             messages = await reader.fetch(max_records=self._most, timeout=1.0)
             self.position = reader.position
             if not self.hearing and reader.heard:
-                log.info("registrations are read again")
+                self._outage.passed(self._activity)
                 self.obstacle = None
                 self.outages += 1
                 self._healed()

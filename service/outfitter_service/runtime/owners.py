@@ -206,13 +206,14 @@ class OwnerWatch:
         Raises:
             _GoneError: it is another one.
         """
-        if owner.time_ns is not UNSET and owner.time_ns != self._time_ns:
+        said = owner.time_ns not in (UNSET, None)
+        if said and owner.time_ns != self._time_ns:
             return Unwatched.TIME_NAMESPACE
         if started is None:
             return Unwatched.HIDDEN
         if started == owner.start_ticks:
             return None
-        if owner.time_ns is UNSET and self._time_ns is not None:
+        if not said and self._time_ns is not None:
             return Unwatched.TIME_NAMESPACE  # it does not say by whose clock it started
         raise _GoneError(f"process {owner.pid} is gone (its pid belongs to another process now)")
 

@@ -15,6 +15,7 @@ from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.drivers import DriverPool
 from outfitter_service.runtime.identity import Identity
+from outfitter_service.runtime.outage import Outage
 from outfitter_service.runtime.processor import Processor
 from outfitter_service.runtime.remit import Remit
 from outfitter_service.runtime.station import DEFAULT_LIMITS, Limits
@@ -40,6 +41,7 @@ class PartitionServer:
         still_mine: Callable[[], Awaitable[bool]] | None = None,
         clock: Clock = SYSTEM,
         limits: Limits = DEFAULT_LIMITS,
+        outage: Outage | None = None,
     ) -> None:
         """`partitions` is the number by which `partition` is the remit's. `limits` are replaced by what the settings
         say, where they do."""
@@ -74,6 +76,7 @@ class PartitionServer:
             drivers=self._pool,
             still_mine=still_mine,
             clock=clock,
+            outage=outage,
         )
 
     async def run(self) -> None:

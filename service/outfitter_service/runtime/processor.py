@@ -30,6 +30,7 @@ from outfitter_service.runtime.drivers import DriverCalls
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.intake import Intake, Place
 from outfitter_service.runtime.lookout import Lookout
+from outfitter_service.runtime.outage import Outage
 from outfitter_service.runtime.owners import OwnerWatch
 from outfitter_service.runtime.portion import Portion
 from outfitter_service.runtime.ration import Ration
@@ -78,10 +79,12 @@ class Processor:
         still_mine: Callable[[], Awaitable[bool]] | None = None,
         clock: Clock = SYSTEM,
         owner_watch: Callable[..., OwnerWatch] = OwnerWatch,
+        outage: Outage | None = None,
     ) -> None:
         """`partitions` is the number by which `partition` is the remit's; left out: whatever it is at the start.
         `remit` left out: that of the identity's host. `still_mine` is asked before the partition is taken anew; left
-        out, the ledger is: whoever wrote to it since then works here now."""
+        out, the ledger is: whoever wrote to it since then works here now. `outage` says what the manager's
+        log has of its bus; left out: this processor's own."""
         if remit is None:
             if identity.host is None:
                 raise ValueError("an identity without a host needs a remit")
@@ -90,6 +93,8 @@ class Processor:
         self._identity = transactional_id(identity.cluster, identity.writer)
         self._since = clock.utc()
         self._still_mine = still_mine
+        self._outage = outage or Outage(clock)
+        self._activity = f"answering registrations of partition {partition}"
         self._stop = Stop()
         self._bell = Bell()
         self._ground = Ground(
@@ -131,6 +136,7 @@ class Processor:
             partition,
             wake=self._bell.ring,
             healed=self.attendance.renew_all,
+            outage=self._outage,
             most=limits.read_ahead,
         )
         self.scout = Scout(
@@ -231,26 +237,28 @@ class Processor:
             while not self._stop.asked:
                 served_since = clock.monotonic()
                 trouble = await self._serve()
+                recycled = isinstance(trouble, RecycledError)
+                # the file of a local bus was removed or replaced: what comes next would be another ledger
+                final = self._station.bus.local and isinstance(trouble, BusConfigurationError)
+                if trouble is not None and not recycled and not final:
+                    self._outage.met(self._activity, trouble)
                 self._set_ready(False)
                 if trouble is None:
                     return
                 self._doing = f"taking the partition anew, since {trouble}"
-                if self._station.bus.local and isinstance(trouble, BusConfigurationError):
-                    # the file was removed or replaced: what comes next would be another ledger
+                if final:
                     raise trouble
-                recycled = isinstance(trouble, RecycledError)
                 if recycled or clock.monotonic() - served_since > LONGEST_DELAY_S:
                     delay = FIRST_DELAY_S
                 if recycled:
-                    self._log.info("taking the partition anew", reason=str(trouble))
-                else:
-                    self._log.warning("the bus failed, taking the partition anew", error=str(trouble), delay_s=delay)
+                    self._say("taking the partition anew", reason=str(trouble))
                 del trouble  # its traceback holds all that the tenure worked with
                 await self._pause(delay)
                 delay = min(delay * 2, LONGEST_DELAY_S)
                 await self._wait_while_not_mine()
         finally:
             self._set_ready(False)
+            self._outage.drop(self._activity)
             self.attendance.close()
 
     async def _pause(self, delay: float) -> None:
@@ -488,7 +496,7 @@ class Processor:
                 station.drivers.perform(m.Prepare(allocation=record.key, token=token), record)
             elif record.state == AllocationState.RELEASING and (m.Unprepared, record.key, token) not in answered:
                 station.drivers.perform(m.Unprepare(allocation=record.key, token=token), record)
-        self._log.info(
+        self._say(
             "ledger replayed",
             records=restored.records,
             allocations=len(self.ledger.allocations),
@@ -528,4 +536,12 @@ class Processor:
             if ready:
                 self.served.set()
             self._station.metrics.partition_ready.labels(str(self._station.partition)).set(ready)
-            self._log.info("ready" if ready else "not ready")
+            if not ready and self._outage.on and not self._stop.asked:
+                self._outage.met(self._activity, self.condition)
+            self._say("ready" if ready else "not ready")
+        if ready:
+            self._outage.passed(self._activity)
+
+    def _say(self, event: str, **details: object) -> None:
+        """A line, unless it is part of an outage, of which there is one already."""
+        (self._log.debug if self._outage.on else self._log.info)(event, **details)

@@ -18,6 +18,7 @@ from outfitter_service.config import Settings
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.identity import Identity, of_partition
+from outfitter_service.runtime.outage import Outage
 from outfitter_service.runtime.partition import PartitionServer
 from outfitter_service.runtime.remit import PartitionRemit
 from outfitter_service.runtime.restore import LedgerRefusedError
@@ -31,6 +32,7 @@ HEARTBEATS = 10
 AGAIN_S = 30.0
 """How long a partition whose ledger is refused rests before it is looked at again."""
 REJOIN_S = 1.0
+ACTIVITY = "joining the managers' group"
 
 
 class Replica:
@@ -49,6 +51,7 @@ class Replica:
         adopt: bool = False,
         clock: Clock = SYSTEM,
         limits: Limits = DEFAULT_LIMITS,
+        outage: Outage | None = None,
     ) -> None:
         """`adopt` and `limits` of each partition, the latter as far as the settings do not say them."""
         self.servers: dict[int, PartitionServer] = {}
@@ -62,6 +65,7 @@ class Replica:
         self._adopt = adopt
         self._clock = clock
         self._limits = limits
+        self._outage = outage or Outage(clock)
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._membership: Membership | None = None
         self._emptied = anyio.Event()
@@ -127,7 +131,7 @@ class Replica:
         settings = self._settings
         while not self._stopping.is_set():
             try:
-                return await self._bus.join(
+                joined = await self._bus.join(
                     managers_group(settings.cluster),
                     topics(settings.cluster).registrations,
                     replica=settings.replica,
@@ -135,9 +139,13 @@ class Replica:
                     heartbeat_interval=settings.session_timeout / HEARTBEATS,
                 )
             except BusError as error:
-                log.warning("cannot join the managers' group, will try again", error=str(error))
+                self._outage.met(ACTIVITY, error)
                 with anyio.move_on_after(REJOIN_S):
                     await self._stopping.wait()
+            else:
+                self._outage.passed(ACTIVITY)
+                return joined
+        self._outage.drop(ACTIVITY)
         return None
 
     async def _follow(self, membership: Membership, tasks: TaskGroup) -> None:
@@ -173,6 +181,7 @@ class Replica:
             still_mine=lambda: self._still_mine(partition),
             clock=self._clock,
             limits=self._limits,
+            outage=self._outage,
         )
 
     async def _serve(self, partition: int, scope: anyio.CancelScope, tasks: TaskGroup) -> None:

@@ -25,6 +25,7 @@ from outfitter_service.runtime import loading
 from outfitter_service.runtime.drivers import close
 from outfitter_service.runtime.identity import host_identity, replica_identity
 from outfitter_service.runtime.machine_lock import alone_on_machine
+from outfitter_service.runtime.outage import Outage
 from outfitter_service.runtime.partition import PartitionServer
 from outfitter_service.runtime.processor import Processor
 from outfitter_service.runtime.remit import HostRemit
@@ -62,6 +63,7 @@ class Service:
         self.metrics.ready.set_function(lambda: float(self.ready))
         self._server: PartitionServer | None = None
         self._replica: Replica | None = None
+        self._outage = Outage()
         self._stopping = anyio.Event()
         self.phase = "starting"
 
@@ -142,11 +144,13 @@ class Service:
                 await bus.start()
                 await self._check_rights(bus)
                 await self._check_topics(bus)
-                return await bus.topic(topics(self.settings.cluster).registrations)
+                found = await bus.topic(topics(self.settings.cluster).registrations)
+                self._outage.passed("reaching the bus")
+                return found
             except BusUnavailableError as error:
                 delay = CONNECT_DELAYS_S[min(attempt, len(CONNECT_DELAYS_S) - 1)]
                 attempt += 1
-                log.warning("the bus cannot be reached, will try again", error=str(error), delay_s=delay)
+                self._outage.met("reaching the bus", error)
                 with anyio.move_on_after(delay):
                     await self._stopping.wait()
         return None
@@ -213,6 +217,7 @@ class Service:
                 metrics=self.metrics,
                 stopping=self._stopping,
                 adopt=self._adopt,
+                outage=self._outage,
             )
             return self._replica
         identity = host_identity(settings.cluster, settings.host)
@@ -227,6 +232,7 @@ class Service:
             metrics=self.metrics,
             take_over=self._take_over,
             adopt=self._adopt,
+            outage=self._outage,
         )
         if self.stopping:
             self._server.processor.stop()
@@ -251,6 +257,7 @@ class Service:
             partitions=partitions,
             identity=server.identity,
             metrics=self.metrics,
+            outage=self._outage,
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(sweeper.run_by_turns, others)

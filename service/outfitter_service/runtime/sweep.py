@@ -38,6 +38,7 @@ from outfitter_proto.records import (
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import Identity
+from outfitter_service.runtime.outage import Outage
 from outfitter_service.runtime.ration import Omitted, Ration
 from outfitter_service.runtime.remit import Nobodys, nobodys, was_moved
 from outfitter_service.runtime.restore import LedgerRefusedError
@@ -77,6 +78,7 @@ class Task(Struct, frozen=True, kw_only=True):
     identity: Identity
     metrics: Metrics
     clock: Clock
+    outage: Outage
     grace_s: float = GRACE_S
 
 
@@ -105,6 +107,7 @@ class Sweep:
     ) -> None:
         """`still_mine` is asked before the partition is taken anew; `served` are the hosts that a dead letter names."""
         self._task = task
+        self._activity = f"looking after what is nobody's in partition {task.partition}"
         self._still_mine = still_mine
         self._served = served
         self._held: deque[_Held] = deque()
@@ -121,6 +124,12 @@ class Sweep:
 
     async def run(self) -> None:
         """Sweep until cancelled, through whatever happens to the bus. Returns if this version must not."""
+        try:
+            await self._run()
+        finally:
+            self._task.outage.drop(self._activity)
+
+    async def _run(self) -> None:
         delay = FIRST_DELAY_S
         partition = self._task.partition
         while True:
@@ -133,7 +142,7 @@ class Sweep:
             except BusError as error:
                 if self._task.clock.monotonic() - begun > LONGEST_DELAY_S:
                     delay = FIRST_DELAY_S
-                log.warning("sweeping is interrupted", partition=partition, error=str(error), delay_s=delay)
+                self._task.outage.met(self._activity, error)
             await anyio.sleep(delay)
             delay = min(2 * delay, LONGEST_DELAY_S)
             while not await self._still_mine():  # noqa: ASYNC110  (an answer of the bus, no event of ours)
@@ -157,7 +166,8 @@ class Sweep:
                 task.topics.registrations, task.partition, start=start, committed=False
             ) as reader:
                 self._position = reader.position
-                log.info("sweeping", partition=task.partition, position=reader.position)
+                task.outage.passed(self._activity)
+                log.debug("sweeping", partition=task.partition, position=reader.position)
                 while not writer.tainted:
                     if task.clock.monotonic() - self._looked_at > LOOK_S:
                         await self._look_at_input()

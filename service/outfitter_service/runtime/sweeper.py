@@ -22,6 +22,7 @@ from outfitter_proto.records import Checkpoint, Host, LedgerRecord
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.identity import Identity
+from outfitter_service.runtime.outage import Outage
 from outfitter_service.runtime.sweep import GRACE_S, Sweep, Task
 
 log = structlog.get_logger("outfitter.sweeper")
@@ -67,6 +68,9 @@ def _read(value: bytes | None) -> LedgerRecord | None:
         return None
 
 
+ACTIVITY = "joining those that look after what is nobody's"
+
+
 class Sweeper:
     """Takes part in the sweeping for as long as `run` runs."""
 
@@ -78,6 +82,7 @@ class Sweeper:
         partitions: int,
         identity: Identity,
         metrics: Metrics,
+        outage: Outage | None = None,
         clock: Clock = SYSTEM,
         grace_s: float = GRACE_S,
         session_s: float = SESSION_S,
@@ -89,6 +94,7 @@ class Sweeper:
         self._identity = identity
         self._metrics = metrics
         self._clock = clock
+        self._outage = outage or Outage(clock)
         self._grace_s = grace_s
         self._session_s = session_s
         self._heartbeat_s = heartbeat_s
@@ -112,6 +118,12 @@ class Sweeper:
 
     async def run(self) -> None:
         """Sweep what this member is given, until cancelled. Returns if it has not the rights."""
+        try:
+            await self._run()
+        finally:
+            self._outage.drop(ACTIVITY)
+
+    async def _run(self) -> None:
         delay = FIRST_DELAY_S
         while True:
             begun = self._clock.monotonic()
@@ -127,12 +139,13 @@ class Sweeper:
                     session_timeout=self._session_s,
                     heartbeat_interval=self._heartbeat_s,
                 )
+                self._outage.passed(ACTIVITY)
                 async with membership:
                     await self._follow(membership)
             except BusError as error:
                 if self._clock.monotonic() - begun > LONGEST_DELAY_S:
                     delay = FIRST_DELAY_S
-                log.warning("this manager takes no part in sweeping for now", error=str(error), delay_s=delay)
+                self._outage.met(ACTIVITY, error)
             await anyio.sleep(delay * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, not a secret
             delay = min(2 * delay, LONGEST_DELAY_S)
 
@@ -175,6 +188,7 @@ class Sweeper:
             identity=self._identity,
             metrics=self._metrics,
             clock=self._clock,
+            outage=self._outage,
             grace_s=self._grace_s,
         )
 
