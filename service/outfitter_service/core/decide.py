@@ -18,6 +18,7 @@ from itertools import islice
 
 from msgspec import UNSET, structs
 
+from outfitter_proto.codec import encode
 from outfitter_proto.records import (
     FINAL_STATES,
     HOLDING_STATES,
@@ -37,7 +38,7 @@ from outfitter_service.core.book import Ending, HostBook
 from outfitter_service.core.draft import Decision, Draft, Rules
 from outfitter_service.core.ledger import DropHost, Ledger, PutAllocation, PutHost
 from outfitter_service.core.requests import differences, resolve
-from outfitter_service.core.sizes import FullError, OversizeError
+from outfitter_service.core.sizes import FullError
 from outfitter_service.core.states import ALLOCATED, ENDED, FAILED, PENDING, PREPARING, RELEASING, Step
 
 __all__ = ["SHOWN_POSITIONS", "Decision", "Rules", "decide", "implied", "is_due", "renumber", "work_out"]
@@ -249,10 +250,12 @@ def _supersede(draft: Draft, key: str, newer: str) -> None:
         queue.reschedule(draft, older.host)
     elif older.state in HOLDING_STATES:
         draft.decision.cut.append(key)
-        if older.reason_code != ReasonCode.SUPERSEDED and older.state != RELEASING:
-            told = f"{reason}; held until its owner is dead or its lease has ended"
-            with suppress(OversizeError, FullError):  # of another time, when records could be larger
-                draft.step(Step.REFRESH, told, older, reason=told, reason_code=ReasonCode.SUPERSEDED)
+        if not discovery.lacks_successor(older):
+            return
+        if len(encode(older)) > draft.rules.max_bytes // 2:
+            draft.again(older.host)  # beside it there may be no room for the newer one's record
+        else:
+            discovery.tell_of_successor(draft, older, newer)
 
 
 def _unwatched(draft: Draft, event: m.OwnerUnwatched) -> None:

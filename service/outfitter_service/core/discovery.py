@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import UNSET, UnsetType, structs
 
-from outfitter_proto.records import HOLDING_STATES, Allocation
+from outfitter_proto.records import HOLDING_STATES, Allocation, ReasonCode
 from outfitter_service.core import model as m
 from outfitter_service.core import policy
 from outfitter_service.core.book import HostBook, Inventory
@@ -106,6 +106,13 @@ def refresh_holders(draft: Draft, host: str) -> None:
         record = draft.record(key)
         if record is None or record.state not in HOLDING_STATES:
             continue
+        newest = view.book.newest(record.worker)
+        if newest is not None and newest != key and lacks_successor(record):
+            try:
+                record = tell_of_successor(draft, record, newest.rpartition("/")[2])
+            except FullError:
+                draft.again(host)
+                return
         infos = record.resources
         if record.state != RELEASING:
             infos = {resource: _told_now(draft, view, resource, told) for resource, told in infos.items()}
@@ -120,6 +127,17 @@ def refresh_holders(draft: Draft, host: str) -> None:
         except FullError:
             draft.again(host)
             return
+
+
+def lacks_successor(record: Allocation) -> bool:
+    """A holder's record does not say that its worker has a newer incarnation, should it have one."""
+    return record.reason_code != ReasonCode.SUPERSEDED and record.state != RELEASING
+
+
+def tell_of_successor(draft: Draft, record: Allocation, newer: str) -> Allocation:
+    """A worker has a newer incarnation: its older one's record says so."""
+    told = f"superseded by incarnation {newer}; held until its owner is dead or its lease has ended"
+    return draft.step(Step.REFRESH, told, record, grows=False, reason=told, reason_code=ReasonCode.SUPERSEDED)
 
 
 def _refresh(draft: Draft, record: Allocation, infos: Infos, aliases: dict[str, list[str]] | UnsetType) -> None:

@@ -94,7 +94,7 @@ def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Gra
         return None
     if amount > 1 and shelf.repeats:
         return None
-    if amount * shelf.largest + REQUEST_BYTES > rules.max_bytes * 7 // 8:  # `most_granted`, spelled out
+    if amount * shelf.largest + REQUEST_BYTES > rules.max_bytes:
         return None  # whether it fits is measured
     offered = shelf.offer(amount)
     if offered is None:

@@ -46,13 +46,14 @@ def most_bytes(max_bytes: int, step: Step, record: Allocation) -> int | None:
         devices = sum(map(len, record.resources.values()))
         return most_granted(max_bytes) - devices * HEALTH_BYTES
     if step is Step.REFRESH and record.state in GRANTED_STATES:
-        return max_bytes * 15 // 16
+        return max_bytes
     return None
 
 
 def most_granted(max_bytes: int) -> int:
-    """How large a grant may be, counting what its devices' infos may grow by."""
-    return max_bytes * 7 // 8
+    """How large a grant may be, counting what its devices' infos may grow by. A reason comes on top at its end: for
+    that there is room beside decisions."""
+    return max_bytes
 
 
 def info_bytes(info: Mapping[str, str]) -> int:

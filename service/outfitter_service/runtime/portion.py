@@ -7,8 +7,9 @@ large. What cannot be committed even so stands alone.
 
 from __future__ import annotations
 
-KEPT_BACK = 8
-"""Such a part of a commit is for what stands beside decisions: the checkpoint, and hosts that are ahead."""
+KEPT_BACK = 16
+"""Such a part of a commit is for what stands beside decisions: the checkpoint, half of it for hosts that are ahead, and
+the reason for which a grant ends that has all the rest."""
 SMALLEST_BYTES = 4096
 """Less is in no commit: a record without devices takes some hundred."""
 

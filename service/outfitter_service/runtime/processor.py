@@ -50,7 +50,7 @@ LOOK_WITHIN_S = 20.0
 """A host's transactions are ended by the broker sooner: 5 s, and at most 10 until it looks for such."""
 SEEN_S = 60.0
 """How long what was read before the fence counts after it: no longer than tombstones stay, whoever makes the topic."""
-AHEAD_SHARE = 16
+AHEAD_SHARE = 32
 """What checkpoints say of hosts that are ahead takes at most such a part of a ledger batch."""
 SUPERSEDED_LEASE_S = 30.0
 """The lease that an older incarnation without any gets when a newer one registers and none is configured."""
