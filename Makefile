@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check asyncapi bench chaos simulate kafka constraints clean
+.PHONY: demo test check asyncapi bench chaos simulate fuzz kafka constraints clean
 
 demo: $(READY)
 	@echo "A manager and three workers on this machine, for a few seconds."
@@ -36,6 +36,11 @@ bench: $(READY)
 
 simulate: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(SIMULATE_ARGS)
+
+# Each parser of foreign bytes for SECONDS (30), or TARGETS only; no part of `make test`, which replays the corpus.
+fuzz: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r tests/fuzz/constraints.txt
+	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(TARGETS)
 
 # SEED says what the load does and whom the faults hit, KAFKA (4.3 or 3.9) what most of them run on.
 chaos: $(READY)

@@ -1,0 +1,194 @@
+"""What is fuzzed: each parser of foreign bytes, as a function that ends in what its documentation says, or raises.
+
+A target raises for a defect only: an error that its parser does not declare, or an answer that cannot be.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+from aiokafka.record._crc32c import crc as crc32c
+
+from outfitter_drivers import gpu_coordination
+from outfitter_drivers.api import PermanentDriverError, TemporaryDriverError
+from outfitter_drivers.description import described_device
+from outfitter_drivers.device_name import is_blank
+from outfitter_drivers.nvidia import parse_gpus
+from outfitter_drivers.script import parse_indexes
+from outfitter_proto import codec
+from outfitter_proto.bus import BusError, TopicSpec
+from outfitter_proto.bus.embedded import housekeeping, log
+from outfitter_proto.bus.kafka import batches, codecs
+from outfitter_proto.names import check_name
+from outfitter_proto.units import parse_duration
+from outfitter_service.config import ConfigurationError, options, sources
+from outfitter_service.config.names import resource_names
+from outfitter_service.requests import RequestError, request_in_pod_template
+from outfitter_verify import registration, wire
+
+Target = Callable[[bytes], None]
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="outfitter-fuzz-")
+_NOWHERE = Path("/nowhere")
+_CRC_AT, _CRC_END, _LEAST_CHECKED = 17, 21, 61
+_OWNER = gpu_coordination.Owner(7, "5", "1", "boot")
+
+
+def registrations(data: bytes) -> None:
+    with suppress(codec.WireError):
+        assert codec.decode_registration(data, key=b"h").host == "h"
+
+
+def records(data: bytes) -> None:
+    for decode in (codec.decode_ledger, codec.decode_history, codec.decode_dead_letter):
+        with suppress(codec.WireError):
+            codec.encode(decode(data))
+
+
+def record_batches(data: bytes) -> None:
+    """As they came, and with the right checksum of the first."""
+    _decode(data)
+    if len(data) >= _LEAST_CHECKED:
+        end = min(len(data), 12 + max(int.from_bytes(data[8:12], "big", signed=True), 0))
+        _decode(data[:_CRC_AT] + crc32c(data[_CRC_END:end]).to_bytes(4, "big") + data[_CRC_END:])
+
+
+def _decode(data: bytes) -> None:
+    position = -1
+    with suppress(batches.CorruptBatchError):
+        for batch in batches.split(data):
+            assert position < batch.next, "it goes back"
+            position = batch.next
+            with suppress(batches.CorruptBatchError, batches.UnreadableBatchError):
+                offsets = [message.offset for message in batches.messages(batch, "t", 0)]
+                assert all(batch.base <= offset < batch.next for offset in offsets)
+
+
+def packed_records(data: bytes) -> None:
+    if data:
+        with suppress(codecs.UnpackingError):
+            assert len(codecs.unpack(data[0] % 8, data[1:])) <= max(codecs.MAX_UNPACKED, len(data))
+
+
+def toml(data: bytes) -> None:
+    _configuration("a.toml", data)
+
+
+def yaml(data: bytes) -> None:
+    _configuration("config.yaml", data)
+
+
+def flink_conf(data: bytes) -> None:
+    _configuration("flink-conf.yaml", data)
+
+
+def _configuration(name: str, data: bytes) -> None:
+    path = Path(_FOLDER.name) / name
+    path.write_bytes(data)
+    with suppress(ConfigurationError):
+        for entry in sources.read(path).entries:
+            if entry.key == options.LIST_KEY:
+                resource_names(entry.value)
+
+
+def script_output(data: bytes) -> None:
+    with suppress(PermanentDriverError):
+        indexes = parse_indexes(data)
+        assert len(set(indexes)) == len(indexes)
+        assert not any(map(is_blank, indexes))
+
+
+def nvidia_smi(data: bytes) -> None:
+    with suppress(TemporaryDriverError):
+        parse_gpus(data, sysfs=_NOWHERE)
+
+
+def device_files(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
+    with suppress(ValueError):
+        described_device(dict(line.partition("=")[::2] for line in text.splitlines()), name="n", index=0)
+
+
+def _lives(owner: gpu_coordination.Owner) -> bool:
+    return owner.pid % 2 == 0
+
+
+def coordination(data: bytes) -> None:
+    with suppress(gpu_coordination.CoordinationError):
+        chosen, after = gpu_coordination.choose(data, ["0", "1", "11"], 2, _OWNER, _lives)
+        assert len(set(chosen)) == 2
+        again, _ = gpu_coordination.choose(after, ["0", "1", "11"], 2, _OWNER, _lives)
+        assert set(again) == set(chosen)
+
+
+def words(data: bytes) -> None:
+    """Durations, names, lists of names, and whatever an option may be set to."""
+    text = data.decode("utf-8", "surrogateescape")
+    for parse in (parse_duration, lambda word: check_name(word, "host"), *(option.parse for option in _OPTIONS)):
+        with suppress(ValueError):
+            parse(text)
+    resource_names(text)
+
+
+_OPTIONS = (*options.SETTINGS, *options.RESOURCE_OPTIONS)
+
+
+def pod_templates(data: bytes) -> None:
+    with suppress(RequestError):
+        request_in_pod_template(data.decode("utf-8", "replace"), {"nvidia.com/gpu": "2"})
+
+
+def verifier(data: bytes) -> None:
+    registration.judge(b"h", data)
+    with suppress(wire.DamagedError):
+        body = wire.parse(data)
+        for read in (wire.allocation, wire.inventories, wire.checkpoint):
+            if isinstance(body, dict):
+                with suppress(wire.DamagedError):
+                    read(body)
+
+
+_COLUMNS = ("off", "time", "key", "value")
+_TYPES = ("INTEGER", "REAL", "TEXT", "BLOB", "NULL")
+
+
+def embedded_rows(data: bytes) -> None:
+    """A row with columns of any type: for each a byte that says which, one for its length, then its bytes."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        log.set_up(connection)
+        log.create_topic(connection, TopicSpec("t", 1, {}))
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        row, rest = [], data
+        for _ in _COLUMNS:
+            kind, length, rest = rest[:1] or b"\4", rest[1:2] or b"\0", rest[2:]
+            value, rest = rest[: length[0]], rest[length[0] :]
+            row.append((_TYPES[kind[0] % len(_TYPES)], value))
+        casts = ", ".join("NULL" if kind == "NULL" else f"CAST(? AS {kind})" for kind, _ in row)
+        values = [value for kind, value in row if kind != "NULL"]
+        with suppress(sqlite3.IntegrityError):
+            connection.execute(
+                f"INSERT INTO record (topic, part, {', '.join(_COLUMNS)}) VALUES (1, 0, {casts})", values
+            )
+        connection.execute("UPDATE part SET next = 300")
+        with suppress(BusError):
+            topic = log.find_topic(connection, "t")
+            assert topic is not None
+            for message in log.fetch(connection, topic, 0, 0, 10).messages:
+                assert 0 <= message.offset < 300
+                assert isinstance(message.key, bytes | None)
+                assert isinstance(message.value, bytes | None)
+            for part in housekeeping._parts(connection):
+                housekeeping._seen(connection, part, 0, 300)
+
+
+TARGETS: dict[str, Target] = {
+    target.__name__: target
+    for target in (
+        registrations, records, record_batches, packed_records, toml, yaml, flink_conf, script_output, nvidia_smi,
+        device_files, coordination, words, pod_templates, verifier, embedded_rows,
+    )
+}  # fmt: skip
