@@ -22,8 +22,8 @@ def _shortened(_logger: object, _method: str, event: dict[str, Any]) -> dict[str
     return event
 
 
-LIBRARIES = frozenset({"aiokafka", "outfitter_proto"})
-"""Loggers that say of each attempt that it failed, as often as it does."""
+LIBRARIES = frozenset({"aiokafka"})
+"""Who says of each attempt that it failed, as often as it does."""
 
 
 def configure(log_format: str, level: str) -> None:
@@ -77,7 +77,8 @@ class _Libraries(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name.partition(".")[0] in LIBRARIES:
             record.levelno, record.levelname = logging.DEBUG, "DEBUG"
-        return record.levelno >= self._threshold or record.name.startswith("outfitter.")
+            return self._threshold <= logging.DEBUG
+        return True
 
 
 def _colours() -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 
 import anyio
 import pytest
@@ -102,7 +104,7 @@ def test_libraries_are_heard_at_debug_only(threshold: str, seen: bool, capsys: p
     try:
         logs.configure("json", threshold)
         logging.getLogger("aiokafka.consumer.group_coordinator").error("Group Coordinator Request failed")
-        logging.getLogger("outfitter_proto.bus.kafka.connection").warning("no connection to broker")
+        logging.getLogger("outfitter_proto.bus.kafka.connection").error("sent in the clear")
         logging.getLogger("outfitter.http").error("ours")
     finally:
         structlog.configure(**configured)
@@ -111,5 +113,15 @@ def test_libraries_are_heard_at_debug_only(threshold: str, seen: bool, capsys: p
         ours.setLevel(before[2])
     said = capsys.readouterr().err
     assert ("Group Coordinator" in said) is seen
-    assert ("no connection" in said) is seen
+    assert "in the clear" in said
     assert "ours" in said
+
+
+def test_a_command_shows_no_library_either() -> None:
+    look = (
+        "import logging; from outfitter_service.cli.errors import show_warnings_of_libraries as show; show()\n"
+        "logging.getLogger('aiokafka.producer.sender').error('theirs')\n"
+        "logging.getLogger('outfitter').warning('ours')"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stderr == "outfitter: ours\n"

@@ -105,7 +105,8 @@ def warn(message: str) -> None:
 
 
 def show_warnings_of_libraries() -> None:
-    """Let what is logged at WARNING and above, by the worker's side above all, look like `warn`."""
+    """Let what is logged at WARNING and above, by the worker's side above all, look like `warn`. What aiokafka says of
+    each attempt is left out: the worker's side says that there is trouble, and when it is over."""
     import logging
 
     class Line(logging.Formatter):
@@ -114,4 +115,5 @@ def show_warnings_of_libraries() -> None:
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Line())
+    handler.addFilter(lambda record: record.name.partition(".")[0] != "aiokafka")
     logging.basicConfig(handlers=[handler], level=logging.WARNING)

@@ -394,7 +394,7 @@ class Processor:
         try:
             found = await rivals_since(station.bus, station.topics.allocations, station.partition, station.remit, end)
         except BusError as error:
-            self._log.warning("cannot look for managers of the other scope", error=str(error))
+            self._log.debug("cannot look for managers of the other scope", error=str(error))
             return
         self._refuse_rivals(found)
 

@@ -279,7 +279,7 @@ class _Connections:
                     on_close=self._client._on_connection_closed,
                 )
             except (BusError, kafka_errors.StaleMetadata) as error:
-                log.warning("no connection to broker %s: %s", node_id, error)
+                log.debug("no connection to broker %s: %s", node_id, error)  # whoever needs it raises, and says so
                 self._client.force_metadata_update()
                 return None
             self._client._conns[key] = made

@@ -163,7 +163,7 @@ class Coordination(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
         if self._ownership.error is not None:
             await asyncio.wait([self._closing])
             return
-        log.warning("group %s: %r; trying again", self.group_id, exc)
+        log.debug("group %s: %r; trying again", self.group_id, exc)
         await asyncio.wait([self._closing], timeout=_TRY_AGAIN)
         self.request_rejoin()  # also the only way to start its heartbeats anew, should those have failed
 
