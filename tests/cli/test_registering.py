@@ -169,10 +169,14 @@ def test_two_clusters_live_side_by_side_on_one_bus(start_manager: StartManager) 
 
 
 def test_a_cluster_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*OUTFITTER, "register", "--bus", f"sqlite://{tmp_path}/bus.db", "--cluster", "nowhere"],
-        env=environment(), capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    def outfitter(*arguments: str) -> subprocess.CompletedProcess[str]:
+        bus = f"sqlite://{tmp_path}/bus.db"
+        return subprocess.run(
+            [*OUTFITTER, *arguments, "--bus", bus], env=environment(), capture_output=True, text=True, timeout=60
+        )
+
+    assert outfitter("topics", "create").returncode == 0
+    done = outfitter("register", "--cluster", "nowhere")
     assert done.returncode == 1
     assert "nowhere.allocations" in done.stderr
     assert "outfitter topics create" in done.stderr
