@@ -567,6 +567,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True, tag_field="type", tag="dead-
     `field` is the JSON path of the wrong field, where there is one. `code` says of a message that is nobody's why it
     is: see `NobodysCode`. `count`: the letter stands for so many messages, this being the first of them and all of them
     standing before the offset `until`; left out: for this one.
+    `first`: it is a whole record batch, from that offset to the source's, that cannot be read.
     """
 
     at: Utc
@@ -579,6 +580,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True, tag_field="type", tag="dead-
     message_key: str | None = None
     field: str | None = None
     code: str | UnsetType = UNSET
+    first: int | UnsetType = UNSET
     count: int | UnsetType = UNSET
     until: int | UnsetType = UNSET
 

@@ -43,6 +43,7 @@ class Input(NamedTuple):
 
 
 NOTHING = Extent(0, {})
+_MOST_IN_BATCH = 1_000_000
 
 RATION, RATION_MS = 100, 120_000
 """Who has written so many dead letters within that time before a commit owes none for what else that commit has read:
@@ -65,6 +66,8 @@ class Answers:
         self._read: dict[str, Extent] = {}
         self._doubts: list[tuple[int, int, str]] = []
         self._nobodys: set[int] = set()
+        self._in_batches: set[int] = set()
+        """What the dead letters of whole record batches speak of, whose bytes cannot be compared with records."""
         self._hosts: defaultdict[bytes, list[int]] = defaultdict(list)
         hosts = self._hosts
         for record in self._log.records:
@@ -131,6 +134,9 @@ class Answers:
 
     def _answered(self, ledger: Ledger, writer: Writer, commit: Commit, offset: int) -> None:
         said = self.said[offset]
+        if offset in self._in_batches:
+            self._findings.part("answers", "record batches that their manager could not read")
+            return
         refused = any(letter.fits for letter in self._letters.get(offset, ()))
         place = ledger.log.place(commit.offset)
         rationed = not refused and self._is_rationed(writer.name, ledger.log.at(commit.offset))
@@ -197,7 +203,7 @@ class Answers:
             read = f"from {before.end(host)} to {after.end(host)}"
             what = f"{record.key} answers registration {offset}, and its commit read {read}"
             ledger.suspect("answers", written.offset, what, writer=writer.name, after=-1)
-        elif self._log.start <= offset < self._log.end:
+        elif self._log.start <= offset < self._log.end and not self._log.hides(offset):
             said = self.said.get(offset)
             if said is None or said.kind not in (Kind.REGISTER, Kind.UNSURE) or said.allocation != record.key:
                 what = f"{record.key} answers a registration that is none of its own"
@@ -212,7 +218,8 @@ class Answers:
             if not any(source <= offset + base for source in ledger.sources.get(key, set()) | told.get(key, set())):
                 self._findings.part("answers", "older answers are gone, as compaction removes them")
         for offset, letters in self._letters.items():
-            self._once(offset, letters)
+            if not self._log.hides(offset) and offset not in self._in_batches:
+                self._once(offset, letters)
         self._waiting()
 
     def _waiting(self) -> None:
@@ -258,6 +265,7 @@ class Answers:
             offset, writer = int(source["offset"]), str(body["writer"])
             named = (source["topic"], source["partition"]) == (self._log.topic, self._log.partition)
             told = (int(body["length"]), str(body["sha256"]))
+            first = int(body.get("first", offset + 1))
         except (wire.DamagedError, LookupError, TypeError, ValueError) as error:
             self._damaged(record, f"it is no dead letter: {error}")
             return
@@ -266,6 +274,8 @@ class Answers:
                 record, f"it tells of {place}, under the key {(record.key or b'').decode('utf-8', 'replace')}"
             )
             return
+        if first <= offset:
+            self._in_batches.update(range(max(first, offset - _MOST_IN_BATCH), offset + 1))
         message = self._log.at(offset)
         value = (message.value or b"") if message is not None else None
         fits = value is not None and told == (len(value), hashlib.sha256(value).hexdigest())

@@ -49,6 +49,11 @@ def _compare(ledger: Ledger, elsewhere: dict[tuple[str, str], _Holder], findings
 
 def _partition(reading: Reading, logs: Partition, findings: Findings) -> Ledger:
     findings.logs = {log.topic: log for log in logs}
+    for begin, end in logs.registrations.unseen:
+        for name in ("answers", "dead-letters"):
+            findings.part(
+                name, f"{logs.registrations.place(begin)} to {end - 1} not looked at: the client cannot read on"
+            )
     inputs = _inputs(logs.allocations)
     topic_id = reading.topic_id
     answers = Answers(logs, inputs, partitions=reading.partitions, findings=findings)

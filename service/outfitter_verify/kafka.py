@@ -59,6 +59,9 @@ _PASSING = (
     KafkaError._TIMED_OUT,
 )
 """What passes once a leader has moved or a broker is back. `KafkaError.retriable` is about transactions only."""
+_STUCK_S = 3.0
+"""Without a record or the end, while the leader answers: there is something that the client cannot read past."""
+_DAMAGED = (KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError.INVALID_MSG, KafkaError._UNDERFLOW)
 _AGAIN_S = 0.1
 """Between two questions."""
 
@@ -186,11 +189,50 @@ class Source:
         deadline = time.monotonic() + self._patience_s
         while True:
             start, end = self._bounds(topic, number, deadline)
+            records: list[Record] = []
+            unseen: list[tuple[int, int]] = []
+            position = start
             try:
-                records = list(self._records(consumer, topic, number, start, end, deadline))
+                while position < end:
+                    try:
+                        for record in self._records(consumer, topic, number, position, end, deadline):
+                            records.append(record)  # noqa: PERF402 - what came before an error counts
+                        break
+                    except _StuckError as stuck:
+                        position = stuck.position
+                        if not self._reads(consumer, topic, number, position):
+                            position = self._beyond(consumer, topic, number, stuck.position, end)
+                            unseen.append((stuck.position, position))
+                        deadline = time.monotonic() + self._patience_s
             except LookupError:
                 continue  # the log's start has moved on
-            return Log(topic, number, start, end, records)
+            return Log(topic, number, start, end, records, unseen)
+
+    def _beyond(self, consumer: Consumer, topic: str, number: int, stuck: int, end: int) -> int:
+        """The first offset behind `stuck` from which the client reads on: a batch's end, which it does not tell."""
+        last_stuck, step = stuck, 1
+        while (candidate := min(stuck + step, end)) < end and not self._reads(consumer, topic, number, candidate):
+            last_stuck, step = candidate, step * 2
+        while candidate - last_stuck > 1:
+            middle = (last_stuck + candidate) // 2
+            if self._reads(consumer, topic, number, middle):
+                candidate = middle
+            else:
+                last_stuck = middle
+        return candidate
+
+    def _reads(self, consumer: Consumer, topic: str, number: int, position: int) -> bool:
+        """Whether anything comes from `position` on."""
+        deadline = time.monotonic() + _STUCK_S
+        consumer.assign([TopicPartition(topic, number, position)])
+        while time.monotonic() < deadline:
+            message = consumer.poll(_AGAIN_S)
+            error = message.error() if message is not None else None
+            if message is not None and (error is None or error.code() == KafkaError._PARTITION_EOF):
+                return True
+            if error is not None and error.code() in _DAMAGED:
+                return False
+        return False
 
     def _bounds(self, topic: str, number: int, deadline: float) -> tuple[int, int]:
         while True:
@@ -206,13 +248,26 @@ class Source:
             else:
                 return start, end
 
+    def _answers(self, topic: str, number: int) -> bool:
+        try:
+            self._everything.get_watermark_offsets(TopicPartition(topic, number), timeout=_STUCK_S, cached=False)
+        except KafkaException:
+            return False
+        return True
+
     def _records(
         self, consumer: Consumer, topic: str, number: int, start: int, end: int, deadline: float
     ) -> Iterator[Record]:
+        # Whoever may write registrations can write some that brokers take and librdkafka never passes. What managers
+        # write is waited for: a transaction may be open there.
+        may_stick = consumer is self._everything
         position = start
+        heard = time.monotonic()
         consumer.assign([TopicPartition(topic, number, start)])
         while position < end:
             first = consumer.poll(0.5)
+            if first is not None:
+                heard = time.monotonic()
             # what is there already comes with it: `consume` with a time limit would wait for as many as it may return
             for message in [first, *consumer.consume(5000, timeout=0)] if first is not None else []:
                 error = message.error()
@@ -224,17 +279,30 @@ class Source:
                     position = _offset(message)
                 elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                     raise LookupError(topic)
+                elif error.code() in _DAMAGED and may_stick:
+                    raise _StuckError(position)
                 elif error.code() in _PASSING:
                     self._hear(error)
                 elif error.code() not in _GROUP:
                     raise UnreadableError(f"{topic}/{number}: {error.str()}")
+            silent = may_stick and position < end and time.monotonic() - heard > _STUCK_S
+            if silent and self._answers(topic, number):
+                raise _StuckError(position)
             if position < end and time.monotonic() > deadline:
-                heard = f" ({self._trouble.str()})" if self._trouble is not None else ""
+                trouble = f" ({self._trouble.str()})" if self._trouble is not None else ""
                 raise UnreadableError(
                     f"{topic}/{number} cannot be read from {position} to {end} within {self._patience_s:g} s: is a "
-                    f"transaction open there, or are brokers away?{heard}"
+                    f"transaction open there, or are brokers away?{trouble}"
                 )
         consumer.unassign()
+
+
+class _StuckError(Exception):
+    """Nothing comes from `position` on, although there is something and the leader answers."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(position)
+        self.position = position
 
 
 def _offset(message: Message) -> int:

@@ -31,13 +31,21 @@ class Place(NamedTuple):
 
 
 class Log(NamedTuple):
-    """One partition of one topic: its records in order, from offset `start` to before `end`."""
+    """One partition of one topic: its records in order, from offset `start` to before `end`.
+
+    `unseen` are places, from an offset to before another, that the client could not pass: what is there is not known.
+    """
 
     topic: str
     partition: int
     start: int
     end: int
     records: Sequence[Record]
+    unseen: Sequence[tuple[int, int]] = ()
+
+    def hides(self, offset: int) -> bool:
+        """Whether `offset` is in a place that was not looked at."""
+        return any(begin <= offset < end for begin, end in self.unseen)
 
     def place(self, offset: int) -> Place:
         return Place(self.topic, self.partition, offset)

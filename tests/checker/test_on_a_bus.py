@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import struct
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from aiokafka.protocol.produce import ProduceRequest
+from aiokafka.record._crc32c import crc as crc32c
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Entry, connect
+from outfitter_proto.bus.kafka import KafkaBus
 from outfitter_proto.names import topics
 from outfitter_verify import Report, UnreadableError, kafka, verify
 from support.broker import KafkaBroker
@@ -198,3 +203,56 @@ def test_the_command_has_a_code_of_its_own_for_what_it_cannot_look_at(
     done = verified(manager, "--since", "yesterday")
     assert done.returncode == 125
     assert "yesterday" in done.stderr
+
+
+def unreadable_batch() -> bytes:
+    """Three records packed with gzip, the second of which says that its key has minus five bytes: brokers take it."""
+    records = b""
+    for delta in range(3):
+        one = bytes([0, 0, delta * 2]) + (b"\x09" if delta == 1 else b"\x02k") + b"\x02v" + b"\x00"
+        records += bytes([len(one) * 2]) + one
+    packed = gzip.compress(records)
+    tail = struct.pack(">hiqqqhii", 1, 2, 1_000, 1_000, -1, -1, -1, 3) + packed
+    head = struct.pack(">qiib", 0, 4 + 1 + 4 + len(tail), -1, 2)
+    return head + struct.pack(">I", crc32c(tail)) + tail
+
+
+def write_unreadable(url: str, topic: str) -> None:
+    async def send() -> None:
+        async with connect(url) as bus:
+            assert isinstance(bus, KafkaBus)
+            request = ProduceRequest(
+                transactional_id=None, required_acks=-1, timeout=10_000, topics=[(topic, [(0, unreadable_batch())])]
+            )
+            answer = await bus._cluster.ask_leader(topic, 0, request, lambda found: found.topics[0][1][0][1])
+            assert answer.topics[0][1][0][1] == 0
+
+    anyio.run(send)
+
+
+@pytest.mark.kafka
+def test_a_place_that_its_client_cannot_pass_is_told_and_all_behind_it_is_looked_at(
+    kafka_broker: KafkaBroker, start_manager: StartManager
+) -> None:
+    """Nobody who may register can blind the checker for what the others say."""
+    place = kafka_broker.url, kafka_broker.new_cluster()
+    make_topics(*place)
+    manager = start_manager(bus=place[0], cluster=place[1], gpus=4)
+    of = topics(place[1])
+    for worker in ("before", "between", "after"):
+        publish(place, manager.host, {"type": "register", "host": manager.host, "worker": worker, "incarnation": "1"})
+        if worker != "after":
+            write_unreadable(place[0], of.registrations)
+    for worker in ("before", "between", "after"):
+        manager.wait_for_state(worker, "allocated")
+    manager.wait_for(lambda: (manager.metric("outfitter_dead_letters_total") or 0) >= 2)
+    done = verified(manager, "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["violations"]) == (0, [])
+    assert report["counts"]["registrations"] == 3
+    assert not report["complete"]
+    partial = {check["name"]: " ".join(check["partial"]) for check in report["checks"]}
+    assert f"{of.registrations}/0/2 to 3 not looked at" in partial["answers"]
+    assert f"{of.registrations}/0/6 to 7 not looked at" in partial["answers"]
+    forge(place, verify(*place))
+    assert verified(manager).returncode == 1

@@ -85,7 +85,8 @@ class Entry(Struct, frozen=True, gc=False):
 class Message(Struct, frozen=True, gc=False):
     """A record that was read. `timestamp_ms` is milliseconds since the epoch, as the bus or the sender set it.
 
-    `unreadable` says why it is no record at all but the bytes of several that cannot be read: it has no key then.
+    `unreadable` says why it is no record at all but the bytes of a batch, from offset `first` on, that cannot be read:
+    it has no key then.
     """
 
     topic: str
@@ -95,6 +96,7 @@ class Message(Struct, frozen=True, gc=False):
     value: bytes | None
     timestamp_ms: int
     unreadable: str | None = None
+    first: int | None = None
 
 
 class TopicInfo(NamedTuple):

@@ -32,7 +32,8 @@ def verify(ctx: click.Context, /, config: str | None, since: float | None, as_js
 
     No device in two live allocations, each registration answered once, tokens that grow, commits without a gap, a
     history that tells it all: checked by a program that shares no code with the manager, and reads Kafka with another
-    client (the extra `verify`). Exit code 0 without violations, 1 with, 125 where it cannot look.
+    client (the extra `verify`). Exit code 0 without violations, 1 with, 125 where it cannot look. Registrations
+    that its client cannot read past are told as "not looked at", and it goes on behind them: `in full` is not yes then.
     """
     from outfitter_service.config import connection
     from outfitter_verify import verify as look

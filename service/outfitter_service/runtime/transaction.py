@@ -27,6 +27,7 @@ from outfitter_proto.records import (
     Host,
     InputPosition,
     MessageSource,
+    NobodysCode,
     Note,
     Put,
     Transition,
@@ -152,7 +153,8 @@ def dead_letter(
         length=len(body),
         sha256=hashlib.sha256(body).hexdigest(),
         body=body[:MAX_DEAD_LETTER_BODY],
-        code=code,
+        code=NobodysCode.UNREADABLE if message.unreadable is not None else code,
+        first=UNSET if message.first is None else message.first,
     )
 
 

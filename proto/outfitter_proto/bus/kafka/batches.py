@@ -157,7 +157,7 @@ def messages(batch: Batch, topic: str, partition: int) -> list[Message]:
 def raw_message(batch: Batch, topic: str, partition: int, error: UnreadableBatchError) -> Message:
     """An unreadable batch as one message without a key, so that it can be reported like any other bad message."""
     value = batch.data[_RECORDS_START:]
-    return Message(topic, partition, batch.next - 1, None, value, batch.last_timestamp_ms, str(error))
+    return Message(topic, partition, batch.next - 1, None, value, batch.last_timestamp_ms, str(error), batch.base)
 
 
 def _in_order(offsets: list[int], batch: Batch) -> bool:
