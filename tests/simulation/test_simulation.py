@@ -16,7 +16,6 @@ SEEDS = range(20)
 QUICKLY_FOUND = (
     "fence-after-restore",
     "position-from-the-group",
-    "lease-judged-while-behind",
     "checkpoint-apart",
     "token-restarted",
     "zombie-goes-on",
@@ -27,7 +26,6 @@ QUICKLY_FOUND = (
     "foreign-instance-fenced-back",
     "lent-without-taking-back",
     "grant-judged-by-old-heartbeats",
-    "lease-from-when-it-is-read",
 )
 TESTS = Path(__file__).parents[1]
 
