@@ -155,6 +155,16 @@ def test_a_thousand_messages_that_are_alike_are_read_with_room_to_spare(codec: i
     assert 2 * len(codecs.unpack(codec, packed)) < codecs.MOST_TIMES * len(packed)
 
 
+def test_a_finished_batch_that_is_packed_is_read_as_it_was() -> None:
+    values = [b'{"type":"transition","worker":"tm-%d"}' % number for number in range(1000)]
+    plain = batch_of(*values, transactional=True)
+    packed = bytes(batches.gzipped(plain))
+    assert 4 * len(packed) < len(plain)
+    [as_it_was], [as_it_is] = batches.split(plain), batches.split(packed)
+    assert batches.messages(as_it_is, "t", 0) == batches.messages(as_it_was, "t", 0)
+    assert (as_it_is.is_transactional, as_it_is.producer, as_it_is.next) == (True, 7, 1000)
+
+
 @pytest.mark.parametrize("codec", [1, 4])
 def test_a_batch_of_workers_that_unpacks_to_too_many_times_its_size_is_refused(codec: int) -> None:
     """Far below the limit that there is for any batch."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import operator
 import struct
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from aiokafka import errors as kafka_errors
 from aiokafka.record.default_records import DefaultRecordBatch
+from aiokafka.record.util import calc_crc32c
 
 from outfitter_proto.bus.kafka import codecs
 from outfitter_proto.bus.port import Message
@@ -30,6 +32,10 @@ _START = struct.Struct(">qiib")
 _HEADER = struct.Struct(">hiqqq")
 _COUNT = struct.Struct(">i")
 _LENGTH_AT, _LENGTH_END = 8, 12
+_CRC_AT = 17
+_ATTRIBUTES = struct.Struct(">h")
+GZIP_LEVEL = 1
+"""600 MB/s and a 23rd of the size for a flood's history; level 6 takes three times as long for a 27th."""
 _ATTRIBUTES_AT = 21
 _COUNT_AT, _RECORDS_START = 57, 61
 _CODEC, _TRANSACTIONAL, _CONTROL = 0x07, 0x10, 0x20
@@ -166,6 +172,18 @@ def _in_order(offsets: list[int], batch: Batch) -> bool:
     if not offsets:
         return True
     return batch.base <= offsets[0] and offsets[-1] < batch.next and all(map(operator.lt, offsets, offsets[1:]))
+
+
+def gzipped(batch: bytes | bytearray) -> bytearray:
+    """A record batch that was finished unpacked, with its records packed."""
+    packing = zlib.compressobj(GZIP_LEVEL, wbits=31)
+    records = packing.compress(batch[_RECORDS_START:]) + packing.flush()
+    (attributes,) = _ATTRIBUTES.unpack_from(batch, _ATTRIBUTES_AT)
+    packed = bytearray(batch[:_RECORDS_START]) + records
+    struct.pack_into(">i", packed, _LENGTH_AT, len(packed) - _LENGTH_END)
+    _ATTRIBUTES.pack_into(packed, _ATTRIBUTES_AT, attributes | codecs.GZIP)
+    struct.pack_into(">I", packed, _CRC_AT, calc_crc32c(bytes(packed[_ATTRIBUTES_AT:])))
+    return packed
 
 
 def _most_records(batch: Batch) -> int:

@@ -27,6 +27,7 @@ from aiokafka.producer.sender import AddPartitionsToTxnHandler, BaseHandler, Sen
 from aiokafka.producer.transaction_manager import TransactionState
 from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest
 
+from outfitter_proto.bus.kafka import batches
 from outfitter_proto.bus.kafka.connection import Connector
 from outfitter_proto.bus.kafka.protocol import OK, DescribeTransactionsRequest
 from outfitter_proto.bus.port import Entry
@@ -39,8 +40,23 @@ the next one. With aiokafka's 20 ms one partition reaches 63 transactions a seco
 RETRY_BACKOFF_MS = 20
 BUILDER_BYTES = 1_000_000
 """A record batch's size at most: below Kafka's default of max.message.bytes, 1,048,588."""
+WORTH_PACKING = 4096
+"""Bytes of a record batch."""
 _TRANSACTIONAL_ID_NOT_FOUND = 105
 _NO_HEADERS: list[Any] = []
+
+
+def _packing(batch: Any) -> Callable[[], bytearray]:
+    """aiokafka's way to finish a batch, with its records packed then."""
+    build = batch._build
+
+    def finish() -> bytearray:
+        if batch._buffer is None:
+            batch._buffer = batches.gzipped(build())
+        packed: bytearray = batch._buffer
+        return packed
+
+    return finish
 
 
 class Last(NamedTuple):
@@ -190,9 +206,10 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
         self.announce(topics, partition)
         await (self.commit_transaction() if self.last and self.last.committed else self.abort_transaction())
 
-    def pack(self, entries: Sequence[Entry]) -> list[Any]:
+    def pack(self, entries: Sequence[Entry], *, gzipped: bool = False) -> list[Any]:
         """Record batches with these records in order, all of one time. A batch takes its first record whatever its
-        size. To append them one by one by aiokafka's public name costs three times as much."""
+        size. To append them one by one by aiokafka's public name costs three times as much. `gzipped` ones are packed
+        when they are sent; aiokafka's own gzip takes a thousand times as long for a tenth less."""
         now_ms = int(time.time() * 1000)
         packed: list[Any] = []
         done = 0
@@ -205,6 +222,8 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
                     break
                 count += 1
             batch._relative_offset = count
+            if gzipped and batch.size() >= WORTH_PACKING:
+                batch._build = _packing(batch)
             packed.append(batch)
             done += count
         return packed
