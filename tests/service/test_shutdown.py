@@ -155,7 +155,7 @@ async def test_a_stop_while_a_device_is_prepared_leaves_it_to_the_next_manager(s
 
 def test_a_manager_that_waits_for_its_bus_ends_when_it_is_told_to(start_manager: StartManager) -> None:
     manager = start_manager(bus="kafka://127.0.0.1:1", ready=False)
-    manager.wait_for(lambda: "will try again" in manager.log_tail())
+    manager.wait_for(lambda: "the bus is away, trying" in manager.log_tail())
     manager.signal(signal.SIGTERM)
     assert manager.wait(20) == 0
 
