@@ -168,7 +168,7 @@ def test_a_shell_is_told_how_to_complete(tmp_path: Path, shell: str) -> None:
     ("words", "offered"),
     [
         (["sta"], {"status"}),
-        (["topics", ""], {"create", "check"}),
+        (["topics", ""], {"create", "check", "grow"}),
         (["status", "--st"], {"--state"}),
         (["status", "--state", "all"], {"allocated"}),
     ],

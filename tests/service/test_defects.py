@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
+from outfitter_proto.processes import process_owner
 from outfitter_service.core import model as m
 from outfitter_service.runtime import batch, retries
 from service.conftest import Serve
@@ -31,7 +33,8 @@ async def test_an_event_that_meets_a_defect_once_is_decided_at_the_next_try(
     monkeypatch.setattr(retries, "AGAIN_S", 0.1)
     BENCHES[str(tmp_path)] = bench = Bench(str(tmp_path), 1)
     async with serve(workshop(bench.name)) as house:
-        await house.say(register("w", gpu=1, lease_s=0.2 if kind is m.LeaseExpired else None))
+        owner = to_builtins(process_owner()) if kind is m.OwnerDied else None
+        await house.say(register("w", gpu=1, lease_s=0.2 if kind is m.LeaseExpired else None, owner=owner))
         await house.state("w", "allocated")
         if kind is m.OwnerDied:
             house.processor.agenda.add(m.OwnerDied(allocation="h/w/1", detail="gone"))

@@ -165,7 +165,7 @@ def grow(
     if as_json:
         output.print_json(structs.asdict(done))
     else:
-        click.echo(
+        output.say(
             f"{done.partitions} partitions: {len(done.hosts)} hosts moved, {done.records} records; "
             f"{done.registrations} registrations sent again"
         )
