@@ -209,7 +209,8 @@ class Source:
             return Log(topic, number, start, end, records, unseen)
 
     def _beyond(self, consumer: Consumer, topic: str, number: int, stuck: int, end: int) -> int:
-        """The first offset behind `stuck` from which the client reads on: a batch's end, which it does not tell."""
+        """The first offset behind `stuck` from which the client reads on, which it does not tell: the same batch's next
+        good record, or the next batch."""
         last_stuck, step = stuck, 1
         while (candidate := min(stuck + step, end)) < end and not self._reads(consumer, topic, number, candidate):
             last_stuck, step = candidate, step * 2
