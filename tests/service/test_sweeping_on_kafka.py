@@ -19,6 +19,7 @@ from outfitter_proto.codec import decode_dead_letter
 from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import DeadLetter
+from outfitter_service.runtime.ration import A_MINUTE
 from outfitter_verify import verify
 from support.broker import KafkaBroker
 from support.house import register
@@ -27,6 +28,8 @@ from support.manager import Manager, StartManager
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
 PARTITIONS = 3
+ROUNDS = A_MINUTE // 2 - 2
+"""Each of them may be two dead letters of one code and partition: few enough for a letter each."""
 
 
 class Stage:
@@ -109,11 +112,11 @@ def test_what_librdkafkas_own_partitioner_misplaces_is_a_dead_letter_once_althou
     managers = [start_manager(bus=stage.url, cluster=stage.cluster, host=name, gpus=4) for name in named]
     managers[0].wait_for(lambda: sum(each.metric("outfitter_swept_partitions") or 0 for each in managers) == PARTITIONS)
     hosts = [each.host for each in managers]
-    for n in range(100):
+    for n in range(ROUNDS):
         stage.say(f"keyless-{n}", hosts[n % 3], key=None)
         stage.say(f"unserved-{n}", f"nowhere-{n % 7}", key=f"nowhere-{n % 7}")
         stage.say(f"misplaced-{n}", hosts[n % 3], key=hosts[n % 3])
-        if n == 50:
+        if n == ROUNDS // 2:
             stage.flush()
             victim = sweeper(managers)
             assert victim is not None
