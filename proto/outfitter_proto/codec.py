@@ -92,13 +92,18 @@ def _translate(what: str, value: bytes, kind: Any, error: Exception) -> WireErro
 
 
 def decode_registration(
-    value: bytes | None, *, key: bytes | None = None, warnings: list[str] | None = None, exact: bool = True
+    value: bytes | None,
+    *,
+    key: bytes | None = None,
+    warnings: list[str] | None = None,
+    exact: bool = True,
+    named: bool = True,
 ) -> Registration:
     """Decode one message of the registrations topic.
 
     `key` is the message's key where there is one; its host must be the body's. Fields that this version does not know
-    are ignored, and told in `warnings`, a sentence each. Not `exact`: what is wrong may be told without its place,
-    which takes milliseconds to find in a large message.
+    are ignored, and told in `warnings`, a sentence each; not `named`, one sentence for all. Not `exact`: what is wrong
+    may be told without its place. To name and to place takes milliseconds in a large message.
 
     Raises:
         WireError: empty, too long, no JSON, an unknown type, a wrong field, or a body contradicting its key.
@@ -115,7 +120,7 @@ def decode_registration(
 
         if not exact and not unknown.is_about_unknown_fields(error):
             raise WireError(what, str(error)) from error
-        message = _known_part(what, value, Registration, error, _registration(), warnings)
+        message = _known_part(what, value, Registration, error, _registration(), warnings, named=named)
     if not _is_well_named(message):
         raise _misnamed(what, message)
     if type(message) is Register:
@@ -123,9 +128,9 @@ def decode_registration(
         if len(value) > WITHIN_BYTES or (owner is not None and len(owner.boot_id) > MAX_BOOT_ID):
             _refuse_excess(what, message)
     if key is not None and key != message.host.encode():
-        named = key[:300].decode("utf-8", "replace")
+        other = key[:300].decode("utf-8", "replace")
         raise WireError(
-            what, f"the body names host {message.host!r} but the key is {named!r}; both must be the host", "$.host"
+            what, f"the body names host {message.host!r} but the key is {other!r}; both must be the host", "$.host"
         )
     return message
 
@@ -171,7 +176,14 @@ def _misnamed(what: str, message: Registration) -> WireError:
 
 
 def _known_part(
-    what: str, value: bytes, kind: Any, error: Exception, decoder: msgspec.json.Decoder[T], warnings: list[str] | None
+    what: str,
+    value: bytes,
+    kind: Any,
+    error: Exception,
+    decoder: msgspec.json.Decoder[T],
+    warnings: list[str] | None,
+    *,
+    named: bool = True,
 ) -> T:
     """What a refused message says without the fields that are not known here, if those are all that is wrong.
 
@@ -183,7 +195,7 @@ def _known_part(
     if not unknown.is_about_unknown_fields(error):
         raise _translate(what, value, kind, error) from error
     try:
-        value, told = unknown.without(value, kind, tell=warnings is not None)
+        value, told = unknown.without(value, kind, named=named and warnings is not None)
         message = decoder.decode(value)
     except _UNREADABLE as other:
         raise _translate(what, value, kind, other) from other

@@ -19,6 +19,7 @@ from outfitter_proto.faults import Step, path
 MOST_TOLD = 8
 """Of one message's unknown fields so many are named; the others are counted."""
 LONGEST_PATH = 200
+UNNAMED = "unknown fields were ignored; they are not named, for many messages of this host have some"
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -41,17 +42,17 @@ def is_about_unknown_fields(error: Exception) -> bool:
     return isinstance(error, msgspec.ValidationError) and str(error).startswith("Object contains unknown field")
 
 
-def without(body: bytes, kind: Any, *, tell: bool = True) -> Known:
-    """Take what is unknown out of `body`, a message of `kind`; without `tell` nothing is said of it, which is what
-    takes most of the time.
+def without(body: bytes, kind: Any, *, named: bool = True) -> Known:
+    """Take what is unknown out of `body`, a message of `kind`; not `named`, it is told that there was some, but not
+    what: that is what takes most of the time.
 
     Raises:
         msgspec.DecodeError, RecursionError: it is no JSON.
     """
     found: list[Unknown] = []
     kept = _kept(body, _type_info(kind), (), found)
-    if not tell:
-        return Known(kept, [])
+    if not named:
+        return Known(kept, [UNNAMED] if found else [])
     warnings = [_in_words(one) for one in found[:MOST_TOLD]]
     if len(found) > MOST_TOLD:
         warnings.append(f"{len(found) - MOST_TOLD} more unknown fields were ignored")
@@ -122,4 +123,4 @@ def _in_words(one: Unknown) -> str:
     return f"unknown field {where} was ignored; {known}"
 
 
-__all__ = ["Known", "is_about_unknown_fields", "without"]
+__all__ = ["UNNAMED", "Known", "is_about_unknown_fields", "without"]

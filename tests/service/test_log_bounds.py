@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 
 import pytest
 import structlog
@@ -31,10 +32,9 @@ def test_a_value_of_a_line_is_cut_at_300_characters(capfd: pytest.CaptureFixture
     assert others["event"] == f"{'z' * 300}… (5000 characters)"
 
 
-def test_beyond_so_many_lines_a_second_none_is_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_so_many_lines_a_second_none_is_given_out() -> None:
     now = 7.0
-    monkeypatch.setattr(telling.time, "monotonic", lambda: now)
-    lines = telling.Lines()
+    lines = telling.Lines(lambda: now)
     assert [lines.take(20) for _ in range(4)] == [20, 20, 10, 0]
     now = 8.0
     assert lines.take(20) == 20
@@ -45,7 +45,8 @@ async def test_what_has_no_line_of_its_own_is_counted(
 ) -> None:
     monkeypatch.setattr(telling, "LINES_A_SECOND", 10)
     second = 1.0
-    monkeypatch.setattr(telling.time, "monotonic", lambda: second)
+    lines_of_second = partial(telling.Lines, lambda: second)  # the event loop's time goes on
+    monkeypatch.setattr(telling, "Lines", lines_of_second)
     async with serve(static(2)) as house:
         for number in range(20):
             await house.say(register(f"w{number}", gpu=1), deregister(f"w{number}"))

@@ -20,7 +20,9 @@ from outfitter_proto.records import (
     Commit,
     Deregister,
     Heartbeat,
+    Host,
     InputPosition,
+    ManagerIdentity,
     Register,
     ResourceRequest,
     Transition,
@@ -28,7 +30,7 @@ from outfitter_proto.records import (
 from outfitter_service.core import model as m
 from outfitter_service.core import plain
 from outfitter_service.core.decide import Rules
-from outfitter_service.core.ledger import Ledger
+from outfitter_service.core.ledger import Ledger, PutHost
 from outfitter_service.metrics import EVENT_KINDS, Metrics
 from outfitter_service.runtime.attendance import Attendance
 from outfitter_service.runtime.batch import LOGGED, Batch
@@ -41,16 +43,27 @@ GPU = {"resource": "gpu"}
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NAMES = topics()
+MANAGER = ManagerIdentity(instance="i", version="0", since=NOW)
+
+
+def known(*hosts: str) -> Ledger:
+    """A ledger that knows these hosts: of others no driver is heard."""
+    ledger = Ledger()
+    for host in hosts:
+        ledger.restore(PutHost(Host(host=host, manager=MANAGER, since=NOW)))
+    return ledger
 
 
 def test_equal_events_that_follow_from_one_batch_are_decided_once() -> None:
     """Each looks at the whole host, after everything that the batch decides."""
     specs = {name: m.ResourceSpec(name=name, amount=1) for name in ("gpu", "disk")}
-    batch = Batch(Ledger(), Rules(writer="host/h", specs=specs), NOW, meet=print)
+    batch = Batch(known("h", "other"), Rules(writer="host/h", specs=specs), NOW, meet=print)
     for name in specs:
         batch.decide(m.DriverReport(host="h", resource=name, devices=(m.KnownDevice(id=name, properties={}),)))
     batch.decide(m.DriverReport(host="other", resource="gpu", devices=(m.KnownDevice(id="g", properties={}),)))
-    assert list(batch.follow_ups) == [m.Reschedule(host=host, cause="driver-report") for host in ("h", "other")]
+    assert list(batch.follow_ups) == [
+        m.Reschedule(host=host, cause="driver-report", whole=False) for host in ("h", "other")
+    ]
 
 
 class Midnight(Clock):
@@ -64,14 +77,16 @@ class Writing:
     """Commits of one writer, whose host has so many devices. Messages come an hour after each other, from 1970 on."""
 
     def __init__(self, devices: int = 1, *, history: bool = True) -> None:
-        self.ledger = Ledger()
+        self.ledger = known("h")
         self.rules = Rules(writer="host/h", specs={"gpu": m.ResourceSpec(name="gpu", amount=1)})
         self.history = history
         self.census = Census(["gpu"])
         self.offset = 0
         self.begin(NOW)
-        known = tuple(m.KnownDevice(id=f"g{number}", properties={}) for number in range(devices))
-        self.batch.decide(m.DriverReport(host="h", resource="gpu", devices=known))
+        devices_of_h = tuple(m.KnownDevice(id=f"g{number}", properties={}) for number in range(devices))
+        self.batch.decide(m.DriverReport(host="h", resource="gpu", devices=devices_of_h))
+        self.commit()
+        self.begin(NOW)
 
     def begin(self, now: datetime) -> None:
         self.batch = Batch(self.ledger, self.rules, now, meet=lambda _, __: None, history=self.history)
@@ -196,7 +211,7 @@ def test_a_record_that_is_forgotten_and_made_anew_in_one_commit_is_another_one(*
     assert list(writing.batch.renewed) == (["h/w/1"] if short else [])  # the lease of before is still known
     written, checkpoint = writing.commit()
     told = writing.census.standing([])
-    assert (told.records, told.allocations) == (1, Counter([("gpu", "allocated")] if short else []))
+    assert (told.records, told.allocations) == (1, Counter([("gpu", "allocated") if short else ("(none)", "ended")]))
     forgotten, anew, _ = written[NAMES.allocations]
     assert forgotten == Entry(b"h/w/1", None)
     assert anew.key == b"h/w/1"

@@ -11,6 +11,7 @@ import pytest
 from outfitter import RuntimeContext
 from outfitter_proto import names
 from outfitter_proto.bus import Entry, connect
+from outfitter_proto.unknown import UNNAMED
 from service.conftest import Serve
 from support.house import deregister, heartbeat, register, static
 from support.manager import Manager
@@ -65,10 +66,19 @@ async def test_a_flood_of_them_is_counted_and_not_logged_line_by_line(
         await house.say(register("w", gpu=1))
         for _ in range(4):
             await house.say(*[{**heartbeat("w"), "load": n} for n in range(50)])
-        await house.say(deregister("w"))
+        await house.say(
+            deregister("w"), misspelt("later"), {**heartbeat("nobody"), "load": 1}, {**heartbeat("w"), "host": 7}
+        )
         await house.state("w", "ended")
+        record = await house.state("later", "allocated")
+        assert record["warnings"] == [UNNAMED]  # told without a name, which takes long to find
+        # nor does it cost the dead letters their places, or themselves
+        *_, letter = await house.dead_letters(2)
+        assert letter["field"] == "$.host"
         await house.told()
-        assert house.metric("outfitter_unknown_fields_total", kind="heartbeat") == 200
+        assert house.metric("outfitter_unknown_fields_total", kind="heartbeat") == 201
+        assert house.metric("outfitter_unknown_fields_total", kind="register") == 1
+        assert house.metric("outfitter_dead_letters_omitted_total") == 0
     assert capsys.readouterr().out.count("a message has unknown fields") == 20
 
 

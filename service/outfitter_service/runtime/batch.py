@@ -61,6 +61,7 @@ class Batch:
         "_base",
         "_history",
         "_meet",
+        "_naming",
         "_positions",
         "_ration",
         "_stepless",
@@ -107,10 +108,12 @@ class Batch:
         base: int = 0,
         history: bool = True,
         ration: Ration | None = None,
+        naming: Ration | None = None,
     ) -> None:
         """`base` is added to offsets to make numbers that only grow: see `records.InputPosition`. `meet` is told of a
         host that the ledger does not know, before its first registration is decided; it may say something of it here,
-        or answer why that one is refused. `ration` says how many dead letters are written; None: each."""
+        or answer why that one is refused. `ration` says how many dead letters are written, `naming` of how many
+        messages the unknown fields are named; None: each."""
         self.ledger = ledger
         self.now = now
         self.notes: list[Note] = []
@@ -145,6 +148,7 @@ class Batch:
         self._meet = meet
         self._history = history
         self._ration = ration
+        self._naming = naming
         self._told: list[Entry] = []
         self._positions: dict[str, int] = {}
         self._stepless: dict[str, None] = {}
@@ -186,12 +190,12 @@ class Batch:
     def message(self, message: Message) -> None:
         """Decide one message of this writer's host; what cannot be understood or obeyed becomes a dead letter."""
         warnings: list[str] = []
-        exact = self._ration is None or not (
-            self._ration.any_spent and self._ration.is_spent(self._known_host(message))
-        )
+        ration, naming = self._ration, self._naming
+        exact = ration is None or not ration.spent or self._known_host(message) not in ration.spent
+        named = naming is None or not naming.spent or self._known_host(message) not in naming.spent
         try:
             registration = decode_registration(
-                message.value, key=message.key, warnings=warnings if exact else None, exact=exact
+                message.value, key=message.key, warnings=warnings, exact=exact, named=named
             )
         except WireError as error:
             self.refuse(message, error.problem, error.field)
@@ -206,8 +210,8 @@ class Batch:
         source = Source(partition=message.partition, offset=message.offset + self._base)
         if warnings:
             self.warned.append((registration, warnings))
-            if self._ration is not None and self._ration.take(host := self._known_host(message)):
-                self.rationed[host] += 1
+            if named and naming is not None:
+                naming.take(self._known_host(message))
         decision = self.decide(m.Incoming(registration, source, warnings))
         if type(decision) is Grant:
             for resource in decision.record.resources:

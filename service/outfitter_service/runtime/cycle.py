@@ -202,6 +202,7 @@ class Cycle:
             meet=self._announcements.meet,
             history=station.limits.history is not None,
             ration=station.ration,
+            naming=station.naming,
         )
         ahead = {key: offset for key, offset in after.ahead.items() if offset > after.position}
         return Work(batch=batch, position=after.position, ahead=ahead, opening=opening)
@@ -262,6 +263,7 @@ class Cycle:
         self._ticked_at = self._station.clock.monotonic()
         station = self._station
         self._open.batch.sum_up(station.ration.due())
+        station.naming.due()  # their minutes begin anew
         queue = station.agenda.queue
         if station.intake.hearing:
             # by what is settled: the renewals of what is under way are not counted yet

@@ -160,6 +160,7 @@ class Processor:
             scout=self.scout,
             portion=Portion(records=limits.batch_records, max_bytes=rules.max_bytes),
             ration=Ration(clock.monotonic),
+            naming=Ration(clock.monotonic),
             snapshots=Snapshots(identity.writer, identity.instance, limits.history),
             telling=Telling(metrics, **place),
         )

@@ -2,6 +2,9 @@
 
 Whoever can write registrations can write bad ones, faster than anybody would read of them. What is beyond the ration
 is told in one letter when its minute is over: the first one of them, with their number. It knows no reasons.
+
+Naming the unknown fields of messages, which takes as long as finding faults, has a ration of its own: a worker that
+misspells a field in each heartbeat must not cost its host's dead letters.
 """
 
 from __future__ import annotations
@@ -54,16 +57,8 @@ class Ration:
         self._clock = clock
         self._most = most
         self._windows: dict[str, _Window] = {}
-        self._spent: set[str] = set()
-
-    def is_spent(self, host: str) -> bool:
-        """Whether no more letters of a host are written now."""
-        return host in self._spent
-
-    @property
-    def any_spent(self) -> bool:
-        """Whether that is so of any host: a look that costs nothing."""
-        return bool(self._spent)
+        self.spent: set[str] = set()
+        """The hosts for which nothing is left now: to look whether there are any costs nothing."""
 
     def take(self, host: str) -> bool:
         """Whether one more letter may be written now."""
@@ -74,7 +69,7 @@ class Ration:
             return False
         window.written += 1
         if window.written >= self._most:
-            self._spent.add(host)
+            self.spent.add(host)
         return True
 
     def give_back(self, taken: Mapping[str, int]) -> None:
@@ -82,7 +77,7 @@ class Ration:
         for host, count in taken.items():
             if (window := self._windows.get(host)) is not None:
                 window.written = max(0, window.written - count)
-                self._spent.discard(host)
+                self.spent.discard(host)
 
     def omit(self, host: str, omitted: Omitted) -> None:
         """These were refused and not written down."""
@@ -93,6 +88,6 @@ class Ration:
         """What was omitted in the minutes that are over, by host; those begin anew."""
         now = self._clock()
         over = [host for host, window in self._windows.items() if all_of_them or window.over_at <= now]
-        self._spent.difference_update(over)
+        self.spent.difference_update(over)
         ended = {host: self._windows.pop(host).omitted for host in over}
         return {host: omitted for host, omitted in ended.items() if omitted is not None}

@@ -90,6 +90,7 @@ class Station(Struct, kw_only=True):
     scout: Scout
     portion: Portion
     ration: Ration
+    naming: Ration
     snapshots: Snapshots
     telling: Telling
 

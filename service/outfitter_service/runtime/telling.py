@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 
 import structlog
 
@@ -29,13 +30,15 @@ LINES_A_SECOND = 50
 class Lines:
     """How many lines a processor may still write within this second: what many do at once is summed up."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` tells seconds that only grow."""
+        self._clock = clock
         self._second = 0
         self._left = LINES_A_SECOND
 
     def take(self, wanted: int) -> int:
         """So many of the lines that are wanted."""
-        second = int(time.monotonic())
+        second = int(self._clock())
         if second != self._second:
             self._second, self._left = second, LINES_A_SECOND
         given = min(wanted, self._left)
