@@ -17,7 +17,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.book import exclusive_ids
 from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost, SetInventory
 from support.core_world import whole
-from support.desk import HOST, Desk, asks, device
+from support.desk import HOST, Desk, asks, device, ill
 
 A, B, C = (m.ResourceSpec(name=name) for name in "abc")
 
@@ -147,13 +147,41 @@ def test_names_are_listed_of_as_many_devices_as_the_record_of_a_host_lists() -> 
     assert len(desk.book.record.resources["a"].names) == 256
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+def test_devices_that_a_report_connects_are_one_in_whatever_order_it_names_them(order: tuple[int, ...]) -> None:
+    named = [device("a", aliases=("x",)), device("b", aliases=("y",)), device("c", aliases=("x", "y"))]
+    desk = Desk(A)
+    desk.report(*(named[place] for place in order), resource="a")
+    assert desk.book.inventories["a"].healthy == 1
+    assert desk.register("w1", resources=asks(a=1)).state == "allocated"
+    assert desk.register("w2", resources=asks(a=1)).state == "pending"
+
+
+def test_names_that_only_a_repeated_entry_of_a_report_has_count_as_well() -> None:
+    desk = Desk(A, B)
+    desk.report(device("GPU-a", aliases=("pci1",)), device("pci1", aliases=("cuda0",)), resource="a")
+    desk.report("cuda0", resource="b")
+    assert desk.register("w1", resources=asks(a=1)).aliases == {"GPU-a": ["pci1", "cuda0"]}
+    assert desk.register("w2", resources=asks(b=1)).state == "pending"
+
+
+@pytest.mark.parametrize("repeated", [("a", "a"), ("a", "x")])
+def test_a_device_that_is_named_twice_has_the_names_and_the_illness_of_both(repeated: tuple[str, str]) -> None:
+    first, second = repeated
+    desk = Desk(A, B)
+    desk.report(device(first, aliases=("x",)), ill(second, "overheated"), resource="a")
+    [known] = desk.book.inventories["a"].devices
+    assert (known.id, known.health, known.reason) == ("a", "unhealthy", "overheated")
+    assert desk.register("w1", resources=asks(a=1)).reason_code == "infeasible"
+
+
 # --- any order of reports, grants and restarts ---------------------------------------------------------
 
 NAMES = {"d": ("d0", "d1"), "e": ("a0", "b0", "c0")}
 """Two devices by all their names."""
 
-SHOWN = st.dictionaries(
-    st.sampled_from("de"), st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True), max_size=2
+SHOWN = st.lists(
+    st.tuples(st.sampled_from("de"), st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True)), max_size=3
 )
 
 
@@ -177,9 +205,9 @@ class Names(RuleBasedStateMachine):
         self.count = 0
 
     @rule(resource=st.sampled_from("abc"), shown=SHOWN)
-    def report(self, resource: str, shown: dict[str, list[int]]) -> None:
+    def report(self, resource: str, shown: list[tuple[str, list[int]]]) -> None:
         devices = []
-        for kind, picked in shown.items():
+        for kind, picked in shown:
             names = [NAMES[kind][n % len(NAMES[kind])] for n in picked]
             names = list(dict.fromkeys(names))
             devices.append(m.KnownDevice(id=names[0], properties={}, aliases=tuple(names[1:])))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import accumulate
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, structs
 
 from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Health, Host, ReasonCode
 from outfitter_service.core.matching import Viewers, counts
@@ -39,23 +39,37 @@ class Inventory(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, devices: tuple[KnownDevice, ...], *, asked: int = 0) -> Inventory:
-        """The inventory that a driver's report amounts to; devices that share a name are one, the first."""
-        seen: set[str] = set()
-        distinct = []
-        for device in devices:
-            if device.id not in seen and seen.isdisjoint(device.aliases):
-                distinct.append(device)
-            seen.add(device.id)
-            seen.update(device.aliases)
+        """The inventory that a driver's report amounts to; devices that share a name are one."""
+        distinct = _distinct(devices)
         well = Health.HEALTHY
         healthy = sum(device.health == well for device in distinct)
-        return cls(devices=tuple(distinct), reported=True, asked=asked, healthy=healthy)
+        return cls(devices=distinct, reported=True, asked=asked, healthy=healthy)
 
     @property
     def names(self) -> list[tuple[str, ...]]:
         """The names of each device that has several: those in use, then those that are only `linked`."""
         named = [(device.id, *device.aliases) for device in self.devices if device.aliases]
         return [*named, *self.linked] if self.linked else named
+
+
+def _distinct(devices: tuple[KnownDevice, ...]) -> tuple[KnownDevice, ...]:
+    """Devices of a report that share a name, directly or through others of it, are one: the first of them, by all their
+    names, and ill if any of them is."""
+    if len({device.id for device in devices}) == len(devices) and not any(device.aliases for device in devices):
+        return devices
+    _, classes = one_name_each((device.id, *device.aliases) for device in devices)
+    alike: dict[tuple[str, ...], list[KnownDevice]] = {}
+    for device in devices:
+        alike.setdefault(classes.get(device.id, (device.id,)), []).append(device)
+    return tuple([_merged(each) if len(each) > 1 else each[0] for each in alike.values()])
+
+
+def _merged(devices: list[KnownDevice]) -> KnownDevice:
+    first = devices[0]
+    names = dict.fromkeys(name for device in devices for name in (device.id, *device.aliases))
+    del names[first.id]
+    told = next((device for device in devices if device.health != Health.HEALTHY), first)
+    return structs.replace(first, aliases=tuple(names), health=told.health, reason=told.reason)
 
 
 NOT_REPORTED = Inventory()

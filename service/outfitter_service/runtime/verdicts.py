@@ -122,9 +122,5 @@ def _check_names(resource: str, device: m.KnownDevice) -> None:
 
 
 def known_devices(resource: str, devices: Sequence[api.Device]) -> tuple[m.KnownDevice, ...]:
-    """A driver's devices, each id once: the first one counts."""
-    found: dict[str, m.KnownDevice] = {}
-    for device in devices:
-        known = known_device(resource, device)
-        found.setdefault(known.id, known)
-    return tuple(found.values())
+    """A driver's devices, as often as it names them: the core knows which are one."""
+    return tuple([known_device(resource, device) for device in devices])
