@@ -6,7 +6,7 @@ several times what was measured. Most sit in the bus, where they are independent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -19,8 +19,9 @@ from outfitter.lease import Lease
 from outfitter.session import WorkerSession
 from outfitter_proto.bus import CommitUnknownError, Entry, FencedError, Message, Reader
 from outfitter_proto.records import Allocation
-from outfitter_service.core import decide
+from outfitter_service.core import decide, discovery, terms
 from outfitter_service.core import model as m
+from outfitter_service.core.book import HostBook
 from outfitter_service.core.leases import Leases
 from outfitter_service.core.ledger import Ledger
 from outfitter_service.runtime.agenda import Agenda
@@ -33,6 +34,7 @@ from simulation import world
 from simulation.broker import Producer
 from simulation.client import ModelBus, ModelReader, ModelWriter
 from simulation.errors import FENCED, RefusedError
+from simulation.hardware import Catalogue
 from simulation.log import Log
 from simulation.run import Outcome, run
 
@@ -289,6 +291,23 @@ def _taken_again() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _own_names() -> Iterator[None]:
+    def known_only(_: str, known: Iterable[str], classes: object) -> list[str]:
+        del classes
+        return list(known)
+
+    with (
+        # looked for where only the driver of a third resource knows both names, and now and then does not
+        patch.object(world, "_catalogue", lambda _: Catalogue(cards=True, mapped=True)),
+        patch.object(world, "FAULTS", ("device", "device", "kill", "worker")),
+        patch.object(terms, "other_names", known_only),
+        patch.object(discovery, "_aliases_now", lambda _, record: record.aliases),
+        patch.object(discovery, "_still_linked", lambda *_: ()),
+    ):
+        yield
+
+
 # --- in the client -----------------------------------------------------------------------------------------
 
 
@@ -486,6 +505,18 @@ BUGS: tuple[Bug, ...] = (
         what="whether a grant after an outage is lost is judged by the worker's heartbeats of before it",
         within=40,
         patches=lambda: patch.object(WorkerSession, "_await_verdict", _whatever_became_of_the_lease),
+    ),
+    Bug(
+        name="names-apart",
+        what="a device that two resources show under two names is lent under each of them",
+        within=40,
+        patches=lambda: patch.object(HostBook, "canonical", lambda _, name: name),
+    ),
+    Bug(
+        name="names-of-its-own-driver",
+        what="a record keeps only those names of a device that its own resource's driver knows",
+        within=40,
+        patches=_own_names,
     ),
 )
 """All of them."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from outfitter_drivers.api import (
     Device,
@@ -18,6 +19,7 @@ from outfitter_drivers.api import (
     Grant,
     InUseCheck,
     Inventory,
+    NotEnoughDevicesError,
     Preparation,
     TemporaryDriverError,
     Worker,
@@ -26,17 +28,51 @@ from outfitter_service.core.model import ResourceSpec
 from outfitter_service.runtime.supervisor import Loaded
 
 RESOURCE = "gpu"
+CARD = "card"
+MAP = "map"
+PORT = "port"
+PORTS = 2
 LOOK_S = 3.0
 """How often a driver looks at the devices."""
 
 
-class Bench:
-    """One host's devices. `slow_s`: how long a driver's call takes at most; `failing`: how often it fails."""
+class Catalogue(NamedTuple):
+    """The resources there are beside `gpu`: `card`, which shows some of the same devices under names of its own; `map`,
+    which shows all of them to everybody; `port`, on demand.
 
-    def __init__(self, host: str, count: int, *, dice: random.Random) -> None:
+    `mapped`: the driver of `map` alone knows which names mean one device; otherwise that of `card` does.
+    """
+
+    cards: bool = False
+    mapped: bool = False
+    maps: bool = False
+    ports: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        there = {CARD: self.cards, MAP: self.maps or self.mapped, PORT: self.ports}
+        return [RESOURCE, *(name for name, is_there in there.items() if is_there)]
+
+
+GPUS_ALONE = Catalogue()
+
+
+class Bench:
+    """One host's devices. `slow_s`: how long a driver's call takes at most; `failing`: how often it fails.
+
+    `parted_at` is when the driver of `map` first kept silent about a device: who has read it since need not know its
+    names.
+    """
+
+    def __init__(
+        self, host: str, count: int, *, dice: random.Random, catalogue: Catalogue = GPUS_ALONE, cards: int = 0
+    ) -> None:
         self.host = host
+        self.catalogue = catalogue
         self.ids = [f"{host}-{RESOURCE}-{index}" for index in range(count)]
+        self.cards = [f"{host}-{CARD}-{index}" for index in range(cards)] if catalogue.cards else []
         self.missing: set[str] = set()
+        self.parted_at: dict[str, float] = {}
         self.slow_s = 0.0
         self.failing = 0.0
         self.ready_for: dict[str, str] = {}
@@ -44,6 +80,30 @@ class Bench:
         self.stale = 0
         self._highest: dict[str, tuple[int, bool]] = {}
         self._dice = dice
+
+    @property
+    def places(self) -> list[str]:
+        """What may be missing: a device in one resource."""
+        maps = [f"{self.host}-{MAP}-{index}" for index in range(len(self.ids))] if MAP in self.catalogue.names else []
+        return [*self.ids, *self.cards, *maps]
+
+    def lose(self, place: str, now: float) -> None:
+        """A driver shows a device no more, until it is no longer in `missing`."""
+        self.missing.add(place)
+        if f"-{MAP}-" in place:
+            self.parted_at.setdefault(physical(place), now)
+
+    def devices(self, resource: str) -> list[Device]:
+        """What a driver finds."""
+        if resource == RESOURCE:
+            return [_device(name) for name in self.ids if name not in self.missing]
+        if resource == CARD:
+            shown = [name for name in self.cards if name not in self.missing]
+            return [_device(name) if self.catalogue.mapped else _device(name, physical(name)) for name in shown]
+        maps = [name for name in self.ids if _named(name, MAP) not in self.missing]
+        if not self.catalogue.mapped:
+            return [_device(name) for name in maps]
+        return [_device(name, *({_named(name, CARD)} & {*self.cards})) for name in maps]
 
     async def take_time(self) -> None:
         """What hardware does: it takes its time, and now and then it fails."""
@@ -61,30 +121,72 @@ class Bench:
         return True
 
 
-def load(benches: Mapping[str, Bench], *, prepares: bool) -> dict[str, Loaded]:
-    """The resource, with a driver of one manager's own that reaches the benches of several hosts."""
-    driver = PreparingDriver(benches) if prepares else ListingDriver(benches)
-    spec = ResourceSpec(name=RESOURCE, amount=1, prepares=prepares, confirms=prepares)
-    return {RESOURCE: Loaded(spec=spec, driver=driver)}
+def physical(name: str) -> str:
+    """One name for all of a device of a host."""
+    if ":" in name:  # of a driver that is asked on demand
+        return name
+    host, _, index = name.rsplit("-", 2)
+    return f"{host}-{RESOURCE}-{index}"
+
+
+def _named(name: str, kind: str) -> str:
+    host, _, index = name.rsplit("-", 2)
+    return f"{host}-{kind}-{index}"
+
+
+def _device(name: str, *aliases: str) -> Device:
+    return Device(id=name, aliases=aliases, properties={"index": name.rpartition("-")[2]})
+
+
+def load(benches: Mapping[str, Bench], *, prepares: bool, catalogue: Catalogue = GPUS_ALONE) -> dict[str, Loaded]:
+    """The resources, with drivers of one manager's own that reach the benches of several hosts."""
+    found: dict[str, Loaded] = {}
+    for name in catalogue.names:
+        own = prepares and name in (RESOURCE, CARD)
+        driver: ExternalResourceDriver
+        if name == PORT:
+            driver = AskedDriver(benches)
+        else:
+            driver = PreparingDriver(benches, name) if own else ListingDriver(benches, name)
+        spec = ResourceSpec(name=name, amount=1, prepares=own, confirms=own, shared=name == MAP, on_demand=name == PORT)
+        found[name] = Loaded(spec=spec, driver=driver)
+    return found
+
+
+class AskedDriver(ExternalResourceDriver):
+    """Has no inventory: it is asked for each worker."""
+
+    def __init__(self, benches: Mapping[str, Bench]) -> None:
+        self.benches = benches
+
+    async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
+        await self.benches[worker.host].take_time()
+        if amount > PORTS:
+            raise NotEnoughDevicesError(f"{PORTS} ports, not {amount}")
+        return [ExternalResourceInfo({"index": str(index)}) for index in range(amount)]
+
+    def device(self, info: ExternalResourceInfo) -> Device:
+        return Device(properties=dict(info))
 
 
 class ListingDriver(ExternalResourceDriver, Inventory):
     """Names the devices that are there."""
 
-    def __init__(self, benches: Mapping[str, Bench]) -> None:
+    def __init__(self, benches: Mapping[str, Bench], resource: str = RESOURCE) -> None:
         self.benches = benches
+        self.resource = resource
 
     async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
         return []
 
     async def inventory(self, host: str) -> AsyncIterator[Sequence[Device]]:
         bench = self.benches[host]
-        told: list[str] | None = None
+        told: list[Device] | None = None
         while True:
-            found = [name for name in bench.ids if name not in bench.missing]
+            found = bench.devices(self.resource)
             if found != told:
                 told = found
-                yield [Device(id=name, properties={"index": name.rpartition("-")[2]}) for name in found]
+                yield found
             await asyncio.sleep(LOOK_S)
 
 
@@ -96,7 +198,7 @@ class PreparingDriver(ListingDriver, Preparation, InUseCheck):
         await bench.take_time()
         if bench.fresh(grant):
             for device in grant.device_ids:
-                other = bench.ready_for.setdefault(device, grant.allocation)
+                other = bench.ready_for.setdefault(physical(device), grant.allocation)
                 if other != grant.allocation:
                     bench.violations.append(f"{device} was made ready for {grant.allocation} while it was {other}'s")
 
@@ -105,7 +207,7 @@ class PreparingDriver(ListingDriver, Preparation, InUseCheck):
         await bench.take_time()
         if bench.fresh(grant, back=True):
             for device in grant.device_ids:
-                other = bench.ready_for.pop(device, grant.allocation)
+                other = bench.ready_for.pop(physical(device), grant.allocation)
                 if other != grant.allocation:
                     bench.violations.append(f"{device} was taken back from {grant.allocation}, but it was {other}'s")
 

@@ -24,7 +24,7 @@ from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.processor import ForeignManagerError, Limits, Processor
 from outfitter_service.runtime.replica import Replica
 from simulation.client import ModelBus
-from simulation.hardware import Bench, load
+from simulation.hardware import Bench, Catalogue, load
 from simulation.loop import Loop, Process
 from simulation.network import Link
 from simulation.owners import BOOT, Owners
@@ -74,6 +74,7 @@ class Job(Struct, kw_only=True):
     metrics: Metrics
     partitions: int
     skew_s: float = 0.0
+    catalogue: Catalogue = Catalogue()
 
     @property
     def benches(self) -> Mapping[str, Bench]:
@@ -131,7 +132,7 @@ class HostManager(Manager):
         super().__init__(loop, job, link)
         [host] = job.hosts
         writer = host_writer(host.name)
-        loaded = load(job.benches, prepares=job.prepares)
+        loaded = load(job.benches, prepares=job.prepares, catalogue=job.catalogue)
         self._host = host
         self._pool = DriverPool(loaded, metrics=job.metrics)
         self.processor = Processor(
@@ -201,7 +202,7 @@ class ReplicaManager(Manager):
                 checkpoint_interval=job.limits.checkpoint_interval_s,
                 history=job.limits.history is not None,
             ),
-            load(job.benches, prepares=job.prepares),
+            load(job.benches, prepares=job.prepares, catalogue=job.catalogue),
             identity=Identity(
                 cluster=CLUSTER,
                 scope="cluster",

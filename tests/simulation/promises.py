@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
+from typing import Any
 
 from outfitter_proto.codec import decode_ledger
 from outfitter_proto.records import Allocation, Checkpoint
@@ -11,7 +13,8 @@ from outfitter_service.runtime.processor import Processor
 from outfitter_verify import Log, Partition, Reading, Record, Report
 from outfitter_verify import check as verify
 from simulation import log as model
-from simulation.managers import CLUSTER
+from simulation.hardware import physical
+from simulation.managers import CLUSTER, Host
 from simulation.world import TOPICS, World
 
 FINAL = ("ended", "failed")
@@ -28,6 +31,7 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
         wrong += [f"{host.name}: {each}" for each in host.bench.violations]
         counts["stale calls"] += host.bench.stale
         wrong += _lent_too_early(world, world.broker.logs[TOPICS.allocations, host.partition], host.name)
+        wrong += _held_twice(host, world.broker.logs[TOPICS.allocations, host.partition])
         wrong += _at_rest(world, host.name, report)
     wrong += _served(world)
     wrong += [complaint for worker in world.workers for complaint in worker.complaints]
@@ -77,6 +81,49 @@ def _reading(world: World) -> Reading:
     )
 
 
+def _alone(found: dict[str, Any]) -> list[str]:
+    """The devices that a record has to itself, each by its one physical name."""
+    shared = found.get("shared", [])
+    infos = [each for resource, infos in found["resources"].items() if resource not in shared for each in infos]
+    return [physical(info["id"]) for info in infos]
+
+
+def _together(found: dict[str, Any]) -> list[str]:
+    return [
+        physical(info["id"]) for resource in found.get("shared", []) for info in found["resources"].get(resource, [])
+    ]
+
+
+def _held_twice(host: Host, ledger: model.Log) -> list[str]:
+    """No device is two workers' under whichever names, at any prefix of the ledger: where the manager can know."""
+    wrong: list[str] = []
+    bench = host.bench
+    known: dict[str, float] = {}
+    live: dict[str, tuple[float, set[str], set[str]]] = {}
+    for record, at in ledger.committed():
+        key = (record.key or b"").decode()
+        found = json.loads(record.value) if record.value is not None else {}
+        if key == f"@host/{host.name}":
+            for told in found.get("resources", {}).values():
+                for names in told.get("names", []):
+                    known.setdefault(physical(names[0]), at)
+        if not key.startswith(f"{host.name}/"):
+            continue
+        since = live.pop(key, (at,))[0]
+        if found.get("state") not in ("preparing", "allocated", "releasing"):
+            continue
+        alone, together = {*_alone(found)}, {*_together(found)}
+        for other, (granted, its, with_others) in live.items():
+            wrong += [
+                f"PROMISE 1: {device} is {key}'s from {at - 1000:.3f} on, while {other} has it"
+                for device in (alone & (its | with_others)) | (together & its)
+                if not bench.catalogue.mapped
+                or known.get(device, math.inf) < granted < bench.parted_at.get(device, math.inf)
+            ]
+        live[key] = (since, alone, together)
+    return sorted(set(wrong))[:5]
+
+
 def _lent_too_early(world: World, ledger: model.Log, host: str) -> list[str]:
     """No device is lent while a worker still believes, and may, that it is its own."""
     grants: dict[str, list[tuple[float, str, int]]] = {}
@@ -85,18 +132,17 @@ def _lent_too_early(world: World, ledger: model.Log, host: str) -> list[str]:
             continue
         found = json.loads(record.value)
         if found["state"] in ("preparing", "allocated"):
-            for info in found["resources"].get("gpu", []):
-                grants.setdefault(info["id"], []).append((at, record.key.decode(), found["token"]))
+            for device in _alone(found):
+                grants.setdefault(device, []).append((at, record.key.decode(), found["token"]))
     wrong: list[str] = []
-    for worker in world.workers:
-        for held in worker.holdings:
-            for device in held.devices:
-                for at, key, token in grants.get(device, []):
-                    if key != held.key and token > held.token and at < held.until and held.since < held.until:
-                        wrong.append(
-                            f"PROMISE 7: {device} was lent to {key} at {at - 1000:.3f}, while {held.key} had it "
-                            f"until {held.until - 1000:.3f}"
-                        )
+    for held in [held for worker in world.workers for held in worker.holdings if held.key.startswith(f"{host}/")]:
+        for device in held.devices:
+            for at, key, token in grants.get(device, []):
+                if key != held.key and token > held.token and at < held.until and held.since < held.until:
+                    wrong.append(
+                        f"PROMISE 7: {device} was lent to {key} at {at - 1000:.3f}, while {held.key} had it "
+                        f"until {held.until - 1000:.3f}"
+                    )
     return sorted(set(wrong))[:5]
 
 

@@ -26,6 +26,8 @@ QUICKLY_FOUND = (
     "foreign-instance-fenced-back",
     "lent-without-taking-back",
     "grant-judged-by-old-heartbeats",
+    "names-apart",
+    "names-of-its-own-driver",
 )
 TESTS = Path(__file__).parents[1]
 

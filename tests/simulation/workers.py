@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import anyio
+from msgspec import UNSET, UnsetType
 
 from outfitter.board import Board
 from outfitter.errors import AllocationError
@@ -24,7 +25,7 @@ from outfitter.standing import Standing, standing
 from outfitter_proto.bus import BusError
 from outfitter_proto.records import Allocation, Owner, Register, ResourceRequest
 from simulation.client import ModelBus
-from simulation.hardware import RESOURCE
+from simulation.hardware import RESOURCE, Bench, physical
 from simulation.loop import Loop, Process
 from simulation.owners import Owners
 
@@ -34,7 +35,8 @@ LONGEST_LEASE_S = 15.0
 
 
 class Holding:
-    """A worker believes that devices are its own, from `since` until `until` (its clock is everybody's)."""
+    """A worker believes that devices (each by its one physical name) are its own, from `since` until `until` (its clock
+    is everybody's)."""
 
     __slots__ = ("devices", "key", "since", "token", "until")
 
@@ -50,9 +52,10 @@ class Plan(NamedTuple):
     """What one incarnation is up to. `owned`: it names its process, which a manager of its host watches. `crashes`: it
     ends without a word."""
 
-    amount: int
+    amounts: dict[str, int]
+    operators: dict[str, dict[str, int]] | None
     owned: bool
-    lease_s: float | None
+    lease_s: float | UnsetType | None
     wait_s: float | None
     priority: int
     patience_s: float
@@ -63,12 +66,14 @@ class Plan(NamedTuple):
 def plan(dice: random.Random, devices: int, *, tenacious: bool, last: bool) -> Plan:
     """An incarnation's plan; the `last` one wants what it can get, and waits for it."""
     if last:
-        return Plan(1, False, 12.0, None, 0, math.inf, 1.0, crashes=False)
+        return Plan({RESOURCE: 1}, None, False, 12.0, None, 0, math.inf, 1.0, crashes=False)
     if tenacious:
-        return Plan(1, False, dice.choice((4.0, 6.0)), None, 0, 60.0, dice.uniform(10.0, 60.0), crashes=False)
+        lease_s, use_s = dice.choice((4.0, 6.0)), dice.uniform(10.0, 60.0)
+        return Plan({RESOURCE: 1}, None, False, lease_s, None, 0, 60.0, use_s, crashes=False)
     owned = dice.random() < 0.3
     return Plan(
-        amount=dice.choice((1, 1, 1, 2, devices)),
+        amounts={RESOURCE: dice.choice((1, 1, 1, 2, devices))},
+        operators=None,
         owned=owned,
         lease_s=dice.choice((4.0, 6.0, 10.0, 15.0, *([None] * 4 if owned else ()))),
         wait_s=dice.choice((None, None, 5.0)),
@@ -77,6 +82,22 @@ def plan(dice: random.Random, devices: int, *, tenacious: bool, last: bool) -> P
         use_s=dice.choice((0.2, 4.0, 15.0, 40.0)) * dice.random(),
         crashes=dice.random() < 0.3,
     )
+
+
+def varied(plan: Plan, dice: random.Random, resources: Sequence[str], *, last: bool) -> Plan:
+    """The plan with others of the host's `resources`, alone or together; and with operators, and without a lease that
+    is named, unless it is the `last` one."""
+    if last:
+        return plan._replace(amounts={dice.choice(resources): 1})
+    wanted = dice.sample(resources, dice.choice((1, 1, 2, len(resources))))
+    amounts = {name: plan.amounts[RESOURCE] if name == RESOURCE else dice.choice((1, 1, 2)) for name in wanted}
+    operators = None
+    if dice.random() < 0.4:
+        whole, half = dict(amounts), {name: dice.randrange(amount + 1) for name, amount in amounts.items()}
+        part = {name: amount for name, amount in half.items() if amount}
+        operators = dice.choice(({"all": whole}, {"some": part}, {"some": part, "others": {**part, wanted[0]: 1}}))
+    lease_s = UNSET if dice.random() < 0.2 else plan.lease_s
+    return plan._replace(amounts=amounts, operators=operators, lease_s=lease_s)
 
 
 class Session(WorkerSession):
@@ -141,7 +162,12 @@ class Diary(Board):
                 self._open = None
             return
         if self._open is None:
-            devices = [info["id"] for info in record.resources.get(RESOURCE, [])]
+            devices = [
+                physical(info["id"])
+                for resource, infos in record.resources.items()
+                if resource not in record.shared
+                for info in infos
+            ]
             self._open = Holding(self._key, devices, record.token or 0, now, until)
             self._holdings.append(self._open)
         self._open.until = until
@@ -149,6 +175,10 @@ class Diary(Board):
     def _put(self, *, record: Allocation | None = None, error: Exception | None = None, closed: bool = False) -> None:
         super()._put(record=record, error=error, closed=closed)
         self._note()
+
+
+def _requests(amounts: Mapping[str, int]) -> dict[str, ResourceRequest]:
+    return {name: ResourceRequest(amount=amount) for name, amount in amounts.items()}
 
 
 class Worker:
@@ -161,7 +191,7 @@ class Worker:
         *,
         host: str,
         name: str,
-        devices: int,
+        bench: Bench,
         owners: Owners | None,
         dice: random.Random,
         tenacious: bool,
@@ -180,7 +210,7 @@ class Worker:
         self._loop = loop
         self._host = host
         self._name = name
-        self._devices = devices
+        self._bench = bench
         self._owners = owners
         self._dice = dice
         self._tenacious = tenacious
@@ -192,7 +222,9 @@ class Worker:
         while True:
             number += 1
             last = self.closing
-            chosen = plan(self._dice, self._devices, tenacious=self._tenacious, last=last)
+            chosen = plan(self._dice, len(self._bench.ids), tenacious=self._tenacious, last=last)
+            if len(self._bench.catalogue.names) > 1:
+                chosen = varied(chosen, self._dice, self._bench.catalogue.names, last=last)
             ended_well = await self._incarnation(str(number), chosen)
             if (last and ended_well) or (not last and not ended_well and self._dice.random() < NEVER_AGAIN):
                 break
@@ -207,9 +239,10 @@ class Worker:
             host=self._host,
             worker=self._name,
             incarnation=incarnation,
-            resources={RESOURCE: ResourceRequest(amount=plan.amount)},
+            resources=_requests(plan.amounts),
+            operators={name: _requests(share) for name, share in (plan.operators or {}).items()} or None,
             owner=Owner(**owners.describe(pid)) if owners is not None else None,
-            lease_s=plan.lease_s if owners is not None else plan.lease_s or LONGEST_LEASE_S,
+            lease_s=plan.lease_s if owners is not None or plan.lease_s is not None else LONGEST_LEASE_S,
             wait_s=plan.wait_s,
             priority=plan.priority,
         )

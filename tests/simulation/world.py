@@ -23,7 +23,7 @@ from outfitter_service.runtime.processor import Limits
 from outfitter_service.runtime.snapshots import Pace
 from simulation.broker import Broker, Habits
 from simulation.client import MAX_BATCH_BYTES, ModelBus
-from simulation.hardware import RESOURCE, Bench
+from simulation.hardware import Bench, Catalogue
 from simulation.loop import Loop, Process
 from simulation.managers import CLUSTER, Host, HostManager, Job, Manager, ReplicaManager
 from simulation.network import CALM, Link, Network, Weather
@@ -84,6 +84,7 @@ class Setting(Struct, kw_only=True, frozen=True):
     """Messages with which hosts of cluster scope flood their partition, of which managers read few ahead; 0: none."""
     takes_bytes: int
     """The largest ledger batch; for some it is too small for what managers make of a flood."""
+    catalogue: Catalogue
 
 
 def setting(seed: int) -> Setting:
@@ -119,7 +120,18 @@ def setting(seed: int) -> Setting:
         ),
         transaction_timeout_s=dice.choice((1.0, 5.0, 15.0)),
         flood=FLOOD if flooded else 0,
+        catalogue=_catalogue(random.Random(f"{seed}/catalogue")),
         takes_bytes=SMALL_BATCH_BYTES if flooded and random.Random(f"{seed}/bytes").random() < 0.5 else MAX_BATCH_BYTES,
+    )
+
+
+def _catalogue(dice: random.Random) -> Catalogue:
+    """Half of the worlds have resources beside the first one."""
+    if dice.random() < 0.5:
+        return Catalogue()
+    cards = dice.random() < 0.8
+    return Catalogue(
+        cards=cards, mapped=cards and dice.random() < 0.5, maps=dice.random() < 0.4, ports=dice.random() < 0.3
     )
 
 
@@ -162,11 +174,13 @@ class World:
 
     def _host(self, number: int) -> Host:
         name = f"h{number}"
+        devices = self.dice.choice((1, 2, 3))
+        cards = random.Random(f"{self.seed}/{name}/cards").randint(1, devices)
         return Host(
             name=name,
             partition=partition_of(name, self.setting.partitions),
             owners=Owners(self.loop, name),
-            bench=Bench(name, self.dice.choice((1, 2, 3)), dice=self.dice),
+            bench=Bench(name, devices, dice=self.dice, catalogue=self.setting.catalogue, cards=cards),
         )
 
     def _jobs(self) -> list[Job]:
@@ -205,7 +219,8 @@ class World:
             lease_s=10.0,
             retention_s=dice.choice((60.0, 3600.0)),
             chunk=dice.choice((1, 3, 256)),
-            metrics=Metrics([RESOURCE]),
+            metrics=Metrics(self.setting.catalogue.names),
+            catalogue=self.setting.catalogue,
             partitions=self.setting.partitions,
             skew_s=dice.uniform(-3.0, 3.0),
         )
@@ -257,7 +272,7 @@ class World:
         link = Link(self.network, Process(""))
         worker = Worker(
             self.loop, ModelBus(self.broker, link, gives_records=dice.choice((3, 3, 1000))), host=host.name, name=name,
-            devices=len(host.bench.ids), owners=host.owners if not self.setting.replicas else None, dice=dice,
+            bench=host.bench, owners=host.owners if not self.setting.replicas else None, dice=dice,
             tenacious=self.setting.tenacious, told=lambda what, key: self.note(key, what),
         )  # fmt: skip
         link.process = worker.process
@@ -321,8 +336,8 @@ class World:
                 self._cut(worker.bus.link, dice.random() * 20)
         elif kind == "device":
             bench = dice.choice(self.hosts).bench
-            name = dice.choice(bench.ids)
-            bench.missing.add(name)
+            name = dice.choice(bench.places)
+            bench.lose(name, self.loop.time())
             self.note(bench.host, f"device {name} is gone")
             self._later(dice.random() * 20, bench.missing.discard, name)
         elif kind == "slow":
