@@ -169,7 +169,9 @@ class Answers:
             self._findings.look("answers")
             state, source = held.record.state, held.record.source
             if source <= offset + commit.checkpoint.base and state in ("pending", "preparing", "allocated"):
-                if refused:
+                if refused and ledger.is_refused(held.record.host):
+                    self._findings.part("answers", "a host's records cannot be understood, so its messages are refused")
+                elif refused:
                     what = f"{writer.name} refused the deregistration of {said.allocation}, which is {state}"
                     self._wrong("answers", offset, what, place)
                 elif ledger.commits.in_the_open(held.record.writer, held.offset, commit.offset):

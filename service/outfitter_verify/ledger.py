@@ -74,6 +74,7 @@ class Ledger:
         self._suspicions: list[Suspicion] = []
         self._tokens: dict[tuple[str, int], tuple[str, int]] = {}
         self._damaged: set[str] = set()
+        self._refused: set[str] = set()
         self._misplaced: dict[str, tuple[int, str]] = {}
 
     def holders(self) -> Iterator[tuple[str, str, Written, bool]]:
@@ -94,6 +95,14 @@ class Ledger:
         for key, written in self.now.items():
             counts[written.record.state] += 1
             self._findings.last[key] = written.record.body
+
+    def is_refused(self, host: str) -> bool:
+        """Whether a manager may refuse to work for a host: it has had records that cannot be understood."""
+        return host in self._refused
+
+    def _refuse(self, key: str) -> None:
+        first, *rest = key.split("/")
+        self._refused.add(rest[0] if rest and first in ("@host", "@device") else first)
 
     def held(self, host: str) -> set[str]:
         """The names of all devices of a host that somebody has at this prefix."""
@@ -131,6 +140,7 @@ class Ledger:
             self._body(record.offset, key, wire.parse(record.value))
         except wire.DamagedError as error:
             self._damaged.add(key)
+            self._refuse(key)
             self.wrong("writers", record.offset, f"{key}: {error}")
 
     def _body(self, offset: int, key: str, body: Any) -> None:
@@ -216,6 +226,7 @@ class Ledger:
             return
         if record.state not in wire.STATES:
             self._findings.part("steps", f"state {record.state!r} is not known to this version")
+            self._refused.add(record.host)
             return
         self._step(written)
         self._token(written)

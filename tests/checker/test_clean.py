@@ -175,3 +175,11 @@ def test_a_silence_is_measured_with_a_clock_that_is_behind() -> None:
     over = "2026-01-31T10:50:31Z"
     world.commit(world.allocation("a", "ended", reason_code="lease-expired", since=over), at=over)
     assert world.report().violations == ()
+
+
+def test_goodbyes_to_a_host_whose_ledger_is_damaged_are_refused_and_raise_no_alarm_of_their_own() -> None:
+    world = lived_in()
+    world.allocations.append(f"{HOST}/odd/1", b"{")
+    world.refuse(world.deregister("b"))
+    world.commit(world.allocation("e", "pending"))
+    assert {violation.check for violation in world.report().violations} == {"writers"}
