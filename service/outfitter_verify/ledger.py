@@ -263,6 +263,8 @@ class Ledger:
             )  # fmt: skip
         elif was.state in wire.FINAL:
             what = f"{key} was over ({was.state}), and is {state} now"
+            if wire.is_set_back(record.body, was.body):
+                return
             if record.source == wire.UNSEEN:  # it may have been deleted, and deregistered unseen once more
                 self.suspect("steps", written.offset, what, place, writer=was.writer, after=before.offset)
             elif state != was.state or wire.fingerprint(record.body) != wire.fingerprint(was.body):

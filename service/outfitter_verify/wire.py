@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NoReturn
 
 HOLDING = frozenset({"preparing", "allocated", "releasing"})
@@ -268,6 +269,18 @@ def fingerprint(body: Mapping[str, Any]) -> bytes:
         same.pop("aliases", None)
         same["resources"] = devices(body)
     return digest(same)
+
+
+def is_set_back(after: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Whether `after` says the same as `before` but that it began earlier: a manager whose clock was set back has found
+    that it begins in the future."""
+    try:
+        if datetime.fromisoformat(after["since"]) >= datetime.fromisoformat(before["since"]):
+            return False
+    except (KeyError, TypeError, ValueError):
+        return False
+    anew = ("since", "wait_until", "writer", "commit")
+    return fingerprint({**before, **{name: after.get(name) for name in anew}}) == fingerprint(after)
 
 
 def digest(body: Mapping[str, Any]) -> bytes:

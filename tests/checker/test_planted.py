@@ -54,6 +54,26 @@ def test_a_violation_names_its_place_and_the_records_that_show_it() -> None:
     assert f"{HOST}/b/1" in violation.what
 
 
+def test_what_is_over_begins_anew_when_the_clock_was_set_back() -> None:
+    """…its retention is counted from then; it begins no later than it did, and nothing else of it changes."""
+    world = lived_in()
+    over = dict(next(record for record in world.now.values() if record["state"] in ("ended", "failed")))
+    early, late = "2020-01-01T00:00:00Z", "2099-01-01T00:00:00Z"
+    world.commit(over | {"since": early, "commit": world.commits + 1}, to=world.position)
+    assert world.report().violations == ()
+    world.commit(over | {"since": late, "commit": world.commits + 1}, to=world.position)
+    assert world.violated() == {"steps"}
+
+
+def test_what_is_over_does_not_change_when_the_clock_was_set_back() -> None:
+    world = lived_in()
+    over = dict(next(record for record in world.now.values() if record["state"] in ("ended", "failed")))
+    world.commit(
+        over | {"since": "2020-01-01T00:00:00Z", "reason": "another", "commit": world.commits + 1}, to=world.position
+    )
+    assert world.violated() == {"steps"}
+
+
 def test_an_input_made_anew_is_no_violation() -> None:
     world = lived_in()
     world.commit(world.allocation("e", "pending"))
