@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import decide
@@ -213,3 +215,200 @@ def test_what_a_driver_says_of_a_host_that_was_forgotten_meanwhile_leaves_nothin
     apply(decided, desk.ledger)
     assert (decided.changes, decided.follow_ups) == ([], [])
     assert desk.ledger.hosts == {}
+
+
+def questions(desk: Desk) -> list[m.Discover]:
+    return [one for said in desk.decisions for one in said.commands if isinstance(one, m.Discover)]
+
+
+def answered(desk: Desk, fails: Callable[[int], m.DriverFailure | None], *, most: int = 100) -> int:
+    """Answer all questions, with a failure for what the worker wants or with devices; how many there were."""
+    for count in range(most):
+        put = questions(desk)
+        desk.decisions.clear()
+        if not put:
+            return count
+        assert len(put) == 1, "one question at a time"
+        failure = fails(put[0].least)
+        if failure is None:
+            desk.report(*[str(index) for index in range(put[0].amount)], asked=put[0].amount)
+        else:
+            desk.fail(failure.reason, permanent=failure.permanent)
+    raise AssertionError("questions do not end")
+
+
+def above(limit: int, *, permanent: bool = False) -> Callable[[int], m.DriverFailure | None]:
+    """A driver that fails for those who want more than `limit`."""
+    failure = m.DriverFailure(reason="did not end within 10 s", permanent=permanent)
+    return lambda least: failure if least > limit else None
+
+
+ON_DEMAND = m.ResourceSpec(name="gpu", on_demand=True)
+
+
+@pytest.mark.parametrize("priority", [0, 5])
+def test_a_worker_whose_questions_fail_for_now_starves_nobody_who_wants_fewer(priority: int) -> None:
+    desk = Desk(ON_DEMAND)
+    desk.register("big", 1000, priority=priority)
+    for index in range(6):
+        desk.register(f"w{index}", 1)
+    assert answered(desk, above(100)) == 7
+    assert {desk.state(f"w{index}") for index in range(6)} == {"allocated"}
+    assert (desk.state("big"), desk["big"].reason_code) == ("pending", "driver-failed")
+    for index in range(3):
+        desk.say(m.DriverRetry(host=HOST, resource="gpu"))
+        desk.register(f"late{index}", 1)
+        assert answered(desk, above(100)) == 2
+        assert desk.state(f"late{index}") == "allocated"
+    desk.say(m.DriverRetry(host=HOST, resource="gpu"))
+    answered(desk, above(1000))
+    assert desk.state("big") == "allocated"
+
+
+def test_a_success_serves_whom_it_serves_before_anybody_is_asked_again() -> None:
+    desk = Desk(ON_DEMAND)
+    desk.register("big", 5)
+    desk.fail("did not end within 10 s")
+    desk.register("one", 1)
+    desk.report("gpu:0", asked=1)
+    assert (desk.state("big"), desk.state("one")) == ("pending", "allocated")
+    desk.register("first", 1)
+    desk.register("bigger", 6)
+    desk.register("other", 1)
+    desk.say(m.DriverRetry(host=HOST, resource="gpu"))  # while `first` is asked for
+    desk.decisions.clear()
+    desk.report("gpu:0", "gpu:1", "gpu:2", asked=2)
+    assert (desk.state("first"), desk.state("other")) == ("allocated", "allocated")
+    assert [(one.allocation, one.least) for one in questions(desk)] == [("h/big/1", 5)]
+
+
+@pytest.mark.parametrize("amount", [2, 10**6])
+def test_a_failure_for_good_fails_those_who_want_as_many(amount: int) -> None:
+    desk = Desk(ON_DEMAND)
+    desk.register("evil", amount)
+    desk.register("more", amount + 1)
+    desk.register("w", 1)
+    answered(desk, above(1, permanent=True))
+    assert [desk.state(worker) for worker in ("evil", "more", "w")] == ["failed", "failed", "allocated"]
+
+
+def test_a_failure_for_one_device_counts_for_all() -> None:
+    desk = Desk(ON_DEMAND)
+    desk.register("w", 1)
+    desk.register("more", 5)
+    assert answered(desk, above(0, permanent=True)) == 1
+    assert [desk.state(worker) for worker in ("w", "more")] == ["failed", "failed"]
+
+
+def test_a_driver_that_is_broken_is_asked_for_few_of_many_amounts() -> None:
+    desk = Desk(ON_DEMAND)
+    for amount in range(40, 0, -1):
+        desk.register(f"w{amount}", amount)
+    assert answered(desk, above(0)) == 2
+    assert {desk[f"w{amount}"].reason_code for amount in range(1, 41)} == {"driver-failed"}
+    for _ in range(3):
+        desk.say(m.DriverRetry(host=HOST, resource="gpu"))
+        assert answered(desk, above(0)) == 1
+
+
+def test_those_who_want_many_different_amounts_wait_for_few_failures() -> None:
+    desk = Desk(ON_DEMAND)
+    for amount in range(200, 100, -1):
+        desk.register(f"evil{amount}", amount)
+    desk.register("five", 5)
+    desk.register("one", 1)
+    assert answered(desk, above(100)) == 4
+    assert (desk.state("five"), desk.state("one")) == ("allocated", "allocated")
+
+
+def test_retries_take_turns_over_what_is_wanted() -> None:
+    desk = Desk(ON_DEMAND)
+    desk.register("odd", 300)
+    desk.register("good", 500)
+    fails = {300: m.DriverFailure(reason="did not end within 10 s")}
+    answered(desk, fails.get)
+    assert {desk[worker].reason_code for worker in ("odd", "good")} == {"driver-failed"}
+    for _ in range(2):
+        desk.say(m.DriverRetry(host=HOST, resource="gpu"))
+        answered(desk, fails.get)
+    # what was named for one of them serves the other, too
+    assert (desk.state("odd"), desk.state("good")) == ("allocated", "allocated")
+
+
+def test_a_retry_that_is_due_while_the_driver_is_asked_is_not_lost() -> None:
+    desk = Desk(ON_DEMAND)
+    desk.register("two", 2)
+    desk.fail("did not end within 10 s")
+    desk.decisions.clear()
+    desk.register("one", 1)
+    desk.say(m.DriverRetry(host=HOST, resource="gpu"))
+    assert answered(desk, above(9)) == 2
+    assert (desk.state("two"), desk.state("one")) == ("allocated", "allocated")
+
+
+def test_a_failure_that_concerns_nobody_any_more_is_forgotten_with_its_delay() -> None:
+    desk = Desk(ON_DEMAND)
+    desk.register("two", 2)
+    desk.fail("did not end within 10 s")
+    desk.deregister("two")
+    desk.say(m.DriverRetry(host=HOST, resource="gpu"))
+    assert desk.book.inventory("gpu").failure is None
+
+
+def test_one_that_wants_its_devices_now_waits_for_the_answer_to_its_own_question() -> None:
+    desk = Desk(ON_DEMAND)
+    desk.register("big", 1000, wait_s=0)
+    desk.register("w", 1, wait_s=0)
+    desk.pass_time(1)
+    assert desk.state("w") == "pending"
+    assert answered(desk, above(100)) == 2
+    desk.pass_time(1)
+    assert (desk.state("big"), desk.state("w")) == ("failed", "allocated")
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    amounts=st.lists(st.integers(1, 6), min_size=1, max_size=10),
+    fails=st.sets(st.integers(1, 6)),
+    waits=st.sampled_from(m.OnFailure),
+    permanent=st.booleans(),
+    chunk=st.integers(1, 4),
+    data=st.data(),
+)
+def test_nobody_starves_behind_those_whose_amounts_fail(
+    amounts: list[int], fails: set[int], waits: m.OnFailure, permanent: bool, chunk: int, data: st.DataObject
+) -> None:
+    desk = Desk(m.ResourceSpec(name="gpu", on_demand=True, on_failure=waits), chunk=chunk)
+    failure = m.DriverFailure(reason="no", permanent=permanent)
+    due = False  # as in the manager: a retry is due after each failure that may pass
+    left = list(enumerate(amounts))
+    for _ in range(200):
+        put = questions(desk)
+        choices = [*(["register"] if left else []), *(["answer"] if put else []), *(["retry"] if due else [])]
+        if not choices:
+            break
+        match data.draw(st.sampled_from(choices)):
+            case "register":
+                index, amount = left.pop(0)
+                desk.register(f"w{index}", amount)
+            case "answer":
+                desk.decisions.clear()
+                (question,) = put
+                if question.least in fails:
+                    desk.fail(failure.reason, permanent=permanent)
+                    due = due or not permanent or waits == m.OnFailure.WAIT
+                else:
+                    desk.report(*[str(index) for index in range(question.amount)], asked=question.amount)
+            case "retry":
+                due = False
+                desk.say(m.DriverRetry(host=HOST, resource="gpu"))
+    for _ in range(20):
+        answered(desk, lambda least: failure if least in fails else None)
+        desk.say(m.DriverRetry(host=HOST, resource="gpu"))
+    answered(desk, lambda least: failure if least in fails else None)
+    lasts = not permanent or waits == m.OnFailure.WAIT
+    for index, amount in enumerate(amounts[: len(amounts) - len(left)]):
+        may_fail = not lasts and any(other <= amount for other in fails)
+        if amount not in fails and not may_fail:
+            assert desk.has(f"w{index}"), desk[f"w{index}"]
+        assert desk[f"w{index}"].reason_code != "not-reported"

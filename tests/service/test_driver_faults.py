@@ -22,7 +22,10 @@ from outfitter_drivers.api import (
     Worker,
 )
 from outfitter_service import config as configuration
+from outfitter_service.core import model as m
+from outfitter_service.metrics import Metrics
 from outfitter_service.runtime import loading
+from outfitter_service.runtime.supervisor import Loaded, Supervisor
 from service.conftest import Serve
 from support.house import another, deregister, register
 from support.processes import wait_until_ended
@@ -106,6 +109,22 @@ async def test_a_script_that_works_again_serves_those_who_wait(serve: Serve, tmp
         await house.state("w", "pending")
         flag.touch()
         assert len((await house.state("w", "allocated"))["resources"]["bad"]) == 2
+
+
+async def test_a_script_that_hangs_for_one_workers_amount_serves_all_who_want_fewer(
+    serve: Serve, tmp_path: Path
+) -> None:
+    lines = "[ $1 -gt 100 ] && exec sleep 60; seq -s, 0 $(($1-1))"
+    async with serve(scripted(tmp_path, lines, 'param.discovery-script.timeout = "300ms"')) as house:
+        await house.say(register("big", bad=1000), *[register(f"w{index}", bad=1) for index in range(5)])
+        for index in range(5):
+            await house.state(f"w{index}", "allocated")
+        await house.say(register("late", bad=1))
+        await house.state("late", "allocated")
+        records = await house.until(lambda found: found["h/big/1"]["reason_code"] == "driver-failed" and found)
+        assert "did not end within 0.3 s" in records["h/big/1"]["reason"]
+        held = [record["resources"].get("bad", []) for key, record in records.items() if key.startswith("h/")]
+        assert len({info["id"] for infos in held for info in infos}) == 6
 
 
 async def test_withdrawing_from_a_script_that_hangs_is_not_delayed_by_it(serve: Serve, tmp_path: Path) -> None:
@@ -291,3 +310,23 @@ async def test_no_script_outlives_its_manager(serve: Serve, tmp_path: Path) -> N
             while not pid.exists():  # noqa: ASYNC110 - another process makes it
                 await anyio.sleep(0.01)
     wait_until_ended(int(pid.read_text()))
+
+
+class Refusing(ExternalResourceDriver):
+    """Asked on demand, it fails for now."""
+
+    async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
+        raise TemporaryDriverError(f"not {amount}")
+
+
+async def test_failures_with_several_amounts_have_a_driver_asked_again_once() -> None:
+    said: list[m.Event] = []
+    loaded = Loaded(spec=m.ResourceSpec(name="bad", on_demand=True), driver=Refusing())
+    supervisor = Supervisor(loaded, host="h", emit=said.append, metrics=Metrics())
+    async with anyio.create_task_group() as tasks:
+        for amount in (3, 2, 1):
+            question = m.Discover(host="h", resource="bad", amount=amount, least=amount, allocation="h/w/1")
+            tasks.start_soon(supervisor.discover, question, None)
+    failures = [event.failure for event in said if isinstance(event, m.DriverReport) and event.failure is not None]
+    assert [failure.at_least for failure in failures] == [3, 2, 1]
+    assert sum(isinstance(event, m.DriverRetry) for event in said) == 1

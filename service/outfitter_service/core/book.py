@@ -25,8 +25,10 @@ class Inventory(Struct, frozen=True, kw_only=True):
     """What a driver last said of one resource of one host.
 
     `reported`: it has said something at all. `asked` is the amount an on-demand driver was last asked for and
-    `asking` the amount it is being asked for now (0: it is not). `healthy` counts the healthy devices. `linked` are
-    names that earlier reports connected, as long as the record of a holder does not have them all.
+    `asking` the amount it is being asked for now (0: it is not); `least` is what the worker of its last question wants.
+    `is_retry_due`: the delay after its failure has ended while it was being asked. `healthy` counts the healthy
+    devices. `linked` are names that earlier reports connected, as long as the record of a holder does not have them
+    all.
     """
 
     devices: tuple[KnownDevice, ...] = ()
@@ -35,6 +37,8 @@ class Inventory(Struct, frozen=True, kw_only=True):
     reported: bool = False
     asked: int = 0
     asking: int = 0
+    least: int = 0
+    is_retry_due: bool = False
     healthy: int = 0
 
     @classmethod

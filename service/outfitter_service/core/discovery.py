@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import UNSET, UnsetType, structs
 
 from outfitter_proto.records import HOLDING_STATES, Allocation, ReasonCode
 from outfitter_service.core import model as m
 from outfitter_service.core import policy
-from outfitter_service.core.book import HostBook, Inventory
+from outfitter_service.core.book import HostBook, Inventory, QueueEntry
 from outfitter_service.core.draft import Draft
 from outfitter_service.core.hosts import host_record, refreshed, with_health
 from outfitter_service.core.ledger import PutHost, SetInventory, SetScan
 from outfitter_service.core.sizes import FullError, OversizeError
-from outfitter_service.core.states import RELEASING, Step
+from outfitter_service.core.states import PENDING, RELEASING, Step
 from outfitter_service.core.terms import other_names
 from outfitter_service.core.view import View
 
@@ -30,9 +30,12 @@ def report(draft: Draft, event: m.DriverReport) -> None:
     view = draft.view(event.host)
     before = view.inventory(event.resource)
     if event.failure is not None:
-        inventory = structs.replace(before, failure=event.failure, asking=0)
+        failure = _failure_now(draft, view, event, before.healthy)
+        inventory = structs.replace(before, failure=failure, asking=0, is_retry_due=False)
     else:
         inventory = Inventory.of(event.devices, asked=max(event.asked, before.asking))
+        failure = _failure_now(draft, view, event, inventory.healthy)
+        inventory = structs.replace(inventory, failure=failure, least=before.least)
         if inventory.devices == before.devices:
             # the very same tuple: the book then keeps its indexes
             inventory = structs.replace(inventory, devices=before.devices, linked=before.linked)
@@ -52,6 +55,30 @@ def report(draft: Draft, event: m.DriverReport) -> None:
         if record is not None:
             draft.decision.changes.append(PutHost(record))
     draft.again(event.host)
+
+
+def _failure_now(draft: Draft, view: View, event: m.DriverReport, healthy: int) -> m.DriverFailure | None:
+    """The failure that counts after a report. One of a driver that is asked on demand concerns those who want as many
+    as it was asked for, or more. It counts until its delay is over, unless an answer to one of those says better."""
+    spec = draft.rules.specs.get(event.resource)
+    new = event.failure
+    if spec is None or not spec.on_demand:
+        return new
+    before = view.inventory(event.resource)
+    if new is not None:
+        new = structs.replace(new, at_least=new.at_least or before.least)
+    old = before.failure
+    if old is None or before.is_retry_due or not _is_for_now(spec, old):
+        return new
+    if new is not None:
+        return old if _is_for_now(spec, new) and old.at_least < new.at_least else new
+    free = healthy - view.held_count(event.resource)
+    return old if max(before.least, free) < old.at_least else None
+
+
+def _is_for_now(spec: m.ResourceSpec, failure: m.DriverFailure) -> bool:
+    """After a delay the driver is asked again."""
+    return not failure.permanent or spec.on_failure == m.OnFailure.WAIT
 
 
 def _still_linked(book: HostBook, resource: str, inventory: Inventory) -> tuple[tuple[str, ...], ...]:
@@ -187,6 +214,20 @@ def ask_for_more(draft: Draft, view: View, record: Allocation) -> m.ResourceSpec
     worker may get as another resource as well. The answer to one of them, if any was asked, decides about the worker.
     """
     asked = None
+    for spec, enough in _lacking(draft, view, record):
+        _ask(draft, view, spec.name, enough, record.key, least=record.request.amounts[spec.name])
+        asked = spec
+    return asked
+
+
+def may_be_served(draft: Draft, view: View, record: Allocation) -> m.ResourceSpec | None:
+    """The on-demand resource, the last if there are several, that `ask_for_more` would ask for more."""
+    found = [spec for spec, _ in _lacking(draft, view, record)]
+    return found[-1] if found else None
+
+
+def _lacking(draft: Draft, view: View, record: Allocation) -> Iterator[tuple[m.ResourceSpec, int]]:
+    """The on-demand resources whose drivers may name more devices than are free, and how many would do."""
     amounts = record.request.amounts
     for resource, amount in amounts.items():
         spec = draft.rules.specs.get(resource)
@@ -194,30 +235,63 @@ def ask_for_more(draft: Draft, view: View, record: Allocation) -> m.ResourceSpec
             enough = amount + policy.rival_amount(view, draft.rules.specs, amounts, resource)
             inventory = view.inventory(resource)
             if policy.may_name_more(view, spec, enough, inventory) and view.free_count(resource) < enough:
-                _ask(draft, view, resource, enough, record.key, least=amount)
-                asked = spec
-    return asked
+                yield spec, enough
+
+
+def ask_next(draft: Draft, view: View, waiting: Iterable[QueueEntry]) -> None:
+    """All have been looked at, and some of those wait for a question to be put: put it for the first of them or, while
+    a failure counts, for each amount in turn, the smallest first, so that nobody's failures are in others' way."""
+    lacking: dict[str, list[tuple[int, int, Allocation]]] = {}
+    for _, _, key in sorted(waiting):
+        record = draft.record(key)
+        if record is not None and record.state == PENDING:
+            for spec, enough in _lacking(draft, view, record):
+                lacking.setdefault(spec.name, []).append((record.request.amounts[spec.name], enough, record))
+    for resource, candidates in lacking.items():
+        inventory = view.inventory(resource)
+        chosen = candidates[0] if inventory.failure is None else _next_in_turn(candidates, inventory.least)
+        _ask(draft, view, resource, chosen[1], chosen[2].key, least=chosen[0])
+
+
+def _next_in_turn(candidates: Sequence[tuple[int, int, Allocation]], least: int) -> tuple[int, int, Allocation]:
+    """The first of those that want the next larger amount than `least` or, if there is none, the smallest."""
+    return min(candidates, key=lambda candidate: (candidate[0] <= least, candidate[0]))
 
 
 def retry(draft: Draft, event: m.DriverRetry) -> None:
-    """An on-demand driver failed for now: ask it again for the first who waits for it."""
+    """An on-demand driver failed for now: ask it again, for each amount in turn that its failure concerns."""
     view = draft.view(event.host)
-    if view.inventory(event.resource).asking:
+    inventory = view.inventory(event.resource)
+    failure = inventory.failure
+    if failure is None:
         return
-    waiting = view.book.waiting.get(event.resource)
-    if waiting:
-        key = waiting[0][2]
-        _ask(draft, view, event.resource, draft.ledger.allocations[key].request.amounts[event.resource], key)
+    if inventory.asking:
+        inventory = structs.replace(inventory, is_retry_due=True)
+        draft.decision.changes.append(SetInventory(event.host, event.resource, inventory))
+        return
+    candidates = []
+    # all of them, however many: the delay makes this rare, and some that fail must not hide the others
+    for _, _, key in view.book.waiting.get(event.resource, ()):
+        record = draft.ledger.allocations[key]
+        amount = record.request.amounts[event.resource]
+        if amount >= failure.at_least:
+            candidates.append((amount, amount, record))
+    if candidates:
+        amount, _, record = _next_in_turn(candidates, inventory.least)
+        _ask(draft, view, event.resource, amount, record.key)
+        return
+    inventory = structs.replace(inventory, failure=None)
+    draft.decision.changes.append(SetInventory(event.host, event.resource, inventory))
+    if view.book.queue:
+        draft.decision.changes.append(SetScan(event.host, view.book.queue[0]))
+        draft.again(event.host)
 
 
 def _ask(draft: Draft, view: View, resource: str, amount: int, key: str, *, least: int | None = None) -> None:
     host = view.book.host
     wanted = view.held_count(resource) + amount
-    inventory = structs.replace(view.inventory(resource), asking=wanted)
+    least = amount if least is None else least
+    inventory = structs.replace(view.inventory(resource), asking=wanted, least=least)
     view.set_inventory(resource, inventory)
     draft.decision.changes.append(SetInventory(host, resource, inventory))
-    draft.decision.commands.append(
-        m.Discover(
-            host=host, resource=resource, amount=wanted, least=amount if least is None else least, allocation=key
-        )
-    )
+    draft.decision.commands.append(m.Discover(host=host, resource=resource, amount=wanted, least=least, allocation=key))

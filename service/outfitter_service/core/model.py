@@ -76,7 +76,7 @@ Devices = dict[str, tuple[KnownDevice, ...]]
 class DriverFailure(Struct, frozen=True, kw_only=True):
     """A driver that could not report: for now, or until somebody changes something.
 
-    `at_least` above 0: it could only not name that many devices; whoever wants fewer is not concerned.
+    `at_least`: whoever wants fewer devices is not concerned. The core sets it for drivers that are asked on demand.
     """
 
     reason: str
@@ -108,7 +108,7 @@ class DriverReport(Struct, frozen=True, kw_only=True):
 
 class DriverRetry(Struct, frozen=True, kw_only=True):
     """The delay after an on-demand driver's failure is over: ask it again if anybody waits for it. Due after every
-    temporary failure, and after any where `on-failure` is `wait`."""
+    temporary failure, and after any where `on-failure` is `wait`; once for several that came meanwhile."""
 
     host: str
     resource: str

@@ -70,8 +70,9 @@ def schedule(draft: Draft, host: str) -> None:
     those who wait for something else are not concerned. So it makes no difference how many wait, nor for how much.
     """
     book = draft.view(host).book
-    is_done = _Round(draft, host).look_at_first(book, until=book.scan_from)
-    if _look_at_sharers(draft, book) or not is_done:
+    round_ = _Round(draft, host)
+    is_done = round_.look_at_first(book, until=book.scan_from)
+    if _look_at_sharers(draft, book) or round_.lacking or not is_done:
         draft.again(host)
 
 
@@ -131,16 +132,19 @@ def scan(draft: Draft, host: str, *, whole: bool) -> bool:
                 break
     if left != book.scan_from:
         draft.decision.changes.append(SetScan(host, left))
+    if left is None:
+        round_.ask(book)
     return left is None
 
 
 class _Round:
-    """One decision's way through a host's queue, in order: `claimed` is what those want that have to go on waiting, and
-    `has_moved` whether anybody waits no longer."""
+    """One decision's way through a host's queue, in order: `claimed` is what those want that have to go on waiting,
+    `has_moved` whether anybody waits no longer, and `lacking` are those for whom on-demand drivers are to be asked."""
 
     def __init__(self, draft: Draft, host: str) -> None:
         self.claimed: set[str] = set()
         self.has_moved = False
+        self.lacking: list[QueueEntry] = []
         self._draft = draft
         self._host = host
         self._most_changes = len(draft.decision.changes) + draft.rules.chunk
@@ -177,6 +181,17 @@ class _Round:
             return False
         return True
 
+    def ask(self, book: HostBook) -> None:
+        """What is known has served whom it serves: ask on-demand drivers for the others."""
+        view = self._draft.view(self._host)
+        waiting = set(self.lacking)
+        for resource, entries in book.unanswered.items():
+            spec = self._draft.rules.specs.get(resource)
+            if spec is not None and spec.on_demand and not view.inventory(resource).asking:
+                waiting.update(entries[: LOOKS * self._draft.rules.chunk])
+        if waiting:
+            discovery.ask_next(self._draft, view, waiting)
+
     def _look(self, key: str) -> None:
         draft = self._draft
         known = draft.record(key)
@@ -192,7 +207,7 @@ class _Round:
         obstacle = self._alike.get(wanted)
         record = known
         if obstacle is None:
-            record, obstacle = _attempt(draft, view, known, self.claimed)
+            record, obstacle = _attempt(draft, view, known, self.claimed, later=self.lacking)
             if obstacle is None:
                 self.has_moved = True
                 return
@@ -250,9 +265,19 @@ def _any_waits(
 
 
 def _attempt(
-    draft: Draft, view: View, record: Allocation, claimed: Collection[str], *, new: bool = False
+    draft: Draft,
+    view: View,
+    record: Allocation,
+    claimed: Collection[str],
+    *,
+    new: bool = False,
+    later: list[QueueEntry] | None = None,
 ) -> tuple[Allocation, policy.Obstacle | None]:
-    """Grant a worker what it wants, or fail it. If it has to wait: its record as it is then, and the obstacle."""
+    """Grant a worker what it wants, or fail it. If it has to wait: its record as it is then, and the obstacle.
+
+    One that claims nothing and for which an on-demand driver is to be asked is put into `later`, if that is given: a
+    driver that is being asked serves nobody, and others may be served with what is known.
+    """
     most = sizes.most_granted(draft.rules.max_bytes)
     if (least := policy.least_bytes(view, record.request.amounts)) > most:
         return _fail_oversize(draft, record, OversizeError(least, most), new=new), None
@@ -272,7 +297,10 @@ def _attempt(
                 draft.again(record.host)
                 return record, policy.Obstacle(ReasonCode.BUSY, explain.NEXT_COMMIT, "")
         if not outcome.final:
-            asked = discovery.ask_for_more(draft, view, record)
+            if later is None or outcome.code == ReasonCode.BUSY:
+                asked = discovery.ask_for_more(draft, view, record)
+            elif (asked := discovery.may_be_served(draft, view, record)) is not None:
+                later.append(queue_entry(record))
             if asked is not None:
                 outcome = policy.Obstacle(ReasonCode.NOT_REPORTED, explain.not_reported(asked), asked.name)
             return record, outcome

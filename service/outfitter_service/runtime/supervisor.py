@@ -55,6 +55,8 @@ class Supervisor:
         self._emit = emit
         self._metrics = metrics
         self._retry_delay_s = FIRST_DELAY_S
+        self._retry_at: float | None = None
+        self._failed_at_least = 0
         self._waits = loaded.spec.on_failure == m.OnFailure.WAIT
         self._log = log.bind(resource=self.name, host=host)
 
@@ -164,7 +166,7 @@ class Supervisor:
             try:
                 devices = await self._retrieve(amount, record)
             except api.NotEnoughDevicesError as error:
-                failure = structs.replace(verdict(error), permanent=True, at_least=command.least)
+                failure = structs.replace(verdict(error), permanent=True)
             except Exception as error:  # noqa: BLE001 - a driver's own code; any failure of it is a report
                 failure = verdict(error)
                 delay = pause(error, delay)
@@ -172,13 +174,28 @@ class Supervisor:
                 told.warning("driver failed", error=failure.reason, permanent=failure.permanent)
                 break
             else:
-                self._retry_delay_s = FIRST_DELAY_S
+                if command.least >= self._failed_at_least:
+                    self._retry_delay_s = FIRST_DELAY_S
+                    self._failed_at_least = 0
                 self._emit(m.DriverReport(host=self.host, resource=self.name, devices=devices, asked=command.amount))
                 return
+        failure = structs.replace(failure, at_least=command.least)
         self._emit(m.DriverReport(host=self.host, resource=self.name, failure=failure, asked=command.amount))
         if not failure.permanent or self._waits:
-            self._retry_delay_s = min(self._retry_delay_s * 2, LONGEST_DELAY_S)
-            await anyio.sleep(delay)
+            self._failed_at_least = command.least
+            await self._retry_after(delay)
+
+    async def _retry_after(self, delay: float) -> None:
+        """Have the driver asked again, once for all failures so far: who fails with different amounts, one after the
+        other, must not have it asked more often."""
+        due = time.monotonic() + delay
+        if self._retry_at is not None and self._retry_at <= due:
+            return
+        self._retry_at = due
+        self._retry_delay_s = min(self._retry_delay_s * 2, LONGEST_DELAY_S)
+        await anyio.sleep(delay)
+        if self._retry_at == due:
+            self._retry_at = None
             self._emit(m.DriverRetry(host=self.host, resource=self.name))
 
     async def _retrieve(self, amount: int, record: Allocation | None) -> tuple[m.KnownDevice, ...]:
