@@ -30,13 +30,15 @@ SETTLED = 5
 
 @dataclass(slots=True)
 class Host:
-    """One host at one prefix of the ledger: what its record says (it stands at `offset`), and said `before` the commit
-    that is looked at (None: the same); who waits, busy, for what; the number of the last commit that changed anything.
+    """One host at one prefix of the ledger: what its record says, and said `before` the commit that is looked at (None:
+    the same); where that record stands (`offset`) and the `earlier` one stood; who waits, busy, for what; the number of
+    the last commit that changed anything.
     """
 
     inventories: Mapping[str, Inventory] = field(default_factory=dict)
     before: Mapping[str, Inventory] | None = None
     offset: int = -1
+    earlier: int = -1
     waiting: dict[str, list[Place]] = field(default_factory=dict)
     placed: dict[str, tuple[Place, tuple[str, ...]]] = field(default_factory=dict)
     changed: int = 0
@@ -58,7 +60,8 @@ class Order:
     def host(self, offset: int, name: str, inventories: Mapping[str, Inventory]) -> None:
         """A host's record: of the commit whose checkpoint follows."""
         host = self._host(name)
-        host.before, host.inventories, host.offset = host.inventories, inventories, offset
+        host.before, host.inventories = host.inventories, inventories
+        host.earlier, host.offset = host.offset, offset
         self._told.append(host)
 
     def commit(self, ledger: Ledger, number: int, records: list[Written]) -> None:
@@ -103,7 +106,8 @@ class Order:
         granted = wire.devices(record.body)
         if not granted:
             return
-        if host.offset < 0 or not ledger.commits.in_the_open(record.writer, host.offset, written.offset):
+        known = host.offset if host.offset < written.offset else host.earlier  # a commit's host records come last
+        if host.offset < 0 or not ledger.commits.in_the_open(record.writer, known, written.offset):
             self._findings.part("inventory", "the host's record was compacted away, or is missing")
             return
         for resource, devices in granted.items():

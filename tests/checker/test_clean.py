@@ -156,6 +156,22 @@ def test_a_queue_that_is_served_in_order_raises_no_alarm() -> None:
     assert world.report().violations == ()
 
 
+@pytest.mark.parametrize("markers", [True, False], ids=["kafka", "embedded"])
+def test_a_grant_in_the_commit_that_tells_of_its_device_is_looked_at(markers: bool) -> None:
+    """A commit's host records stand behind its allocations."""
+    world = lived_in(markers=markers)
+    granted = world.allocation("e", "allocated", devices=["GPU-2"])
+    world.commit(granted)
+    last = world.allocations.records.pop()
+    world.allocations.end = last.offset
+    world.host(gpu=None)
+    world.allocations.append(last.key.decode() if last.key else None, last.value)
+    world.allocations.marker()
+    report = world.report()
+    assert report.violations == ()
+    assert not [check.partial for check in report.checks if check.name == "inventory" and check.partial]
+
+
 def test_devices_that_changed_in_the_commit_of_a_grant_raise_no_alarm_and_are_said() -> None:
     world = lived_in()
     world.inventory({"gpu": {"state": "driver-failed", "devices": []}})

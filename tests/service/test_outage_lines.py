@@ -4,6 +4,7 @@ first contact nothing that looks like trouble."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,12 +26,11 @@ def loud(manager: Manager) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def manager(own_broker: Broker, start_manager: StartManager) -> Manager:
+def manager(own_broker: Broker, start_manager: StartManager, tmp_path: Path) -> Manager:
     """Its first contact with a broker, by the commands of the README."""
-    made = start_manager(bus=own_broker.url, arguments=["--log-format", "json", "--log-level", "debug"], ready=False)
-    assert made.outfitter("topics", "create", "--partitions", "12").returncode == 0
-    made.wait_for(lambda: made._find_address(0) and made._is_ready())
-    return made
+    before = Manager(tmp_path / "before", "", bus=own_broker.url)
+    assert before.outfitter("topics", "create", "--partitions", "12").returncode == 0
+    return start_manager(bus=own_broker.url, arguments=["--log-format", "json", "--log-level", "debug"])
 
 
 def test_an_outage_is_one_line_when_it_begins_and_one_when_it_ends(manager: Manager, own_broker: Broker) -> None:
