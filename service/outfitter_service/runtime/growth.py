@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
-from outfitter_proto.bus import Bus, Entry, OffsetOutOfRangeError, UnknownTopicError
+from outfitter_proto.bus import Bus, Entry, UnknownTopicError
+from outfitter_proto.bus.reading import MARKERS_WAIT_S, read_to
 from outfitter_proto.codec import WireError, decode_ledger, decode_registration, encode
 from outfitter_proto.names import (
     InvalidNameError,
@@ -28,7 +29,6 @@ from outfitter_proto.names import (
 )
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Checkpoint, Growth, Heartbeat, Host, InputPosition, Register
-from outfitter_service.runtime.restore import MARKERS_WAIT_S
 from outfitter_service.runtime.shape import MOVING
 
 INSTANCE = "topics-grow"
@@ -73,12 +73,7 @@ async def stock(bus: Bus, topic: str, partition: int, partitions: int) -> Stock:
     places: dict[str, int] = {}
     end = await bus.stable_end(topic, partition)
     async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
-        while reader.position < end:
-            try:
-                messages = await reader.fetch(max_records=10_000, timeout=MARKERS_WAIT_S)
-            except OffsetOutOfRangeError as error:
-                await reader.seek(error.start)
-                continue
+        async for messages in read_to(reader, end):
             for message in messages:
                 key = message.key or b""
                 if message.value is None:

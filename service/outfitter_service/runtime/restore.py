@@ -17,6 +17,7 @@ import structlog
 from msgspec import Struct, structs
 
 from outfitter_proto.bus import Bus, Message, OffsetOutOfRangeError
+from outfitter_proto.bus.reading import MARKERS_WAIT_S
 from outfitter_proto.codec import UnknownTypeError, WireError, decode_ledger, encode
 from outfitter_proto.names import checkpoint_key, host_of, sweeper_writer
 from outfitter_proto.records import Allocation, AllocationState, Checkpoint, Device, Host, LedgerRecord, ResolvedRequest
@@ -36,9 +37,6 @@ STRETCH = 500
 
 MOST_ALIKE = 1000
 """Requests, labels and names that are remembered at most, to find those that are alike."""
-
-MARKERS_WAIT_S = 0.05
-"""How long one fetch may wait: where nothing but transaction markers is left, nothing comes, and the position moves."""
 
 
 class LedgerRefusedError(RuntimeError):

@@ -19,11 +19,12 @@ import anyio
 import structlog
 
 from outfitter_proto.bus import Bus, OffsetOutOfRangeError, Reader
+from outfitter_proto.bus.reading import MARKERS_WAIT_S
 from outfitter_proto.codec import WireError, decode_ledger
 from outfitter_proto.names import checkpoint_key, sweeper_writer
 from outfitter_proto.records import Checkpoint
 from outfitter_service.runtime.clock import Clock
-from outfitter_service.runtime.restore import LEDGER_FORMAT, MARKERS_WAIT_S, LedgerRefusedError
+from outfitter_service.runtime.restore import LEDGER_FORMAT, LedgerRefusedError
 
 log = structlog.get_logger("outfitter.sweeper")
 

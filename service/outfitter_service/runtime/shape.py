@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from msgspec import UNSET, Struct
 
-from outfitter_proto.bus import Bus, OffsetOutOfRangeError, UnknownTopicError
+from outfitter_proto.bus import Bus, UnknownTopicError
+from outfitter_proto.bus.reading import read_to
 from outfitter_proto.names import Topics, transactional_id
 from outfitter_proto.records import Checkpoint
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.remit import Remit
-from outfitter_service.runtime.restore import MARKERS_WAIT_S, Restored
+from outfitter_service.runtime.restore import Restored
 
 LOOK_S = 30.0
 """How often a manager that serves looks at the shape of its topics: one small question."""
@@ -204,12 +205,7 @@ class Ground:
         found: dict[bytes, str] = {}
         end = await self._bus.stable_end(topic, partition)
         async with await self._bus.open_reader(topic, partition, start=None, committed=True) as reader:
-            while reader.position < end:
-                try:
-                    messages = await reader.fetch(max_records=10_000, timeout=MARKERS_WAIT_S)
-                except OffsetOutOfRangeError as error:
-                    await reader.seek(error.start)
-                    continue
+            async for messages in read_to(reader, end):
                 for message in messages:
                     host = self._remit.stray(message.key or b"", self.shape.partitions)
                     if host is None:
