@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 from msgspec import Struct
@@ -28,12 +29,13 @@ class DriverError(Exception):
 class TemporaryDriverError(DriverError):
     """It may work later: the worker stays pending with this message as the reason, and the call is repeated.
 
-    `delay` is how many seconds to wait before the next try, None for the manager's own back-off.
+    `delay` is how long to wait before the next try, in seconds or as a `timedelta`; None for the manager's own
+    back-off, which also stands for whatever is no time to wait (`nan`, a text).
     """
 
-    def __init__(self, message: str, *, delay: float | None = None) -> None:
+    def __init__(self, message: str, *, delay: float | timedelta | None = None) -> None:
         super().__init__(message)
-        self.delay = delay
+        self.delay = delay.total_seconds() if isinstance(delay, timedelta) else delay
 
 
 class PermanentDriverError(DriverError):

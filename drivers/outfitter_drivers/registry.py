@@ -76,7 +76,7 @@ def load_factory(name: str) -> ExternalResourceDriverFactory:
     try:
         found = point.load()
         factory = found() if isinstance(found, type) else found
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # Foreign code is imported here: whatever it raises is about this one driver.
         raise DriverLookupError(f"driver {name!r} ({point.value}) cannot be loaded: {error!r}") from error
     if not isinstance(factory, ExternalResourceDriverFactory):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import cast
 
@@ -17,7 +18,10 @@ from outfitter_drivers.api import (
     ExternalResourceDriver,
     ExternalResourceDriverFactory,
     ExternalResourceInfo,
+    Grant,
+    InUseCheck,
     Inventory,
+    Preparation,
     TemporaryDriverError,
     Worker,
 )
@@ -25,6 +29,8 @@ from outfitter_service import config as configuration
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime import loading
+from outfitter_service.runtime import supervisor as supervisor_module
+from outfitter_service.runtime.drivers import close
 from outfitter_service.runtime.supervisor import Loaded, Supervisor
 from service.conftest import Serve
 from support.house import another, deregister, register
@@ -136,6 +142,32 @@ async def test_withdrawing_from_a_script_that_hangs_is_not_delayed_by_it(serve: 
 # --- drivers in Python -------------------------------------------------------------------------------------
 
 
+class WordlessError(Exception):
+    """An exception whose message cannot be read."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Unrelated(BaseException):
+    """No `Exception`, as what some libraries raise to end a program."""
+
+
+RAISED: dict[str, Callable[[], BaseException]] = {
+    "a delay as a timedelta": lambda: TemporaryDriverError("later", delay=timedelta(milliseconds=10)),
+    "a delay that is a text": lambda: TemporaryDriverError("later", delay="5"),  # type: ignore[arg-type]
+    "a delay of nan": lambda: TemporaryDriverError("later", delay=float("nan")),
+    "a delay without an end": lambda: TemporaryDriverError("later", delay=float("inf")),
+    "no words": WordlessError,
+    "an end of the process": lambda: SystemExit(3),
+    "an interrupt": KeyboardInterrupt,
+    "an end of a generator": GeneratorExit,
+    "an end of an iteration": StopAsyncIteration,
+    "a group": lambda: BaseExceptionGroup("two", [SystemExit(2), asyncio.CancelledError()]),
+    "no exception": lambda: Unrelated("odd"),
+}
+
+
 class Odd(ExternalResourceDriver, Inventory):
     """Does what the parameter says, the first time it is looked at."""
 
@@ -155,6 +187,8 @@ class Odd(ExternalResourceDriver, Inventory):
         if self.how.startswith("sets "):
             yield [Device(properties={"index": "7"}, env={self.how.removeprefix("sets "): "x"})]
         if self.asked == 1:
+            if self.how in RAISED:
+                raise RAISED[self.how]()
             match self.how:
                 case "raises":
                     raise TemporaryDriverError("not now", delay=0.01)
@@ -188,6 +222,10 @@ class OddFactory(ExternalResourceDriverFactory):
     def create_external_resource_driver(self, config: DriverParams) -> Odd:
         if config["how"] == "cannot be built":
             raise RuntimeError("no such bus")
+        if config["how"] == "ends the process":
+            raise SystemExit("a vendor's library wants to end this process")
+        if config["how"] == "has no words":
+            raise WordlessError
         if config["how"] == "is none":
             return cast("Odd", None)
         return Odd(config["how"])
@@ -214,6 +252,7 @@ def odd(how: str) -> str:
         "ends",
         "ends before it begins",
         "is cancelled from within",
+        *RAISED,
     ],
 )
 async def test_an_inventory_that_fails_once_is_opened_again(serve: Serve, how: str) -> None:
@@ -264,7 +303,13 @@ async def test_a_resource_that_waits_is_asked_for_again_after_a_failure_for_good
 
 
 @pytest.mark.parametrize(
-    ("how", "said"), [("cannot be built", "no such bus"), ("is none", "no ExternalResourceDriver but None")]
+    ("how", "said"),
+    [
+        ("cannot be built", "no such bus"),
+        ("is none", "no ExternalResourceDriver but None"),
+        ("ends the process", "a vendor's library wants to end this process"),
+        ("has no words", "its message cannot be read"),
+    ],
 )
 async def test_a_driver_that_cannot_be_built_leaves_the_others_served(serve: Serve, how: str, said: str) -> None:
     async with serve(odd(how)) as house:
@@ -310,6 +355,59 @@ async def test_no_script_outlives_its_manager(serve: Serve, tmp_path: Path) -> N
             while not pid.exists():  # noqa: ASYNC110 - another process makes it
                 await anyio.sleep(0.01)
     wait_until_ended(int(pid.read_text()))
+
+
+class Raising(ExternalResourceDriver, Preparation, InUseCheck):
+    """Each of its calls raises what it was made with, the first time."""
+
+    def __init__(self, error: Callable[[], BaseException]) -> None:
+        self.error = error
+        self.called: set[str] = set()
+
+    def once(self, call: str) -> None:
+        if call not in self.called:
+            self.called.add(call)
+            raise self.error()
+
+    async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
+        self.once("retrieve")
+        return [ExternalResourceInfo({"index": str(index)}) for index in range(amount)]
+
+    async def prepare(self, grant: Grant) -> None:
+        self.once("prepare")
+
+    async def unprepare(self, grant: Grant) -> None:
+        self.once("unprepare")
+
+    async def in_use(self, grant: Grant) -> str | None:
+        self.once("in-use")
+        return None
+
+    async def aclose(self) -> None:
+        self.once("close")
+
+
+@pytest.mark.parametrize("what", RAISED)
+async def test_whatever_a_driver_raises_is_its_own_failure_and_is_tried_again(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "FIRST_DELAY_S", 0.01)
+    said: list[m.Event] = []
+    driver = Raising(RAISED[what])
+    loaded = Loaded(spec=m.ResourceSpec(name="bad", on_demand=True), driver=driver)
+    supervisor = Supervisor(loaded, host="h", emit=said.append, metrics=Metrics())
+    question = m.Discover(host="h", resource="bad", amount=1, least=1, allocation="h/w/1")
+    grant = Grant(allocation="h/w/1", token=1, worker=Worker(host="h", resource="bad"), device_ids=(), devices=())
+    await supervisor.discover(question, None)
+    await supervisor.discover(question, None)
+    assert "could not prepare" in (await supervisor.prepare(grant) or "")
+    assert await supervisor.prepare(grant) is None
+    await supervisor.unprepare(grant)
+    assert await supervisor.wait_until_unused(grant)
+    await close([loaded], 5.0)
+    assert driver.called == {"retrieve", "prepare", "unprepare", "in-use", "close"}
+    reports = [event for event in said if isinstance(event, m.DriverReport)]
+    assert [report.failure is None for report in reports] == [False, True]
 
 
 class Refusing(ExternalResourceDriver):

@@ -18,7 +18,7 @@ from outfitter_proto.records import Allocation
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.supervisor import Emit, Loaded, Supervisor
-from outfitter_service.runtime.verdicts import foreign_code
+from outfitter_service.runtime.verdicts import DriverCallError, foreign_code
 
 log = structlog.get_logger("outfitter.drivers")
 
@@ -189,7 +189,7 @@ async def _close(name: str, driver: api.ExternalResourceDriver, within_s: float)
         try:
             with foreign_code():
                 await driver.aclose()
-        except Exception as error:  # noqa: BLE001 - a driver's own code; its failure must not stop the shutdown
-            log.warning("driver did not close well", resource=name, error=str(error))
+        except DriverCallError as error:
+            log.warning("driver did not close well", resource=name, error=error.failure.reason)
     if scope.cancelled_caught:
         log.warning("driver did not close in time", resource=name, after_s=within_s)

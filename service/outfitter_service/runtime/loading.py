@@ -15,7 +15,7 @@ from outfitter_drivers import api, registry
 from outfitter_service.config import ResourceConfig
 from outfitter_service.core.model import OnFailure, ResourceSpec, SpecState
 from outfitter_service.runtime.supervisor import Loaded
-from outfitter_service.runtime.verdicts import written
+from outfitter_service.runtime.verdicts import words_of
 
 log = structlog.get_logger("outfitter.drivers")
 
@@ -46,14 +46,14 @@ def _load(resource: ResourceConfig, scope: str) -> Loaded:
                 "cluster scope; valid is one that looks from afar (static), or scope = host"
             )
     except (registry.DriverLookupError, ValueError) as error:
-        reason = written(f"external-resource.{resource.name}: {error}")
-        log.error("driver cannot be built, its resource is not served", resource=spec.name, error=str(error))
+        said = words_of(error)
+        reason = f"external-resource.{resource.name}: {said}"
+        log.error("driver cannot be built, its resource is not served", resource=spec.name, error=said)
         return Loaded(spec=structs.replace(spec, state=SpecState.MISCONFIGURED, reason=reason))
-    except Exception as error:
-        # a factory is foreign code; whatever it raises is about this one resource
-        reason = written(
-            f"external-resource.{resource.name}: its driver cannot be built: {type(error).__name__}: {error}"
-        )
+    except (Exception, SystemExit) as error:
+        # a factory is foreign code; whatever it raises is about this one resource, an end of the process included
+        said = f"{type(error).__name__}: {words_of(error)}"
+        reason = f"external-resource.{resource.name}: its driver cannot be built: {said}"
         log.exception("driver cannot be built, its resource is not served", resource=spec.name)
         return Loaded(spec=structs.replace(spec, state=SpecState.MISCONFIGURED, reason=reason))
     return Loaded(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any, TypeVar
 
 import anyio
@@ -19,7 +19,7 @@ from outfitter_drivers import api
 from outfitter_proto.records import Allocation
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
-from outfitter_service.runtime.verdicts import foreign_code, known_devices, pause, verdict
+from outfitter_service.runtime.verdicts import DriverCallError, foreign_code, known_devices
 
 log = structlog.get_logger("outfitter.drivers")
 
@@ -98,15 +98,19 @@ class Supervisor:
         finally:
             self._metrics.driver_seconds.labels(self.name, call).observe(time.monotonic() - begun)
 
-    async def _bounded(self, call: str, awaitable: Awaitable[T]) -> T:
+    async def _bounded(self, call: str, act: Callable[[], Awaitable[T]]) -> T:
+        """What `act`, a driver's code, comes to.
+
+        Raises:
+            DriverCallError: it raised something, or took longer than the driver's time limit.
+        """
         with self._measured(call):
             try:
                 with anyio.fail_after(self._timeout_s), foreign_code():
-                    return await awaitable
+                    return await act()
             except TimeoutError as error:
-                if str(error):
-                    raise
-                raise TimeoutError(f"no answer within {self._timeout_s:g} s") from error
+                reason = f"TimeoutError: no answer within {self._timeout_s:g} s"
+                raise DriverCallError(m.DriverFailure(reason=reason)) from error
 
     # --- inventory ---
 
@@ -127,32 +131,39 @@ class Supervisor:
                     async for devices in inventories:
                         tell(self._report(devices))
                         delay = FIRST_DELAY_S
-            except Exception as error:  # noqa: BLE001 - a driver's own code; any failure of it is a report
-                failure = verdict(error)
+            except DriverCallError as error:
+                failure = error.failure
                 if told is None or told.failure != failure:
                     self._log.warning("driver failed", error=failure.reason, permanent=failure.permanent)
                 tell(m.DriverReport(host=self.host, resource=self.name, failure=failure))
-                await anyio.sleep(pause(error, delay))
+                await anyio.sleep(delay if error.delay_s is None else error.delay_s)
                 delay = min(delay * 2, LONGEST_DELAY_S)
 
     async def _inventories(self, driver: api.Inventory) -> AsyncGenerator[Sequence[api.Device], None]:
-        sets = driver.inventory(self.host)
+        """Each set of devices that the driver yields.
+
+        Raises:
+            DriverCallError: it failed, or its inventory ended.
+        """
+        with foreign_code():
+            sets = driver.inventory(self.host)
         try:
-            first = await self._bounded("inventory", anext(sets, None))
-            if first is not None:
-                yield first
+            devices = await self._bounded("inventory", lambda: anext(sets, None))
+            while devices is not None:
+                yield devices
                 with foreign_code():
-                    async for devices in sets:
-                        self._metrics.driver_runs.labels(self.name, "inventory").inc()
-                        yield devices
+                    devices = await anext(sets, None)
+                    self._metrics.driver_runs.labels(self.name, "inventory").inc()
         finally:
             if isinstance(sets, AsyncGenerator):
-                with anyio.move_on_after(self._timeout_s):
+                with anyio.move_on_after(self._timeout_s), suppress(DriverCallError), foreign_code():
                     await sets.aclose()
-        raise api.TemporaryDriverError("its inventory ended")
+        raise DriverCallError(m.DriverFailure(reason="its inventory ended"))
 
     def _report(self, devices: Sequence[api.Device]) -> m.DriverReport:
-        return m.DriverReport(host=self.host, resource=self.name, devices=known_devices(self.name, devices))
+        with foreign_code():
+            known = known_devices(self.name, devices)
+        return m.DriverReport(host=self.host, resource=self.name, devices=known)
 
     # --- on demand ---
 
@@ -165,11 +176,12 @@ class Supervisor:
         for amount in amounts:
             try:
                 devices = await self._retrieve(amount, record)
-            except api.NotEnoughDevicesError as error:
-                failure = structs.replace(verdict(error), permanent=True)
-            except Exception as error:  # noqa: BLE001 - a driver's own code; any failure of it is a report
-                failure = verdict(error)
-                delay = pause(error, delay)
+            except DriverCallError as error:
+                failure = error.failure
+                if error.is_shortage:
+                    failure = structs.replace(failure, permanent=True)
+                    continue
+                delay = delay if error.delay_s is None else error.delay_s
                 told = self._log_of(self._worker(record))
                 told.warning("driver failed", error=failure.reason, permanent=failure.permanent)
                 break
@@ -199,23 +211,26 @@ class Supervisor:
             self._emit(m.DriverRetry(host=self.host, resource=self.name))
 
     async def _retrieve(self, amount: int, record: Allocation | None) -> tuple[m.KnownDevice, ...]:
-        infos = await self._bounded("retrieve", self.driver.retrieve_resource_info(amount, self._worker(record)))
-        if infos is None:
-            raise api.PermanentDriverError(f"it returned nothing at all for {amount} devices")
-        return known_devices(self.name, [self.driver.device(info) for info in infos])
+        worker = self._worker(record)
+        infos = await self._bounded("retrieve", lambda: self.driver.retrieve_resource_info(amount, worker))
+        with foreign_code():
+            if infos is None:
+                raise api.PermanentDriverError(f"it returned nothing at all for {amount} devices")
+            return known_devices(self.name, [self.driver.device(info) for info in infos])
 
     # --- preparing and taking back ---
 
     async def prepare(self, grant: api.Grant) -> str | None:
         """Make ready; the reason if it failed."""
-        if not isinstance(self.driver, api.Preparation):
+        driver = self.driver
+        if not isinstance(driver, api.Preparation):
             return None
         try:
-            await self._bounded("prepare", self.driver.prepare(grant))
-        except Exception as error:  # noqa: BLE001 - a driver's own code; its failure fails this allocation
-            failure = verdict(error)
-            self._log_of(grant.worker).warning("prepare failed", error=failure.reason)
-            return f"the driver of {self.name} could not prepare: {failure.reason}"
+            await self._bounded("prepare", lambda: driver.prepare(grant))
+        except DriverCallError as error:
+            reason = error.failure.reason
+            self._log_of(grant.worker).warning("prepare failed", error=reason)
+            return f"the driver of {self.name} could not prepare: {reason}"
         return None
 
     async def unprepare(self, grant: api.Grant) -> None:
@@ -242,15 +257,15 @@ class Supervisor:
         told, told_at = "", -DELAY_TOLD_EVERY_S
         while True:
             try:
-                await self._bounded(call, act(grant))
-            except Exception as error:  # noqa: BLE001 - a driver's own code; tried again, and said each time
-                reason = verdict(error).reason
+                await self._bounded(call, lambda: act(grant))
+            except DriverCallError as error:
+                reason = error.failure.reason
                 self._log_of(grant.worker).warning(f"{call} failed, will be repeated", error=reason)
                 words = f"the driver of {self.name} says: {reason}"[:LONGEST_WORDS]
                 if words != told and time.monotonic() - told_at >= DELAY_TOLD_EVERY_S:
                     told, told_at = words, time.monotonic()
                     self._emit(m.ReleaseDelayed(allocation=grant.allocation, token=grant.token, words=words))
-                await anyio.sleep(pause(error, delay))
+                await anyio.sleep(delay if error.delay_s is None else error.delay_s)
                 delay = min(delay * 2, LONGEST_DELAY_S)
             else:
                 return

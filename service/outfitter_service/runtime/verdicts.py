@@ -6,6 +6,7 @@ It calls no driver (supervisor.py) and knows no rules: what a failure means for 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -27,38 +28,74 @@ SHORTEST_DELAY_S = 0.05
 """A driver that wants to be asked again at once is asked after this: it must not keep the manager busy."""
 
 
-def verdict(error: BaseException) -> m.DriverFailure:
+class DriverCallError(Exception):
+    """A driver's code failed: what that amounts to, and the seconds it wants to wait before it is called again (None:
+    it does not say). `is_shortage`: it could have named fewer devices."""
+
+    def __init__(self, failure: m.DriverFailure, *, delay_s: float | None = None, is_shortage: bool = False) -> None:
+        super().__init__(failure.reason)
+        self.failure = failure
+        self.delay_s = delay_s
+        self.is_shortage = is_shortage
+
+
+@contextmanager
+def foreign_code() -> Iterator[None]:
+    """A driver's own code runs here.
+
+    Whatever it raises is its own failure, also what is no `Exception`: a vendor's library may call `sys.exit()`, and a
+    cancellation may come from something that the driver waited for. Let through, it would end the manager.
+
+    Raises:
+        DriverCallError: it raised something.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError):
+            if _is_cancelled():
+                raise
+            failure = m.DriverFailure(reason="RuntimeError: something that the driver waited for was cancelled")
+            raise DriverCallError(failure) from error
+        shortage = isinstance(error, api.NotEnoughDevicesError)
+        raise DriverCallError(_verdict(error), delay_s=_wanted_delay(error), is_shortage=shortage) from error
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _verdict(error: BaseException) -> m.DriverFailure:
     """What an exception of a driver amounts to. Only `PermanentDriverError` is permanent."""
-    if isinstance(error, TimeoutError) and not str(error):
+    words = words_of(error)
+    if isinstance(error, TimeoutError) and not words:
         return m.DriverFailure(reason="it took too long")
-    reason = written(str(error) or type(error).__name__)[:REASON_LENGTH]
+    reason = words or type(error).__name__
     if not isinstance(error, api.DriverError):
-        reason = f"{type(error).__name__}: {reason}"[:REASON_LENGTH]
-    return m.DriverFailure(reason=reason, permanent=isinstance(error, api.PermanentDriverError))
+        reason = f"{type(error).__name__}: {reason}"
+    return m.DriverFailure(reason=reason[:REASON_LENGTH], permanent=isinstance(error, api.PermanentDriverError))
+
+
+def words_of(error: BaseException) -> str:
+    """A foreign exception's message, as it can go over the wire; that it cannot be read, if its own code fails."""
+    try:
+        return written(str(error)[:REASON_LENGTH])
+    except Exception as unreadable:  # noqa: BLE001 - foreign code, too
+        return f"its message cannot be read ({type(unreadable).__name__})"
+
+
+def _wanted_delay(error: BaseException) -> float | None:
+    """The seconds that a driver wants to wait; None: it does not say, or says something that is no time to wait."""
+    delay = getattr(error, "delay", None) if isinstance(error, api.TemporaryDriverError) else None
+    if isinstance(delay, int | float) and math.isfinite(delay):
+        return max(float(delay), SHORTEST_DELAY_S)
+    return None
 
 
 def written(text: str) -> str:
     """Foreign text as it can go over the wire: half characters, as in names of files, are escaped."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-@contextmanager
-def foreign_code() -> Iterator[None]:
-    """A driver's own code runs here. A cancellation that nobody asked this task for is its failure like any other:
-    let through, it would end the supervisors of all drivers."""
-    try:
-        yield
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise RuntimeError("something that the driver waited for was cancelled") from error
-
-
-def pause(error: Exception, delay: float) -> float:
-    """Seconds until a call that failed is repeated: as the driver wants it, else `delay`."""
-    wanted = error.delay if isinstance(error, api.TemporaryDriverError) else None
-    return delay if wanted is None else max(wanted, SHORTEST_DELAY_S)
 
 
 def known_device(resource: str, device: api.Device) -> m.KnownDevice:
