@@ -7,12 +7,13 @@ from outfitter_verify.logs import Partition, Reading
 from support.streams import PARTITION, PARTITIONS, World
 
 
-def holding(worker: str, *devices: str) -> World:
-    """A world in which a worker of the same host as ever has these devices."""
+def holding(worker: str, *devices: str, shared: bool = False) -> World:
+    """A world in which a worker of the same host as ever has these devices, to itself unless they are `shared`."""
     world = World()
     world.commit()
     world.register(worker)
-    world.commit(world.allocation(worker, "allocated", devices=list(devices)))
+    record = world.allocation(worker, "allocated", devices=list(devices), shared=["gpu"] if shared else [])
+    world.commit(record)
     return world
 
 
@@ -37,3 +38,9 @@ def test_a_device_that_is_held_in_two_partitions_is_found() -> None:
 def test_other_devices_and_the_same_allocation_on_its_way_are_none() -> None:
     assert said(together(holding("a", "GPU-0"), holding("b", "GPU-1"))) == []
     assert said(together(holding("a", "GPU-0"), holding("a", "GPU-0"))) == []
+
+
+def test_a_device_may_be_shared_over_two_partitions_and_not_with_whoever_has_it_alone() -> None:
+    alone, sharing = holding("a", "GPU-0"), holding("b", "GPU-0", shared=True)
+    assert said(together(holding("a", "GPU-0", shared=True), sharing)) == []
+    assert len(said(together(alone, sharing))) == len(said(together(sharing, alone))) == 1

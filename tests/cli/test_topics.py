@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 from pathlib import Path
 
@@ -178,3 +179,24 @@ async def test_partitions_that_were_added_without_moving_anything_are_told_by_th
     with pytest.raises(ManagerError, match="ended with 1"):
         manager.start()
     assert "outfitter topics grow --partitions 3" in manager.log_tail()
+
+
+@pytest.mark.parametrize(
+    ("topic", "told"),
+    [
+        ("allocations", ("made anew, or restored from a copy: grants may be missing", "--adopt-ledger")),
+        ("registrations", ("the registrations topic was made anew: what was not answered before is lost",)),
+    ],
+)
+def test_a_topic_that_was_made_anew_is_told_by_the_check(
+    bus: str, tmp_path: Path, topic: str, told: tuple[str, ...]
+) -> None:
+    manager = Manager(tmp_path, files_config(tmp_path / "gpus", gpus=1), bus=bus)
+    manager.start()
+    manager.stop()
+    assert topics(bus, "check").stdout == "ok\n"
+    with sqlite3.connect(tmp_path / "bus.db") as file:
+        file.execute("UPDATE topic SET uuid = 'another' WHERE name = ?", (getattr(names.topics(), topic),))
+    done = topics(bus, "check")
+    assert done.returncode == 1
+    assert all(words in done.stdout for words in told), done.stdout

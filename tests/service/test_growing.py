@@ -13,10 +13,11 @@ import pytest
 
 from outfitter_proto import topics as wanted
 from outfitter_proto.bus import Bus, Entry
-from outfitter_proto.names import topics
+from outfitter_proto.names import topics, transactional_id
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.cli import places
 from outfitter_service.metrics import Metrics
+from outfitter_service.runtime import growth
 from outfitter_service.runtime.growth import CannotGrowError, Grown, grow
 from outfitter_service.runtime.identity import host_identity, of_partition, replica_identity
 from outfitter_service.runtime.processor import Limits
@@ -168,6 +169,34 @@ async def test_what_was_registered_and_not_read_is_answered_once(serve: Serve, b
     assert await letters(bus, cluster) == []
 
 
+async def test_what_one_host_has_read_is_not_sent_again_where_another_one_is_behind(
+    bus: Bus, cluster: str, tmp_path: Path
+) -> None:
+    behind = "h5"
+    assert (partition_of(behind, FEW), partition_of(behind, MANY)) == (OLD, NEW)
+    identity = host_identity(cluster, behind)
+    async with serving(bus, static(), tmp_path, cluster=cluster, partition=OLD, identity=identity) as house:
+        await house.stop()
+    async with serving(bus, static(), tmp_path, cluster=cluster) as house:
+        await house.say(register("w1"), register("w2"))
+        await house.state("w2", "allocated")
+        await house.stop()
+    await say(bus, cluster, OLD, register("late", host=behind), host=behind)
+    assert (await grow(bus, cluster, MANY)).hosts == sorted([HOST, behind])
+    assert await sent(bus, cluster, NEW) == ["late"]
+
+
+async def sent(bus: Bus, cluster: str, partition: int) -> list[str]:
+    """The workers of all messages in a partition of the input."""
+    topic = topics(cluster).registrations
+    _, end = await bus.offsets(topic, partition)
+    found: list[str] = []
+    async with await bus.open_reader(topic, partition, start=0, committed=False) as reader:
+        while reader.position < end:
+            found += [json.loads(message.value or b"")["worker"] for message in await reader.fetch(timeout=0.2)]
+    return found
+
+
 async def letters(bus: Bus, cluster: str) -> list[str]:
     """The reasons of all dead letters."""
     found: list[str] = []
@@ -253,6 +282,34 @@ async def test_partitions_that_somebody_added_by_hand_are_mended_by_it(serve: Se
     await goes_on(serve, "w3")
 
 
+async def test_what_a_manager_writes_behind_the_copy_is_not_deleted(
+    bus: FaultyBus, cluster: str, tmp_path: Path
+) -> None:
+    """One that runs although everybody said that none does, and has not looked at its topics since."""
+    async with serving(bus, static(), tmp_path, cluster=cluster) as house:
+        await house.say(register("w1"))
+        await house.state("w1", "allocated")
+        await house.stop()
+
+    async def write(point: str) -> None:
+        if point == "commit:after" and b"h/w1/1" in (records := await ledger(bus, cluster))[NEW]:
+            bus.script = no_faults
+            key = b"@checkpoint/host/h"
+            checkpoint = json.loads(records[OLD][key])
+            entries = [
+                Entry(b"h/w2/1", records[OLD][b"h/w1/1"]),
+                Entry(key, json.dumps(checkpoint | {"commit": 99}).encode()),
+            ]
+            written = topics(cluster).written(history=True)
+            async with await bus.open_writer(transactional_id(cluster, "host/h"), OLD, topics=written) as writer:
+                await writer.commit([(topics(cluster).allocations, entries)])
+
+    bus.script = write
+    with pytest.raises(CannotGrowError, match="a manager writes for host 'h' all the time"):
+        await grow(bus, cluster, MANY)
+    assert b"h/w2/1" in (await ledger(bus, cluster))[OLD]
+
+
 async def killed(bus: FaultyBus, cluster: str, point: int) -> bool:
     """Run it until its `point`-th change of the bus has been made and nobody has told; whether it came so far."""
     count = 0
@@ -275,10 +332,11 @@ async def killed(bus: FaultyBus, cluster: str, point: int) -> bool:
 
 
 async def test_killed_at_any_point_nobody_lends_anything_twice_and_the_next_run_ends_well(
-    serve: Serve, bus: FaultyBus
+    serve: Serve, bus: FaultyBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Managers that start in between refuse, or have all that there was."""
-    for point in range(1, 40, 1 if bus.local else 5):
+    """Managers that start in between refuse, or have all that there was, and nobody has a copy of it."""
+    monkeypatch.setattr(growth, "FILL", 0.0)  # each record is a commit of its own
+    for point in range(1, 80, 1 if bus.local else 7):
         cluster = await serve.anew()  # type: ignore[attr-defined]
         await occupied(serve)
         await say(bus, cluster, OLD, register("w3", gpu=1, lease_s=None))
@@ -294,11 +352,13 @@ async def test_killed_at_any_point_nobody_lends_anything_twice_and_the_next_run_
                 assert {key: records[key]["state"] for key in ("h/w1/1", "h/w2/1", "h/w3/1")} == {
                     "h/w1/1": "allocated", "h/w2/1": "pending", "h/w3/1": "pending",
                 }  # fmt: skip
+                assert {len(places) for places in (await everywhere(bus, cluster)).values()} == {1}
                 await house.stop()
             else:
                 assert isinstance(house.failure, TopicsChangedError)
                 assert f"outfitter topics grow --partitions {MANY}" in str(house.failure)
         await grow(bus, cluster, MANY)
         assert await places.check(bus, cluster) == []
+        assert {*await sent(bus, cluster, NEW)} <= {"w3"}, "what was answered is not said again"
         await goes_on(serve, "w3")
     raise AssertionError("it never came to its end")
