@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import itertools
 import json
 import struct
@@ -89,6 +90,14 @@ def test_what_no_codec_packed_is_an_unreadable_batch_and_nothing_worse(codec: in
     for bytes_ in (data, b"\x82SNAPPY\x00" + data):
         with contextlib.suppress(codecs.UnpackingError):
             codecs.unpack(codec, bytes_)
+
+
+def test_a_gzip_that_is_cut_off_anywhere_is_none() -> None:
+    stream = gzip.compress(b"first") + gzip.compress(b"second")
+    whole = {0, len(gzip.compress(b"first"))}
+    for cut in {*range(len(stream))} - whole:
+        with pytest.raises(codecs.UnpackingError, match="gzip"):
+            codecs.unpack(codecs.GZIP, stream[:cut])
 
 
 def test_java_s_snappy_stream_is_read() -> None:

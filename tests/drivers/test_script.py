@@ -52,6 +52,7 @@ def test_conformance_of_what_is_read_from_standard_output(case: dict[str, Any]) 
     [
         (b" \t\n\r\n 3 ,1\n", ["3", "1"]),
         (b"0,1\r2,3", ["0", "1"]),
+        ("\u00a0\u200b\n0,1\n".encode(), ["0", "1"]),
         (b"b,a,b,a\n", ["b", "a"]),
         ("gpu–0,\u00a01\n".encode(), ["gpu–0", "\u00a01"]),
         (b'{"name": "gpu",\n "addresses": ["1", " 0 ", "1", ""]}\n', ["1", "0"]),

@@ -168,10 +168,21 @@ async def test_an_answer_that_overtakes_the_acknowledgement_of_its_question_is_h
 
 
 async def test_what_ended_in_an_outage_is_over_and_not_registered_anew(scene: Scene, fake: FakeOutfitter) -> None:
+    """However late it reads what there is: the manager may have forgotten it by then."""
+    asked = anyio.Event()
+
+    async def linger() -> None:
+        await asked.wait()
+        await anyio.wait_all_tasks_blocked()
+
+    async def ask() -> None:
+        asked.set()
+
     async with scene.bus, scene.session:
         await scene.session.wait()
         await scene.outage()
         await scene.until_committed(fake.end)
+        scene.at |= {"fetch:before": linger, "stable_end:after": ask}
         scene.away = False
         with anyio.fail_after(PATIENCE):
             while not (notice := scene.session.board.read()).over:
