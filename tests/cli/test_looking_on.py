@@ -68,6 +68,17 @@ def test_status_is_narrowed_by_host_alone(crowd: Manager) -> None:
     assert len(json.loads(crowd.outfitter("status", "--json", env=environment).stdout)) == 4
 
 
+@pytest.mark.parametrize(
+    ("command", "words"), [("devices", "GPU-0"), ("history", "late"), ("replay", "late"), ("explain late", "late")]
+)
+def test_what_looks_on_shows_all_hosts_wherever_workers_of_this_machine_register(
+    crowd: Manager, command: str, words: str
+) -> None:
+    done = crowd.outfitter(*command.split(), "--json", env={"OUTFITTER_HOST": "another"})
+    assert done.returncode == 0, done.stderr
+    assert f'"{words}"' in done.stdout
+
+
 def test_status_is_narrowed_by_worker_state_and_number(crowd: Manager) -> None:
     def workers(*arguments: str) -> list[str]:
         lines = crowd.outfitter("status", *arguments).stdout.splitlines()

@@ -402,6 +402,24 @@ def test_no_link_leads_the_program_into_another_file(share: Run, tmp_path: Path,
     assert not target.exists() if kind == "dangling link" else target.read_text() == "precious\n"
 
 
+def test_what_is_put_there_in_the_moment_in_which_it_is_made_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, open_file = tmp_path / "target", os.open
+
+    def overtaken(path: str, flags: int, mode: int = 0o777) -> int:
+        try:
+            return open_file(path, flags, mode)
+        except FileNotFoundError:
+            (tmp_path / "file").symlink_to(target)
+            raise
+
+    monkeypatch.setattr(os, "open", overtaken)
+    with pytest.raises(coordination.CoordinationError, match="symbolic link"):
+        coordination.occupy(str(tmp_path / "file"), ["0"], 1, coordination.Owner(os.getpid()))
+    assert not target.exists()
+
+
 def test_a_stranger_s_file_is_refused_where_everybody_may_make_one_and_taken_where_not(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     ours, folder = (tmp_path / "file").stat(), tmp_path.stat()

@@ -77,6 +77,15 @@ def test_a_manager_excludes_those_of_earlier_versions(host: str, own: dict[str, 
             assert holder_of(socket_name(host)).pid == os.getpid()
 
 
+def test_a_manager_is_named_to_those_who_may_not_look_into_its_process(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As users may not look into root's."""
+    monkeypatch.setattr(machine_lock, "_process_with", lambda inode: None)
+    with alone_on_machine(host, {}):
+        assert f"process {os.getpid()} of " in refusal(host, {})
+
+
 def test_a_stranger_keeps_no_service_from_starting_that_has_a_directory_of_its_own(
     host: str, old: subprocess.Popen[bytes], own: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
