@@ -199,7 +199,8 @@ def test_deregistering_a_run_that_is_not_there_says_so_with_exit_code_1(shared_m
 def test_deregistering_at_a_host_that_is_not_there_says_so_with_exit_code_1(shared_manager: Manager) -> None:
     done = shared_manager.outfitter("deregister", "--worker", "typo-17", "--host", "gpu-77")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "gpu-77" in done.stderr
+    assert "no manager answers for host 'gpu-77'" in done.stderr
+    assert shared_manager.outfitter("dead-letters", "--host", "gpu-77", "--json").stdout == "", "nothing was sent"
 
 
 def test_deregistering_without_any_answer_ends_in_words(start_manager: StartManager) -> None:
@@ -227,6 +228,22 @@ def test_deregistering_what_is_over_already_is_no_mistake(shared_manager: Manage
     assert done.returncode == 0
     assert "over already" in done.stderr
     assert "ended" in done.stdout
+
+
+def test_an_older_run_that_still_holds_its_devices_is_named_when_the_current_one_is_deregistered(
+    start_manager: StartManager,
+) -> None:
+    manager = start_manager(gpus=1)
+    for _ in range(2):
+        assert manager.outfitter("register", "--worker", "w", "--lease", "none").returncode == 0
+    manager.wait_for(lambda: sorted(record["state"] for record in manager.records()) == ["allocated", "pending"])
+    (older,) = [record for record in manager.records() if record["state"] == "allocated"]
+    done = manager.outfitter("deregister", "--worker", "w")
+    assert done.returncode == 0
+    ending = f"outfitter deregister --worker w --incarnation {older['incarnation']}"
+    assert f"an older run of w is still allocated: `{ending}` ends it, too" in done.stderr
+    assert manager.outfitter(*ending.split()[1:]).returncode == 0
+    assert {record["state"] for record in manager.records()} == {"ended"}
 
 
 def test_a_registration_that_nobody_was_waited_for_is_called_sent(shared_manager: Manager) -> None:

@@ -81,7 +81,7 @@ def test_a_manager_is_named_to_those_who_may_not_look_into_its_process(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As users may not look into root's."""
-    monkeypatch.setattr(machine_lock, "_process_with", lambda inode: None)
+    monkeypatch.setattr(machine_lock, "_process_with", lambda _: None)
     with alone_on_machine(host, {}):
         assert f"process {os.getpid()} of " in refusal(host, {})
 
