@@ -46,7 +46,7 @@ class History:
             case "transition":
                 self._transition(record, body)
             case "refresh":
-                self._retelling.refresh(body)
+                self._refresh(body)
             case "commit":
                 self._retelling.commit(record.offset, body)
 
@@ -70,6 +70,15 @@ class History:
         step = Step(record.offset, before, told.state, wire.fingerprint(told.body))
         self._steps.setdefault((told.key, told.writer, told.commit), []).append(step)
         self._oldest[told.writer] = min(told.commit, self._oldest.get(told.writer, told.commit))
+
+    def _refresh(self, body: Mapping[str, Any]) -> None:
+        """What changed without a step. Where that is in the commit of a step, the ledger has the record only as it is
+        after both: a manager whose clock is set back meanwhile dates a record anew that it has just written."""
+        now = self._retelling.refresh(body)
+        if now is not None:
+            steps = self._steps.get((now.key, now.writer, now.commit))
+            if steps is not None:
+                steps[-1] = steps[-1]._replace(fingerprint=wire.fingerprint(now.body))
 
     def _chain(self, offset: int, told: wire.Allocation, before: str | None) -> None:
         """Each step begins where the last one ended, and is one that there is."""

@@ -43,6 +43,15 @@ class Host:
     placed: dict[str, tuple[Place, tuple[str, ...]]] = field(default_factory=dict)
     changed: int = 0
 
+    def showing(self, device: str) -> list[str]:
+        """The resources whose drivers show a device, healthy, under any of the names that they have for it."""
+        told = {name: inventory for name, inventory in self.inventories.items() if inventory.state == "reported"}
+        names = {device}
+        groups = [group for inventory in told.values() for group in inventory.connected]
+        while more := [group for group in groups if not group.isdisjoint(names) and not group <= names]:
+            names.update(*more)
+        return [name for name, inventory in told.items() if any(map(inventory.healthy.get, names))]
+
     def telling(self, resource: str) -> list[Inventory]:
         """What is said of a resource before and after the commit that is looked at."""
         told = [self.inventories.get(resource), (self.before or {}).get(resource)]
@@ -136,10 +145,11 @@ class Order:
     def _overtaken(
         self, ledger: Ledger, written: Written, host: Host, granted: Mapping[str, list[str]]
     ) -> Iterator[tuple[Written, str]]:
-        """The first who waited for a resource of this grant, came before, and waits still."""
+        """The first who waited for a resource of this grant, or for another one that shows a device of it, came before,
+        and waits still."""
         record = written.record
         own = (-record.body.get("request", {}).get("priority", 0), record.source, record.key)
-        for resource in granted:
+        for resource in self._concerned(host, granted):
             for place in host.waiting.get(resource, ()):
                 if place >= own:
                     break
@@ -153,6 +163,13 @@ class Order:
                 if earlier.offset > host.offset:
                     yield earlier, resource
                     return
+
+    def _concerned(self, host: Host, granted: Mapping[str, list[str]]) -> list[str]:
+        """The resources of a grant, and others that show its devices, where anybody waits for them."""
+        if not host.waiting.keys() - granted.keys():
+            return [*granted]
+        shown = {resource for devices in granted.values() for device in devices for resource in host.showing(device)}
+        return sorted(shown | granted.keys())
 
     # --- at the end ------------------------------------------------------------------------------------
 

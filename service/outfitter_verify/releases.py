@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
@@ -109,13 +109,23 @@ class Releases:
         record, base = written.record, commit.checkpoint.base
         worker = record.key.rpartition("/")[0]
         first = record.source - base
-        own = [*self._goodbyes.get(record.key, ()), *self._goodbyes.get(worker, ())]
-        if any(first < offset < after for offset in own):
+        newer = min(self._newer_live(ledger, record, base), default=after)
+        if any(first < offset < after for offset in self._goodbyes.get(record.key, ())):
+            return
+        if any(first < offset < min(newer, after) for offset in self._goodbyes.get(worker, ())):
             return
         if first < self._log.start:
             self._findings.part("releases", "registrations were deleted by retention")
             return
         ledger.wrong("releases", written.offset, f"{record.key} is deregistered, and nobody said goodbye for it")
+
+    def _newer_live(self, ledger: Ledger, record: wire.Allocation, base: int) -> Iterator[int]:
+        """Where the same worker's newer runs registered that live on: who names the worker alone means the newest."""
+        worker = record.key.rpartition("/")[0]
+        for key in {key for _, key in self._runs.get(worker, ())}:
+            other = ledger.now.get(key)
+            if other is not None and other.record.source > record.source and other.record.state in _SILENT:
+                yield other.record.source - base
 
     def _was_silent(self, ledger: Ledger, written: Written, before: int) -> None:
         record = written.record

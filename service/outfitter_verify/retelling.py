@@ -35,15 +35,17 @@ class Retelling:
         self._now[told.key] = dict(told.body)
         self._touched[told.writer].add(told.key)
 
-    def refresh(self, body: Mapping[str, Any]) -> None:
-        """Fields that have changed without a step."""
+    def refresh(self, body: Mapping[str, Any]) -> wire.Allocation | None:
+        """Fields that have changed without a step; the record with them, where it is known."""
         key = f"{body.get('host')}/{body.get('worker')}/{body.get('incarnation')}"
         changed = body.get("changed")
         if not isinstance(changed, dict):
             raise wire.DamagedError("a refresh without what changed")
-        if key in self._now:
-            self._now[key] |= changed
-            self._touched[str(body.get("writer"))].add(key)
+        if key not in self._now:
+            return None
+        self._now[key] |= changed
+        self._touched[str(body.get("writer"))].add(key)
+        return wire.allocation(self._now[key])
 
     def commit(self, offset: int, body: Mapping[str, Any]) -> None:
         """The end of a commit."""

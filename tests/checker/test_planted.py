@@ -54,6 +54,17 @@ def test_a_violation_names_its_place_and_the_records_that_show_it() -> None:
     assert f"{HOST}/b/1" in violation.what
 
 
+def test_a_goodbye_that_names_no_run_ends_the_newest_one() -> None:
+    world = lived_in()
+    world.register("b", "2")
+    world.commit(
+        world.allocation("b", "allocated", incarnation="2", devices=["GPU-2"]), world.allocation("e", "failed")
+    )
+    world.say({"type": "deregister", "host": HOST, "worker": "b"})
+    world.commit(world.allocation("b", "ended", incarnation="2", reason_code="deregistered"))
+    assert world.report().violations == ()
+
+
 def test_what_is_over_begins_anew_when_the_clock_was_set_back() -> None:
     """…its retention is counted from then; it begins no later than it did, and nothing else of it changes."""
     world = lived_in()
@@ -63,6 +74,18 @@ def test_what_is_over_begins_anew_when_the_clock_was_set_back() -> None:
     assert world.report().violations == ()
     world.commit(over | {"since": late, "commit": world.commits + 1}, to=world.position)
     assert world.violated() == {"steps"}
+
+
+def test_what_ended_in_a_commit_may_begin_earlier_within_it() -> None:
+    """The clock is set back between two decisions of one commit: history tells of both, the ledger of the last one."""
+    world = lived_in()
+    ended = world.allocation("b", "ended")
+    anew = ended | {"since": "2020-01-01T00:00:00Z"}
+    world.tell(ended, "allocated")
+    world.now[f"{HOST}/b/1"] = ended
+    world.refresh(anew)
+    world.commit(anew, to=world.position, tell=False)
+    assert world.report().violations == ()
 
 
 def test_what_is_over_does_not_change_when_the_clock_was_set_back() -> None:

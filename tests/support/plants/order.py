@@ -62,6 +62,28 @@ def a_worker_of_low_priority_is_served_first(world: World) -> None:
     world.commit(world.allocation("e", "allocated", devices=["GPU-2"], reason_code=None))
 
 
+def _other_names(world: World) -> None:
+    """Another resource shows `GPU-2` as well, under a name that only a third one connects."""
+    listed = {
+        name: {"state": "reported", "devices": [{"id": one} for one in devices]} for name, devices in SHOWN.items()
+    }
+    listed["map"]["names"] = [["GPU-2", "card2"]]
+    listed["map"]["sharing"] = "shared"
+    world.inventory(listed)
+    world.commit()
+    world.register("f")
+
+
+SHOWN = {"gpu": DEVICES, "card": ["card2"], "map": []}
+
+
+@planted("queue", says="comes before")
+def a_later_worker_gets_the_device_as_another_resource(world: World) -> None:
+    _other_names(world)
+    world.commit(world.allocation("e", "pending", reason_code="busy"))
+    world.commit(world.allocation("f", "allocated", devices=["card2"], resource="card"))
+
+
 @planted("queue", says="waits for what is free")
 def a_worker_waits_for_what_is_free(world: World) -> None:
     _queue(world)

@@ -34,6 +34,15 @@ def a_worker_is_deregistered_by_the_goodbye_of_another_run(world: World) -> None
 
 
 @planted("releases")
+def an_older_run_is_deregistered_by_a_goodbye_that_names_no_run(world: World) -> None:
+    """…while the newest one, which it means, lives on."""
+    world.register("b", "2")
+    world.commit(world.allocation("b", "allocated", incarnation="2", devices=["GPU-7"]), world.allocation("e", "ended"))
+    world.say({"type": "deregister", "host": HOST, "worker": "b"})
+    world.commit(world.allocation("b", "ended", reason_code="deregistered"))
+
+
+@planted("releases")
 def a_worker_is_deregistered_before_it_has_said_goodbye(world: World) -> None:
     world.commit(world.allocation("b", "ended", reason_code="deregistered"))
     world.deregister("b")
