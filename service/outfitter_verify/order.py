@@ -150,6 +150,8 @@ class Order:
         record = written.record
         own = (-record.body.get("request", {}).get("priority", 0), record.source, record.key)
         for resource in self._concerned(host, granted):
+            if not all(inventory.exclusive for inventory in host.telling(resource)):
+                continue  # sharers are in no sharer's way, and it is since they wait that they share
             for place in host.waiting.get(resource, ()):
                 if place >= own:
                     break

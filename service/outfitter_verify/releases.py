@@ -25,6 +25,9 @@ HONEST_MS = 2_000
 LONG_OVER_MS = 600_000
 """How long after its end a lease is over for certain, as long as its manager reads and commits."""
 
+NOWHERE = Extent(0, {})
+"""Nothing has been read."""
+
 _LET_GO = {"deregistered", "lease-expired", "owner-died", "prepare-failed"}
 _KNOWN = _LET_GO | {"superseded"}
 _SILENT = {"pending", "preparing", "allocated"}
@@ -58,6 +61,8 @@ class Releases:
         self._runs: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         self._silences: list[Silence] = []
         self._behind_ms = 0
+        self._newest_ms: dict[str, int] = {}
+        self._set_back: dict[str, Extent] = {}
         for record in registrations.records:
             message = said[record.offset]
             key = message.allocation
@@ -70,9 +75,12 @@ class Releases:
 
     def commit(self, ledger: Ledger, commit: Commit, records: list[Written], before: Extent, after: Extent) -> None:
         """Look at those who let go with this commit: it has read as far as `after`, the one before it as `before`."""
-        last = self._log.at(after.to - 1)
+        last, at_ms, writer = self._log.at(after.to - 1), _milliseconds(commit.checkpoint.at), commit.checkpoint.writer
         if last is not None:
-            self._behind_ms = max(self._behind_ms, last.timestamp_ms - _milliseconds(commit.checkpoint.at))
+            self._behind_ms = max(self._behind_ms, last.timestamp_ms - at_ms)
+        if at_ms < self._newest_ms.get(writer, at_ms) - HONEST_MS:
+            self._set_back[writer] = after
+        self._newest_ms[writer] = at_ms
         for written in records:
             was = written.before
             if was is None or written.repeat or not was.record.holds or was.record.state == "releasing":
@@ -138,6 +146,8 @@ class Releases:
             self._findings.part("releases", "a lease was set by the manager's configuration")
         elif sign is None:
             self._findings.part("releases", "registrations were deleted by retention")
+        elif self._set_back.get(record.writer, NOWHERE).covers(sign.offset, record.host.encode()):
+            self._findings.part("releases", "a manager's clock was set back while a worker was silent")
         else:
             silent_ms = _milliseconds(record.body.get("since")) - sign.at_ms
             self._silences.append(Silence(written.offset, record.key, silent_ms, round(lease_s * 1000)))

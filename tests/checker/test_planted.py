@@ -54,6 +54,18 @@ def test_a_violation_names_its_place_and_the_records_that_show_it() -> None:
     assert f"{HOST}/b/1" in violation.what
 
 
+def test_who_waits_alone_for_what_has_become_shared_since_is_in_nobodys_way() -> None:
+    """The manager was started again with another configuration: all of them are served, one after the other."""
+    world = lived_in()
+    world.commit(world.allocation("e", "pending", reason_code="busy"))
+    world.inventory({"gpu": {"state": "reported", "sharing": "shared", "devices": [{"id": "GPU-2"}]}})
+    world.commit()
+    world.register("f")
+    waits = world.allocation("e", "pending", reason_code="busy", queue_position=1)
+    world.commit(waits, world.allocation("f", "allocated", devices=["GPU-2"], shared=["gpu"]))
+    assert world.report().violations == ()
+
+
 def test_a_goodbye_that_names_no_run_ends_the_newest_one() -> None:
     world = lived_in()
     world.register("b", "2")
@@ -63,6 +75,18 @@ def test_a_goodbye_that_names_no_run_ends_the_newest_one() -> None:
     world.say({"type": "deregister", "host": HOST, "worker": "b"})
     world.commit(world.allocation("b", "ended", incarnation="2", reason_code="deregistered"))
     assert world.report().violations == ()
+
+
+def test_a_silence_in_which_the_clock_was_set_back_is_not_judged() -> None:
+    world = lived_in()
+    request = {"amounts": {"gpu": 1}, "owner": None, "lease_s": 700.0}
+    world.commit(world.allocation("e", "allocated", devices=["GPU-2"], request=request))
+    early = "2026-01-31T11:58:00Z"
+    world.commit(world.allocation("e", "ended", reason_code="lease-expired", since=early), at=early)
+    report = world.report()
+    assert report.violations == ()
+    [judged] = [each for each in report.checks if each.name == "releases"]
+    assert any("clock was set back" in why for why in judged.partial)
 
 
 def test_what_is_over_begins_anew_when_the_clock_was_set_back() -> None:
