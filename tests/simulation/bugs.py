@@ -12,21 +12,26 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 
 from outfitter import standing
 from outfitter.lease import Lease
 from outfitter.session import WorkerSession
 from outfitter_proto.bus import CommitUnknownError, Entry, FencedError, Message, Reader
-from outfitter_proto.records import Allocation
+from outfitter_proto.records import FINAL_STATES, Allocation, Deregister, Register, Source
 from outfitter_service.core import decide, discovery, terms
 from outfitter_service.core import model as m
 from outfitter_service.core.book import HostBook
+from outfitter_service.core.draft import Draft
 from outfitter_service.core.leases import Leases
 from outfitter_service.core.ledger import Ledger
+from outfitter_service.core.overlap import Scene
+from outfitter_service.core.states import Step
 from outfitter_service.runtime.agenda import Agenda
 from outfitter_service.runtime.attendance import Attendance
+from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.cycle import Cycle
+from outfitter_service.runtime.drivers import DriverPool
 from outfitter_service.runtime.processor import Processor
 from outfitter_service.runtime.scout import Outlook
 from outfitter_service.runtime.work import Work
@@ -308,6 +313,103 @@ def _own_names() -> Iterator[None]:
         yield
 
 
+def _jumping() -> AbstractContextManager[Any]:
+    """Looked for where clocks are set."""
+    return patch.object(world, "JUMPY", 1.0)
+
+
+@contextmanager
+def _by_the_wall() -> Iterator[None]:
+    begin = Attendance.__init__
+
+    def begin_by_the_wall(self: Attendance, *args: Any, clock: Clock, **options: Any) -> None:
+        begin(self, *args, clock=clock, **options)
+        self._now = lambda: clock.utc().timestamp()
+
+    with patch.object(Attendance, "__init__", begin_by_the_wall), _jumping():
+        yield
+
+
+@contextmanager
+def _ahead_for_good() -> Iterator[None]:
+    with patch.object(HostBook, "is_ahead", lambda *_: False), _jumping():
+        yield
+
+
+@contextmanager
+def _claims_of_its_own() -> Iterator[None]:
+    begin = Scene.__init__
+
+    def begin_without_claims(self: Scene, *args: Any) -> None:
+        begin(self, *args)
+        self._claimed = self._claimed_alone = frozenset()
+
+    with (
+        patch.object(world, "_catalogue", lambda _: Catalogue(cards=True)),
+        patch.object(Scene, "__init__", begin_without_claims),
+    ):
+        yield
+
+
+def _unruly() -> AbstractContextManager[Any]:
+    """Looked for where workers say what no client would."""
+    return patch.object(world, "UNRULY", 1.0)
+
+
+@contextmanager
+def _another_request() -> Iterator[None]:
+    again = decide._register_again
+
+    def take_it(draft: Draft, key: str, known: Allocation, message: Register) -> None:
+        asked = {name: one.amount for name, one in (message.resources or {}).items()}
+        if known.state == "pending" and asked != known.request.amounts:
+            request = structs.replace(known.request, amounts=asked, resources=message.resources)
+            draft.step(Step.REFRESH, "registered again", known, request=request)
+        else:
+            again(draft, key, known, message)
+
+    with patch.object(decide, "_register_again", take_it), _unruly():
+        yield
+
+
+@contextmanager
+def _goodbye_of_the_eldest() -> Iterator[None]:
+    deregister = decide._deregister
+
+    def deregister_eldest(draft: Draft, message: Deregister, source: Source) -> None:
+        if message.incarnation is None:
+            runs = [key for _, key in draft.book(message.host).incarnations.get(message.worker, ())]
+            live = [key for key in runs if draft.ledger.allocations[key].state not in FINAL_STATES]
+            if live:
+                message = structs.replace(message, incarnation=live[0].rpartition("/")[2])
+        deregister(draft, message, source)
+
+    with patch.object(decide, "_deregister", deregister_eldest), _unruly():
+        yield
+
+
+def _changing() -> AbstractContextManager[Any]:
+    """Looked for where configurations change."""
+    return patch.object(world, "CHANGING", 1.0)
+
+
+@contextmanager
+def _let_go_as_configured() -> Iterator[None]:
+    lets_go = decide._lets_go
+
+    def lets_go_now(rules: decide.Rules, record: Allocation) -> bool:
+        return lets_go(rules, structs.replace(record, prepared=UNSET))
+
+    with patch.object(decide, "_lets_go", lets_go_now), _changing():
+        yield
+
+
+@contextmanager
+def _without_the_absent() -> Iterator[None]:
+    with patch.object(DriverPool, "_absent", lambda *_: []), _changing():
+        yield
+
+
 # --- in the client -----------------------------------------------------------------------------------------
 
 
@@ -517,6 +619,48 @@ BUGS: tuple[Bug, ...] = (
         what="a record keeps only those names of a device that its own resource's driver knows",
         within=40,
         patches=_own_names,
+    ),
+    Bug(
+        name="leases-by-the-wall",
+        what="leases are judged by the wall clock, which jumps",
+        within=40,
+        patches=_by_the_wall,
+    ),
+    Bug(
+        name="ahead-for-good",
+        what="what ended while the clock was ahead is remembered until the clock is there again",
+        within=40,
+        patches=_ahead_for_good,
+    ),
+    Bug(
+        name="claims-of-its-own-resource",
+        what="what an earlier worker waits for is left to it as the resource that it wants, and not as others",
+        within=200,
+        patches=_claims_of_its_own,
+    ),
+    Bug(
+        name="another-request",
+        what="a run that waits and registers again with another request waits for that one",
+        within=40,
+        patches=_another_request,
+    ),
+    Bug(
+        name="goodbye-of-the-eldest",
+        what="a deregistration of a worker that names no run ends the eldest one",
+        within=40,
+        patches=_goodbye_of_the_eldest,
+    ),
+    Bug(
+        name="let-go-as-configured",
+        what="whether a driver has to let go of a device is judged by today's configuration, not by that of its grant",
+        within=40,
+        patches=_let_go_as_configured,
+    ),
+    Bug(
+        name="let-go-by-nobody",
+        what="a device that was prepared by a driver that is configured no more is lent again without it",
+        within=40,
+        patches=_without_the_absent,
     ),
 )
 """All of them."""

@@ -57,11 +57,23 @@ class Catalogue(NamedTuple):
 GPUS_ALONE = Catalogue()
 
 
+class Oddities(NamedTuple):
+    """How a manager is configured otherwise than the others: it does not know the resources `without`, those that are
+    `turned` it shares out where others do not, and the other way round, and its drivers tell of devices `backwards`."""
+
+    without: frozenset[str] = frozenset()
+    turned: frozenset[str] = frozenset()
+    backwards: bool = False
+
+
+AS_USUAL = Oddities()
+
+
 class Bench:
     """One host's devices. `slow_s`: how long a driver's call takes at most; `failing`: how often it fails.
 
     `parted_at` is when the driver of `map` first kept silent about a device: who has read it since need not know its
-    names.
+    names. `era` counts the managers whose drivers prepare nothing, and take nothing back of what was ready before.
     """
 
     def __init__(
@@ -76,6 +88,7 @@ class Bench:
         self.slow_s = 0.0
         self.failing = 0.0
         self.ready_for: dict[str, str] = {}
+        self.era = 0
         self.violations: list[str] = []
         self.stale = 0
         self._highest: dict[str, tuple[int, bool]] = {}
@@ -92,6 +105,11 @@ class Bench:
         self.missing.add(place)
         if f"-{MAP}-" in place:
             self.parted_at.setdefault(physical(place), now)
+
+    def abandon(self) -> None:
+        """Drivers that prepared are replaced by others that do not: nobody knows any more what is ready for whom."""
+        self.era += 1
+        self.ready_for.clear()
 
     def devices(self, resource: str) -> list[Device]:
         """What a driver finds."""
@@ -138,17 +156,29 @@ def _device(name: str, *aliases: str) -> Device:
     return Device(id=name, aliases=aliases, properties={"index": name.rpartition("-")[2]})
 
 
-def load(benches: Mapping[str, Bench], *, prepares: bool, catalogue: Catalogue = GPUS_ALONE) -> dict[str, Loaded]:
+def load(
+    benches: Mapping[str, Bench],
+    *,
+    prepares: bool,
+    catalogue: Catalogue = GPUS_ALONE,
+    oddities: Oddities = AS_USUAL,
+) -> dict[str, Loaded]:
     """The resources, with drivers of one manager's own that reach the benches of several hosts."""
     found: dict[str, Loaded] = {}
-    for name in catalogue.names:
-        own = prepares and name in (RESOURCE, CARD)
+    names = [name for name in catalogue.names if name not in oddities.without]
+    if any(not prepares or name in oddities.turned for name in names if name in (RESOURCE, CARD)):
+        for bench in benches.values():
+            bench.abandon()
+    for name in names:
+        shared = (name == MAP) != (name in oddities.turned)
+        own = prepares and name in (RESOURCE, CARD) and not shared
         driver: ExternalResourceDriver
         if name == PORT:
             driver = AskedDriver(benches)
         else:
-            driver = PreparingDriver(benches, name) if own else ListingDriver(benches, name)
-        spec = ResourceSpec(name=name, amount=1, prepares=own, confirms=own, shared=name == MAP, on_demand=name == PORT)
+            kind = PreparingDriver if own else ListingDriver
+            driver = kind(benches, name, backwards=oddities.backwards)
+        spec = ResourceSpec(name=name, amount=1, prepares=own, confirms=own, shared=shared, on_demand=name == PORT)
         found[name] = Loaded(spec=spec, driver=driver)
     return found
 
@@ -172,9 +202,11 @@ class AskedDriver(ExternalResourceDriver):
 class ListingDriver(ExternalResourceDriver, Inventory):
     """Names the devices that are there."""
 
-    def __init__(self, benches: Mapping[str, Bench], resource: str = RESOURCE) -> None:
+    def __init__(self, benches: Mapping[str, Bench], resource: str = RESOURCE, *, backwards: bool = False) -> None:
         self.benches = benches
         self.resource = resource
+        self.backwards = backwards
+        self.eras = {host: bench.era for host, bench in benches.items()}
 
     async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
         return []
@@ -184,6 +216,8 @@ class ListingDriver(ExternalResourceDriver, Inventory):
         told: list[Device] | None = None
         while True:
             found = bench.devices(self.resource)
+            if self.backwards:
+                found.reverse()
             if found != told:
                 told = found
                 yield found
@@ -196,7 +230,7 @@ class PreparingDriver(ListingDriver, Preparation, InUseCheck):
     async def prepare(self, grant: Grant) -> None:
         bench = self.benches[grant.worker.host]
         await bench.take_time()
-        if bench.fresh(grant):
+        if bench.fresh(grant) and self.eras[bench.host] == bench.era:
             for device in grant.device_ids:
                 other = bench.ready_for.setdefault(physical(device), grant.allocation)
                 if other != grant.allocation:
@@ -205,7 +239,7 @@ class PreparingDriver(ListingDriver, Preparation, InUseCheck):
     async def unprepare(self, grant: Grant) -> None:
         bench = self.benches[grant.worker.host]
         await bench.take_time()
-        if bench.fresh(grant, back=True):
+        if bench.fresh(grant, back=True) and self.eras[bench.host] == bench.era:
             for device in grant.device_ids:
                 other = bench.ready_for.pop(physical(device), grant.allocation)
                 if other != grant.allocation:

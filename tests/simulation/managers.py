@@ -24,7 +24,7 @@ from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.processor import ForeignManagerError, Limits, Processor
 from outfitter_service.runtime.replica import Replica
 from simulation.client import ModelBus
-from simulation.hardware import Bench, Catalogue, load
+from simulation.hardware import Bench, Catalogue, Oddities, load
 from simulation.loop import Loop, Process
 from simulation.network import Link
 from simulation.owners import BOOT, Owners
@@ -34,18 +34,18 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class MachineClock(Clock):
-    """The simulation's time as one machine shows it: its wall clock is off by `skew_s`."""
+    """The simulation's time as one machine shows it: its wall clock is off by `skew_s`, which may change."""
 
     def __init__(self, loop: Loop, skew_s: float) -> None:
         self._loop = loop
-        self._skew_s = skew_s
+        self.skew_s = skew_s
         self.asleep_s = 0.0
 
     def monotonic(self) -> float:
         return self._loop.time()
 
     def utc(self) -> datetime:
-        return EPOCH + timedelta(seconds=self._loop.time() + self._skew_s)
+        return EPOCH + timedelta(seconds=self._loop.time() + self.skew_s)
 
     def suspended(self) -> float:
         return self.asleep_s
@@ -61,7 +61,8 @@ class Host(Struct, kw_only=True):
 
 
 class Job(Struct, kw_only=True):
-    """What there is to do for a manager, by whatever instance: a host's, or a share of all hosts'."""
+    """What there is to do for a manager, by whatever instance: a host's, or a share of all hosts'; and how the next
+    instance is configured."""
 
     name: str
     hosts: Sequence[Host]
@@ -75,6 +76,7 @@ class Job(Struct, kw_only=True):
     partitions: int
     skew_s: float = 0.0
     catalogue: Catalogue = Catalogue()
+    oddities: Oddities = Oddities()
 
     @property
     def benches(self) -> Mapping[str, Bench]:
@@ -87,6 +89,7 @@ class Manager(ABC):
     def __init__(self, loop: Loop, job: Job, link: Link) -> None:
         self.job = job
         self.clock = MachineClock(loop, job.skew_s)
+        self.retention_s = job.retention_s
         self.link = link
         self.process: Process = link.process
         self.ended: BaseException | None = None
@@ -132,7 +135,7 @@ class HostManager(Manager):
         super().__init__(loop, job, link)
         [host] = job.hosts
         writer = host_writer(host.name)
-        loaded = load(job.benches, prepares=job.prepares, catalogue=job.catalogue)
+        loaded = load(job.benches, prepares=job.prepares, catalogue=job.catalogue, oddities=job.oddities)
         self._host = host
         self._pool = DriverPool(loaded, metrics=job.metrics)
         self.processor = Processor(
@@ -202,7 +205,7 @@ class ReplicaManager(Manager):
                 checkpoint_interval=job.limits.checkpoint_interval_s,
                 history=job.limits.history is not None,
             ),
-            load(job.benches, prepares=job.prepares, catalogue=job.catalogue),
+            load(job.benches, prepares=job.prepares, catalogue=job.catalogue, oddities=job.oddities),
             identity=Identity(
                 cluster=CLUSTER,
                 scope="cluster",

@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Any
 
 from outfitter_proto.codec import decode_ledger
+from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Allocation, Checkpoint
 from outfitter_service.runtime.processor import Processor
 from outfitter_verify import Log, Partition, Reading, Record, Report
@@ -18,6 +19,8 @@ from simulation.managers import CLUSTER, Host
 from simulation.world import TOPICS, World
 
 FINAL = ("ended", "failed")
+CLOCKS_APART_S = 10.0
+"""Managers' clocks differ by some seconds, and a tick or a commit may be under way."""
 
 
 def check(world: World) -> tuple[list[str], dict[str, int]]:
@@ -31,9 +34,11 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
         wrong += [f"{host.name}: {each}" for each in host.bench.violations]
         counts["stale calls"] += host.bench.stale
         wrong += _lent_too_early(world, world.broker.logs[TOPICS.allocations, host.partition], host.name)
+        wrong += _asked_otherwise(world, host.name, host.partition)
         wrong += _held_twice(host, world.broker.logs[TOPICS.allocations, host.partition])
         wrong += _at_rest(world, host.name, report)
     wrong += _served(world)
+    wrong += _out_of_time(world)
     wrong += [complaint for worker in world.workers for complaint in worker.complaints]
     wrong += at_odds(world)
     wrong += [f"PROMISE 2: {key} was not served although nothing stood in its way" for key in world.stalled]
@@ -135,14 +140,52 @@ def _lent_too_early(world: World, ledger: model.Log, host: str) -> list[str]:
             for device in _alone(found):
                 grants.setdefault(device, []).append((at, record.key.decode(), found["token"]))
     wrong: list[str] = []
+    said_over = _said_over(world, host)
     for held in [held for worker in world.workers for held in worker.holdings if held.key.startswith(f"{host}/")]:
+        until = min(held.until, said_over.get(held.key, math.inf))
         for device in held.devices:
             for at, key, token in grants.get(device, []):
-                if key != held.key and token > held.token and at < held.until and held.since < held.until:
+                if key != held.key and token > held.token and at < until and held.since < until:
                     wrong.append(
                         f"PROMISE 7: {device} was lent to {key} at {at - 1000:.3f}, while {held.key} had it "
-                        f"until {held.until - 1000:.3f}"
+                        f"until {until - 1000:.3f}"
                     )
+    return sorted(set(wrong))[:5]
+
+
+def _said_over(world: World, host: str) -> dict[str, float]:
+    """When the newest run of a worker was said to be over by somebody who named the worker alone, whatever it believes:
+    a goodbye of this kind may be another run's, and late."""
+    runs: dict[str, list[str]] = {}
+    over: dict[str, float] = {}
+    partition = partition_of(host, world.setting.partitions)
+    for record, at in world.broker.logs[TOPICS.registrations, partition].committed():
+        said = json.loads(record.value or b"")
+        worker, run = f"{said['host']}/{said['worker']}", said.get("incarnation")
+        known = runs.setdefault(worker, [])
+        if said["type"] == "register" and run not in known:
+            known.append(run)
+        elif said["type"] == "deregister" and run is None and known:
+            over.setdefault(f"{worker}/{known[-1]}", at)
+    return over
+
+
+def _asked_otherwise(world: World, host: str, partition: int) -> list[str]:
+    """A record is about the registration that it answers, whatever the same run has asked for since."""
+    asked: dict[tuple[str, int], Any] = {}
+    for record, _ in world.broker.logs[TOPICS.registrations, partition].committed():
+        said = json.loads(record.value or b"")
+        if said["type"] == "register":
+            key = f"{said['host']}/{said['worker']}/{said['incarnation']}"
+            asked[key, record.offset] = said.get("resources")
+    wrong: list[str] = []
+    for record, _ in world.broker.logs[TOPICS.allocations, partition].committed():
+        key = (record.key or b"").decode()
+        if key.startswith(f"{host}/") and record.value is not None:
+            found = json.loads(record.value)
+            first = asked.get((key, found["source"]["offset"]), found["request"].get("resources"))
+            if found["request"].get("resources") != first:
+                wrong.append(f"{key} asked for {first}, and its record is about {found['request']['resources']}")
     return sorted(set(wrong))[:5]
 
 
@@ -170,6 +213,19 @@ def _served(world: World) -> list[str]:
             if not serving:
                 wrong.append(f"nobody serves {job.name}; {len(up)} managers are up")
     return wrong
+
+
+def _out_of_time(world: World) -> list[str]:
+    """Managers remember nobody who is over for longer than they should from now on, whatever their clocks did."""
+    wrong: list[str] = []
+    for manager in world.managers:
+        for _, processor in manager.serving() if manager.up else ():
+            now = manager.clock.utc()
+            for key, record in processor.ledger.allocations.items():
+                age_s = (now - record.since).total_seconds()
+                if record.state in FINAL and not -CLOCKS_APART_S <= age_s <= manager.retention_s + CLOCKS_APART_S:
+                    wrong.append(f"{manager.process.name} remembers {key}, which has been over for {age_s:.0f} s")
+    return wrong[:5]
 
 
 def at_odds(world: World) -> list[str]:

@@ -28,6 +28,11 @@ QUICKLY_FOUND = (
     "grant-judged-by-old-heartbeats",
     "names-apart",
     "names-of-its-own-driver",
+    "ahead-for-good",
+    "leases-by-the-wall",
+    "another-request",
+    "goodbye-of-the-eldest",
+    "let-go-as-configured",
 )
 TESTS = Path(__file__).parents[1]
 

@@ -9,21 +9,26 @@ to others meanwhile.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import anyio
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 from outfitter.board import Board
 from outfitter.errors import AllocationError
 from outfitter.lease import Lease
 from outfitter.session import WorkerSession
 from outfitter.standing import Standing, standing
-from outfitter_proto.bus import BusError
-from outfitter_proto.records import Allocation, Owner, Register, ResourceRequest
+from outfitter_proto import codec
+from outfitter_proto.bus import Bus, BusError, Entry
+from outfitter_proto.names import DEFAULT_CLUSTER, topics
+from outfitter_proto.partitioning import partition_of
+from outfitter_proto.records import Allocation, Deregister, Owner, Register, ResourceRequest
 from simulation.client import ModelBus
 from simulation.hardware import RESOURCE, Bench, physical
 from simulation.loop import Loop, Process
@@ -101,17 +106,41 @@ def varied(plan: Plan, dice: random.Random, resources: Sequence[str], *, last: b
 
 
 class Session(WorkerSession):
-    """The client, of a worker that may die without a word. `known`: the manager hears of its end."""
+    """The client, of a worker that may die without a word, or say goodbye by its name alone. `known`: the manager hears
+    of its end."""
 
     dies = False
+    nameless = False
     known = False
 
     async def deregister(self, reason: str | None = None) -> bool:
         if self.dies:
             self.board.close()
+        elif self.nameless:
+            self.board.close()
+            self.known = await self._say_goodbye()
         else:
             self.known = await super().deregister(reason)
         return self.known
+
+    async def _say_goodbye(self) -> bool:
+        asked = self.registration
+        try:
+            await say(self._bus, Deregister(host=asked.host, worker=asked.worker))
+        except BusError:
+            return False
+        return True
+
+
+async def say(bus: Bus, message: Register | Deregister) -> None:
+    """What the client has no words for, said past it.
+
+    Raises:
+        BusError: nobody may have heard it.
+    """
+    topic = topics(DEFAULT_CLUSTER).registrations
+    partition = partition_of(message.host, (await bus.topic(topic)).partitions)
+    await bus.publish(topic, partition, Entry(message.host.encode(), codec.encode(message)))
 
 
 class DiaryLease(Lease):
@@ -196,10 +225,14 @@ class Worker:
         dice: random.Random,
         tenacious: bool,
         told: Callable[[str, str], None],
+        unruly: random.Random | None = None,
+        twin: str = "",
     ) -> None:
         """`owners`: those of a host whose manager watches them. `told(what, key)` hears of each incarnation:
-        `answered`, `died`, `left`."""
-        self.process = Process(f"{host}/{name}")
+        `answered`, `died`, `left`. With dice it is `unruly`: now and then it registers a run again with another
+        request, and says goodbye by its name alone. `twin` is what the incarnations begin with of a worker whose name
+        somebody else has, too."""
+        self.process = Process(f"{host}/{name}{twin}")
         self.bus = bus
         self.holdings: list[Holding] = []
         self.complaints: list[str] = []
@@ -215,6 +248,8 @@ class Worker:
         self._dice = dice
         self._tenacious = tenacious
         self._told = told
+        self._unruly = unruly
+        self._twin = twin
 
     async def main(self) -> None:
         """Live until the world closes, then once more to the good end; unless it crashes and never comes back."""
@@ -225,7 +260,7 @@ class Worker:
             chosen = plan(self._dice, len(self._bench.ids), tenacious=self._tenacious, last=last)
             if len(self._bench.catalogue.names) > 1:
                 chosen = varied(chosen, self._dice, self._bench.catalogue.names, last=last)
-            ended_well = await self._incarnation(str(number), chosen)
+            ended_well = await self._incarnation(f"{self._twin}{number}", chosen)
             if (last and ended_well) or (not last and not ended_well and self._dice.random() < NEVER_AGAIN):
                 break
             await anyio.sleep(self._dice.random() ** 2 * 5)
@@ -249,6 +284,7 @@ class Worker:
         key = f"{self._host}/{self._name}/{incarnation}"
         diary = Diary(self._loop, key, self.holdings)
         session = Session(self.bus, asked, board=diary, manager_patience=None)
+        asking = self._misbehave(session)
         try:
             self.registering = True
             async with session:
@@ -261,11 +297,29 @@ class Worker:
                 session.dies = plan.crashes and not self.closing
         except (AllocationError, BusError):
             pass  # over, refused, or never registered
+        finally:
+            asking.cancel()
         self._told("left" if session.known else "died", key)
         if owners is not None:
             owners.end(pid)
         self.waiting_for = None
         return session.known
+
+    def _misbehave(self, session: Session) -> asyncio.Future[None]:
+        """What an unruly worker does with a run; cancelled when that is over."""
+        dice = self._unruly
+        if dice is None:
+            return self._loop.create_future()
+        session.nameless = dice.random() < 0.4
+        return self._loop.spawn(self.process, lambda: self._ask_for_more(session.registration, dice))
+
+    async def _ask_for_more(self, asked: Register, dice: random.Random) -> None:
+        """Register again, as the same run, for something else: the manager must leave everything as it is."""
+        resources = {name: ResourceRequest(amount=one.amount + 1) for name, one in (asked.resources or {}).items()}
+        while dice.random() < 0.7:
+            await anyio.sleep(dice.expovariate(0.3))
+            with suppress(BusError):
+                await say(self.bus, structs.replace(asked, resources=resources, operators=None))
 
     async def _use(self, session: Session, diary: Diary, plan: Plan) -> None:
         """Wait for the devices, and use them for a while: as long as the client says that they are the worker's.

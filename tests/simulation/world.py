@@ -23,7 +23,7 @@ from outfitter_service.runtime.processor import Limits
 from outfitter_service.runtime.snapshots import Pace
 from simulation.broker import Broker, Habits
 from simulation.client import MAX_BATCH_BYTES, ModelBus
-from simulation.hardware import Bench, Catalogue
+from simulation.hardware import MAP, PORT, Bench, Catalogue, Oddities
 from simulation.loop import Loop, Process
 from simulation.managers import CLUSTER, Host, HostManager, Job, Manager, ReplicaManager
 from simulation.network import CALM, Link, Network, Weather
@@ -55,8 +55,17 @@ FAULTS = (
 )
 REST_S = 240.0
 """How long the world may take, once all faults are over, until every worker was served and has left."""
+JUMPY = 0.3
+"""How many of the worlds have machines whose wall clocks are set."""
+CHANGING = 0.3
+"""How many of the worlds have managers whose configuration changes."""
+UNRULY = 0.3
+"""How many of the worlds have unruly workers."""
+JUMPS_S = (100.0, 4000.0, 100_000.0, 300_000.0)
+"""By how much, forwards or back: a lease, a retention, a day, several."""
 FLOOD = 300
-SMALL_BATCH_BYTES = 5000
+SMALL_BATCH_BYTES = 6000
+"""Little more than the least that one event's effects are cut to, and a checkpoint."""
 
 MakeBus = Callable[..., ModelBus]
 
@@ -85,6 +94,12 @@ class Setting(Struct, kw_only=True, frozen=True):
     takes_bytes: int
     """The largest ledger batch; for some it is too small for what managers make of a flood."""
     catalogue: Catalogue
+    jumps: bool
+    """Whether wall clocks jump."""
+    changes: bool
+    """Whether managers are started with another configuration now and then."""
+    unruly: bool
+    """Whether workers say what no client would, and one of them runs twice at once."""
 
 
 def setting(seed: int) -> Setting:
@@ -122,6 +137,9 @@ def setting(seed: int) -> Setting:
         flood=FLOOD if flooded else 0,
         catalogue=_catalogue(random.Random(f"{seed}/catalogue")),
         takes_bytes=SMALL_BATCH_BYTES if flooded and random.Random(f"{seed}/bytes").random() < 0.5 else MAX_BATCH_BYTES,
+        jumps=random.Random(f"{seed}/jumps").random() < JUMPY,
+        changes=random.Random(f"{seed}/changes").random() < CHANGING,
+        unruly=random.Random(f"{seed}/unruly").random() < UNRULY,
     )
 
 
@@ -160,6 +178,8 @@ class World:
         self._trap: tuple[str, str, int, Callable[[Process], None]] | None = None
         self.hosts = [self._host(number) for number in range(self.setting.hosts)]
         self.jobs = self._jobs()
+        self._usual = {job.name: structs.replace(job) for job in self.jobs}
+        self._configuring = random.Random(f"{seed}/configurations")
         self._started = 0
 
     @property
@@ -236,15 +256,21 @@ class World:
         for host in self.hosts:
             for number in range(self.setting.workers):
                 self._start_worker(host, f"w{number}")
+        if self.setting.unruly:
+            self._start_worker(self.hosts[0], "w0", twin="t")
         self.network.weather = self.setting.weather
         if self.setting.flood:
             self.loop.spawn(world, self._flood)
+        if self.setting.jumps:
+            self.loop.spawn(world, self._set_clocks)
         await self._ill_treat()
         await self._rest()
         self.over = True
 
     def start(self, job: Job) -> Manager:
         """Start a manager."""
+        if self.setting.changes:
+            self._configure(job)
         self._started += 1
         process = Process(f"m{self._started}@{job.name}")
         link = Link(self.network, process)
@@ -261,19 +287,49 @@ class World:
         self.note(process.name, "started")
         return manager
 
+    def _configure(self, job: Job) -> None:
+        """What the job's next manager is configured with: what is usual, as always in the end, or something else.
+
+        Where the driver of `map` alone knows which names mean one device, its silence is a fault of its own: neither is
+        it left out, nor are all devices lent at once meanwhile, as shared ones are.
+        """
+        dice, usual = self._configuring, self._usual[job.name]
+        mapped = usual.catalogue.mapped
+        new = usual
+        if not self.over and dice.random() < 0.6:
+            names = usual.catalogue.names
+            odd = {name: dice.random() for name in names}
+            new = structs.replace(
+                usual,
+                prepares=dice.random() < 0.5,
+                lease_s=dice.choice((5.0, 10.0, LONGEST_LEASE_S)),
+                retention_s=dice.choice((20.0, 60.0, 3600.0)),
+                limits=structs.replace(usual.limits, lease_grace_s=dice.choice((0.1, 0.5, 2.0))),
+                oddities=Oddities(
+                    without=frozenset(name for name in names if odd[name] < 0.2 and not (mapped and name == MAP)),
+                    turned=frozenset(name for name in names if odd[name] > 0.8 and name != PORT and not mapped),
+                    backwards=dice.random() < 0.5,
+                ),
+            )
+        for name in ("prepares", "lease_s", "retention_s", "limits", "oddities"):
+            setattr(job, name, getattr(new, name))
+        self.note(job.name, f"is configured with {job.oddities}, prepares={job.prepares}")
+
     def _make(self, job: Job, link: Link, bus: ModelBus, instance: str) -> Manager:
         if not self.setting.replicas:
             return HostManager(self.loop, job, link, bus, TOPICS, instance)
         setting = self.setting
         return ReplicaManager(self.loop, job, link, bus, instance, static=setting.static, session_s=setting.session_s)
 
-    def _start_worker(self, host: Host, name: str) -> None:
-        dice = random.Random(f"{self.seed}/{host.name}/{name}")
+    def _start_worker(self, host: Host, name: str, *, twin: str = "") -> None:
+        dice = random.Random(f"{self.seed}/{host.name}/{name}{twin}")
+        unruly = random.Random(f"{self.seed}/{host.name}/{name}{twin}/unruly") if self.setting.unruly else None
         link = Link(self.network, Process(""))
         worker = Worker(
             self.loop, ModelBus(self.broker, link, gives_records=dice.choice((3, 3, 1000))), host=host.name, name=name,
             bench=host.bench, owners=host.owners if not self.setting.replicas else None, dice=dice,
             tenacious=self.setting.tenacious, told=lambda what, key: self.note(key, what),
+            unruly=unruly, twin=twin,
         )  # fmt: skip
         link.process = worker.process
         self.workers.append(worker)
@@ -310,6 +366,18 @@ class World:
                 body = {"type": kind, "host": host.name, "worker": f"{kind}-{number}", "incarnation": "1"}
                 entry = Entry(host.name.encode(), json.dumps(body).encode())
                 self.broker.publish(self.broker.logs[TOPICS.registrations, host.partition], entry)
+
+    async def _set_clocks(self) -> None:
+        """Somebody sets the wall clock of one machine after the other; monotonic time goes on as it did."""
+        dice = random.Random(f"{self.seed}/clocks")
+        while not self.over:
+            await anyio.sleep(dice.expovariate(0.1))
+            job, seconds = dice.choice(self.jobs), dice.choice(JUMPS_S) * dice.choice((-1, 1))
+            job.skew_s += seconds
+            for manager in self.managers:
+                if manager.job is job:
+                    manager.clock.skew_s += seconds
+            self.note(job.machine, f"its clock is set by {seconds:+,.0f} s")
 
     def _later(self, seconds: float, act: Callable[..., Any], *args: Any) -> None:
         self.loop.call_later(seconds, act, *args, context=self.loop.within(self.loop.world))
@@ -448,6 +516,9 @@ class World:
         for manager in self.managers:
             manager.link.cut = False
             self._go_on(manager.process)
+        if self.setting.changes:
+            for manager in self.managers:
+                self._harm(manager, "end")  # whoever comes next is configured as usual
         for host in self.hosts:
             host.bench.missing.clear()
             host.bench.slow_s = host.bench.failing = 0.0
