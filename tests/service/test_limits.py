@@ -218,6 +218,19 @@ async def test_of_a_flood_of_garbage_so_much_is_written_down_and_the_rest_is_cou
     assert (await verdict(bus.url)).violations == ()
 
 
+async def test_garbage_does_not_take_the_letters_that_tell_workers_why_they_are_refused(
+    bus: FaultyBus, serve: Serve
+) -> None:
+    async with serve(static(1)) as house:
+        async with await bus.open_writer("flood", 0) as writer:
+            entries = [Entry(HOST.encode(), b"garbage") for _ in range(A_MINUTE + 1)]
+            await writer.commit([(TOPICS.registrations, entries), (TOPICS.history, [])])
+        await house.say(heartbeat("nobody"))
+        *_, last = await house.dead_letters(A_MINUTE + 1)
+        assert last["source"]["offset"] == A_MINUTE + 1
+        assert "nobody" in last["reason"]
+
+
 async def test_the_dead_letters_of_a_commit_that_failed_are_written_by_the_next(bus: FaultyBus, serve: Serve) -> None:
     failures = 3
 

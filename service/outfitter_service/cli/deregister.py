@@ -175,5 +175,6 @@ async def _without_answer(conversation: Conversation, leaving: Deregister, offse
         )
     return (
         f"no answer within {wait:g} s: {await conversation.nobody()}; "
-        "the deregistration was sent and takes effect when a manager reads it"
+        "the deregistration was sent and takes effect when a manager reads it "
+        "(one that refuses very many messages a minute answers only the first of them)"
     )

@@ -31,7 +31,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, renumber
 from outfitter_service.core.ledger import Change, DropAllocation, DropHost, Ledger, PutAllocation, PutHost
 from outfitter_service.core.plain import Grant
-from outfitter_service.runtime.ration import Omitted, Ration
+from outfitter_service.runtime.ration import Omitted, Payer, Ration
 from outfitter_service.runtime.snapshots import Piece
 from outfitter_service.runtime.transaction import (
     batches,
@@ -122,9 +122,9 @@ class Batch:
         self.letters: list[DeadLetter] = []
         self.warned: list[tuple[Registration, list[str]]] = []
         self.about: dict[str, dict[str, str | None]] = {}
-        self.rationed: defaultdict[str, int] = defaultdict(int)
-        self.omitted: dict[str, Omitted] = {}
-        self.summed: dict[str, Omitted] = {}
+        self.rationed: defaultdict[Payer, int] = defaultdict(int)
+        self.omitted: dict[Payer, Omitted] = {}
+        self.summed: dict[Payer, Omitted] = {}
         self.commands: list[m.Command] = []
         self.follow_ups: dict[m.Event, None] = {}
         self.undecided: list[m.Event] = []
@@ -191,14 +191,14 @@ class Batch:
         """Decide one message of this writer's host; what cannot be understood or obeyed becomes a dead letter."""
         warnings: list[str] = []
         ration, naming = self._ration, self._naming
-        exact = ration is None or not ration.spent or self._known_host(message) not in ration.spent
+        exact = ration is None or not ration.spent or (self._known_host(message), False) not in ration.spent
         named = naming is None or not naming.spent or self._known_host(message) not in naming.spent
         try:
             registration = decode_registration(
                 message.value, key=message.key, warnings=warnings, exact=exact, named=named
             )
         except WireError as error:
-            self.refuse(message, error.problem, error.field)
+            self.refuse(message, error.problem, error.field, understood=False)
             return
         if type(registration) is not Heartbeat:
             book = self.ledger.hosts.get(registration.host)
@@ -247,20 +247,22 @@ class Batch:
             self._told.append(Entry(name, told))
             self.history_bytes += size + len(told)
 
-    def refuse(self, message: Message, reason: str, field: str | None = None) -> DeadLetter | None:
+    def refuse(
+        self, message: Message, reason: str, field: str | None = None, *, understood: bool = True
+    ) -> DeadLetter | None:
         """Send a message to the dead letters, or count it where there are enough of those."""
         self.kinds["dead-letter"] += 1
         self.events += 1
-        host = self._known_host(message)
-        if self._ration is not None and not self._ration.take(host):
-            known = self.omitted.get(host)
-            self.omitted[host] = (
+        payer = self._known_host(message), understood
+        if self._ration is not None and not self._ration.take(payer):
+            known = self.omitted.get(payer)
+            self.omitted[payer] = (
                 Omitted(first=self._letter(message, reason, field), until=message.offset + 1)
                 if known is None
                 else known.with_one(message.offset)
             )
             return None
-        self.rationed[host] += 1
+        self.rationed[payer] += 1
         letter = self._letter(message, reason, field)
         self._write(letter)
         return letter
@@ -273,11 +275,11 @@ class Batch:
     def _letter(self, message: Message, reason: str, field: str | None) -> DeadLetter:
         return dead_letter(message, reason, field, writer=self.rules.writer, at=self.now)
 
-    def sum_up(self, omitted: Mapping[str, Omitted]) -> None:
-        """Write one dead letter for what was refused of each host in a minute that is over."""
-        for host, of_host in omitted.items():
-            self.summed[host] = of_host
-            self._write(of_host.summary())
+    def sum_up(self, omitted: Mapping[Payer, Omitted]) -> None:
+        """Write one dead letter for what was refused at the cost of each ration in a minute that is over."""
+        for payer, of_one in omitted.items():
+            self.summed[payer] = of_one
+            self._write(of_one.summary())
 
     def _write(self, letter: DeadLetter) -> None:
         self.bytes += len(letter.body) * 4 // 3 + len(letter.reason)

@@ -1,7 +1,9 @@
 """Dead letters are rationed: so many of one host are written down a minute, and the rest is counted.
 
 Whoever can write registrations can write bad ones, faster than anybody would read of them. What is beyond the ration
-is told in one letter when its minute is over: the first one of them, with their number. It knows no reasons.
+is told in one letter when its minute is over: the first one of them, with their number. It knows no reasons. What
+cannot be understood has a ration of its own, because nobody waits for an answer to it: garbage must not take the
+letters that tell workers why they are refused.
 
 Naming the unknown fields of messages, which takes as long as finding faults, has a ration of its own: a worker that
 misspells a field in each heartbeat must not cost its host's dead letters.
@@ -16,8 +18,11 @@ from msgspec import Struct, structs
 from outfitter_proto.records import DeadLetter
 
 A_MINUTE = 100
-"""Dead letters of one host that are written down within `WINDOW_S`."""
+"""Dead letters of one host, and of one kind, that are written down within `WINDOW_S`."""
 WINDOW_S = 60.0
+
+Payer = str | tuple[str, bool]
+"""Whose ration it is: a host's name with whether its messages were understood, or another name."""
 
 
 class Omitted(Struct, kw_only=True, frozen=True, gc=False):
@@ -50,44 +55,44 @@ class _Window(Struct):
 
 
 class Ration:
-    """The dead letters of one writer. Those of hosts that it does not know share one ration, under an empty name."""
+    """The dead letters of one writer. Those of hosts that it does not know share their rations, under an empty name."""
 
     def __init__(self, clock: Callable[[], float], *, most: int = A_MINUTE) -> None:
         """`clock` tells seconds that only grow."""
         self._clock = clock
         self._most = most
-        self._windows: dict[str, _Window] = {}
-        self.spent: set[str] = set()
-        """The hosts for which nothing is left now: to look whether there are any costs nothing."""
+        self._windows: dict[Payer, _Window] = {}
+        self.spent: set[Payer] = set()
+        """Those for whom nothing is left now: to look whether there are any costs nothing."""
 
-    def take(self, host: str) -> bool:
+    def take(self, payer: Payer) -> bool:
         """Whether one more letter may be written now."""
-        window = self._windows.get(host)
+        window = self._windows.get(payer)
         if window is None:
-            window = self._windows[host] = _Window(self._clock() + WINDOW_S)
+            window = self._windows[payer] = _Window(self._clock() + WINDOW_S)
         if window.written >= self._most:
             return False
         window.written += 1
         if window.written >= self._most:
-            self.spent.add(host)
+            self.spent.add(payer)
         return True
 
-    def give_back(self, taken: Mapping[str, int]) -> None:
+    def give_back(self, taken: Mapping[Payer, int]) -> None:
         """So many letters were not written after all."""
-        for host, count in taken.items():
-            if (window := self._windows.get(host)) is not None:
+        for payer, count in taken.items():
+            if (window := self._windows.get(payer)) is not None:
                 window.written = max(0, window.written - count)
-                self.spent.discard(host)
+                self.spent.discard(payer)
 
-    def omit(self, host: str, omitted: Omitted) -> None:
+    def omit(self, payer: Payer, omitted: Omitted) -> None:
         """These were refused and not written down."""
-        window = self._windows.setdefault(host, _Window(0.0))
+        window = self._windows.setdefault(payer, _Window(0.0))
         window.omitted = omitted if window.omitted is None else window.omitted.with_more(omitted)
 
-    def due(self, *, all_of_them: bool = False) -> dict[str, Omitted]:
-        """What was omitted in the minutes that are over, by host; those begin anew."""
+    def due(self, *, all_of_them: bool = False) -> dict[Payer, Omitted]:
+        """What was omitted in the minutes that are over; those begin anew."""
         now = self._clock()
-        over = [host for host, window in self._windows.items() if all_of_them or window.over_at <= now]
+        over = [payer for payer, window in self._windows.items() if all_of_them or window.over_at <= now]
         self.spent.difference_update(over)
-        ended = {host: self._windows.pop(host).omitted for host in over}
-        return {host: omitted for host, omitted in ended.items() if omitted is not None}
+        ended = {payer: self._windows.pop(payer).omitted for payer in over}
+        return {payer: omitted for payer, omitted in ended.items() if omitted is not None}

@@ -39,7 +39,7 @@ from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.outage import Outage
-from outfitter_service.runtime.ration import Omitted, Ration
+from outfitter_service.runtime.ration import Omitted, Payer, Ration
 from outfitter_service.runtime.remit import Nobodys, nobodys, was_moved
 from outfitter_service.runtime.restore import LedgerRefusedError
 from outfitter_service.runtime.roll import Roll, Standing
@@ -63,7 +63,7 @@ LETTERS, LETTER_BYTES = 500, 2 * 1024 * 1024
 CHECKPOINT_RECORDS, CHECKPOINT_S = 20_000, 600.0
 """Registrations passed over, or seconds, after which the position is written although nothing was swept."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
-NO_SUMMARIES: Mapping[str, Omitted] = {}
+NO_SUMMARIES: Mapping[Payer, Omitted] = {}
 _LOGGED = 20
 _NAMED = 10
 
@@ -299,15 +299,15 @@ class Sweep:
         return passed > 0 and self._task.clock.monotonic() - self._written_at >= CHECKPOINT_S
 
     async def _commit(
-        self, writer: Writer, letters: list[_Held], position: int, summed: Mapping[str, Omitted] = NO_SUMMARIES
+        self, writer: Writer, letters: list[_Held], position: int, summed: Mapping[Payer, Omitted] = NO_SUMMARIES
     ) -> None:
         """One transaction: dead letters, and the position after them. Of each code so many are written a minute."""
         task = self._task
         reasons = {id(held): self._reason(held) for held in letters}
         now = task.clock.utc()
         written: list[DeadLetter] = []
-        rationed: Counter[str] = Counter()
-        omitted: dict[str, Omitted] = {}
+        rationed: Counter[Payer] = Counter()
+        omitted: dict[Payer, Omitted] = {}
         for held in letters:
             why = reasons[id(held)]
             writer_name = sweeper_writer(task.partition)
@@ -337,9 +337,9 @@ class Sweep:
             self._bytes -= len(held.message.value or b"")
         self._tell([reasons[id(held)] for held in letters], letters, sum(each.count for each in omitted.values()))
 
-    def _omit(self, omitted: Mapping[str, Omitted]) -> None:
-        for code, of_code in omitted.items():
-            self._ration.omit(code, of_code)
+    def _omit(self, omitted: Mapping[Payer, Omitted]) -> None:
+        for payer, of_one in omitted.items():
+            self._ration.omit(payer, of_one)
 
     def _checkpoint(self, position: int) -> Checkpoint:
         task, grown = self._task, self._grown
