@@ -13,7 +13,7 @@ from msgspec import structs
 
 from outfitter_proto import topics as wanted
 from outfitter_proto.bus import Bus, Entry, connect
-from outfitter_proto.names import topics
+from outfitter_proto.names import host_writer, partition_writer, topics, transactional_id
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.processor import Limits
@@ -185,6 +185,19 @@ async def test_a_ledger_made_anew_that_was_written_to_before_it_was_noticed_is_r
                 await anyio.sleep(0.02)
     await refused(serve, "was written to another topic of that name.*--adopt-ledger")
     assert await holders(bus, cluster) == []
+
+
+async def test_a_ledger_made_anew_is_refused_although_the_last_manager_had_not_committed_anything(
+    serve: Serve, bus: Bus, cluster: str
+) -> None:
+    """The bus tells of the last holder alone: the one that granted something was another one."""
+    await granted(serve)
+    for writer in (host_writer(HOST), partition_writer(1)):
+        identity = transactional_id(cluster, writer)
+        async with await bus.open_writer(identity, 1):
+            assert not await bus.has_committed(identity)
+    await remake(bus, cluster, [topics(cluster).allocations])
+    await refused(serve, r"before, and .*allocations/1 holds nothing of it.*--adopt-ledger")
 
 
 @pytest.mark.parametrize("names", ["ledger", "all", "all with more partitions"])

@@ -99,12 +99,13 @@ class Ground:
         self._topics = topics
         self._partition = partition
         self._identity = transactional_id(identity.cluster, identity.writer)
+        self._writer = identity.writer.encode()
         self._remit = remit
         self._partitions = partitions
         self._history = history
         self._adopt = adopt
         self._shape: Shape | None = None
-        self._has_committed = False
+        self._has_committed = self._is_known = False
         self._looked_elsewhere = False
 
     @property
@@ -131,6 +132,7 @@ class Ground:
         known = self._shape
         if known is None:
             self._has_committed = await self._bus.has_committed(self._identity)
+            self._is_known = await self._bus.tenure(self._identity) is not None
         elif known.ledger != found.ledger:
             raise TopicsChangedError(
                 f"topic {self._topics.allocations} was deleted and made anew while this manager served (its id was "
@@ -157,7 +159,9 @@ class Ground:
             await self._look_elsewhere()
             self._looked_elsewhere = True
         ledger = restored.ledger
-        if self._has_committed and not (self._adopt or ledger.hosts or ledger.devices):
+        if self._adopt or ledger.hosts or ledger.devices:
+            return
+        if self._has_committed or (self._is_known and await self._is_in_history()):
             raise TopicsChangedError(
                 f"a manager has written as {self._identity!r} before, and {self._place} holds nothing of it: the topic "
                 f"was made anew, or restored without it. {_ADOPTING}"
@@ -215,6 +219,19 @@ class Ground:
                     else:
                         found[message.key or b""] = host
         return sorted(set(found.values()))
+
+    async def _is_in_history(self) -> bool:
+        """Whether history has a commit of this writer. The bus tells of the last transaction alone, and that one was
+        perhaps aborted because the ledger was being deleted."""
+        topic = self._topics.history
+        if self.shape.history is None:
+            return False
+        end = await self._bus.stable_end(topic, self._partition)
+        async with await self._bus.open_reader(topic, self._partition, start=None, committed=True) as reader:
+            async for messages in read_to(reader, end):
+                if any(message.key == self._writer for message in messages):
+                    return True
+        return False
 
     @property
     def _place(self) -> str:
