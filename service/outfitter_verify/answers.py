@@ -31,7 +31,7 @@ class Letter(NamedTuple):
 
 class Input(NamedTuple):
     """A writer's newest input: its topic's id, what is added to its offsets, the first offset that it answers for, and
-    whether it never had another input.
+    whether that is the one that is there and it never had another.
 
     What was read from an earlier input is not there to be compared any more.
     """

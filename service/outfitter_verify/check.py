@@ -54,8 +54,8 @@ def _partition(reading: Reading, logs: Partition, findings: Findings) -> Ledger:
             findings.part(
                 name, f"{logs.registrations.place(begin)} to {end - 1} not looked at: the client cannot read on"
             )
-    inputs = _inputs(logs.allocations)
     topic_id = reading.topic_id
+    inputs = _inputs(logs.allocations, topic_id)
     answers = Answers(logs, inputs, partitions=reading.partitions, findings=findings)
     releases = Releases(logs.registrations, answers.said, findings)
     history = History(logs.history, partitions=reading.partitions, findings=findings)
@@ -86,8 +86,8 @@ def _partition(reading: Reading, logs: Partition, findings: Findings) -> Ledger:
     return ledger
 
 
-def _inputs(ledger: Log) -> dict[str, Input]:
-    """Each writer's newest input."""
+def _inputs(ledger: Log, topic_id: str | None) -> dict[str, Input]:
+    """Each writer's newest input; `topic_id` is that of the one that is there."""
     found: dict[str, Input] = {}
     for record in ledger.records:
         if record.value is None or record.key is None or not record.key.startswith(b"@checkpoint/"):
@@ -98,5 +98,6 @@ def _inputs(ledger: Log) -> dict[str, Input]:
             continue  # the walk reports it
         before = found.get(here.writer)
         same = before is None or (before.topic_id, before.base) == (here.topic_id, here.base)
+        same = same and topic_id in (None, here.topic_id)
         found[here.writer] = Input(here.topic_id, here.base, here.begin, same and (before is None or before.only))
     return found

@@ -121,6 +121,25 @@ def test_what_is_over_does_not_change_when_the_clock_was_set_back() -> None:
     assert world.violated() == {"steps"}
 
 
+def test_dead_letters_of_an_input_that_was_made_anew_are_not_held_against_the_new_one() -> None:
+    """Their writer has committed nothing since, and the same offset is another message's now."""
+    world = lived_in()
+    manager, commits = world.writer, world.commits
+    world.writer, world.commits = f"sweeper/{PARTITION}", 0
+    world.refuse(world.say(b"odd", key="nobody"))
+    world.commit(scope="sweeper")
+    world.writer, world.commits, end = manager, commits, world.position
+    world.registrations.records.clear()
+    world.registrations.end = 0
+    for number in range(end):
+        world.register(f"f{number}")
+        world.sources[f"{HOST}/f{number}/1"] = end + number
+    answered = [world.allocation(f"f{number}", "pending") for number in range(end)]
+    read = {"topic_id": "B" * 22, "partition": PARTITION, "from": 0, "to": end, "base": end}
+    world.commit(*answered, input=read)
+    assert check(world.reading()._replace(topic_id="B" * 22)).violations == ()
+
+
 def test_an_input_made_anew_is_no_violation() -> None:
     world = lived_in()
     world.commit(world.allocation("e", "pending"))
