@@ -48,7 +48,7 @@ class Transaction:
         self.epoch = -1
         self.state = EMPTY
         self.commit = False
-        self.logs: dict[Log, None] = {}
+        self.places: dict[tuple[str, int], None] = {}
         self.begun = 0.0
         self.timeout = 0.0
 
@@ -78,7 +78,11 @@ class Broker:
         }
         self.transactions: dict[str, Transaction] = {}
         self.groups: dict[str, Group] = {}
+        self.gone: list[Log] = []
+        """What topics held that were deleted and made anew, in the order in which that happened."""
         self.timed_out = 0
+        self.takes_bytes: int | None = None
+        """What its topics say that they take; None: they do not say."""
 
     def now(self) -> float:
         return self._loop.time()
@@ -104,7 +108,22 @@ class Broker:
     # --- topics ---
 
     def topic(self, name: str) -> TopicInfo:
-        return TopicInfo(name, f"id-of-{name}", self.partitions, 3, {})
+        config = {"max.message.bytes": str(self.takes_bytes)} if self.takes_bytes is not None else {}
+        lives = 1 + sum(log.topic == name and log.partition == 0 for log in self.gone)
+        return TopicInfo(name, f"id-of-{name}" if lives == 1 else f"id-{lives}-of-{name}", self.partitions, 3, config)
+
+    def remake(self, name: str) -> None:
+        """Delete a topic and make it anew, under another id. Who asks for it by name finds the new one."""
+        for number in range(self.partitions):
+            old = self.logs[name, number]
+            self.gone.append(old)
+            self.logs[name, number] = Log(name, number, compact=old.compact)
+            old.tell()
+
+    def lives(self, topic: str, partition: int) -> list[Log]:
+        """A partition of all topics that had a name, one after the other."""
+        gone = [log for log in self.gone if (log.topic, log.partition) == (topic, partition)]
+        return [*gone, self.logs[topic, partition]]
 
     def publish(self, log: Log, entry: Entry) -> int:
         return log.append([entry], self._loop.time())
@@ -161,13 +180,17 @@ class Broker:
         if transaction.state != ONGOING:
             transaction.state = ONGOING
             transaction.begun = self._loop.time()
-            transaction.logs = {}
-        transaction.logs.update(dict.fromkeys(logs))
+            transaction.places = {}
+        transaction.places.update(dict.fromkeys(log.place for log in logs))
 
     def produce(self, producer: Producer, log: Log, sequence: int, entries: Sequence[Entry]) -> int:
-        """Produce one batch within a transaction; the same one twice is written once."""
+        """Produce one batch within a transaction; the same one twice is written once. A partition that knows nothing of
+        a producer takes whatever number comes first."""
         seen = log.seen.get(producer.id)
-        if seen is None or producer.epoch > seen.epoch:
+        if seen is None:
+            seen = log.seen[producer.id] = Seen(producer.epoch)
+            seen.next = sequence
+        if producer.epoch > seen.epoch:
             seen = log.seen[producer.id] = Seen(producer.epoch)
         if producer.epoch < seen.epoch:
             raise RefusedError(INVALID_PRODUCER_EPOCH)
@@ -181,7 +204,7 @@ class Broker:
             transaction = self.transactions[producer.identity]
             if transaction.epoch != producer.epoch:
                 raise RefusedError(INVALID_PRODUCER_EPOCH)
-            if transaction.state != ONGOING or log not in transaction.logs:
+            if transaction.state != ONGOING or log.place not in transaction.places:
                 raise RefusedError(INVALID_TXN_STATE)
             part = log.open[producer.id] = Part(producer.id, log.end)
         offset = log.append(entries, self._loop.time(), part)
@@ -215,18 +238,18 @@ class Broker:
     def _prepare(self, transaction: Transaction, *, commit: bool) -> None:
         transaction.state = PREPARE
         transaction.commit = commit
-        logs = list(transaction.logs)
-        self._dice.shuffle(logs)
-        left = len(logs)
+        places = list(transaction.places)
+        self._dice.shuffle(places)
+        left = len(places)
 
-        def mark(log: Log) -> None:
+        def mark(place: tuple[str, int]) -> None:
             nonlocal left
-            log.mark(transaction.id, transaction.epoch, commit=commit, now=self._loop.time())
+            self.logs[place].mark(transaction.id, transaction.epoch, commit=commit, now=self._loop.time())
             left -= 1
             if left == 0:
                 transaction.state = COMPLETE
 
-        for log in logs:
-            self._loop.call_later(self._dice.random() * self._habits.marker_s, mark, log)
-        if not logs:
+        for place in places:
+            self._loop.call_later(self._dice.random() * self._habits.marker_s, mark, place)
+        if not places:
             transaction.state = COMPLETE

@@ -6,6 +6,7 @@ several times what was measured. Most sit in the bus, where they are independent
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -17,9 +18,20 @@ from msgspec import UNSET, Struct, structs
 from outfitter import standing
 from outfitter.lease import Lease
 from outfitter.session import WorkerSession
-from outfitter_proto.bus import CommitUnknownError, Entry, FencedError, Message, Reader
+from outfitter_proto.bus import (
+    BusError,
+    CommitUnknownError,
+    Entry,
+    FencedError,
+    Message,
+    OffsetOutOfRangeError,
+    Reader,
+    TopicInfo,
+    Writer,
+)
+from outfitter_proto.codec import encode
 from outfitter_proto.records import FINAL_STATES, Allocation, Deregister, Register, Source
-from outfitter_service.core import decide, discovery, terms
+from outfitter_service.core import decide, discovery, plain, terms
 from outfitter_service.core import model as m
 from outfitter_service.core.book import HostBook
 from outfitter_service.core.draft import Draft
@@ -33,9 +45,12 @@ from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.cycle import Cycle
 from outfitter_service.runtime.drivers import DriverPool
 from outfitter_service.runtime.processor import Processor
+from outfitter_service.runtime.roll import Roll
 from outfitter_service.runtime.scout import Outlook
+from outfitter_service.runtime.station import Station
+from outfitter_service.runtime.sweep import Sweep
 from outfitter_service.runtime.work import Work
-from simulation import world
+from simulation import remaking, world
 from simulation.broker import Producer
 from simulation.client import ModelBus, ModelReader, ModelWriter
 from simulation.errors import FENCED, RefusedError
@@ -235,6 +250,27 @@ class _Hasty(ModelBus):
         return found
 
 
+class _Nameless(ModelBus):
+    """Tells topics apart by their names alone."""
+
+    topics: tuple[str, ...] = ()
+
+    async def topic(self, name: str) -> TopicInfo:
+        found = await super().topic(name)
+        return found._replace(id="the same") if name.endswith(self.topics) else found
+
+    async def has_committed(self, identity: str) -> bool:
+        return "allocations" not in self.topics and await super().has_committed(identity)
+
+
+class _AnyLedger(_Nameless):
+    topics = ("allocations",)
+
+
+class _AnyInput(_Nameless):
+    topics = ("registrations",)
+
+
 # --- in the runtime ----------------------------------------------------------------------------------------
 
 
@@ -311,6 +347,54 @@ def _own_names() -> Iterator[None]:
         patch.object(discovery, "_still_linked", lambda *_: ()),
     ):
         yield
+
+
+def _unmeasured(self: Draft, key: str, after: Allocation, *_: object, **__: object) -> tuple[Allocation, bytes]:
+    del self, key
+    return after, encode(after)
+
+
+@contextmanager
+def _on_from_the_end() -> Iterator[None]:
+    begin_again = Cycle._begin_again
+
+    async def begin_at_the_end(self: Cycle, lost: OffsetOutOfRangeError) -> BusError | None:
+        return await begin_again(self, OffsetOutOfRangeError(str(lost), start=lost.end, end=lost.end))
+
+    with patch.object(Cycle, "_begin_again", begin_at_the_end):
+        yield
+
+
+@contextmanager
+def _leases_as_they_are() -> Iterator[None]:
+    input_lost = Station.input_lost
+
+    def and_nobody_is_renewed(self: Station, explanation: str) -> None:
+        with patch.object(Attendance, "renew_all", _nothing):
+            input_lost(self, explanation)
+
+    with patch.object(Station, "input_lost", and_nobody_is_renewed):
+        yield
+
+
+@contextmanager
+def _rolls_once() -> Iterator[None]:
+    catch_up = Roll.catch_up
+
+    async def catch_up_once(self: Roll) -> None:
+        if self._position is None:
+            await catch_up(self)
+
+    with patch.object(Roll, "catch_up", catch_up_once):
+        yield
+
+
+async def _answer_at_once(self: Sweep, writer: Writer, roll: Roll, read_to: int) -> None:
+    await roll.catch_up()
+    self._look_again(roll)
+    letters = self._ripe(roll)
+    if letters or self._is_due(read_to):
+        await self._commit(writer, letters, self._next(letters, read_to))
 
 
 def _jumping() -> AbstractContextManager[Any]:
@@ -661,6 +745,68 @@ BUGS: tuple[Bug, ...] = (
         what="a device that was prepared by a driver that is configured no more is lent again without it",
         within=40,
         patches=_without_the_absent,
+    ),
+    Bug(
+        name="size-not-measured",
+        what="what is decided is not measured, so grants and commits become larger than topics take",
+        within=40,
+        patches=lambda: patch.object(Draft, "_measured", _unmeasured),
+    ),
+    Bug(
+        name="plain-grants-not-measured",
+        what="plain grants are taken for small, whatever their devices say of themselves",
+        within=100,
+        patches=lambda: patch.object(plain, "REQUEST_BYTES", -math.inf),
+    ),
+    Bug(
+        name="lost-input-from-the-end",
+        what="where the position in the input is out of range, it goes on at the input's end",
+        within=60,
+        patches=_on_from_the_end,
+    ),
+    Bug(
+        name="lost-input-in-silence",
+        what="registrations that were lost are passed over without a word",
+        within=60,
+        patches=lambda: patch.object(Station, "input_lost", lambda self, _: self.attendance.renew_all()),
+    ),
+    Bug(
+        name="leases-judged-after-lost-input",
+        what="a lease is judged by the heartbeats that retention has left",
+        within=200,
+        patches=_leases_as_they_are,
+    ),
+    Bug(
+        name="nobodys-passed-over",
+        what="a sweeper's position passes over what it has still to answer",
+        within=40,
+        patches=lambda: patch.object(Sweep, "_next", lambda *given: given[-1]),
+    ),
+    Bug(
+        name="swept-by-an-old-roll",
+        what="a sweeper reads once who has a manager",
+        within=60,
+        patches=_rolls_once,
+    ),
+    Bug(
+        name="swept-without-a-claim",
+        what="a sweeper does not say what it is about to answer before it does",
+        within=400,
+        patches=lambda: patch.object(Sweep, "_answer", _answer_at_once),
+    ),
+    Bug(
+        name="any-ledger",
+        what="a ledger that was deleted and made anew is taken for the one of before",
+        within=100,
+        bus=_AnyLedger,
+        patches=lambda: patch.object(remaking, "SHARE", 1.0),
+    ),
+    Bug(
+        name="any-input",
+        what="registrations that were made anew are read on from where the others ended",
+        within=100,
+        bus=_AnyInput,
+        patches=lambda: patch.object(remaking, "SHARE", 1.0),
     ),
 )
 """All of them."""

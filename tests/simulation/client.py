@@ -29,7 +29,8 @@ from outfitter_proto.bus import (
     Writer,
 )
 from simulation import errors
-from simulation.broker import Broker, Producer
+from simulation.broker import COMPLETE, PREPARE, Broker, Producer
+from simulation.bulk import batch_bytes
 from simulation.errors import OutOfRangeError, RefusedError
 from simulation.group import Group
 from simulation.log import Log
@@ -85,13 +86,13 @@ class ModelBus(Bus):
         return []
 
     async def publish(self, topic: str, partition: int, entry: Entry) -> int:
-        log = self.log(topic, partition)
-        offset: int = await self._ask("Produce", lambda: self._broker.publish(log, entry))
+        offset: int = await self._ask("Produce", lambda: self._broker.publish(self.log(topic, partition), entry))
         return offset
 
     async def offsets(self, topic: str, partition: int) -> tuple[int, int]:
-        log = self.log(topic, partition)
-        found: tuple[int, int] = await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=False))
+        found: tuple[int, int] = await self._ask(
+            "ListOffsets", lambda: self._broker.offset(self.log(topic, partition), committed=False)
+        )
         return found
 
     async def join(
@@ -128,15 +129,23 @@ class ModelBus(Bus):
         found: str | None = await self._ask("DescribeTransactions", describe)
         return found
 
+    async def has_committed(self, identity: str) -> bool:
+        def describe() -> bool:
+            own = self._broker.transactions.get(identity)
+            return own is not None and own.state in (PREPARE, COMPLETE) and own.commit
+
+        found: bool = await self._ask("DescribeTransactions", describe)
+        return found
+
     async def stable_end(self, topic: str, partition: int, *, taking: str | None = None) -> int:
-        log = self.log(topic, partition)
-        _, end = await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=False))
+        def ends(*, committed: bool) -> tuple[int, int]:
+            return self._broker.offset(self.log(topic, partition), committed=committed)
+
+        _, end = await self._ask("ListOffsets", lambda: ends(committed=False))
         pause = STABLE_POLL_S
         with anyio.move_on_after(STABLE_WITHIN_S):
-            while (
-                stable := (await self._ask("ListOffsets", lambda: self._broker.offset(log, committed=True)))[1]
-            ) < end:
-                if taking is not None and await self._belongs_to(taking, log):
+            while (stable := (await self._ask("ListOffsets", lambda: ends(committed=True)))[1]) < end:
+                if taking is not None and await self._belongs_to(taking, self.log(topic, partition)):
                     return int(stable)
                 await anyio.sleep(pause)
                 pause = min(2 * pause, SLOWEST_POLL_S)
@@ -174,13 +183,18 @@ class ModelReader(Reader):
 
     def __init__(self, bus: ModelBus, log: Log, start: int, *, committed: bool) -> None:
         self._bus = bus
-        self._log = log
+        self._place = log.place
         self._committed = committed
         self._asking: asyncio.Task[tuple[list[Message], int]] | None = None
         self.position = start
 
+    @property
+    def _log(self) -> Log:
+        """What is there now under that name."""
+        return self._bus.log(*self._place)
+
     async def fetch(self, *, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:
-        log = self._log
+        topic, partition = self._place
         deadline = anyio.current_time() + timeout
         while True:
             if self._asking is None:
@@ -192,10 +206,10 @@ class ModelReader(Reader):
             try:
                 messages, after = asked.result()
             except (LostError, RefusedError) as error:
-                raise BusUnavailableError(f"{log.topic}/{log.partition}: no answer to a fetch") from error
+                raise BusUnavailableError(f"{topic}/{partition}: no answer to a fetch") from error
             except OutOfRangeError as error:
                 raise OffsetOutOfRangeError(
-                    f"{log.topic}/{log.partition} has the offsets {error.start} to {error.end}, not {self.position}",
+                    f"{topic}/{partition} has the offsets {error.start} to {error.end}, not {self.position}",
                     start=error.start,
                     end=error.end,
                 ) from error
@@ -205,10 +219,10 @@ class ModelReader(Reader):
                 return messages
 
     async def _ask(self, position: int, most: int) -> tuple[list[Message], int]:
-        broker, log = self._bus._broker, self._log
+        broker = self._bus._broker
         found: tuple[list[Message], int] = await self._bus.link.ask(
             "Fetch",
-            lambda: broker.fetch(log, position, min(most, self._bus._gives_records), committed=self._committed),
+            lambda: broker.fetch(self._log, position, min(most, self._bus._gives_records), committed=self._committed),
         )
         return found
 
@@ -238,7 +252,7 @@ class ModelWriter(Writer):
         self._bus = bus
         self._broker = bus._broker
         self._producer: Producer | None = None
-        self._sequences: dict[Log, int] = {}
+        self._sequences: dict[tuple[str, int], int] = {}
         self._tainted = False
         self._spent = False
         self._closed = False
@@ -276,7 +290,7 @@ class ModelWriter(Writer):
         groups = [(self._bus.log(topic, self.partition), entries) for topic, entries in batches if entries]
         if not groups:
             return
-        size = sum(len(entry.key or b"") + len(entry.value or b"") for entry in groups[-1][1])
+        size = batch_bytes(groups[-1][1])
         if size > self._bus._takes_bytes:
             raise TooLargeError(f"{size} bytes are more than {self._bus._takes_bytes}")
         finished = False
@@ -323,9 +337,12 @@ class ModelWriter(Writer):
             raise refusals[0]
 
     async def _produce(self, producer: Producer, log: Log, entries: Sequence[Entry]) -> None:
-        sequence = self._sequences.get(log, 0)
-        await self._repeated("Produce", lambda: self._broker.produce(producer, log, sequence, entries), fatal=True)
-        self._sequences[log] = sequence + len(entries)
+        place = log.place
+        sequence = self._sequences.get(place, 0)
+        await self._repeated(
+            "Produce", lambda: self._broker.produce(producer, self._bus.log(*place), sequence, entries), fatal=True
+        )
+        self._sequences[place] = sequence + len(entries)
 
     async def _end(self) -> None:
         """Ask for the commit, and say what became of it."""

@@ -26,6 +26,7 @@ from outfitter_drivers.api import (
 )
 from outfitter_service.core.model import ResourceSpec
 from outfitter_service.runtime.supervisor import Loaded
+from simulation.bulk import Bulk
 
 RESOURCE = "gpu"
 CARD = "card"
@@ -77,8 +78,16 @@ class Bench:
     """
 
     def __init__(
-        self, host: str, count: int, *, dice: random.Random, catalogue: Catalogue = GPUS_ALONE, cards: int = 0
+        self,
+        host: str,
+        count: int,
+        *,
+        dice: random.Random,
+        catalogue: Catalogue = GPUS_ALONE,
+        cards: int = 0,
+        bulk: Bulk | None = None,
     ) -> None:
+        """`bulk`: each device says much of itself, and something else whenever it was away."""
         self.host = host
         self.catalogue = catalogue
         self.ids = [f"{host}-{RESOURCE}-{index}" for index in range(count)]
@@ -91,8 +100,11 @@ class Bench:
         self.era = 0
         self.violations: list[str] = []
         self.stale = 0
+        self.bulk = bulk
         self._highest: dict[str, tuple[int, bool]] = {}
         self._dice = dice
+        self._bulk_dice = random.Random(f"{host}/{count}/{bulk}")
+        self._info_bytes: dict[str, int] = {}
 
     @property
     def places(self) -> list[str]:
@@ -103,6 +115,7 @@ class Bench:
     def lose(self, place: str, now: float) -> None:
         """A driver shows a device no more, until it is no longer in `missing`."""
         self.missing.add(place)
+        self._info_bytes.pop(place, None)
         if f"-{MAP}-" in place:
             self.parted_at.setdefault(physical(place), now)
 
@@ -114,14 +127,26 @@ class Bench:
     def devices(self, resource: str) -> list[Device]:
         """What a driver finds."""
         if resource == RESOURCE:
-            return [_device(name) for name in self.ids if name not in self.missing]
+            return [self._device(name) for name in self.ids if name not in self.missing]
         if resource == CARD:
             shown = [name for name in self.cards if name not in self.missing]
-            return [_device(name) if self.catalogue.mapped else _device(name, physical(name)) for name in shown]
+            return [self._device(name, *(() if self.catalogue.mapped else [physical(name)])) for name in shown]
         maps = [name for name in self.ids if _named(name, MAP) not in self.missing]
         if not self.catalogue.mapped:
             return [_device(name) for name in maps]
         return [_device(name, *({_named(name, CARD)} & {*self.cards})) for name in maps]
+
+    def _device(self, name: str, *aliases: str) -> Device:
+        device = _device(name, *aliases)
+        if self.bulk is not None:
+            size = self._info_bytes.setdefault(name, self.bulk.info_bytes(self._bulk_dice))
+            device.properties["about"] = "x" * size
+        return device
+
+    def reset(self) -> None:
+        """Somebody has put all devices back as they were, and nobody remembers a token."""
+        self.ready_for.clear()
+        self._highest.clear()
 
     async def take_time(self) -> None:
         """What hardware does: it takes its time, and now and then it fails."""

@@ -69,6 +69,11 @@ class Log:
         self._listeners: list[Callable[[], None]] = []
 
     @property
+    def place(self) -> tuple[str, int]:
+        """Topic and partition."""
+        return self.topic, self.partition
+
+    @property
     def stable(self) -> int:
         """The last stable offset."""
         return min((part.first for part in self.open.values()), default=self.end)
@@ -78,7 +83,7 @@ class Log:
         first = self.end
         for entry in entries:
             self._add(Record(self.end, entry.key, entry.value, int(now * 1000), part))
-        self._tell()
+        self.tell()
         return first
 
     def mark(self, producer: int, epoch: int, *, commit: bool, now: float) -> None:
@@ -90,7 +95,7 @@ class Log:
         if epoch > seen.epoch:
             self.seen[producer] = Seen(epoch)
         self._add(Record(self.end, None, None, int(now * 1000), None, marker=True))
-        self._tell()
+        self.tell()
 
     def _add(self, record: Record) -> None:
         self.records.append(record)
@@ -155,7 +160,8 @@ class Log:
         if told in self._listeners:
             self._listeners.remove(told)
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Answer those who wait."""
         listeners, self._listeners = self._listeners, []
         for told in listeners:
             told()

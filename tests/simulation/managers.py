@@ -23,6 +23,8 @@ from outfitter_service.runtime.drivers import DriverPool
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.processor import ForeignManagerError, Limits, Processor
 from outfitter_service.runtime.replica import Replica
+from outfitter_service.runtime.shape import TopicsChangedError
+from outfitter_service.runtime.sweeper import Sweeper, at_work
 from simulation.client import ModelBus
 from simulation.hardware import Bench, Catalogue, Oddities, load
 from simulation.loop import Loop, Process
@@ -75,6 +77,8 @@ class Job(Struct, kw_only=True):
     metrics: Metrics
     partitions: int
     skew_s: float = 0.0
+    begins_at: float = 0.0
+    """When its first manager starts, as the loop counts."""
     catalogue: Catalogue = Catalogue()
     oddities: Oddities = Oddities()
 
@@ -103,10 +107,19 @@ class Manager(ABC):
     @property
     def gave_up(self) -> bool:
         """Somebody else does its job, and it said so."""
+        return isinstance(self._failure, ForeignManagerError | MemberReplacedError)
+
+    @property
+    def gave_up_topics(self) -> bool:
+        """Its topics were made anew, and it said so."""
+        return isinstance(self._failure, TopicsChangedError)
+
+    @property
+    def _failure(self) -> BaseException | None:
         failure = self.ended
         while isinstance(failure, BaseExceptionGroup) and len(failure.exceptions) == 1:
             failure = failure.exceptions[0]
-        return isinstance(failure, ForeignManagerError | MemberReplacedError)
+        return failure
 
     async def main(self) -> None:
         """Serve until told to stop, or until it cannot go on."""
@@ -131,10 +144,23 @@ class Manager(ABC):
 class HostManager(Manager):
     """A manager of one host (host scope)."""
 
-    def __init__(self, loop: Loop, job: Job, link: Link, bus: ModelBus, topics: Topics, instance: str) -> None:
+    def __init__(
+        self, loop: Loop, job: Job, link: Link, bus: ModelBus, topics: Topics, instance: str, *, sweeps: bool = False
+    ) -> None:
+        """`sweeps`: it looks after what is nobody's, too."""
         super().__init__(loop, job, link)
         [host] = job.hosts
         writer = host_writer(host.name)
+        identity = Identity(
+            cluster=CLUSTER,
+            scope="host",
+            host=host.name,
+            writer=writer,
+            instance=instance,
+            machine_id=job.machine,
+            boot_id=BOOT,
+            pid_ns=1,
+        )
         loaded = load(job.benches, prepares=job.prepares, catalogue=job.catalogue, oddities=job.oddities)
         self._host = host
         self._pool = DriverPool(loaded, metrics=job.metrics)
@@ -142,16 +168,7 @@ class HostManager(Manager):
             bus,
             topics=topics,
             partition=host.partition,
-            identity=Identity(
-                cluster=CLUSTER,
-                scope="host",
-                host=host.name,
-                writer=writer,
-                instance=instance,
-                machine_id=job.machine,
-                boot_id=BOOT,
-                pid_ns=1,
-            ),
+            identity=identity,
             rules=Rules(
                 writer=writer,
                 specs={name: each.spec for name, each in loaded.items()},
@@ -166,6 +183,19 @@ class HostManager(Manager):
             owner_watch=lambda **options: host.owners.watch(self.process, options["died"]),
         )
 
+        self._sweeper = (
+            Sweeper(
+                bus,
+                topics=topics,
+                partitions=job.partitions,
+                identity=identity,
+                metrics=job.metrics,
+                clock=self.clock,
+            )
+            if sweeps
+            else None
+        )
+
     def serving(self) -> list[tuple[int, Processor]]:
         return [(self._host.partition, self.processor)] if self.processor.ready else []
 
@@ -177,8 +207,15 @@ class HostManager(Manager):
             started = anyio.Event()
             tasks.start_soon(lambda: self._pool.run(self.processor.agenda.add, started=started, host=self._host.name))
             await started.wait()
+            if self._sweeper is not None:
+                tasks.start_soon(self._sweep, self._sweeper)
             await self.processor.run()
             tasks.cancel_scope.cancel()
+
+    async def _sweep(self, sweeper: Sweeper) -> None:
+        await self.processor.served.wait()
+        silent = timedelta(seconds=2 * self.job.limits.checkpoint_interval_s)
+        await sweeper.run_by_turns(at_work(self.processor.neighbours, since=self.clock.utc() - silent))
 
 
 SETTINGS = config.load(os.devnull, {"scope": "cluster", "host": "here"}, {})
@@ -219,6 +256,7 @@ class ReplicaManager(Manager):
             partitions=job.partitions,
             metrics=job.metrics,
             stopping=self._stopping,
+            adopt=job.limits.adopt,
             clock=self.clock,
             limits=job.limits,
         )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from outfitter_proto.codec import decode_ledger
+from outfitter_proto.names import host_writer
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Allocation, Checkpoint
 from outfitter_service.runtime.processor import Processor
-from outfitter_verify import Log, Partition, Reading, Record, Report
+from outfitter_verify import Log, Partition, Reading, Record, Report, Violation
 from outfitter_verify import check as verify
 from simulation import log as model
 from simulation.hardware import physical
@@ -28,15 +30,22 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
     wrong: list[str] = []
     counts: Counter[str] = Counter()
     report = verify(_reading(world))
-    wrong += [str(violation) for violation in report.violations]
+    if not _is_ledger_remade(world):  # what was written to two ledgers fits together for who has seen both
+        wrong += [str(violation) for violation in report.violations if not _is_about_lost_input(world, violation)]
+    wrong += _unanswered(world)
+    wrong += world.complaints
+    wrong += _lost_in_silence(world)
+    wrong += _unswept(world)
     counts.update(report.counts)
     for host in world.hosts:
         wrong += [f"{host.name}: {each}" for each in host.bench.violations]
         counts["stale calls"] += host.bench.stale
-        wrong += _lent_too_early(world, world.broker.logs[TOPICS.allocations, host.partition], host.name)
+        lives = world.broker.lives(TOPICS.allocations, host.partition)
+        wrong += _lent_too_early(world, lives, host.name)
+        wrong += [each for ledger in lives for each in _held_twice(host, ledger)]
         wrong += _asked_otherwise(world, host.name, host.partition)
-        wrong += _held_twice(host, world.broker.logs[TOPICS.allocations, host.partition])
         wrong += _at_rest(world, host.name, report)
+    wrong += _refused_for_their_size(world)
     wrong += _served(world)
     wrong += _out_of_time(world)
     wrong += [complaint for worker in world.workers for complaint in worker.complaints]
@@ -46,6 +55,7 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
         f"{manager.process.name} ended: {manager.ended!r}"
         for manager in world.managers
         if manager.ended is not None and not manager.gave_up
+        if not (manager.gave_up_topics and _is_ledger_remade(world))
     ]
     wrong += [f"asyncio: {failure.get('message')}: {failure.get('exception')!r}" for failure in world.loop.failures]
     counts["gave up"] = sum(manager.gave_up for manager in world.managers)
@@ -59,14 +69,14 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
 
 
 def _reading(world: World) -> Reading:
-    """All that was ever committed, as if nothing had been compacted."""
+    """All that was ever committed, as if nothing had been compacted or deleted."""
 
     def log(topic: str, partition: int) -> Log:
         found = world.broker.logs[topic, partition]
         records = [
             Record(record.offset, record.key, record.value, record.timestamp_ms) for record, _ in found.committed()
         ]
-        return Log(topic, partition, 0, found.end, records)
+        return Log(topic, partition, found.start, found.end, records)
 
     partitions = world.setting.partitions
     return Reading(
@@ -84,6 +94,79 @@ def _reading(world: World) -> Reading:
             for number in range(partitions)
         ],
     )
+
+
+def _is_ledger_remade(world: World) -> bool:
+    return world.remade_at is not None and world.remaking is not None and world.remaking.of_ledger
+
+
+def _unanswered(world: World) -> list[str]:
+    """Each registration that is there has a record, or a dead letter: whatever topics were made anew."""
+    answered: set[bytes] = set()
+    letters: set[tuple[int, int]] = set()
+    for log in [*world.broker.gone, *world.broker.logs.values()]:
+        for record, _ in log.committed():
+            if log.topic == TOPICS.allocations:
+                answered.add(record.key or b"")
+            elif log.topic == TOPICS.dead_letters:
+                source = json.loads(record.value or b"")["source"]
+                letters.add((source["partition"], source["offset"]))
+    lost = world.retention.lost if world.retention is not None else ()
+    wrong: list[str] = []
+    for host in world.hosts:
+        for record, _ in world.broker.logs[TOPICS.registrations, host.partition].committed():
+            place = host.partition, record.offset
+            if record.key != host.name.encode() or place in lost or place in letters:
+                continue
+            said = json.loads(record.value or b"{}")
+            key = "/".join(said.get(name, "") for name in ("host", "worker", "incarnation"))
+            if said.get("type") == "register" and key.encode() not in answered and key not in world.stalled:
+                wrong.append(f"PROMISE 2: nobody answered registration {host.partition}/{record.offset} of {key}")
+    return wrong
+
+
+def _is_about_lost_input(world: World, violation: Violation) -> bool:
+    """Whether it says that a registration has no answer that nobody could read in time."""
+    place = violation.place
+    return (
+        world.retention is not None
+        and violation.check in ("answers", "dead-letters")
+        and place.topic == TOPICS.registrations
+        and (place.partition, place.offset) in world.retention.lost
+    )
+
+
+def _lost_in_silence(world: World) -> list[str]:
+    """Where a registration was deleted before it was answered, history says that registrations were lost."""
+    if world.retention is None:
+        return []
+    told: set[tuple[int, str]] = set()
+    answered: set[bytes] = set()
+    for (topic, partition), log in world.broker.logs.items():
+        for record, _ in log.committed():
+            if topic == TOPICS.history and b'"input-lost"' in (record.value or b""):
+                told.add((partition, (record.key or b"").decode()))
+            elif topic == TOPICS.allocations:
+                answered.add(record.key or b"")
+    wrong: list[str] = []
+    without = {host_writer(job.name) for job in world.jobs if job.limits.history is None}
+    for (partition, offset), record in world.retention.missed.items():
+        said = json.loads(record.value or b"{}")
+        key = "/".join(said.get(name, "") for name in ("host", "worker", "incarnation")).encode()
+        writer = world.retention.writer(record, partition)
+        is_silent = (partition, writer) not in told and key not in answered and writer not in without
+        if said.get("type") == "register" and is_silent:
+            wrong.append(f"PROMISE 2: registration {partition}/{offset} was lost, and {writer} does not say so")
+    return [] if world.setting.replicas and world.jobs[0].limits.history is None else wrong
+
+
+def _unswept(world: World) -> list[str]:
+    """What is nobody's has a dead letter."""
+    lost = world.retention.lost if world.retention is not None else ()
+    left = world.strangers.unanswered() if world.strangers is not None else []
+    return [
+        f"PROMISE 2: nobody answered registration {p}/{o}, which is nobody's" for p, o in left if (p, o) not in lost
+    ]
 
 
 def _alone(found: dict[str, Any]) -> list[str]:
@@ -129,23 +212,29 @@ def _held_twice(host: Host, ledger: model.Log) -> list[str]:
     return sorted(set(wrong))[:5]
 
 
-def _lent_too_early(world: World, ledger: model.Log, host: str) -> list[str]:
-    """No device is lent while a worker still believes, and may, that it is its own."""
-    grants: dict[str, list[tuple[float, str, int]]] = {}
-    for record, at in ledger.committed():
-        if record.value is None or record.key is None or not record.key.startswith(f"{host}/".encode()):
-            continue
-        found = json.loads(record.value)
-        if found["state"] in ("preparing", "allocated"):
-            for device in _alone(found):
-                grants.setdefault(device, []).append((at, record.key.decode(), found["token"]))
+def _lent_too_early(world: World, lives: Sequence[model.Log], host: str) -> list[str]:
+    """No device is lent while a worker still believes, and may, that it is its own: not in a ledger that was made anew
+    either, where tokens may begin anew."""
+    grants: dict[str, list[tuple[float, str, tuple[int, int]]]] = {}
+    ranks: dict[tuple[str, int], tuple[int, int]] = {}
+    for life, ledger in enumerate(lives):
+        for record, at in ledger.committed():
+            if record.value is None or record.key is None or not record.key.startswith(f"{host}/".encode()):
+                continue
+            found = json.loads(record.value)
+            if found["state"] in ("preparing", "allocated"):
+                key, token = record.key.decode(), found["token"]
+                rank = ranks.setdefault((key, token), (life, token))
+                for device in _alone(found):
+                    grants.setdefault(device, []).append((at, key, rank))
     wrong: list[str] = []
     said_over = _said_over(world, host)
     for held in [held for worker in world.workers for held in worker.holdings if held.key.startswith(f"{host}/")]:
         until = min(held.until, said_over.get(held.key, math.inf))
         for device in held.devices:
-            for at, key, token in grants.get(device, []):
-                if key != held.key and token > held.token and at < until and held.since < until:
+            own = ranks.get((held.key, held.token), (0, held.token))
+            for at, key, rank in grants.get(device, []):
+                if key != held.key and rank > own and at < until and held.since < until:
                     wrong.append(
                         f"PROMISE 7: {device} was lent to {key} at {at - 1000:.3f}, while {held.key} had it "
                         f"until {until - 1000:.3f}"
@@ -158,8 +247,10 @@ def _said_over(world: World, host: str) -> dict[str, float]:
     a goodbye of this kind may be another run's, and late."""
     runs: dict[str, list[str]] = {}
     over: dict[str, float] = {}
-    partition = partition_of(host, world.setting.partitions)
-    for record, at in world.broker.logs[TOPICS.registrations, partition].committed():
+    lives = world.broker.lives(TOPICS.registrations, partition_of(host, world.setting.partitions))
+    for record, at in [each for log in lives for each in log.committed()]:
+        if record.key != host.encode():
+            continue
         said = json.loads(record.value or b"")
         worker, run = f"{said['host']}/{said['worker']}", said.get("incarnation")
         known = runs.setdefault(worker, [])
@@ -174,8 +265,8 @@ def _asked_otherwise(world: World, host: str, partition: int) -> list[str]:
     """A record is about the registration that it answers, whatever the same run has asked for since."""
     asked: dict[tuple[str, int], Any] = {}
     for record, _ in world.broker.logs[TOPICS.registrations, partition].committed():
-        said = json.loads(record.value or b"")
-        if said["type"] == "register":
+        said = json.loads(record.value or b"") if record.key == host.encode() and world.remade_at is None else {}
+        if said.get("type") == "register":
             key = f"{said['host']}/{said['worker']}/{said['incarnation']}"
             asked[key, record.offset] = said.get("resources")
     wrong: list[str] = []
@@ -187,6 +278,19 @@ def _asked_otherwise(world: World, host: str, partition: int) -> list[str]:
             if found["request"].get("resources") != first:
                 wrong.append(f"{key} asked for {first}, and its record is about {found['request']['resources']}")
     return sorted(set(wrong))[:5]
+
+
+def _refused_for_their_size(world: World) -> list[str]:
+    """Where topics say what they take, each registration has an answer that they take."""
+    if world.setting.bulk is None:
+        return []
+    letters = [
+        (f"{log.topic}/{log.partition}/{record.offset}", json.loads(record.value or b"")["reason"])
+        for log in world.broker.logs.values()
+        if log.topic == TOPICS.dead_letters
+        for record, _ in log.committed()
+    ]
+    return [f"PROMISE 2: {place}: {reason}" for place, reason in letters if "larger than the topics take" in reason]
 
 
 def _at_rest(world: World, host: str, report: Report) -> list[str]:

@@ -33,6 +33,14 @@ QUICKLY_FOUND = (
     "another-request",
     "goodbye-of-the-eldest",
     "let-go-as-configured",
+    "size-not-measured",
+    "plain-grants-not-measured",
+    "lost-input-from-the-end",
+    "lost-input-in-silence",
+    "nobodys-passed-over",
+    "swept-by-an-old-roll",
+    "any-ledger",
+    "any-input",
 )
 TESTS = Path(__file__).parents[1]
 

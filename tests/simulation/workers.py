@@ -89,6 +89,15 @@ def plan(dice: random.Random, devices: int, *, tenacious: bool, last: bool) -> P
     )
 
 
+def bulky(plan: Plan, dice: random.Random, devices: int) -> Plan:
+    """The plan with many devices, and with operators whose names are long."""
+    amounts = {RESOURCE: dice.choice((1, 2, devices // 2, devices))}
+    operators = None
+    if dice.random() < 0.3:
+        operators = {str(number).ljust(dice.choice((1, 200)), "o"): amounts for number in range(dice.choice((1, 5)))}
+    return plan._replace(amounts=amounts, operators=operators)
+
+
 def varied(plan: Plan, dice: random.Random, resources: Sequence[str], *, last: bool) -> Plan:
     """The plan with others of the host's `resources`, alone or together; and with operators, and without a lease that
     is named, unless it is the `last` one."""
@@ -246,6 +255,7 @@ class Worker:
         self._bench = bench
         self._owners = owners
         self._dice = dice
+        self._bulk_dice = random.Random(f"{host}/{name}/{bench.bulk}")
         self._tenacious = tenacious
         self._told = told
         self._unruly = unruly
@@ -258,6 +268,8 @@ class Worker:
             number += 1
             last = self.closing
             chosen = plan(self._dice, len(self._bench.ids), tenacious=self._tenacious, last=last)
+            if self._bench.bulk is not None and not last:
+                chosen = bulky(chosen, self._bulk_dice, len(self._bench.ids))
             if len(self._bench.catalogue.names) > 1:
                 chosen = varied(chosen, self._dice, self._bench.catalogue.names, last=last)
             ended_well = await self._incarnation(f"{self._twin}{number}", chosen)

@@ -10,24 +10,29 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import anyio
 from msgspec import Struct, structs
 
 from outfitter_proto.bus import Entry
-from outfitter_proto.names import Topics, topics
+from outfitter_proto.names import Topics, host_writer, partition_writer, topics, transactional_id
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.processor import Limits
 from outfitter_service.runtime.snapshots import Pace
 from simulation.broker import Broker, Habits
+from simulation.bulk import Bulk, bulk
 from simulation.client import MAX_BATCH_BYTES, ModelBus
 from simulation.hardware import MAP, PORT, Bench, Catalogue, Oddities
 from simulation.loop import Loop, Process
 from simulation.managers import CLUSTER, Host, HostManager, Job, Manager, ReplicaManager
-from simulation.network import CALM, Link, Network, Weather
+from simulation.network import CALM, LATEST_S, Link, Network, Weather
 from simulation.owners import Owners
+from simulation.remaking import Remaking, fill, is_told, remaking
+from simulation.retention import retention
+from simulation.strangers import lateness, strangers
 from simulation.workers import LONGEST_LEASE_S, Worker
 
 TOPICS: Topics = topics(CLUSTER)
@@ -63,6 +68,10 @@ UNRULY = 0.3
 """How many of the worlds have unruly workers."""
 JUMPS_S = (100.0, 4000.0, 100_000.0, 300_000.0)
 """By how much, forwards or back: a lease, a retention, a day, several."""
+SWEPT_WITHIN_S = 90.0
+"""How long what is nobody's may take to be answered: a sweeper that had trouble tries again every 36 s at least."""
+ENDS_WITHIN_S = 15.0
+"""How long after it has looked a manager may take to end."""
 FLOOD = 300
 SMALL_BATCH_BYTES = 6000
 """Little more than the least that one event's effects are cut to, and a checkpoint."""
@@ -93,6 +102,8 @@ class Setting(Struct, kw_only=True, frozen=True):
     """Messages with which hosts of cluster scope flood their partition, of which managers read few ahead; 0: none."""
     takes_bytes: int
     """The largest ledger batch; for some it is too small for what managers make of a flood."""
+    bulk: Bulk | None
+    """Such a world's topics say what they take."""
     catalogue: Catalogue
     jumps: bool
     """Whether wall clocks jump."""
@@ -109,6 +120,8 @@ def setting(seed: int) -> Setting:
     bad = dice.choice((0.0, 0.01, 0.03, 0.06)) * (5 if requests else 1)
     replicas = dice.choice((0, 0, 0, 2, 3))
     flooded = bool(replicas) and random.Random(f"{seed}/flooded").random() < 0.5
+    takes_bytes = SMALL_BATCH_BYTES if flooded and random.Random(f"{seed}/bytes").random() < 0.5 else MAX_BATCH_BYTES
+    large = bulk(seed) if takes_bytes == MAX_BATCH_BYTES else None
     return Setting(
         replicas=replicas,
         static=dice.random() < 0.5,
@@ -136,10 +149,11 @@ def setting(seed: int) -> Setting:
         transaction_timeout_s=dice.choice((1.0, 5.0, 15.0)),
         flood=FLOOD if flooded else 0,
         catalogue=_catalogue(random.Random(f"{seed}/catalogue")),
-        takes_bytes=SMALL_BATCH_BYTES if flooded and random.Random(f"{seed}/bytes").random() < 0.5 else MAX_BATCH_BYTES,
         jumps=random.Random(f"{seed}/jumps").random() < JUMPY,
         changes=random.Random(f"{seed}/changes").random() < CHANGING,
         unruly=random.Random(f"{seed}/unruly").random() < UNRULY,
+        takes_bytes=large.takes_bytes if large is not None else takes_bytes,
+        bulk=large,
     )
 
 
@@ -163,6 +177,14 @@ class World:
         self.log = log
         self.dice = random.Random(f"{seed}/world")
         self.broker = Broker(loop, seed, COMPACTED, self.setting.partitions, self.setting.habits)
+        if self.setting.bulk is not None:
+            self.broker.takes_bytes = self.setting.bulk.takes_bytes
+        self.remaking = remaking(TOPICS, seed, self.setting.trouble_s)
+        self.remade_at: float | None = None
+        self._written: set[str] = set()
+        self.complaints: list[str] = []
+        lost = retention(self.broker, TOPICS, seed, many=bool(self.setting.replicas))
+        self.retention = lost if self.remaking is None else None
         self.network = Network(loop, seed)
         self.network.watch = self._watch
         if log is not None:
@@ -177,7 +199,12 @@ class World:
         """Workers that are stopped, for so many seconds, as soon as the broker has their next registration."""
         self._trap: tuple[str, str, int, Callable[[Process], None]] | None = None
         self.hosts = [self._host(number) for number in range(self.setting.hosts)]
+        names = [host.name for host in self.hosts]
+        self.strangers = strangers(self.broker, TOPICS, seed, hosts=names, many=bool(self.setting.replicas))
         self.jobs = self._jobs()
+        if self.remaking is not None:
+            for job in self.jobs:
+                job.limits = structs.replace(job.limits, look_s=self.remaking.look_s)
         self._usual = {job.name: structs.replace(job) for job in self.jobs}
         self._configuring = random.Random(f"{seed}/configurations")
         self._started = 0
@@ -195,17 +222,23 @@ class World:
     def _host(self, number: int) -> Host:
         name = f"h{number}"
         devices = self.dice.choice((1, 2, 3))
+        large = self.setting.bulk
+        if large is not None:
+            devices = large.devices
         cards = random.Random(f"{self.seed}/{name}/cards").randint(1, devices)
         return Host(
             name=name,
             partition=partition_of(name, self.setting.partitions),
             owners=Owners(self.loop, name),
-            bench=Bench(name, devices, dice=self.dice, catalogue=self.setting.catalogue, cards=cards),
+            bench=Bench(name, devices, dice=self.dice, catalogue=self.setting.catalogue, cards=cards, bulk=large),
         )
 
     def _jobs(self) -> list[Job]:
         if not self.setting.replicas:
-            return [self._job(host.name, [host]) for host in self.hosts]
+            jobs = [self._job(host.name, [host]) for host in self.hosts]
+            if self.strangers is not None:
+                jobs[-1].begins_at = self.loop.time() + lateness(self.seed)
+            return jobs
         first = self._job("r0", self.hosts)
         first.limits = self._limits_of_many(first.limits)
         return [first, *(structs.replace(first, name=f"r{number}") for number in range(1, self.setting.replicas))]
@@ -252,7 +285,10 @@ class World:
         world = self.loop.world
         self.loop.spawn(world, self.broker.run)
         for job in self.jobs:
-            self.start(job)
+            if job.begins_at > self.loop.time():
+                self._later(job.begins_at - self.loop.time(), self._ensure, job)
+            else:
+                self.start(job)
         for host in self.hosts:
             for number in range(self.setting.workers):
                 self._start_worker(host, f"w{number}")
@@ -263,6 +299,11 @@ class World:
             self.loop.spawn(world, self._flood)
         if self.setting.jumps:
             self.loop.spawn(world, self._set_clocks)
+        for each in (self.retention, self.strangers):
+            if each is not None:
+                self.loop.spawn(world, partial(each.run, lambda: self.over))
+        if self.remaking is not None:
+            self.loop.spawn(world, partial(self._remake, self.remaking))
         await self._ill_treat()
         await self._rest()
         self.over = True
@@ -317,7 +358,8 @@ class World:
 
     def _make(self, job: Job, link: Link, bus: ModelBus, instance: str) -> Manager:
         if not self.setting.replicas:
-            return HostManager(self.loop, job, link, bus, TOPICS, instance)
+            sweeps = self.strangers is not None
+            return HostManager(self.loop, job, link, bus, TOPICS, instance, sweeps=sweeps)
         setting = self.setting
         return ReplicaManager(self.loop, job, link, bus, instance, static=setting.static, session_s=setting.session_s)
 
@@ -379,11 +421,73 @@ class World:
                     manager.clock.skew_s += seconds
             self.note(job.machine, f"its clock is set by {seconds:+,.0f} s")
 
+    async def _remake(self, plan: Remaking) -> None:
+        """Delete a topic and make it anew, while managers serve or while all are down."""
+        await anyio.sleep(plan.after_s)
+        identities = self._identities()
+        late_s = LATEST_S + 1 if plan.of_ledger and self.setting.weather.late else 0.0
+        if plan.down:
+            for job in self.jobs:
+                job.begins_at = self.loop.time() + late_s + (plan.fill_s or 0.0) + 1.0
+                self._later(job.begins_at - self.loop.time(), self._ensure, job)
+            for manager in self.managers:
+                self.loop.kill(manager.process)
+            await anyio.sleep(late_s)
+        while plan.of_ledger and not is_told(self.broker, identities):  # noqa: ASYNC110 - it tells nobody
+            await anyio.sleep(0.05)
+        if self.over:
+            return
+        self._written = {each for each in identities if each in self.broker.transactions}
+        ends = [self.broker.logs[plan.topic, number].end for number in range(self.broker.partitions)]
+        self.broker.remake(plan.topic)
+        self.remade_at = self.loop.time()
+        self.note("world", f"{plan.topic} is made anew")
+        if self.strangers is not None and not plan.of_ledger:
+            self.strangers.said.clear()
+        if plan.fill_s is not None:
+            await anyio.sleep(plan.fill_s)
+            for number, end in enumerate(ends):
+                fill(self.broker, TOPICS, number, end)
+
+    def _identities(self) -> list[str]:
+        """The writers of all partitions, or of all hosts."""
+        if self.setting.replicas:
+            return [transactional_id(CLUSTER, partition_writer(number)) for number in range(self.setting.partitions)]
+        return [transactional_id(CLUSTER, host_writer(host.name)) for host in self.hosts]
+
+    def _numbers(self, manager: Manager) -> list[int]:
+        """The partitions, or the host, that a manager serves."""
+        served = [number for number, _ in manager.serving()]
+        return served if self.setting.replicas or not served else [self.jobs.index(manager.job)]
+
+    async def _adopt(self, plan: Remaking) -> None:
+        """Do as managers say whose ledger was made anew: once no worker has anything, put devices back as they were,
+        and start managers to adopt the ledger."""
+        await anyio.sleep(plan.look_s + ENDS_WITHIN_S)
+        names = self._identities()
+        self.complaints += [
+            f"PROMISE 3: {manager.process.name} serves on although its ledger was made anew"
+            for manager in self.managers
+            if manager.up and any(names[number] in self._written for number in self._numbers(manager))
+        ]
+        ends = [held.until for worker in self.workers for held in worker.holdings]
+        while max(ends, default=0.0) > self.loop.time():
+            await anyio.sleep(1.0)
+            ends = [held.until for worker in self.workers for held in worker.holdings]
+        for job in [*self.jobs, *self._usual.values()]:
+            job.limits = structs.replace(job.limits, adopt=True)
+        for manager in self.managers:
+            self.loop.kill(manager.process)
+        for host in self.hosts:
+            host.bench.reset()
+        self.note("world", "the new ledger is adopted")
+
     def _later(self, seconds: float, act: Callable[..., Any], *args: Any) -> None:
         self.loop.call_later(seconds, act, *args, context=self.loop.within(self.loop.world))
 
     def _is_done(self, job: Job) -> bool:
-        return any(manager.up for manager in self.managers if manager.job is job)
+        is_early = job.begins_at > self.loop.time()
+        return is_early or any(manager.up for manager in self.managers if manager.job is job)
 
     def _ensure(self, job: Job) -> None:
         if not self._is_done(job):
@@ -446,7 +550,8 @@ class World:
 
     def _replace(self, manager: Manager) -> None:
         """Somebody (an orchestrator) thinks that it is gone, and starts another one."""
-        if not self.over and (manager.process.stopped or manager.link.cut):
+        is_away = manager.process.stopped or manager.link.cut
+        if not self.over and is_away and manager.job.begins_at <= self.loop.time():
             self.note(manager.process.name, "replaced while it is away")
             self.start(manager.job)
 
@@ -526,16 +631,26 @@ class World:
             worker.bus.link.cut = False
             self._go_on(worker.process)
             worker.closing = True
+        if self.remade_at is not None and self.remaking is not None and self.remaking.of_ledger:
+            await self._adopt(self.remaking)
         deadline = self.loop.time() + REST_S
         while self.loop.time() < deadline and not all(worker.finished for worker in self.workers):
             await anyio.sleep(1.0)
             for job in self.jobs:
                 self._ensure(job)
         self.stalled = [worker.waiting_for or worker.process.name for worker in self.workers if not worker.finished]
+        await self._until_all_is_swept()
         for _ in range(int(LONGEST_LEASE_S * 2) + 15):
             for job in self.jobs:  # one that was told to stop may still be about to
                 self._ensure(job)
             await anyio.sleep(1.0)
+
+    async def _until_all_is_swept(self) -> None:
+        deadline = self.loop.time() + SWEPT_WITHIN_S
+        while self.strangers is not None and self.strangers.unanswered() and self.loop.time() < deadline:
+            await anyio.sleep(1.0)
+            for job in self.jobs:
+                self._ensure(job)
 
     def close(self) -> None:
         """Nobody looks any more: every process may go on, without a bus."""
