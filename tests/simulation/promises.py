@@ -119,7 +119,7 @@ def _unanswered(world: World) -> list[str]:
             if record.key != host.name.encode() or place in lost or place in letters:
                 continue
             said = json.loads(record.value or b"{}")
-            key = "/".join(said.get(name, "") for name in ("host", "worker", "incarnation"))
+            key = "/".join(str(said.get(name)) for name in ("host", "worker", "incarnation"))
             if said.get("type") == "register" and key.encode() not in answered and key not in world.stalled:
                 wrong.append(f"PROMISE 2: nobody answered registration {host.partition}/{record.offset} of {key}")
     return wrong
@@ -152,7 +152,7 @@ def _lost_in_silence(world: World) -> list[str]:
     without = {host_writer(job.name) for job in world.jobs if job.limits.history is None}
     for (partition, offset), record in world.retention.missed.items():
         said = json.loads(record.value or b"{}")
-        key = "/".join(said.get(name, "") for name in ("host", "worker", "incarnation")).encode()
+        key = "/".join(str(said.get(name)) for name in ("host", "worker", "incarnation")).encode()
         writer = world.retention.writer(record, partition)
         is_silent = (partition, writer) not in told and key not in answered and writer not in without
         if said.get("type") == "register" and is_silent:
