@@ -159,16 +159,31 @@ SAMPLES = {
         priority=5,
         labels={"job": "mnist", "stage": "prüfung"},
     ),
+    "register-in-a-time-namespace": Register(**ME, owner=structs.replace(OWNER, time_ns=4_026_531_834)),
     "register-no-lease": Register(**ME, resources=TWO, lease_s=None),
     "heartbeat": Heartbeat(**ME),
     "deregister": Deregister(**ME, reason="finished"),
     "deregister-current": Deregister(host="gpu-3", worker="tm-17"),
     "allocation-pending": PENDING,
+    "allocation-with-warnings": structs.replace(
+        PENDING,
+        unwatched="pid-namespace",
+        warnings=["unknown field $.resorces was ignored; did you mean resources?"],
+    ),
     "allocation-preparing": _granted("preparing"),
     "allocation-allocated": ALLOCATED,
     "allocation-with-shared-devices": SHARED,
     "allocation-releasing": _granted(
         "releasing", outcome="ended", reason="deregistered: finished", reason_code="deregistered"
+    ),
+    "allocation-releasing-late": _granted(
+        "releasing",
+        outcome="ended",
+        prepared=["gpu"],
+        aliases={"GPU-8a56": ["0000:3b:00.0"]},
+        reason="deregistered: finished; process 4711 still uses GPU-8a56",
+        reason_code="deregistered",
+        delayed_by="process 4711 still uses GPU-8a56",
     ),
     "allocation-ended": Allocation(
         **ME,
@@ -195,11 +210,22 @@ SAMPLES = {
     ),
     "host": HOST,
     "host-with-names": structs.replace(HOST, resources={"gpu": NAMED}),
+    "host-of-a-manager-in-namespaces": structs.replace(
+        HOST,
+        manager=structs.replace(HOST.manager, pid_ns=4_026_531_836, time_ns=4_026_531_834),
+        resources={"fpga": ResourceInventory(state="reported", on_demand=True)},
+    ),
     "device": Device(host="gpu-3", id="pci/0000:3b:00.0", since=AT, state="quarantined", reason="XID 79"),
     "checkpoint": CHECKPOINT,
     "checkpoint-with-a-snapshot": structs.replace(CHECKPOINT, snapshot=AT),
     "checkpoint-with-its-topic": structs.replace(
         CHECKPOINT, partitions=12, ledger_id="AAAAAAAAAAAAAAAAAAAAAg", grown=Growth(partitions=6, until=2_000)
+    ),
+    "checkpoint-of-an-input-that-began-anew": structs.replace(
+        CHECKPOINT,
+        pid_ns=4_026_531_836,
+        time_ns=4_026_531_834,
+        input=structs.replace(CHECKPOINT.input, base=5_000, begin=1_000, claimed=1_050),
     ),
     "checkpoint-with-hosts-ahead": structs.replace(
         CHECKPOINT,
@@ -253,6 +279,29 @@ SAMPLES = {
         body=b"\x00{\xff",
         message_key="gpu-3",
         field="$.resources.gpu.amount",
+    ),
+    "dead-letter-of-a-batch": DeadLetter(
+        at=AT,
+        writer="sweeper/3",
+        source=MessageSource(topic="outfitter.registrations", partition=3, offset=1_049),
+        reason="the record batch at offset 1045 is not of format 2, which Kafka has written since 0.11",
+        length=3,
+        sha256="b" * 64,
+        body=b"abc",
+        code="unreadable",
+        first=1_045,
+    ),
+    "dead-letter-for-several": DeadLetter(
+        at=AT,
+        writer="host/gpu-3",
+        source=MessageSource(topic="outfitter.registrations", partition=3, offset=1_060),
+        reason="the message has no body; a JSON object is needed",
+        length=0,
+        sha256="c" * 64,
+        body=b"",
+        message_key="gpu-3",
+        count=12,
+        until=1_080,
     ),
 }
 KEYS = {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from outfitter_proto import codec, records
 from outfitter_proto.records import AllocationState
@@ -30,6 +32,8 @@ DECODERS = {
     "commit": codec.decode_history,
     "dead-letter": codec.decode_dead_letter,
 }
+KINDS = [kind for kind in vars(records).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
+KINDS.remove(msgspec.Struct)
 
 
 def decoded(value: bytes) -> msgspec.Struct:
@@ -67,6 +71,28 @@ def test_every_type_and_every_state_has_a_golden_file() -> None:
     assert types == DECODERS.keys()
     states = {sample.state for sample in SAMPLES.values() if isinstance(sample, records.Allocation)}
     assert states == set(AllocationState)
+
+
+def test_every_field_has_a_golden_file_in_which_it_is_said() -> None:
+    unsaid = {(kind, field.name) for kind in KINDS for field in structs.fields(kind)}
+    for sample in SAMPLES.values():
+        unsaid -= set(said(sample))
+    assert unsaid == {(records.Checkpoint, "format")}  # there is one format
+
+
+def said(value: object) -> Iterator[tuple[type, str]]:
+    """The fields, of a value and of what is in it, that have another value than the one they have when left out."""
+    if isinstance(value, msgspec.Struct):
+        for field in structs.fields(value):
+            part = getattr(value, field.name)
+            if field.required or part != (
+                field.default_factory() if callable(field.default_factory) else field.default
+            ):
+                yield type(value), field.name
+            yield from said(part)
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from said(part)
 
 
 @pytest.mark.parametrize("path", FOREIGN, ids=lambda path: path.stem)
