@@ -31,16 +31,16 @@ BATCH_RECORDS = 15_000
 """More empty ones do not fit into what the topic takes."""
 
 
-def packed(values: Iterable[bytes]) -> list[bytes]:
-    """Record batches as a producer with zstd sends them."""
+def packed(values: Iterable[bytes], *, codec: int = ZSTD, most: int = BATCH_BYTES) -> list[bytes]:
+    """Record batches as a stock producer sends them."""
     found: list[bytes] = []
     builder, count = None, 0
     for value in values:
-        if builder is not None and (builder.size() + len(value) > BATCH_BYTES or count >= BATCH_RECORDS):
+        if builder is not None and (builder.size() + len(value) > most or count >= BATCH_RECORDS):
             found.append(bytes(builder.build()))
             builder = None
         if builder is None:
-            builder, count = DefaultRecordBatchBuilder(2, ZSTD, 0, -1, -1, -1, 2 * BATCH_BYTES), 0
+            builder, count = DefaultRecordBatchBuilder(2, codec, 0, -1, -1, -1, 2 * most), 0
         builder.append(count, 1_000, HOST.encode(), value, [])
         count += 1
     return found if builder is None else [*found, bytes(builder.build())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from aiokafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest
 
 from outfitter_proto.bus.kafka import authorization, noise, undecided
 from outfitter_proto.bus.kafka.access import access
+from outfitter_proto.bus.kafka.allowance import Allowance
 from outfitter_proto.bus.kafka.cluster import EARLIEST, LATEST, REQUEST_TIMEOUT, Cluster
 from outfitter_proto.bus.kafka.connection import Connector
 from outfitter_proto.bus.kafka.membership import KafkaMembership
@@ -76,6 +78,8 @@ class KafkaBus(Bus):
         self._outboxes: dict[tuple[str, int], Outbox] = {}
         self._cleaning: set[asyncio.Task[None]] = set()
         self._last: dict[str, Last] = {}
+        self._allowances: defaultdict[int, Allowance] = defaultdict(Allowance)
+        """By partition. What is read uncommitted is input, what a writer writes answers it."""
 
     async def missing_rights(self, wanted: Sequence[Right]) -> list[str]:
         """See `Bus.missing_rights`."""
@@ -190,7 +194,8 @@ class KafkaBus(Bus):
             start = await self._cluster.offset(topic, partition, EARLIEST)
         else:
             await self._check_partition(topic, partition)
-        return KafkaReader(Cluster(self._connector), topic, partition, start, committed=committed)
+        allowance = None if committed else self._allowances[partition]
+        return KafkaReader(Cluster(self._connector), topic, partition, start, committed=committed, allowance=allowance)
 
     async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
         """Start a transactional producer: the broker fences the last one and decides its transaction first; then that
@@ -237,6 +242,7 @@ class KafkaBus(Bus):
             identity,
             partition,
             producer,
+            allowance=self._allowances[partition],
             watchdog=WATCHDOG,
             release=release,
             clean_up=lambda: self._clean_up(producer, release),

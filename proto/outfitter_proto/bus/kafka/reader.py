@@ -14,6 +14,7 @@ import anyio
 from aiokafka.protocol.fetch import FetchRequest
 
 from outfitter_proto.bus.kafka import batches
+from outfitter_proto.bus.kafka.allowance import Allowance
 from outfitter_proto.bus.kafka.batches import Batch
 from outfitter_proto.bus.kafka.cluster import ANSWER_WITHIN, EARLIEST, LATEST, Cluster
 from outfitter_proto.bus.kafka.protocol import OFFSET_OUT_OF_RANGE, OK, refusal
@@ -49,13 +50,24 @@ class _Answer:
 class KafkaReader(Reader):
     """Reads one partition through connections of its own: a held fetch would delay everybody else's questions."""
 
-    def __init__(self, cluster: Cluster, topic: str, partition: int, start: int, *, committed: bool) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic: str,
+        partition: int,
+        start: int,
+        *,
+        committed: bool,
+        allowance: Allowance | None = None,
+    ) -> None:
+        """`allowance` is told what was read, as it was sent."""
         self.position = start
         self.heard = False
         self._cluster = cluster
         self._topic = topic
         self._partition = partition
         self._committed = committed
+        self._allowance = allowance
         self._buffer: list[Message] = []
         self._taken = 0
         self._decoded = start  # the offset after the last batch in the buffer
@@ -127,6 +139,8 @@ class KafkaReader(Reader):
                 break
             if visible and batch.next > self._decoded:
                 found = self._messages(batch)
+                if self._allowance is not None:
+                    self._allowance.read(batch.next, len(batch.data))
                 if batch.base < self._decoded:  # it begins before the position: brokers send whole ones
                     found = [m for m in found if m.offset >= self._decoded]
                 weight += sum(len(m.value) for m in found if m.value is not None)

@@ -13,7 +13,9 @@ from typing import Any
 import anyio
 from aiokafka import errors as kafka_errors
 
-from outfitter_proto.bus.kafka.producer import BUILDER_BYTES, TransactionalProducer
+from outfitter_proto.bus.kafka.allowance import Allowance
+from outfitter_proto.bus.kafka.batches import FAST, SMALL
+from outfitter_proto.bus.kafka.producer import BUILDER_BYTES, TransactionalProducer, gzip
 from outfitter_proto.bus.kafka.protocol import TOPIC_AUTHORIZATION_FAILED, refusal
 from outfitter_proto.bus.port import (
     BusUnavailableError,
@@ -42,6 +44,7 @@ class KafkaWriter(Writer):
         partition: int,
         producer: TransactionalProducer,
         *,
+        allowance: Allowance,
         watchdog: float,
         release: Callable[[], None],
         clean_up: Callable[[], None],
@@ -51,6 +54,7 @@ class KafkaWriter(Writer):
         self._identity = identity
         self._name = f"{self._access.url}: writer {identity!r}"
         self._producer = producer
+        self._allowance = allowance
         self._watchdog = watchdog
         self._release = release
         self._clean_up = clean_up
@@ -107,24 +111,29 @@ class KafkaWriter(Writer):
             self._release()
 
     def _prepare(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> list[_Batch]:
-        """The record batches, in order. Nothing is sent before all of them fit."""
+        """The record batches, in order. Nothing is sent before all of them fit.
+
+        What is kept for long and read seldom, history and dead letters, is packed in any case, the last batch only
+        where the commit outgrows what it answers: then size counts more than time."""
         prepared: list[_Batch] = []
         filled = [(topic, entries) for topic, entries in batches if entries]
         for number, (topic, entries) in enumerate(filled):
-            last = number == len(filled) - 1
-            builders = self._pack(topic, entries, gzipped=not last)
-            if last and len(builders) > 1:
+            builders = self._pack(topic, entries)
+            if number == len(filled) - 1 and len(builders) > 1:
                 raise TooLargeError(
                     f"{self._name}: the last batch ({len(entries)} records for {topic!r}) does not fit into one "
                     f"record batch of {BUILDER_BYTES} bytes; keep it within max_batch_bytes = {MAX_BATCH_BYTES}"
                 )
             prepared += [(topic, builder) for builder in builders]
+        if prepared:
+            plain = self._allowance.take(prepared[-1][1].size())
+            for _, builder in prepared[:-1] if plain else prepared:
+                gzip(builder, FAST if plain else SMALL)
         return prepared
 
-    def _pack(self, topic: str, entries: Sequence[Entry], *, gzipped: bool) -> list[Any]:
-        """The record batches of one topic. `gzipped`: what is kept for long and read seldom, history and dead letters,
-        takes a twentieth of the room packed."""
-        packed = self._producer.pack(entries, gzipped=gzipped)
+    def _pack(self, topic: str, entries: Sequence[Entry]) -> list[Any]:
+        """The record batches of one topic."""
+        packed = self._producer.pack(entries)
         done = 0
         for batch in packed:
             if batch.size() > BUILDER_BYTES:  # it is one record
