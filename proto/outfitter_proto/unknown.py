@@ -50,7 +50,8 @@ def without(body: bytes, kind: Any, *, named: bool = True) -> Known:
         msgspec.DecodeError, RecursionError: it is no JSON.
     """
     found: list[Unknown] = []
-    kept = _kept(body, _type_info(kind), (), found)
+    plan = _plan(kind)
+    kept = _kept(body, plan, (), found) if plan is not None else body
     if not named:
         return Known(kept, [UNNAMED] if found else [])
     warnings = [_in_words(one) for one in found[:MOST_TOLD]]
@@ -59,50 +60,78 @@ def without(body: bytes, kind: Any, *, named: bool = True) -> Known:
     return Known(kept, warnings)
 
 
+class _Fields(NamedTuple):
+    """Of a struct: the names that are known in it, None where any may stand there, and which fields to look into."""
+
+    known: dict[str, None] | None
+    plans: dict[str, _Plan]
+
+
+class _Plan(NamedTuple):
+    """How to look through an object: as one of these structs, by their tags, or else at all its values."""
+
+    tag_field: str | None
+    structs: dict[Any, _Fields]
+    values: _Plan | None
+
+
 @cache
-def _type_info(kind: Any) -> inspect.Type:
+def _plan(kind: Any) -> _Plan | None:
     """To look through all structs takes most of a millisecond."""
-    return inspect.type_info(kind)
+    return _plan_of(inspect.type_info(kind))
 
 
-def _kept(body: bytes, kind: inspect.Type, steps: tuple[Step, ...], found: list[Unknown]) -> bytes:
+def _plan_of(kind: inspect.Type) -> _Plan | None:
+    """None: nothing in a value of this type is ever unknown."""
+    structs: dict[Any, _Fields] = {}
+    tag_field, values = None, None
+    for option in _options(kind):
+        if isinstance(option, inspect.StructType):
+            tag_field = option.tag_field
+            structs[option.tag] = _fields_of(option)
+        elif isinstance(option, inspect.DictType):
+            values = _plan_of(option.value_type)
+    if values is None and not any(fields.known is not None or fields.plans for fields in structs.values()):
+        return None
+    return _Plan(tag_field, structs, values)
+
+
+def _fields_of(struct: inspect.StructType) -> _Fields:
+    names = [field.encode_name for field in struct.fields] + ([struct.tag_field] if struct.tag_field else [])
+    plans = {field.encode_name: plan for field in struct.fields if (plan := _plan_of(field.type)) is not None}
+    return _Fields(dict.fromkeys(names) if struct.forbid_unknown_fields else None, plans)
+
+
+def _kept(body: bytes | msgspec.Raw, plan: _Plan, steps: tuple[Step, ...], found: list[Unknown]) -> bytes:
     """The JSON value `body` with the known part of its objects."""
+    body = bytes(body)
     if not body.lstrip().startswith(b"{"):
         return body
     fields = _OBJECT.decode(body)
-    struct = _struct(kind, fields)
-    if struct is not None:
-        types = {field.encode_name: field.type for field in struct.fields}
-        known = (*types, *([struct.tag_field] if struct.tag_field else []))
-        if struct.forbid_unknown_fields:
-            found += [Unknown((*steps, name), known) for name in fields if name not in known]
-            fields = {name: value for name, value in fields.items() if name in known}
+    of_struct = _fields(plan, fields)
+    if of_struct is None:
+        inner = {name: (plan.values, value) for name, value in fields.items()}
     else:
-        values = _mapping(kind)
-        if values is None:
-            return body
-        types = dict.fromkeys(fields, values)
-    inner = {
-        name: msgspec.Raw(_kept(bytes(value), types[name], (*steps, name), found)) if name in types else value
-        for name, value in fields.items()
-    }
-    return msgspec.json.encode(inner)
+        known, plans = of_struct
+        if known is not None and not fields.keys() <= known.keys():
+            found += [Unknown((*steps, name), tuple(known)) for name in fields if name not in known]
+            fields = {name: value for name, value in fields.items() if name in known}
+        inner = {name: (plan, fields[name]) for name, plan in plans.items() if name in fields}
+    for name, (plan_of_it, value) in inner.items():
+        if plan_of_it is not None:
+            fields[name] = msgspec.Raw(_kept(value, plan_of_it, (*steps, name), found))
+    return msgspec.json.encode(fields)
 
 
-def _struct(kind: inspect.Type, fields: dict[str, msgspec.Raw]) -> inspect.StructType | None:
-    """The struct that an object of `kind` is, by its tag where there are several."""
-    structs = [option for option in _options(kind) if isinstance(option, inspect.StructType)]
-    if len(structs) == 1:
-        return structs[0]
-    return next(
-        (one for one in structs if one.tag_field in fields and msgspec.json.decode(fields[one.tag_field]) == one.tag),
-        None,
-    )
-
-
-def _mapping(kind: inspect.Type) -> inspect.Type | None:
-    """What the values of an object of `kind` are, where its keys are anybody's to choose."""
-    return next((option.value_type for option in _options(kind) if isinstance(option, inspect.DictType)), None)
+def _fields(plan: _Plan, fields: dict[str, msgspec.Raw]) -> _Fields | None:
+    """What is known in an object, by its tag where it may be one of several structs."""
+    if len(plan.structs) == 1:
+        [only] = plan.structs.values()
+        return only
+    if plan.tag_field not in fields:
+        return None
+    tag = msgspec.json.decode(fields[plan.tag_field])  # anything: the field may stand there twice
+    return next((of_struct for name, of_struct in plan.structs.items() if name == tag), None)
 
 
 def _options(kind: inspect.Type) -> tuple[inspect.Type, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -112,6 +114,33 @@ def test_wherever_they_stand_the_message_is_the_one_without_them(data: st.DataOb
     body = msgspec.json.encode(message)
     assert codec.decode_registration(body, warnings=warnings) == codec.decode_registration(msgspec.json.encode(plain))
     assert len(warnings) == min(added, 9)
+
+
+@pytest.mark.parametrize("tag", ["[]", "{}", "1", '"heartbeat"', '"nothing"'])
+def test_a_type_that_stands_there_twice_makes_nothing_but_an_error_of_the_wire(tag: str) -> None:
+    body = f'{json.dumps(HEAD)[:-1]},"later":1,"type":{tag}}}'
+    with suppress(codec.WireError):
+        codec.decode_registration(body.encode(), warnings=[])
+
+
+def test_only_objects_in_which_something_can_be_unknown_are_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large message with one unknown field the labels are copied as they are: quotas count bytes, not values."""
+    from outfitter_proto import unknown
+
+    looked_into: list[bytes] = []
+    decoder = unknown._OBJECT
+
+    def decode(body: bytes) -> dict[str, msgspec.Raw]:
+        looked_into.append(body)
+        return decoder.decode(body)
+
+    monkeypatch.setattr(unknown, "_OBJECT", SimpleNamespace(decode=decode))
+    labels = {f"label-{number}": "x" for number in range(100)}
+    message = {**HEAD, "labels": labels, "resources": {"gpu": {"amount": 1}}, "later": 1}
+    decoded = codec.decode_registration(msgspec.json.encode(message))
+    assert isinstance(decoded, Register)
+    assert decoded.labels == labels
+    assert len(looked_into) == 3  # the message, its resources, the one resource
 
 
 def test_plain_messages_cost_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
