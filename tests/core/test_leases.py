@@ -64,14 +64,56 @@ def test_long_leases_that_come_and_go_leave_nothing_behind() -> None:
     assert len(leases._heap) < 200
 
 
+def test_of_many_that_are_due_some_are_told_at_once_and_each_once_in_a_round() -> None:
+    leases = Leases(grace_s=0)
+    for number in range(25):
+        leases.start(f"w{number:02}", 1, now=0)
+    for now in (5, 6):
+        rounds = [leases.due(now, 10)]
+        while leases.left:
+            rounds.append(leases.due(now, 10))
+        assert [len(told) for told in rounds] == [10, 10, 5]
+        assert sorted(key for told in rounds for key in told) == sorted(leases.keys())
+
+
+def test_those_of_which_nothing_comes_keep_nobody_waiting() -> None:
+    leases = Leases(grace_s=0)
+    for number in range(20):
+        leases.start(f"w{number:02}", 1, now=0)
+    assert len(leases.due(2, 5)) == 5
+    leases.start("later", 1, now=2)
+    assert "later" in {key for _ in range(5) for key in leases.due(3, 5)}
+
+
+def test_renewed_leases_are_looked_at_some_at_a_time_as_well() -> None:
+    leases, renewed = Leases(grace_s=0), 0
+    for number in range(30):
+        leases.start(f"w{number:02}", 1, now=0)
+        leases.renew(f"w{number:02}", now=9)
+
+    class Deadlines(dict[str, float]):
+        def __getitem__(self, key: str) -> float:
+            nonlocal renewed
+            renewed += 1
+            return super().__getitem__(key)
+
+    leases._deadline = Deadlines(leases._deadline)
+    assert leases.due(5, 10) == []
+    assert (leases.left, renewed) == (True, 20)  # each is asked for its deadline, and then looked at then
+    while leases.left:
+        assert leases.due(5, 10) == []
+    assert renewed == 60
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["start", "renew", "drop", "due"]), st.sampled_from("abc"), st.integers(1, 9)),
         max_size=60,
-    )
+    ),
+    st.sampled_from([None, 1, 2]),
 )
-def test_due_is_what_a_plain_list_of_deadlines_says(steps: list[tuple[str, str, int]]) -> None:
+def test_due_is_what_a_plain_list_of_deadlines_says(steps: list[tuple[str, str, int]], most: int | None) -> None:
     leases = Leases(grace_s=1)
     lengths: dict[str, int] = {}
     deadlines: dict[str, float] = {}
@@ -90,4 +132,8 @@ def test_due_is_what_a_plain_list_of_deadlines_says(steps: list[tuple[str, str, 
             deadlines.pop(key, None)
         else:
             now += number
-            assert set(leases.due(now)) == {key for key, at in deadlines.items() if at <= now}
+            told = leases.due(now, most)
+            while leases.left:
+                assert most is not None
+                told += leases.due(now, most)
+            assert sorted(told) == sorted(key for key, at in deadlines.items() if at <= now)

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections import Counter
 from functools import cache
+from typing import Any
 
 import anyio
 import pytest
@@ -15,8 +16,10 @@ from msgspec import structs
 
 from outfitter_proto.records import Allocation, AllocationState, Health, ReasonCode, ResolvedRequest, Source
 from outfitter_service.core.book import HostBook, Inventory
+from outfitter_service.core.ledger import Ledger, SetInventory
 from outfitter_service.core.model import KnownDevice
 from outfitter_service.metrics import Standing
+from outfitter_service.runtime import census as census_module
 from outfitter_service.runtime.census import OTHER, Census
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
@@ -44,10 +47,15 @@ def record(
     )  # fmt: skip
 
 
-def book(*devices: KnownDevice) -> HostBook:
-    found = HostBook("h")
-    found.set_inventory("gpu", Inventory.of(devices))
+def reported(*devices: KnownDevice, host: str = "h") -> Ledger:
+    """A ledger of no records, whose one host has these devices."""
+    found = Ledger()
+    report(found, "gpu", *devices, host=host)
     return found
+
+
+def report(ledger: Ledger, resource: str, *devices: KnownDevice, host: str = "h") -> None:
+    ledger.restore(SetInventory(host, resource, Inventory.of(devices)))
 
 
 def device(name: str, health: Health = Health.HEALTHY, *aliases: str) -> KnownDevice:
@@ -81,7 +89,7 @@ def test_counts_are_those_of_the_records_there_are_whatever_came_before(
         census.take(changed, before={key: now[key] for key in changed if key in now})
         now |= {key: one for key, one in changed.items() if one is not None}
         now = {key: one for key, one in now.items() if changed.get(key, one) is not None}
-    told = census.standing([book(*[device(f"D{n}") for n in range(4)])])
+    told = census.standing(reported(*[device(f"D{n}") for n in range(4)]))
     assert told.allocations == Counter((name, one.state) for one in now.values() for name in one.request.amounts)
     assert told.pending == Counter(
         (name, one.reason_code) for one in now.values() if one.state == "pending" for name in one.request.amounts
@@ -90,12 +98,47 @@ def test_counts_are_those_of_the_records_there_are_whatever_came_before(
     assert (told.devices["gpu", "held"], told.devices["gpu", "free"]) == (len(held), 4 - len(held))
 
 
+STEPS = st.one_of(
+    st.tuples(st.just("report"), st.sampled_from("xyz"), st.lists(st.sampled_from(list(Health)), max_size=3)),
+    st.tuples(st.just("hold"), st.sampled_from("xyz"), st.sampled_from(["D0", "D1", "other"])),
+    st.tuples(st.just("end"), st.sampled_from("xyz"), st.sampled_from(["D0", "D1", "other"])),
+    st.tuples(st.sampled_from(["forget", "scrape", "catch up", "roll back"]), st.sampled_from("xyz"), st.none()),
+)
+
+
+@given(st.lists(STEPS, max_size=30))
+def test_running_totals_are_what_a_walk_over_all_hosts_says(steps: list[tuple[str, str, Any]]) -> None:
+    census, ledger, now = Census(["gpu"]), Ledger(), dict[str, Allocation]()
+    for what, host, more in steps:
+        key = f"{host}/{more}/1"
+        match what:
+            case "report":
+                known = [device(f"D{n}", health, *(["other"] if n else [])) for n, health in enumerate(more)]
+                ledger.apply([SetInventory(host, "gpu", Inventory.of(tuple(known)))])
+            case "hold" if key not in now:
+                now[key] = structs.replace(record(more, "allocated", more), host=host)
+                census.take({key: now[key]}, before={})
+            case "end" if key in now:
+                census.take({key: None}, before={key: now.pop(key)})
+            case "forget":
+                ledger.forget(host)
+            case "scrape":
+                census.standing(ledger)
+            case "catch up":
+                census.catch_up(ledger)
+            case "roll back":
+                ledger.rollback()
+    anew = Census(["gpu"])
+    anew.replay(now, hosts=ledger.hosts)
+    assert census.standing(ledger) == anew.standing(ledger)
+
+
 @pytest.mark.parametrize("anew", [{}, {"b": record("b", "allocated", "D0")}], ids=["nothing", "another holder"])
 def test_a_replay_begins_with_nothing_of_what_was_counted(anew: dict[str, Allocation]) -> None:
     census = Census(["gpu"])
     census.take({"a": record("a", "allocated", "D0", "D1")}, before={})
     assert census.replay(anew) == []
-    told = census.standing([book(device("D0"), device("D1"))])
+    told = census.standing(reported(device("D0"), device("D1")))
     assert (told.records, told.devices["gpu", "held"]) == (len(anew), len(anew))
 
 
@@ -107,7 +150,7 @@ def test_a_device_is_held_under_any_of_its_names_and_counts_by_its_health_else()
         device("G0", Health.HEALTHY, "0000:01:00.0"), device("G1"), device("G2", Health.UNHEALTHY),
         device("G3", Health.UNHEALTHY), device("G4", Health.UNKNOWN),
     ]  # fmt: skip
-    told = census.standing([book(*known)])
+    told = census.standing(reported(*known))
     assert told.devices == {
         ("gpu", "held"): 2, ("gpu", "free"): 1, ("gpu", "unhealthy"): 1, ("gpu", "unknown"): 1,
     }  # fmt: skip
@@ -116,29 +159,83 @@ def test_a_device_is_held_under_any_of_its_names_and_counts_by_its_health_else()
 def test_a_report_that_changes_names_or_health_is_seen() -> None:
     census = Census(["gpu"])
     census.take({"a": record("a", "allocated", "other")}, before={})
-    found = book(device("Z0"))
+    found = reported(device("Z0"))
 
     def shown() -> dict[str, int]:
-        devices = census.standing([found]).devices
+        devices = census.standing(found).devices
         return {state: count for (resource, state), count in devices.items() if resource == "gpu" and count}
 
     assert shown() == {"free": 1}
-    found.set_inventory("gpu", Inventory.of((device("Z0", Health.UNKNOWN),)))
+    report(found, "gpu", device("Z0", Health.UNKNOWN))
     assert shown() == {"unknown": 1}
     # another resource's driver knows that it is the device that somebody has
-    found.set_inventory("nic", Inventory.of((device("N0", Health.HEALTHY, "Z0", "other"),)))
+    report(found, "nic", device("N0", Health.HEALTHY, "Z0", "other"))
     assert shown() == {"held": 1}
-    found.set_inventory("nic", Inventory.of((device("N0"),)))
+    report(found, "nic", device("N0"))
     assert shown() == {"unknown": 1}
 
 
 def test_resources_that_workers_make_up_share_one_label() -> None:
     census = Census(["gpu"])
     census.take({name: record(name, "failed", resource=f"made-up-{name}") for name in "abc"}, before={})
-    told = census.standing([])
+    told = census.standing(Ledger())
     assert told.allocations == {(OTHER, "failed"): 3}
     census.replay({"a": record("a", "allocated", "D0", resource="no-longer-configured")})
-    assert census.standing([]).allocations == {("no-longer-configured", "allocated"): 1}
+    assert census.standing(Ledger()).allocations == {("no-longer-configured", "allocated"): 1}
+
+
+class _Looked(Ledger):
+    """A ledger that counts how many of its hosts are looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+
+        class Hosts(dict[str, HostBook]):
+            def get(hosts, *wanted: Any) -> Any:  # noqa: N805 - the ledger is self
+                self.looks += 1
+                return super().get(*wanted)
+
+        self.hosts = Hosts()
+
+
+def hosts_with_a_holder(count: int) -> tuple[_Looked, dict[str, Allocation]]:
+    found, records = _Looked(), dict[str, Allocation]()
+    for number in range(count):
+        report(found, "gpu", device("D0"), host=f"h{number}")
+        one = structs.replace(record("w", "allocated", "D0"), host=f"h{number}")
+        records[one.key] = one
+    return found, records
+
+
+def test_a_scrape_looks_only_at_hosts_of_which_something_is_new() -> None:
+    ledger, records = hosts_with_a_holder(50)
+    census = Census(["gpu"])
+    census.take(records, before={})
+    assert census.standing(ledger).devices == {("gpu", "held"): 50}
+    ledger.looks = 0
+    assert census.standing(ledger).devices == {("gpu", "held"): 50}
+    assert ledger.looks == 0
+    [one] = [each for each in records.values() if each.host == "h7"]
+    census.take({one.key: structs.replace(one, state="ended")}, before={one.key: one})
+    assert census.standing(ledger).devices == {("gpu", "held"): 49, ("gpu", "free"): 1}
+    assert ledger.looks == 1
+
+
+def test_many_hosts_are_counted_anew_in_parts_before_a_scrape_comes_upon_them() -> None:
+    ledger, records = hosts_with_a_holder(5 * census_module.AT_ONCE + 1)
+    census = Census(["gpu"])
+    census.take(records, before={})
+    turns, more = 0, True
+    while more:
+        ledger.looks = 0
+        more = census.catch_up(ledger)
+        turns += 1
+        assert ledger.looks <= census_module.AT_ONCE
+    assert turns == 5
+    ledger.looks = 0
+    assert census.standing(ledger).devices == {("gpu", "held"): len(records)}
+    assert ledger.looks <= census_module.AT_ONCE
 
 
 class _Name(str):
@@ -149,14 +246,14 @@ def test_nothing_is_kept_of_a_host_that_is_forgotten() -> None:
     """In cluster scope hosts come and go for as long as a manager runs."""
     census, host = Census(["gpu"]), _Name("gone")
     granted = structs.replace(record("a", "allocated", "D1"), host=host)
-    remembered = HostBook(host)
-    remembered.set_inventory("gpu", Inventory.of((device("D1"),)))
+    remembered = reported(device("D1"), host=host)
     census.take({granted.key: granted}, before={})
-    assert census.standing([remembered]).devices["gpu", "held"] == 1
+    assert census.standing(remembered).devices["gpu", "held"] == 1
     ended = structs.replace(granted, state="ended")
     census.take({granted.key: ended}, before={granted.key: granted})
     census.take({granted.key: None}, before={granted.key: ended})
-    assert not census.standing([]).devices
+    remembered.forget(host)
+    assert not census.standing(remembered).devices
     kept = weakref.ref(host)
     del granted, ended, remembered, host
     gc.collect()

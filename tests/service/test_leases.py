@@ -198,6 +198,37 @@ async def test_however_long_the_input_is_behind_the_samples_of_its_end_are_bound
     assert len(doorman.expired(20)) == 19
 
 
+async def test_of_many_silent_ones_some_are_judged_in_a_turn_and_each_when_its_host_was_heard(
+    doorman: Doorman, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leases that cannot be judged yet are before the others, and more than are looked at in one turn."""
+    monkeypatch.setattr(attendance, "SUSPECTS_AT_ONCE", 4)
+    records = [structs.replace(record("w", lease_s=1.0 + n / 100), host=f"h{n:02}") for n in range(30)]
+    await doorman.attendance.restart(ledger_of(*records), None)
+    doorman.clock.now += 100
+    ended: list[str] = []
+    asked: list[str] = []
+
+    def heard(host: str) -> int:
+        asked.append(host)
+        return 0 if host >= "h20" else -1
+
+    def a_round() -> None:
+        more = True
+        while more:
+            asked.clear()
+            judged = doorman.attendance.expired(heard)
+            assert len(asked) <= 4
+            ended.extend(event.allocation for event in judged)
+            more = doorman.attendance.more_suspects
+
+    a_round()
+    await doorman.sample()
+    a_round()
+    assert sorted(ended) == [f"h{n}/w/1" for n in range(20, 30)]
+    assert len(doorman.attendance.leases) == 20
+
+
 async def test_while_the_bus_is_away_nobody_is_silent_and_then_everybody_has_a_whole_lease(
     bus: FaultyBus, doorman: Doorman
 ) -> None:

@@ -210,7 +210,7 @@ def test_a_record_that_is_forgotten_and_made_anew_in_one_commit_is_another_one(*
     assert len(writing.batch.granted["gpu"]) == short
     assert list(writing.batch.renewed) == (["h/w/1"] if short else [])  # the lease of before is still known
     written, checkpoint = writing.commit()
-    told = writing.census.standing([])
+    told = writing.census.standing(Ledger())
     assert (told.records, told.allocations) == (1, Counter([("gpu", "allocated") if short else ("(none)", "ended")]))
     forgotten, anew, _ = written[NAMES.allocations]
     assert forgotten == Entry(b"h/w/1", None)

@@ -209,9 +209,8 @@ class Chronicle:
         """What is counted commit by commit is what there is. The end of history is the ledger, from where the
         checkpoint says that a snapshot was begun, and from the beginning."""
         anew = Census(self.rules.specs)
-        assert anew.replay(self.ledger.allocations) == []
-        books = self.ledger.hosts.values()
-        assert self.census.standing(books) == anew.standing(books)
+        assert anew.replay(self.ledger.allocations, hosts=self.ledger.hosts) == []
+        assert self.census.standing(self.ledger) == anew.standing(self.ledger)
         checkpoint = self.last_checkpoint()
         if checkpoint.snapshot is UNSET:
             return

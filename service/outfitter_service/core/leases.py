@@ -9,6 +9,9 @@ from __future__ import annotations
 import heapq
 import math
 
+_IN_ROUNDS = -math.inf
+"""The look at a key whose deadline has passed: it is in no heap."""
+
 
 class Leases:
     """Deadlines by allocation key. A key without a lease (owner watched, or none asked for) is not in here."""
@@ -17,9 +20,13 @@ class Leases:
         self.grace_s = grace_s
         self._length: dict[str, float] = {}
         self._deadline: dict[str, float] = {}
-        # one look at each key, at the latest at its deadline; a renewal moves the deadline and not the look
+        # one look at each key, at the latest at its deadline; a renewal moves the deadline and not the look. Those
+        # whose deadline has passed are looked at in rounds instead: they are to be told in this one, or have been
         self._look: dict[str, float] = {}
         self._heap: list[tuple[float, str]] = []
+        self._to_tell: list[str] = []
+        self._told: list[str] = []
+        self.left = False
 
     def __contains__(self, key: str) -> bool:
         return key in self._deadline
@@ -54,7 +61,8 @@ class Leases:
         """Nobody has a lease any more."""
         for by_key in (self._length, self._deadline, self._look):
             by_key.clear()
-        self._heap.clear()
+        for looks in (self._heap, self._to_tell, self._told):
+            looks.clear()
 
     def renew_all(self, now: float) -> None:
         """After an outage, a restart or a suspended machine nobody could be heard: one whole lease for all."""
@@ -65,22 +73,48 @@ class Leases:
         """When the key's lease and grace end. Raises KeyError when it has no lease."""
         return self._deadline[key]
 
-    def due(self, now: float) -> list[str]:
-        """The keys whose deadline has passed, the earliest first. They stay until dropped or renewed."""
-        looked: list[str] = []
-        while self._heap and self._heap[0][0] <= now:
+    def due(self, now: float, most: int | None = None) -> list[str]:
+        """Keys whose deadline has passed, the earliest first; they stay until dropped or renewed.
+
+        At most `most` of them, and the others in the next calls: each is told once in a round, and `left` says that
+        the round is not over. So those of which nothing comes keep nobody else waiting.
+        """
+        self._gather(now, most)
+        count = len(self._to_tell) if most is None else most
+        some = set(self._to_tell[:count])
+        del self._to_tell[:count]
+        due: list[str] = []
+        for key in some:
+            if self._look.get(key) != _IN_ROUNDS:
+                continue  # it was dropped
+            if self._deadline[key] <= now:
+                due.append(key)
+            else:
+                self._look_at(key, self._deadline[key])
+        self._told += due
+        self.left = bool(self._to_tell) or (bool(self._heap) and self._heap[0][0] <= now)
+        if not self.left:
+            self._to_tell, self._told = self._told, self._to_tell
+        return sorted(due, key=self._deadline.__getitem__)
+
+    def _gather(self, now: float, most: int | None) -> None:
+        """Those whose look is due wait for being told, or for a look at their deadline."""
+        looked = 0
+        while self._heap and self._heap[0][0] <= now and (most is None or looked < most):
+            looked += 1
             at, key = heapq.heappop(self._heap)
-            if self._look.get(key) == at:
-                looked.append(key)
-                del self._look[key]
-        for key in looked:
-            self._look_at(key, self._deadline[key])
-        return sorted([key for key in looked if self._deadline[key] <= now], key=self._deadline.__getitem__)
+            if self._look.get(key) != at:
+                continue
+            if self._deadline[key] <= now:
+                self._look[key] = _IN_ROUNDS
+                self._to_tell.append(key)
+            else:
+                self._look_at(key, self._deadline[key])
 
     def _look_at(self, key: str, at: float) -> None:
         self._look[key] = at
         heapq.heappush(self._heap, (at, key))
         if len(self._heap) > 2 * len(self._look) + 64:
             # dropped leases leave their looks behind, for as long as the lease would have been
-            self._heap = [(at, key) for key, at in self._look.items()]
+            self._heap = [(at, key) for key, at in self._look.items() if at != _IN_ROUNDS]
             heapq.heapify(self._heap)

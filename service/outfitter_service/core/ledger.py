@@ -74,6 +74,8 @@ class Ledger:
         self.hosts: dict[str, HostBook] = {}
         self.allocations: dict[str, Allocation] = {}
         self.devices: dict[str, Device] = {}
+        self.reported: set[str] = set()
+        """Hosts whose inventories may be others than when somebody emptied this."""
         self.token = 0
         self.commits = 0
         self._undo: list[Change] = []
@@ -94,6 +96,7 @@ class Ledger:
         book = self.hosts.get(host)
         if book is not None and book.record is None and not book.incarnations:
             del self.hosts[host]
+            self.reported.add(host)
 
     # --- changing ---
 
@@ -139,6 +142,7 @@ class Ledger:
         self.hosts.clear()
         self.allocations.clear()
         self.devices.clear()
+        self.reported.clear()
         self._undo, self._sealed = [], []
 
     def touched(self) -> list[tuple[str, Allocation | Host | None]]:
@@ -195,6 +199,7 @@ class Ledger:
                 book = self.book(host)
                 before = book.inventory(resource)
                 book.set_inventory(resource, inventory)
+                self.reported.add(host)
                 return SetInventory(host, resource, before)
             case SetScan(host=host, start=start):
                 book = self.book(host)

@@ -8,6 +8,7 @@ words were. It writes nothing; what it concludes goes to the core as an event.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -37,6 +38,8 @@ LOOK_EVERY_S = 0.25
 """How often owners that no descriptor tells of are looked at, some at a time."""
 SAID_EVERY_S = 60.0
 """Between two lines of the log that say why owners are not watched."""
+SUSPECTS_AT_ONCE = 500
+"""Leases that have run out, or may have, that are looked at in one turn of the event loop."""
 AT_A_STRETCH = 200
 """Records of a replayed ledger that are looked at in one turn of the event loop."""
 FROM_AFAR = frozenset({Unwatched.SCOPE, Unwatched.MACHINE, Unwatched.PID_NAMESPACE})
@@ -99,6 +102,8 @@ class Attendance:
         self._suspend = SuspendWatch(clock)
         self._suspected = anyio.Event()
         self._samples: list[_Sample] = []
+        self._earliest = math.inf
+        self._round_at: float | None = None
 
     @property
     def watched(self) -> int:
@@ -249,20 +254,19 @@ class Attendance:
     # --- silence ---
 
     def expired(self, heard: Callable[[str], int]) -> list[m.LeaseExpired]:
-        """The leases that have run out, judged with everything decided that a host said before the offset `heard`."""
-        now = self._now()
+        """The leases that have run out, judged with everything decided that a host said before the offset `heard`. Of
+        many at once some: `more_suspects` says that the others are still to be looked at."""
+        now = self._now() if self._round_at is None else self._round_at
         if self._suspend.slept():
             log.warning("the machine was suspended: every lease starts anew")
-            self.leases.renew_all(now)
-        due = self.leases.due(now)
-        if not due:
-            self._samples.clear()
-            return []
+            self.leases.renew_all(self._now())
+        due = self.leases.due(now, SUSPECTS_AT_ONCE)
         samples, deadline = self._samples, self.leases.deadline
-        # each lease has its own sample: where the input is never read to its end, the newest one is never come to
-        del samples[: bisect_left(samples, deadline(due[0]), key=_AT)]
+        if due:
+            self._earliest = min(self._earliest, deadline(due[0]))
         judged: list[str] = []
         for key in due:
+            # each lease has its own sample: where the input is never read to its end, the newest one is never come to
             first = bisect_left(samples, deadline(key), key=_AT)
             if first == len(samples):
                 self._suspected.set()
@@ -271,7 +275,16 @@ class Attendance:
                 judged.append(key)
         for key in judged:
             self.leases.drop(key)
+        self._round_at = now if self.leases.left else None
+        if self._round_at is None:
+            del samples[: bisect_left(samples, self._earliest, key=_AT)]  # nobody waits for those
+            self._earliest = math.inf
         return [m.LeaseExpired(allocation=key) for key in judged]
+
+    @property
+    def more_suspects(self) -> bool:
+        """Whether leases that had run out when `expired` was asked are still to be looked at."""
+        return self._round_at is not None
 
     # --- deaths ---
 

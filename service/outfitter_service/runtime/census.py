@@ -1,15 +1,19 @@
 """What the gauges of state show, counted commit by commit: a scrape must not walk a ledger, nor see what is undecided.
 
-It is told what each commit changed, and looks at a ledger only for what drivers said last.
+It is told what each commit changed. Of a ledger it looks at the hosts of which something is new, for what drivers said
+last: many at once in parts, so that a scrape never comes upon more than some.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import NamedTuple
 
 from outfitter_proto.records import HOLDING_STATES, Allocation, Health
 from outfitter_service.core.book import HostBook, Inventory
+from outfitter_service.core.ledger import Ledger
 from outfitter_service.core.states import PENDING
 from outfitter_service.metrics import Standing
 from outfitter_service.runtime.selfcheck import Holders, Violation
@@ -20,7 +24,19 @@ OTHER = "(other)"
 NONE = "(none)"
 """The resource of records that have none."""
 
+AT_ONCE = 200
+"""Hosts that are counted anew in one turn of the event loop."""
+
 _Ids = dict[str, frozenset[str]]
+
+
+class _Shown(NamedTuple):
+    """A resource's devices on one host as its driver reported them, by health, and how many are in which state."""
+
+    inventory: Inventory
+    synonyms: object
+    ids: _Ids
+    counts: dict[str, int]
 
 
 class Census:
@@ -33,15 +49,21 @@ class Census:
         self._allocations: dict[tuple[str, str], int] = {}
         self._pending: dict[tuple[str, str], int] = {}
         self._holders = Holders()
-        self._known: dict[tuple[str, str], tuple[Inventory, object, _Ids]] = {}
-        """Of each host and resource that was shown last, worked out once for each report."""
+        self._devices: Counter[tuple[str, str]] = Counter()
+        self._known: dict[str, dict[str, _Shown]] = {}
+        """What `_devices` has of each host and resource."""
+        self._stale: set[str] = set()
+        """The hosts of which something is new since."""
 
-    def replay(self, records: Mapping[str, Allocation]) -> list[Violation]:
-        """Begin anew with all records of a ledger, by key; return what the self-check finds of them."""
+    def replay(self, records: Mapping[str, Allocation], *, hosts: Iterable[str] = ()) -> list[Violation]:
+        """Begin anew with all records of a ledger, by key, and its `hosts`; return what the self-check finds of the
+        records."""
         self._records = 0
         self._allocations.clear()
         self._pending.clear()
+        self._devices.clear()
         self._known.clear()
+        self._stale = set(hosts)
         self._holders.clear()
         return self.take(records, before={})
 
@@ -50,6 +72,8 @@ class Census:
         what the self-check finds of them."""
         self._count(before.values(), -1)
         self._count(changed.values(), 1)
+        self._stale.update([record.host for record in before.values()])
+        self._stale.update([record.host for record in changed.values() if record is not None])
         return self._holders.take(changed, before=before)
 
     def _count(self, records: Iterable[Allocation | None], sign: int) -> None:
@@ -76,29 +100,60 @@ class Census:
             if state == PENDING and reason is not None:
                 self._pending[name, reason] = self._pending.get((name, reason), 0) + count
 
-    def standing(self, books: Iterable[HostBook]) -> Standing:
-        """What is counted here; `books` are the ledger's, for their inventories and names."""
-        devices: Counter[tuple[str, str]] = Counter()
-        before, self._known = self._known, {}  # so that hosts that are forgotten are so here
-        for book in books:
-            held: Iterable[str] = self._holders.held(book.host)
-            if book.synonyms:
-                held = {book.canonical(name) for name in held}
-            for resource, inventory in book.inventories.items():
-                known = before.get((book.host, resource))
-                if known is None or known[0] is not inventory or known[1] is not book.synonyms:
-                    known = inventory, book.synonyms, _ids(book, inventory)
-                self._known[book.host, resource] = known
-                for health, ids in known[2].items():
-                    taken = len(ids.intersection(held))
-                    devices[resource, "held"] += taken
-                    devices[resource, "free" if health == Health.HEALTHY else health] += len(ids) - taken
+    def standing(self, ledger: Ledger) -> Standing:
+        """What is counted here; `ledger` is the one of which the records are."""
+        self._recount(ledger, None)
         return Standing(
-            devices=devices,
+            devices=+self._devices,
             allocations=Counter(self._allocations),
             pending=Counter(self._pending),
             records=self._records,
         )
+
+    def catch_up(self, ledger: Ledger) -> bool:
+        """Where something is new of many hosts, count some of them anew; whether it is still of many."""
+        if len(self._stale) + len(ledger.reported) > AT_ONCE:
+            self._recount(ledger, AT_ONCE)
+        return len(self._stale) > AT_ONCE
+
+    def _recount(self, ledger: Ledger, most: int | None) -> None:
+        stale = self._stale
+        stale |= ledger.reported
+        ledger.reported.clear()
+        for host in list(islice(stale, most)):
+            stale.discard(host)
+            before = self._known.pop(host, {})
+            self._add(before, -1)
+            book = ledger.hosts.get(host)
+            if book is not None and book.inventories:
+                self._known[host] = shown = self._shown(book, before)
+                self._add(shown, 1)
+
+    def _add(self, shown: Mapping[str, _Shown], sign: int) -> None:
+        devices = self._devices
+        for resource, of_it in shown.items():
+            for state, count in of_it.counts.items():
+                devices[resource, state] += sign * count
+
+    def _shown(self, book: HostBook, before: Mapping[str, _Shown]) -> dict[str, _Shown]:
+        """The devices of a host as they are now; `before` is what they were."""
+        held: Iterable[str] = self._holders.held(book.host)
+        if book.synonyms:
+            held = {book.canonical(name) for name in held}
+        found: dict[str, _Shown] = {}
+        for resource, inventory in book.inventories.items():
+            known = before.get(resource)
+            if known is not None and known.inventory is inventory and known.synonyms is book.synonyms:
+                ids = known.ids
+            else:
+                ids = _ids(book, inventory)
+            counts = {"held": 0}
+            for health, those in ids.items():
+                taken = len(those.intersection(held))
+                counts["held"] += taken
+                counts["free" if health == Health.HEALTHY else health] = len(those) - taken
+            found[resource] = _Shown(inventory, book.synonyms, ids, counts)
+        return found
 
 
 def _ids(book: HostBook, inventory: Inventory) -> _Ids:

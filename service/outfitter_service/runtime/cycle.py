@@ -41,6 +41,8 @@ SLICE = 48
 """Events decided at a stretch: a commit under way must not wait for long until its answer is seen."""
 SLICE_S = 0.01
 """Seconds of deciding at a stretch, whatever events cost: a probe, too, waits at most so long, and for the last one."""
+HOSTS_AT_ONCE = 500
+"""Hosts whose deadlines are looked at in one turn: a partition may have 10,000 of them."""
 TURNS = 6
 """Of the event loop after each slice: a commit takes several for each of its steps, and while it is slower than the
 decisions of the next one, that is what everybody waits for."""
@@ -83,6 +85,9 @@ class Cycle:
         self._committed_at = 0.0
         self._outages = station.intake.outages
         self._ticked_at = 0.0
+        self._unlooked: list[str] = []
+        self._ticking: set[str] = set()
+        self._counting = False
         self._announcements = Announcements(station, ledger, since=since)
         self._unnumbered = set(ledger.hosts)  # who was here before may have left that to its next commit
         self._sent: Work | None = None
@@ -173,7 +178,7 @@ class Cycle:
         """Wait for something to decide or to settle, at most until deadlines are to be looked at again."""
         # by what is settled, as with leases: a death whose worker deregistered before it is none
         self._station.agenda.queue.extend(self._station.attendance.deaths(self.place.position))
-        if self._untold or self._more:
+        if self._untold or self._counting or self._looking or self._more:
             for _ in range(TURNS):
                 await asyncio.sleep(0)  # anyio's own way takes some microseconds more, each time
             return
@@ -257,26 +262,45 @@ class Cycle:
         batch, most = work.batch, self._station.portion.records
         return batch.bytes < self._full and batch.history_bytes < self._most_history and batch.events < most
 
+    @property
+    def _looking(self) -> bool:
+        """Whether some of those that deadlines are looked at for are left for the next turns."""
+        return bool(self._unlooked) or (self._station.attendance.more_suspects and self._station.intake.hearing)
+
     def _look_at_deadlines(self) -> None:
-        if self._station.clock.monotonic() - self._ticked_at < TICK_S:
-            return
-        self._ticked_at = self._station.clock.monotonic()
+        """Find out whose deadlines have passed; of many hosts and many leases some at a time."""
         station = self._station
+        if self._looking:
+            if station.attendance.more_suspects:
+                self._judge_silence()
+            self._look_at_hosts()
+            return
+        if station.clock.monotonic() - self._ticked_at < TICK_S:
+            return
+        self._ticked_at = station.clock.monotonic()
         self._open.batch.sum_up(station.ration.due())
         station.naming.due()  # their minutes begin anew
         queue = station.agenda.queue
-        if station.intake.hearing:
-            # by what is settled: the renewals of what is under way are not counted yet
-            queue.extend(station.attendance.expired(station.scout.heard))
+        self._judge_silence()
         queue.extend(station.attendance.untold())
         queue.extend(station.agenda.retries.due())
+        self._unlooked = list(self.ledger.hosts)
+        self._ticking = {event.host for event in queue if type(event) is m.Tick}
+        self._look_at_hosts()
+
+    def _judge_silence(self) -> None:
+        station = self._station
+        if station.intake.hearing:
+            # by what is settled: the renewals of what is under way are not counted yet
+            station.agenda.queue.extend(station.attendance.expired(station.scout.heard))
+
+    def _look_at_hosts(self) -> None:
+        hosts, known, rules = self._unlooked, self.ledger.hosts, self._station.rules
         now = self._open.batch.now
-        waiting = {event.host for event in queue if type(event) is m.Tick}
-        queue.extend(
-            m.Tick(host=host)
-            for host in self.ledger.hosts
-            if host not in waiting and is_due(self.ledger, station.rules, host, now)
-        )
+        for host in hosts[-HOSTS_AT_ONCE:]:
+            if host in known and host not in self._ticking and is_due(self.ledger, rules, host, now):
+                self._station.agenda.queue.append(m.Tick(host=host))
+        del hosts[-HOSTS_AT_ONCE:]
 
     # --- committing ---
 
@@ -374,6 +398,7 @@ class Cycle:
         for batch in self._untold:
             self._station.telling.committed(batch)
         self._untold.clear()
+        self._counting = self._station.telling.census.catch_up(self.ledger)
 
     def _attend(self, host: str) -> None:
         """Look at a host's devices from now on, or no more where its record is gone."""

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Protocol
 
 import anyio
+import anyio.lowlevel
 import structlog
 from anyio.abc import TaskGroup
 
@@ -21,6 +23,9 @@ from outfitter_service.runtime.supervisor import Emit, Loaded, Supervisor
 from outfitter_service.runtime.verdicts import DriverCallError, foreign_code
 
 log = structlog.get_logger("outfitter.drivers")
+
+HOSTS_AT_ONCE = 50
+"""Hosts whose devices begin to be looked at in one turn of the event loop."""
 
 
 class DriverCalls(Protocol):
@@ -43,6 +48,8 @@ class DriverPool:
         self._metrics = metrics
         self._hosts: dict[str, dict[str, Supervisor]] = {}
         self._looking: dict[str, list[anyio.CancelScope]] = {}
+        self._newcomers: dict[str, None] = {}
+        self._come = anyio.Event()
         self._emit: Emit | None = None
         self._tasks: TaskGroup | None = None
         self._lines: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
@@ -55,19 +62,37 @@ class DriverPool:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
                 if host is not None:
-                    self.serve(host)
+                    self._begin(host)
                 started.set()
-                await anyio.sleep_forever()
+                await self._welcome()
         finally:
             self._tasks = None
 
     @property
     def hosts(self) -> set[str]:
         """Those whose devices are looked at."""
-        return set(self._hosts)
+        return self._hosts.keys() | self._newcomers.keys()
 
     def serve(self, host: str) -> None:
-        """Look at the devices of `host` from now on; repeatable."""
+        """Look at the devices of `host` from now on, or where there are many of them, in one of the next turns of the
+        event loop; repeatable."""
+        if self._tasks is None or host in self._hosts or host in self._newcomers:
+            return
+        self._newcomers[host] = None
+        self._come.set()
+
+    async def _welcome(self) -> None:
+        """Begin with the hosts that come, some at a time; runs until cancelled."""
+        while True:
+            await self._come.wait()
+            for host in list(islice(self._newcomers, HOSTS_AT_ONCE)):
+                self._begin(host)
+            if not self._newcomers:
+                self._come = anyio.Event()
+            await anyio.lowlevel.checkpoint()
+
+    def _begin(self, host: str) -> None:
+        self._newcomers.pop(host, None)
         if self._tasks is None or self._emit is None or host in self._hosts:
             return
         supervisors = self._hosts[host] = {
@@ -78,6 +103,12 @@ class DriverPool:
             if isinstance(supervisor.driver, api.Inventory):
                 self._tasks.start_soon(self._look, supervisor, supervisor.driver)
 
+    def _supervisors(self, host: str) -> Mapping[str, Supervisor]:
+        """Those of a host that is served; something is asked of them, so that they begin now, at the latest."""
+        if host in self._newcomers:
+            self._begin(host)
+        return self._hosts.get(host, {})
+
     async def _look(self, supervisor: Supervisor, driver: api.Inventory) -> None:
         with anyio.CancelScope() as scope:
             self._looking.setdefault(supervisor.host, []).append(scope)
@@ -85,13 +116,14 @@ class DriverPool:
 
     def leave(self, host: str) -> None:
         """Look at the devices of `host` no more: nobody there has anything to do with them."""
+        self._newcomers.pop(host, None)
         self._hosts.pop(host, None)
         for scope in self._looking.pop(host, ()):
             scope.cancel()
 
     def leave_all_but(self, hosts: Collection[str]) -> None:
         """Look at the devices of these hosts at most."""
-        for host in self._hosts.keys() - set(hosts):
+        for host in self.hosts - set(hosts):
             self.leave(host)
 
     def perform(self, command: m.Command, record: Allocation | None) -> None:
@@ -101,7 +133,7 @@ class DriverPool:
             return
         match command:
             case m.Discover():
-                self._tasks.start_soon(self._hosts[command.host][command.resource].discover, command, record)
+                self._tasks.start_soon(self._supervisors(command.host)[command.resource].discover, command, record)
             case m.Prepare() if record is not None:
                 self._under_way.add(command)
                 self._in_turn(command.allocation, lambda: self._prepare(command, record))
@@ -110,7 +142,7 @@ class DriverPool:
                 self._in_turn(command.allocation, lambda: self._unprepare(command, record))
 
     def _concerned(self, record: Allocation) -> Iterator[tuple[Supervisor, api.Grant]]:
-        supervisors = self._hosts.get(record.host, {})
+        supervisors = self._supervisors(record.host)
         for resource, infos in record.resources.items():
             supervisor = supervisors.get(resource)
             if supervisor is not None:

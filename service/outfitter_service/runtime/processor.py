@@ -194,7 +194,7 @@ class Processor:
         oldest = self._cycle.oldest() if self._cycle is not None else None
         waits = station.clock.utc().timestamp() - oldest.timestamp_ms / 1000 if oldest is not None else 0.0
         return structs.replace(
-            station.telling.census.standing(self.ledger.hosts.values()),
+            station.telling.census.standing(self.ledger),
             watched_owners=attendance.watched,
             polled_owners=attendance.polled,
             unwatched_owners=attendance.unwatched,

@@ -165,7 +165,7 @@ class Telling:
 
     def replayed(self, ledger: Ledger) -> None:
         """The processor begins with this ledger."""
-        self._complain(self.census.replay(ledger.allocations))
+        self._complain(self.census.replay(ledger.allocations, hosts=ledger.hosts))
 
     def _complain(self, violations: list[Violation]) -> None:
         for violation in violations:
