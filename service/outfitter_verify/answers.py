@@ -108,8 +108,8 @@ class Answers:
     ) -> tuple[Extent, Extent] | None:
         """Look at all messages that this commit puts behind its writer, and at what its records say they answer. It
         returns how far it had read before, and has now; None: of another input than the newest."""
-        here, newest = commit.checkpoint, self._inputs[writer.name]
-        if (here.topic_id, here.base) != (newest.topic_id, newest.base):
+        here, newest = commit.checkpoint, self._inputs.get(writer.name)
+        if newest is None or (here.topic_id, here.base) != (newest.topic_id, newest.base):
             return None
         before = self._read.get(writer.name)
         if before is None:
@@ -268,7 +268,7 @@ class Answers:
             named = (source["topic"], source["partition"]) == (self._log.topic, self._log.partition)
             told = (int(body["length"]), str(body["sha256"]))
             first = int(body.get("first", offset + 1))
-        except (wire.DamagedError, LookupError, TypeError, ValueError) as error:
+        except (wire.DamagedError, LookupError, TypeError, ValueError, RecursionError) as error:
             self._damaged(record, f"it is no dead letter: {error}")
             return
         if record.key != place.encode() or not named:

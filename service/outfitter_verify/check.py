@@ -94,7 +94,7 @@ def _inputs(ledger: Log, topic_id: str | None) -> dict[str, Input]:
             continue
         try:
             here = wire.checkpoint(wire.parse(record.value))
-        except (wire.DamagedError, AttributeError):
+        except (wire.DamagedError, AttributeError, RecursionError):
             continue  # the walk reports it
         before = found.get(here.writer)
         same = before is None or (before.topic_id, before.base) == (here.topic_id, here.base)

@@ -37,7 +37,7 @@ class History:
         for record in log.records:
             try:
                 self._take(record)
-            except (wire.DamagedError, AttributeError, LookupError, TypeError) as error:
+            except (wire.DamagedError, AttributeError, LookupError, TypeError, RecursionError) as error:
                 self._wrong(record.offset, f"it is no history record: {error}")
 
     def _take(self, record: Record) -> None:

@@ -138,7 +138,7 @@ class Ledger:
             return
         try:
             self._body(record.offset, key, wire.parse(record.value))
-        except wire.DamagedError as error:
+        except (wire.DamagedError, RecursionError) as error:
             self._damaged.add(key)
             self._refuse(key)
             self.wrong("writers", record.offset, f"{key}: {error}")

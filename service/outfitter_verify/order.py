@@ -95,13 +95,12 @@ class Order:
         place, resources = host.placed.pop(record.key, ((0, 0, ""), ()))
         for resource in resources:
             host.waiting[resource].remove(place)
-        if record.state != "pending" or record.body.get("reason_code") != "busy":
+        if record.state != "pending" or record.reason_code != "busy":
             return
-        request = record.body.get("request", {})
-        amounts = request.get("amounts", {})
+        amounts = record.request.amounts
         if any(inventory.on_demand for resource in amounts for inventory in host.telling(resource)):
             return  # while its driver is asked it is not busy, and its record does not say so
-        place = (-request.get("priority", 0), record.source, record.key)
+        place = (-record.request.priority, record.source, record.key)
         exclusive = [name for name in amounts if all(each.exclusive for each in host.telling(name))]
         host.placed[record.key] = place, tuple(exclusive)
         for resource in exclusive:
@@ -148,7 +147,7 @@ class Order:
         """The first who waited for a resource of this grant, or for another one that shows a device of it, came before,
         and waits still."""
         record = written.record
-        own = (-record.body.get("request", {}).get("priority", 0), record.source, record.key)
+        own = (-record.request.priority, record.source, record.key)
         for resource in self._concerned(host, granted):
             if not all(inventory.exclusive for inventory in host.telling(resource)):
                 continue  # sharers are in no sharer's way, and it is since they wait that they share
@@ -156,11 +155,7 @@ class Order:
                 if place >= own:
                     break
                 earlier = ledger.now.get(place[2])
-                if (
-                    earlier is None
-                    or earlier.record.state != "pending"
-                    or earlier.record.body.get("reason_code") != "busy"
-                ):
+                if earlier is None or earlier.record.state != "pending" or earlier.record.reason_code != "busy":
                     continue  # served, gone or in other trouble since
                 if earlier.offset > host.offset:
                     yield earlier, resource
@@ -192,7 +187,7 @@ class Order:
 def _could_have_it(host: Host, waiter: Written, held: Collection[str]) -> bool:
     """All that it wants is healthy and nobody's, and no device stands for two of its resources."""
     taken: set[str] = set()
-    for resource, amount in waiter.record.body["request"]["amounts"].items():
+    for resource, amount in waiter.record.request.amounts.items():
         inventory = host.inventories.get(resource)
         if inventory is None or inventory.state != "reported" or inventory.on_demand:
             return False

@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from typing import NamedTuple
 
 from outfitter_verify import wire
@@ -75,7 +74,7 @@ class Releases:
 
     def commit(self, ledger: Ledger, commit: Commit, records: list[Written], before: Extent, after: Extent) -> None:
         """Look at those who let go with this commit: it has read as far as `after`, the one before it as `before`."""
-        last, at_ms, writer = self._log.at(after.to - 1), _milliseconds(commit.checkpoint.at), commit.checkpoint.writer
+        last, at_ms, writer = self._log.at(after.to - 1), commit.checkpoint.at_ms, commit.checkpoint.writer
         if last is not None:
             self._behind_ms = max(self._behind_ms, last.timestamp_ms - at_ms)
         if at_ms < self._newest_ms.get(writer, at_ms) - HONEST_MS:
@@ -97,7 +96,7 @@ class Releases:
             self._findings.part("releases", "what was before was compacted away")
             return
         self._findings.look("releases")
-        code = body.get("reason_code")
+        code = record.reason_code
         if record.state in wire.FINAL and body.get("prepared"):
             ledger.wrong("releases", written.offset, f"{record.key} is {record.state}, and its driver never let go")
         if code not in _KNOWN:
@@ -108,7 +107,7 @@ class Releases:
             )
         elif code == "deregistered":
             self._said_goodbye(ledger, commit, written, after)
-        elif code == "owner-died" and not body.get("request", {}).get("owner"):
+        elif code == "owner-died" and not record.request.has_owner:
             ledger.wrong("releases", written.offset, f"{record.key} lets go since its owner died, and it named none")
         elif code == "lease-expired":
             self._was_silent(ledger, written, before)
@@ -137,10 +136,9 @@ class Releases:
 
     def _was_silent(self, ledger: Ledger, written: Written, before: int) -> None:
         record = written.record
-        request = record.body.get("request", {})
-        lease_s = request.get("lease_s")
+        lease_s = record.request.lease_s
         sign = self._last_sign(record.key, before)
-        if lease_s is None and not request.get("owner") and self._newer(record.key, self._log.end) is None:
+        if lease_s is None and not record.request.has_owner and self._newer(record.key, self._log.end) is None:
             ledger.wrong("releases", written.offset, f"the lease of {record.key} is over, and it has none")
         elif lease_s is None:
             self._findings.part("releases", "a lease was set by the manager's configuration")
@@ -149,7 +147,7 @@ class Releases:
         elif self._set_back.get(record.writer, NOWHERE).covers(sign.offset, record.host.encode()):
             self._findings.part("releases", "a manager's clock was set back while a worker was silent")
         else:
-            silent_ms = _milliseconds(record.body.get("since")) - sign.at_ms
+            silent_ms = record.since_ms - sign.at_ms
             self._silences.append(Silence(written.offset, record.key, silent_ms, round(lease_s * 1000)))
 
     def _last_sign(self, key: str, before: int) -> Sign | None:
@@ -182,28 +180,20 @@ class Releases:
     def _long_over(self, ledger: Ledger, key: str, written: Written) -> None:
         """Somebody without an owner is silent, and its manager has worked for long since that was too long. After an
         outage everybody has a whole lease anew; so one commit late after another one is what tells."""
-        body = written.record.body
-        request = body.get("request", {})
-        lease_s, writer = request.get("lease_s"), ledger.commits.writers.get(written.record.writer)
-        if written.record.state not in _SILENT or request.get("owner") or lease_s is None or writer is None:
+        request, writer = written.record.request, ledger.commits.writers.get(written.record.writer)
+        if written.record.state not in _SILENT or request.has_owner or request.lease_s is None:
             return
-        newest = writer.commits[-1].checkpoint
+        if writer is None or writer.last is None:
+            return
+        newest = writer.last
         sign = self._last_sign(key, max(newest.to, newest.ahead.get(written.record.host, 0)))
         if sign is None:
             return
-        lease_ms = round(lease_s * 1000)
+        lease_ms = round(request.lease_s * 1000)
         begun = writer.instances[newest.instance]
-        times = [_milliseconds(one.checkpoint.at) - self._behind_ms for one in writer.commits if one.offset >= begun]
-        heard_ms = max(sign.at_ms, _milliseconds(body.get("since")), times[0])
+        times = [one.checkpoint.at_ms - self._behind_ms for one in writer.commits if one.offset >= begun]
+        heard_ms = max(sign.at_ms, written.record.since_ms, times[0])
         later = [time for time in times if time > heard_ms + lease_ms + LONG_OVER_MS]
         if later and later[-1] - later[0] > lease_ms + LONG_OVER_MS:
             state = written.record.state
             ledger.wrong("releases", written.offset, f"the lease of {key} is long over, and it is {state}")
-
-
-def _milliseconds(time: object) -> int:
-    """Milliseconds since the epoch; raises `DamagedError`."""
-    try:
-        return round(datetime.fromisoformat(str(time)).timestamp() * 1000)
-    except ValueError:
-        raise wire.DamagedError(f"{time!r} is no time") from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ LEAPS = STEPS | {
 UNSEEN = -1
 """`source.offset` of an allocation whose deregistration came before its registration."""
 
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+"""How half a character (or both halves of one) is written in JSON."""
+_INTEGERS = range(-(2**63), 2**63)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _MASK = 0xFFFFFFFF
 
@@ -64,13 +68,16 @@ def partition_of(host: str, partitions: int) -> int:
 
 def had_place(host: str, partition: int, partitions: int) -> bool:
     """Whether this is the host's partition, or was when there were fewer: some may have been added since."""
-    return any(partition_of(host, count) == partition for count in range(partitions, partition, -1))
+    return partition >= 0 and any(partition_of(host, count) == partition for count in range(partitions, partition, -1))
 
 
 def parse(value: bytes) -> Any:
     """JSON in UTF-8; raises `DamagedError`."""
     try:
-        return json.loads(value.decode(), parse_constant=_no_constant)
+        found = json.loads(value.decode(), parse_constant=_no_constant, parse_float=_finite)
+        if _HALF.search(value):
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
     except RecursionError:
         raise DamagedError("it is nested too deeply") from None
     except ValueError as error:
@@ -79,6 +86,23 @@ def parse(value: bytes) -> Any:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits[:40]} is beyond all numbers")
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a worker asked for, as its record repeats it. `lease_s` None: no lease, or the manager's default."""
+
+    amounts: Mapping[str, int]
+    priority: int
+    lease_s: float | None
+    has_owner: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +118,9 @@ class Allocation:
     commit: int
     source_partition: int
     source: int
+    since_ms: int
+    request: Request
+    reason_code: str | None
     outcome: str | None
     alone: frozenset[str]
     together: frozenset[str]
@@ -128,7 +155,7 @@ class Checkpoint:
     base: int
     begin: int
     ahead: Mapping[str, int]
-    at: str
+    at_ms: int
     moved: bool
 
     @property
@@ -141,7 +168,7 @@ def allocation(body: Mapping[str, Any]) -> Allocation:
     """Raises `DamagedError` naming the field."""
     names: tuple[set[str], set[str]] = (set(), set())
     shared = _get(body, "shared", list, [])
-    aliases = _get(body, "aliases", dict, {})
+    aliases = {name: _names(told, f"aliases.{name}") for name, told in _get(body, "aliases", dict, {}).items()}
     for resource, infos in _get(body, "resources", dict, {}).items():
         for info in infos if isinstance(infos, list) else _fail(f"resources.{resource} is no list"):
             device = _get(info if isinstance(info, dict) else {}, "id", str)
@@ -157,10 +184,26 @@ def allocation(body: Mapping[str, Any]) -> Allocation:
         commit=_get(body, "commit", int),
         source_partition=_get(source, "partition", int),
         source=_get(source, "offset", int),
+        since_ms=_milliseconds(body, "since"),
+        request=_request(_get(body, "request", dict)),
+        reason_code=_get(body, "reason_code", str, None),
         outcome=_get(body, "outcome", str, None),
         alone=frozenset(names[False]),
         together=frozenset(names[True]),
         body=body,
+    )
+
+
+def _request(told: Mapping[str, Any]) -> Request:
+    amounts = _get(told, "amounts", dict, {})
+    lease_s = told.get("lease_s")
+    if lease_s is not None and not (type(lease_s) in (int, float) and 0 <= lease_s < _INTEGERS.stop):
+        _fail(f"its lease_s is {lease_s!r}")
+    return Request(
+        amounts={name: _get(amounts, name, int) for name in amounts},
+        priority=_get(told, "priority", int, 0),
+        lease_s=lease_s,
+        has_owner=_get(told, "owner", dict, None) is not None,
     )
 
 
@@ -193,11 +236,7 @@ def _inventory(told: object, where: str) -> Inventory:
     for device in _get(told, "devices", list, []):
         known = device if isinstance(device, dict) else {}
         healthy[_get(known, "id", str)] = _get(known, "health", str, "healthy") == "healthy"
-    connected: list[frozenset[str]] = []
-    for names in _get(told, "names", list, []):
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            _fail(f"{where}.names has {names!r}")
-        connected.append(frozenset(names))
+    connected = [frozenset(_names(names, f"{where}.names")) for names in _get(told, "names", list, [])]
     return Inventory(
         state=_get(told, "state", str),
         healthy=healthy,
@@ -233,7 +272,7 @@ def checkpoint(body: Mapping[str, Any]) -> Checkpoint:
         base=_get(read, "base", int, 0),
         begin=_get(read, "begin", int, 0),
         ahead={host: _get(ahead, host, int) for host in ahead},
-        at=_get(body, "at", str),
+        at_ms=_milliseconds(body, "at"),
         moved=body.get("partitions") == 0,
     )
 
@@ -247,7 +286,24 @@ def _get(body: Mapping[str, Any], name: str, kind: type, default: Any = _NEEDED)
         return default
     if not isinstance(value, kind) or isinstance(value, bool):
         _fail(f"its field {name!r} is {value!r}")
+    if kind is int and value not in _INTEGERS:
+        _fail(f"its field {name!r} is a number with more than 64 bits")
     return value
+
+
+def _names(value: object, where: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        _fail(f"{where} has {value!r}")
+    return value
+
+
+def _milliseconds(body: Mapping[str, Any], name: str) -> int:
+    """The time in a field, in milliseconds since the epoch."""
+    time = _get(body, name, str)
+    try:
+        return round(datetime.fromisoformat(time).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        _fail(f"its field {name!r} is {time!r}, which is no time")
 
 
 def _fail(what: str) -> NoReturn:

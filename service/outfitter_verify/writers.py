@@ -138,7 +138,13 @@ class Commits:
     def _identity(self, offset: int, checkpoint: Checkpoint) -> None:
         self._findings.look("partitions")
         kind, _, name = checkpoint.writer.partition("/")
-        home = partition_of(name, self._partitions) if kind == "host" else int(name) if name.isdecimal() else None
+        home = (
+            partition_of(name, self._partitions)
+            if kind == "host"
+            else int(name)
+            if name.isdecimal() and len(name) <= 9
+            else None
+        )
         moved = kind == "host" and had_place(name, self._ledger.partition, self._partitions)
         if home not in (None, self._ledger.partition) and not moved:
             self._wrong("partitions", offset, f"writer {checkpoint.writer} belongs in partition {home}")
