@@ -35,7 +35,7 @@ def excess(message: Register) -> tuple[str, str] | None:
             "$.operators",
             f"the operators name {together} resources together; at most {MAX_OPERATOR_REQUESTS} are taken",
         )
-    size = sum(len(text.encode("utf-8", "replace")) for text in chain(message.labels, message.labels.values()))
+    size = len("".join(chain(message.labels, message.labels.values())).encode("utf-8", "replace"))
     if size > MAX_LABEL_BYTES:
         return "$.labels", f"the labels are {size} bytes together; at most {MAX_LABEL_BYTES} are kept"
     return None

@@ -7,9 +7,11 @@ that was added in a later version must cost no worker its answer; one that was m
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, reduce
 from itertools import chain
-from typing import Any, NamedTuple
+from operator import or_
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import inspect
@@ -42,9 +44,41 @@ def is_about_unknown_fields(error: Exception) -> bool:
     return isinstance(error, msgspec.ValidationError) and str(error).startswith("Object contains unknown field")
 
 
-def without(body: bytes, kind: Any, *, named: bool = True) -> Known:
-    """Take what is unknown out of `body`, a message of `kind`; not `named`, it is told that there was some, but not
-    what: that is what takes most of the time.
+@cache
+def tolerant(kind: Any) -> msgspec.json.Decoder[Any]:
+    """Reads a message of `kind` with unknown fields anywhere, into structs of its own, which encode to what is known of
+    it: at a few nanoseconds a byte, where `without` takes hundreds."""
+    return msgspec.json.Decoder(_tolerant(kind))
+
+
+def _tolerant(kind: Any) -> Any:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return _twin(kind)
+    origin, parts = get_origin(kind), get_args(kind)
+    if not parts:
+        return kind
+    if origin is Annotated:
+        return Annotated[(_tolerant(parts[0]), *parts[1:])]
+    others = tuple(map(_tolerant, parts))
+    return reduce(or_, others) if origin in (Union, UnionType) else origin[others]
+
+
+def _twin(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """The same struct, but that it takes any fields."""
+    config, hints = struct.__struct_config__, get_type_hints(struct, include_extras=True)
+    fields = [(field.name, _tolerant(hints[field.name]), _default(field)) for field in msgspec.structs.fields(struct)]
+    return msgspec.defstruct(
+        struct.__name__, fields, tag_field=config.tag_field, tag=config.tag, kw_only=True, gc=False
+    )
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    given: dict[str, Any] = {"default": field.default, "default_factory": field.default_factory}
+    return msgspec.field(name=field.encode_name, **given)
+
+
+def without(body: bytes, kind: Any) -> Known:
+    """Take what is unknown out of `body`, a message of `kind`.
 
     Raises:
         msgspec.DecodeError, RecursionError: it is no JSON.
@@ -52,8 +86,6 @@ def without(body: bytes, kind: Any, *, named: bool = True) -> Known:
     found: list[Unknown] = []
     plan = _plan(kind)
     kept = _kept(body, plan, (), found) if plan is not None else body
-    if not named:
-        return Known(kept, [UNNAMED] if found else [])
     warnings = [_in_words(one) for one in found[:MOST_TOLD]]
     if len(found) > MOST_TOLD:
         warnings.append(f"{len(found) - MOST_TOLD} more unknown fields were ignored")
@@ -152,4 +184,4 @@ def _in_words(one: Unknown) -> str:
     return f"unknown field {where} was ignored; {known}"
 
 
-__all__ = ["UNNAMED", "Known", "is_about_unknown_fields", "without"]
+__all__ = ["UNNAMED", "Known", "is_about_unknown_fields", "tolerant", "without"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -114,6 +115,43 @@ def test_wherever_they_stand_the_message_is_the_one_without_them(data: st.DataOb
     body = msgspec.json.encode(message)
     assert codec.decode_registration(body, warnings=warnings) == codec.decode_registration(msgspec.json.encode(plain))
     assert len(warnings) == min(added, 9)
+    warnings.clear()
+    unnamed = codec.decode_registration(body, warnings=warnings, named=False)
+    assert unnamed == codec.decode_registration(msgspec.json.encode(plain))
+    assert len(warnings) == min(added, 1)
+
+
+MANY = {f"o{number}": {"gpu": {"amount": 1, "later": 1}} for number in range(1600)}
+
+
+@pytest.mark.parametrize(
+    ("message", "how", "problem"),
+    [
+        ({"operators": MANY}, {"named": True}, "1600 operators"),
+        ({"operators": MANY}, {"named": False}, "1600 operators"),
+        ({"operators": MANY, "priority": "high"}, {"exact": False}, "Expected `int`, got `str` - at `$.priority`"),
+        ({"resources": {"gpu": {"amount": 1, "later": 1}}}, {"named": False}, None),
+    ],
+    ids=["beyond the bounds", "beyond the bounds, not named", "wrong, without its place", "not named"],
+)
+def test_nothing_is_looked_through_for_names_that_are_not_told(
+    monkeypatch: pytest.MonkeyPatch, message: dict[str, Any], how: dict[str, bool], problem: str | None
+) -> None:
+    """To look into each object costs a hundred times what it takes to read them: 213 ns a byte of 1,600 operators."""
+    from outfitter_proto import unknown
+
+    def fail(*_: object) -> unknown.Known:
+        raise AssertionError("it was looked through")
+
+    monkeypatch.setattr(unknown, "without", fail)
+    body = msgspec.json.encode(HEAD | message)
+    warnings: list[str] = []
+    if problem is None:
+        codec.decode_registration(body, warnings=warnings, **how)
+        assert warnings == [unknown.UNNAMED]
+        return
+    with pytest.raises(codec.WireError, match=re.escape(problem)):
+        codec.decode_registration(body, warnings=warnings, **how)
 
 
 @pytest.mark.parametrize("tag", ["[]", "{}", "1", '"heartbeat"', '"nothing"'])
@@ -137,7 +175,7 @@ def test_only_objects_in_which_something_can_be_unknown_are_looked_into(monkeypa
     monkeypatch.setattr(unknown, "_OBJECT", SimpleNamespace(decode=decode))
     labels = {f"label-{number}": "x" for number in range(100)}
     message = {**HEAD, "labels": labels, "resources": {"gpu": {"amount": 1}}, "later": 1}
-    decoded = codec.decode_registration(msgspec.json.encode(message))
+    decoded = codec.decode_registration(msgspec.json.encode(message), warnings=[])
     assert isinstance(decoded, Register)
     assert decoded.labels == labels
     assert len(looked_into) == 3  # the message, its resources, the one resource
