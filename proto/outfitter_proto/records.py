@@ -394,12 +394,24 @@ class InputPosition(Struct, frozen=True, kw_only=True, gc=False):
         return max([self.to, *(self.ahead or {}).values()])
 
 
-class Growth(Struct, frozen=True, kw_only=True, gc=False):
-    """Partitions were added. What lies in the input before the offset `until` was sent when there were `partitions` (0:
-    that is not known): what was right by that number, and is not by today's, was carried over and is answered there."""
+class Era(Struct, frozen=True, kw_only=True, gc=False):
+    """What lies in the input before the offset `until` was sent when there were so many `partitions`, or earlier."""
 
     partitions: int
     until: int
+
+
+class Growth(Struct, frozen=True, kw_only=True, gc=False):
+    """Partitions were added. What lies in the input before the offset `until` was sent when there were `partitions` (0:
+    that is not known), or soon after: what was right by that number, and is not by a later one, was carried over and is
+    answered there. `until` left out: that has not been done yet. Before the offset `since` nobody can have known of a
+    later number (left out: 0). `earlier`: partitions had been added before, the newest first; left out: not known.
+    """
+
+    partitions: int
+    since: int | UnsetType = UNSET
+    until: int | UnsetType = UNSET
+    earlier: list[Era] | UnsetType = UNSET
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="checkpoint", gc=False):
@@ -410,8 +422,8 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
     `boot_id`, `pid_ns` and `time_ns` are as in `ManagerIdentity`.
     `partitions` is how many the topics had, which with a host's name gives its place (0: its records are being moved to
     another one), and `ledger_id` the id of the topic that this was written to. Left out: a version before these wrote
-    it, or a sweeper. `grown` is said of a partition by whoever looks after what is nobody's there, until all of that is
-    read. Left out: there is no such input.
+    it, or a sweeper. `grown` is said of a partition by whoever looks after what is nobody's there. Left out: none were
+    added that it knows of.
     """
 
     writer: str

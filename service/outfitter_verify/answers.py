@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from outfitter_verify import wire
@@ -55,7 +55,15 @@ class Answers:
     """The registrations of one partition, and what became of them: `commit` at each commit, `finish` at the end.
     `said` are the messages by their offsets."""
 
-    def __init__(self, logs: Partition, inputs: Mapping[str, Input], *, partitions: int, findings: Findings) -> None:
+    def __init__(
+        self,
+        logs: Partition,
+        inputs: Mapping[str, Input],
+        *,
+        partitions: int,
+        grown: Collection[Sequence[wire.Growth]] = (),
+        findings: Findings,
+    ) -> None:
         self._log = logs.registrations
         self._letter_log = logs.dead_letters
         self._inputs = inputs
@@ -66,6 +74,7 @@ class Answers:
         self._read: dict[str, Extent] = {}
         self._doubts: list[tuple[int, int, str]] = []
         self._nobodys: set[int] = set()
+        self._moved: set[int] = set()
         self._in_batches: set[int] = set()
         """What the dead letters of whole record batches speak of, whose bytes cannot be compared with records."""
         self._hosts: defaultdict[bytes, list[int]] = defaultdict(list)
@@ -74,6 +83,8 @@ class Answers:
             said = self.said[record.offset] = judge(record.key, record.value)
             findings.counts["messages"] += 1
             findings.counts["registrations"] += said.kind is Kind.REGISTER
+            if any(_was_moved(record, self._log.partition, partitions, each) for each in grown):
+                self._moved.add(record.offset)
             if record.key is not None and _home(record.key, partitions) == self._log.partition:
                 hosts[record.key].append(record.offset)
             else:
@@ -134,6 +145,9 @@ class Answers:
 
     def _answered(self, ledger: Ledger, writer: Writer, commit: Commit, offset: int) -> None:
         said = self.said[offset]
+        if offset in self._moved:
+            self._findings.part("answers", "partitions were added, and it is answered in another one")
+            return
         if offset in self._in_batches:
             self._findings.part("answers", "record batches that their manager could not read")
             return
@@ -293,6 +307,14 @@ class Answers:
 
 def _between(offsets: list[int], begin: int, end: int) -> list[int]:
     return offsets[bisect_left(offsets, begin) : bisect_left(offsets, end)]
+
+
+def _was_moved(record: Record, partition: int, partitions: int, grown: Sequence[wire.Growth]) -> bool:
+    try:
+        host = (record.key or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return wire.was_moved(host, record.offset, partition, partitions, grown)
 
 
 def _home(key: bytes, partitions: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from outfitter_verify import wire
@@ -56,7 +57,8 @@ def _partition(reading: Reading, logs: Partition, findings: Findings) -> Ledger:
             )
     topic_id = reading.topic_id
     inputs = _inputs(logs.allocations, topic_id)
-    answers = Answers(logs, inputs, partitions=reading.partitions, findings=findings)
+    grown = _grown(logs.allocations)
+    answers = Answers(logs, inputs, partitions=reading.partitions, grown=grown, findings=findings)
     releases = Releases(logs.registrations, answers.said, findings)
     history = History(logs.history, partitions=reading.partitions, findings=findings)
     commits = Commits(
@@ -86,16 +88,25 @@ def _partition(reading: Reading, logs: Partition, findings: Findings) -> Ledger:
     return ledger
 
 
-def _inputs(ledger: Log, topic_id: str | None) -> dict[str, Input]:
-    """Each writer's newest input; `topic_id` is that of the one that is there."""
-    found: dict[str, Input] = {}
+def _checkpoints(ledger: Log) -> Iterator[wire.Checkpoint]:
     for record in ledger.records:
         if record.value is None or record.key is None or not record.key.startswith(b"@checkpoint/"):
             continue
         try:
-            here = wire.checkpoint(wire.parse(record.value))
+            yield wire.checkpoint(wire.parse(record.value))
         except (wire.DamagedError, AttributeError, RecursionError):
             continue  # the walk reports it
+
+
+def _grown(ledger: Log) -> set[tuple[wire.Growth, ...]]:
+    """When partitions were added, as whoever keeps this one says."""
+    return {here.grown for here in _checkpoints(ledger) if here.grown}
+
+
+def _inputs(ledger: Log, topic_id: str | None) -> dict[str, Input]:
+    """Each writer's newest input; `topic_id` is that of the one that is there."""
+    found: dict[str, Input] = {}
+    for here in _checkpoints(ledger):
         before = found.get(here.writer)
         same = before is None or (before.topic_id, before.base) == (here.topic_id, here.base)
         same = same and topic_id in (None, here.topic_id)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from outfitter_verify import wire
-from outfitter_verify.ledger import Change, Ledger
+from outfitter_verify.ledger import MOVED, Change, Ledger
 from outfitter_verify.logs import Log, Record
 from outfitter_verify.report import Findings
 from outfitter_verify.retelling import Retelling
@@ -32,6 +32,7 @@ class History:
         self._findings = findings
         self._steps: dict[tuple[str, str, int], list[Step]] = {}
         self._oldest: dict[str, int] = {}
+        self._doubts: list[tuple[str, int, str, tuple[object, ...]]] = []
         self._last: dict[str, tuple[str, int, int]] = {}
         self._retelling = Retelling(log, findings)
         for record in log.records:
@@ -88,14 +89,13 @@ class History:
             self._wrong(offset, f"{told.key} goes from {before} to {told.state}")
         elif last is None:
             if before is not None and self._log.start == 0:
-                self._wrong(offset, f"{told.key} begins with a step from {before}")
+                self._doubts.append((told.writer, offset, f"{told.key} begins with a step from {before}", ()))
         elif before != last[0] and not (
             # it was over and deleted meanwhile, and this is another registration (or another that was never seen)
             before is None and last[0] in wire.FINAL and (told.source != last[1] or told.source == wire.UNSEEN)
         ):
-            self._wrong(
-                offset, f"{told.key} goes from {before}, and its last step led to {last[0]}", self._log.place(last[2])
-            )
+            what = f"{told.key} goes from {before}, and its last step led to {last[0]}"
+            self._doubts.append((told.writer, offset, what, (self._log.place(last[2]),)))
 
     def _wrong(self, offset: int, what: str, *records: object) -> None:
         self._findings.wrong("history", self._log.place(offset), what, *records)
@@ -104,6 +104,11 @@ class History:
 
     def compare(self, ledger: Ledger) -> None:
         """What the ledger changed is told here, and nothing else."""
+        for writer, offset, what, records in self._doubts:
+            if ledger.commits.arrived(writer):
+                self._findings.part("history", MOVED)
+            else:
+                self._wrong(offset, what, *records)
         telling = self._telling(ledger.changes)
         for name, change in ledger.changes.items():
             steps = self._steps.get(name)

@@ -45,6 +45,8 @@ class Change(NamedTuple):
     instance: str
 
 
+MOVED = "it was moved here from another partition, and what was before stands there"
+
 Settled = Callable[[Writer, Commit, list[Written]], None]
 
 
@@ -118,7 +120,9 @@ class Ledger:
     def _judge(self) -> None:
         for found in self._suspicions:
             seen = self.commits.in_the_open(found.writer, found.after, found.offset)
-            if seen or (found.key is not None and self.newest.get(found.key, -1) <= found.offset):
+            if self.commits.brings(found.writer, found.offset, at_once=found.check == "tokens"):
+                self._findings.part(found.check, MOVED)
+            elif seen or (found.key is not None and self.newest.get(found.key, -1) <= found.offset):
                 self.wrong(found.check, found.offset, found.what, *found.records)
             else:
                 self._findings.part(found.check, "what would decide it was compacted away")
@@ -157,8 +161,8 @@ class Ledger:
             records = self.commits.settle(writer, commit)
             self._custody.commit(records, commit)
             for written in records:
-                self._keep(written, checkpoint.instance)
-            self._order.commit(self, checkpoint.commit, records)
+                self._keep(written, checkpoint)
+            self._order.commit(self, checkpoint, records)
             self._settled(writer, commit, records)
         elif kind in ("host", "device"):
             host = body.get("host")
@@ -200,6 +204,7 @@ class Ledger:
         moved = self._misplaced.pop(key, None) is not None
         if before is None:
             return
+        self._order.delete(before.record)
         self.gone[key] = before.record.source
         if before.record.state not in wire.FINAL and key not in self._damaged and not moved:
             self.suspect(
@@ -220,7 +225,7 @@ class Ledger:
         if asked != self.log.partition and not wire.had_place(record.host, asked, self._partitions):
             self.wrong("partitions", offset, f"it answers registration partition {record.source_partition}")
         self._exclusivity(written)
-        self.commits.writer(record.writer).opened.append(written)
+        self._ending(record).opened.append(written)
         self._findings.look("steps")
         if repeat:
             return
@@ -230,6 +235,11 @@ class Ledger:
             return
         self._step(written)
         self._token(written)
+
+    def _ending(self, record: wire.Allocation) -> Writer:
+        """Whose checkpoint ends the commit of a record. One that was moved still names who wrote it elsewhere."""
+        elsewhere = record.writer.startswith("partition/") and self._custody.may_write(record)
+        return self.commits.writer(f"partition/{self.log.partition}" if elsewhere else record.writer)
 
     def _exclusivity(self, written: Written) -> None:
         taken = grants(written)
@@ -301,12 +311,12 @@ class Ledger:
                 str(self.log.place(where)), writer=record.writer, after=after,
             )  # fmt: skip
 
-    def _keep(self, written: Written, instance: str) -> None:
+    def _keep(self, written: Written, checkpoint: wire.Checkpoint) -> None:
         if written.repeat:
             return
         record, before = written.record, written.before
         after = before.offset if before is not None else -1
-        known = self.commits.in_the_open(record.writer, after, written.offset)
+        known = not checkpoint.moved and self.commits.in_the_open(record.writer, after, written.offset)
         state = before.record.state if before is not None else None
         self.changes[record.key, record.writer, record.commit] = Change(
             offset=written.offset,
@@ -315,5 +325,5 @@ class Ledger:
             known=known,
             fingerprint=wire.fingerprint(record.body),
             digest=wire.digest(record.body),
-            instance=instance,
+            instance=checkpoint.instance,
         )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from outfitter_verify import wire
 from outfitter_verify.report import Findings
-from outfitter_verify.wire import Inventory
+from outfitter_verify.wire import Allocation, Checkpoint, Inventory
 from outfitter_verify.writers import Written
 
 if TYPE_CHECKING:
@@ -73,17 +73,23 @@ class Order:
         host.earlier, host.offset = host.offset, offset
         self._told.append(host)
 
-    def commit(self, ledger: Ledger, number: int, records: list[Written]) -> None:
-        """The allocation records of the commit of that number."""
+    def commit(self, ledger: Ledger, commit: Checkpoint, records: list[Written]) -> None:
+        """The allocation records of a commit. What was moved was granted elsewhere."""
         for written in records:
             was = written.before
-            if not written.repeat and written.record.holds and (was is None or was.record.state == "pending"):
+            is_new = not written.repeat and (was is None or was.record.state == "pending")
+            if not commit.moved and is_new and written.record.holds:
                 self._granted(ledger, written)
         for written in records:
-            self._place(written)
+            if ledger.now.get(written.record.key) is not None:
+                self._place(written)
         for host in [*self._told, *(self._host(written.record.host) for written in records if not written.repeat)]:
-            host.changed, host.before = number, None
+            host.changed, host.before = commit.commit, None
         self._told.clear()
+
+    def delete(self, record: Allocation) -> None:
+        """A record is there no more."""
+        self._unplace(self._host(record.host), record.key)
 
     def _host(self, name: str) -> Host:
         return self._hosts.setdefault(name, Host())
@@ -92,9 +98,7 @@ class Order:
         """Put a record in its host's queue, or out of it."""
         record = written.record
         host = self._host(record.host)
-        place, resources = host.placed.pop(record.key, ((0, 0, ""), ()))
-        for resource in resources:
-            host.waiting[resource].remove(place)
+        self._unplace(host, record.key)
         if record.state != "pending" or record.reason_code != "busy":
             return
         amounts = record.request.amounts
@@ -105,6 +109,12 @@ class Order:
         host.placed[record.key] = place, tuple(exclusive)
         for resource in exclusive:
             insort(host.waiting.setdefault(resource, []), place)
+
+    @staticmethod
+    def _unplace(host: Host, key: str) -> None:
+        place, resources = host.placed.pop(key, ((0, 0, ""), ()))
+        for resource in resources:
+            host.waiting[resource].remove(place)
 
     # --- at a grant ------------------------------------------------------------------------------------
 

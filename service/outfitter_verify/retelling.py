@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from outfitter_verify import wire
-from outfitter_verify.ledger import Ledger
+from outfitter_verify.ledger import MOVED, Ledger
 from outfitter_verify.logs import Log
 from outfitter_verify.report import Findings
 
@@ -75,6 +75,9 @@ class Retelling:
 
     def _wrong(self, ledger: Ledger, name: Name, offset: int, what: str) -> None:
         key, writer, number = name
+        if ledger.commits.arrived(writer):
+            self._findings.part("history", MOVED)
+            return
         self._findings.wrong(
             "history", self._log.place(self._ends[writer, number]), f"history {what} of {key} in commit {number}",
             ledger.log.place(offset),

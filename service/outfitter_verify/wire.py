@@ -9,10 +9,10 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 HOLDING = frozenset({"preparing", "allocated", "releasing"})
 FINAL = frozenset({"ended", "failed"})
@@ -132,13 +132,21 @@ class Allocation:
         return self.state in HOLDING or self.state not in STATES
 
 
+class Growth(NamedTuple):
+    """Partitions were added: what is right by their number before (`partitions`; 0: not known) and stands before the
+    offset `until` in the registrations is answered where it belongs by a later number."""
+
+    partitions: int
+    until: int
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A commit's checkpoint.
 
     `base` is what is added to offsets to make `source.offset`, `begin` the first offset that a host's manager answers
     for: what is before it is the sweeper's. `ahead`: hosts whose messages are read up to an offset that is beyond `to`.
-    `moved`: what it ends was in another partition before, and some were added.
+    `moved`: what it ends was in another partition before, and some were added. `grown`: when that was, newest first.
     """
 
     key: str
@@ -157,6 +165,7 @@ class Checkpoint:
     ahead: Mapping[str, int]
     at_ms: int
     moved: bool
+    grown: tuple[Growth, ...]
 
     @property
     def reach(self) -> int:
@@ -274,13 +283,34 @@ def checkpoint(body: Mapping[str, Any]) -> Checkpoint:
         ahead={host: _get(ahead, host, int) for host in ahead},
         at_ms=_milliseconds(body, "at"),
         moved=body.get("partitions") == 0,
+        grown=tuple(_growths(body)),
     )
+
+
+def _growths(body: Mapping[str, Any]) -> Iterator[Growth]:
+    told = _get(body, "grown", dict, None)
+    for each in [told, *_get(told, "earlier", list, [])] if told is not None else ():
+        if not isinstance(each, dict):
+            _fail(f"its field 'grown' has {each!r}")
+        yield Growth(_get(each, "partitions", int), _get(each, "until", int, 0))
+
+
+def was_moved(host: str, offset: int, partition: int, partitions: int, grown: Sequence[Growth]) -> bool:
+    """Whether a host's message was right in `partition` when it was sent, and was answered elsewhere since."""
+    later = [partitions]
+    for growth in grown:
+        elsewhere = any(partition_of(host, number) != partition for number in later if number)
+        was_here = not growth.partitions or partition_of(host, growth.partitions) == partition
+        if offset < growth.until and was_here and elsewhere:
+            return True
+        later.append(growth.partitions)
+    return False
 
 
 _NEEDED = object()
 
 
-def _get(body: Mapping[str, Any], name: str, kind: type, default: Any = _NEEDED) -> Any:
+def _get(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any = _NEEDED) -> Any:
     value = body.get(name)
     if value is None and default is not _NEEDED:
         return default
@@ -341,5 +371,8 @@ def is_set_back(after: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
 
 def digest(body: Mapping[str, Any]) -> bytes:
     """Equal for bodies that say the same, whatever the order of their fields; null is as good as left out."""
-    told = json.dumps({name: value for name, value in body.items() if value is not None}, sort_keys=True)
+    try:
+        told = json.dumps({name: value for name, value in body.items() if value is not None}, sort_keys=True)
+    except RecursionError:
+        raise DamagedError("it is nested too deeply") from None
     return hashlib.blake2b(told.encode(), digest_size=12).digest()

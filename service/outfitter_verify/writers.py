@@ -7,7 +7,7 @@ leaves holes behind, and each commit takes at least its checkpoint's offset.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -48,6 +48,14 @@ class Extent(NamedTuple):
         return max(self.to, self.ahead.get(key or b"", 0))
 
 
+def _number(name: str) -> int | None:
+    return int(name) if name.isdecimal() and len(name) < 10 else None
+
+
+def _offset(commit: Commit) -> int:
+    return commit.offset
+
+
 @dataclass(slots=True)
 class Writer:
     """One writer's commits so far. `opened` are its records that no checkpoint has followed yet."""
@@ -67,6 +75,16 @@ class Writer:
         """The host whose manager this is, None for a writer of another scope."""
         kind, _, name = self.name.partition("/")
         return name if kind == "host" else None
+
+    @property
+    def arrived(self) -> bool:
+        """Whether anything of it has come here from another partition, or input."""
+        return any(each.checkpoint.moved or each.checkpoint.base > 0 for each in self.commits)
+
+    def brings(self, after: int, *, at_once: bool) -> bool:
+        """Whether anything of it came here behind an offset of the ledger; or in the very commit of what is there."""
+        later = [each.checkpoint.moved for each in self.commits[bisect_right(self.commits, after, key=_offset) :]]
+        return any(later[:1] if at_once else later)
 
     def in_the_open(self, after: int, before: int) -> bool:
         """No commit of this writer is hidden between two offsets of the ledger (`after` -1: from its beginning)."""
@@ -111,6 +129,16 @@ class Commits:
         found = self.writers.get(writer)
         return found is not None and found.in_the_open(after, before)
 
+    def arrived(self, writer: str) -> bool:
+        """See `Writer.arrived`."""
+        found = self.writers.get(writer)
+        return found is not None and found.arrived
+
+    def brings(self, writer: str, after: int, *, at_once: bool) -> bool:
+        """See `Writer.brings`."""
+        found = self.writers.get(writer)
+        return found is not None and found.brings(after, at_once=at_once)
+
     def shows(self, writer: Writer, number: int) -> bool:
         """Whether all records of a commit can be seen. A commit's records are one batch, with the checkpoint last:
         where that is still there, a log cleaner has left the others; unless it removes them one by one."""
@@ -138,13 +166,7 @@ class Commits:
     def _identity(self, offset: int, checkpoint: Checkpoint) -> None:
         self._findings.look("partitions")
         kind, _, name = checkpoint.writer.partition("/")
-        home = (
-            partition_of(name, self._partitions)
-            if kind == "host"
-            else int(name)
-            if name.isdecimal() and len(name) <= 9
-            else None
-        )
+        home = partition_of(name, self._partitions) if kind == "host" else _number(name)
         moved = kind == "host" and had_place(name, self._ledger.partition, self._partitions)
         if home not in (None, self._ledger.partition) and not moved:
             self._wrong("partitions", offset, f"writer {checkpoint.writer} belongs in partition {home}")
@@ -208,7 +230,7 @@ class Commits:
         """Hosts of this partition may have been read further than the others, and what was read of a host stays so."""
         here, before = commit.checkpoint, commit.before
         for host, offset in here.ahead.items():
-            if partition_of(host, self._partitions) != self._ledger.partition:
+            if not had_place(host, self._ledger.partition, self._partitions):
                 self._wrong("partitions", commit.offset, f"it read ahead for {host}, a host of another partition")
             if offset <= here.to:
                 self._wrong("positions", commit.offset, f"{host} is ahead at {offset}, and it read to {here.to} anyway")
@@ -252,7 +274,7 @@ class Commits:
         for written in records:
             number = written.record.commit
             place = self._ledger.place(commit.offset)
-            if not written.repeat and not before < number <= here.commit:
+            if not (written.repeat or here.moved or before < number <= here.commit):
                 seen = self.in_the_open(writer.name, written.before.offset if written.before else -1, written.offset)
                 if number > here.commit or seen:
                     self._wrong(
@@ -285,11 +307,18 @@ class Custody:
     def record(self, offset: int, record: Allocation) -> None:
         """A record of a host, and the writer that it names."""
         self.findings.look("writers")
-        allowed = {f"host/{record.host}", f"partition/{self.ledger.partition}"}
-        if record.writer not in allowed:
+        if not self.may_write(record):
             self.findings.wrong(
                 "writers", self.ledger.place(offset), f"{record.writer} is no writer for host {record.host}"
             )
+
+    def may_write(self, record: Allocation) -> bool:
+        """Whether a record's writer may write for its host here, or where it may have been moved from."""
+        kind, _, name = record.writer.partition("/")
+        number = _number(name) if kind == "partition" else None
+        if number is None:
+            return record.writer == f"host/{record.host}"
+        return had_place(record.host, number, self.partitions)
 
     def commit(self, records: list[Written], commit: Commit) -> None:
         """`commit` wrote `records`: nobody else may write for their hosts and this one go on."""

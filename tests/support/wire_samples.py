@@ -14,6 +14,7 @@ from outfitter_proto.records import (
     DeadLetter,
     Deregister,
     Device,
+    Era,
     Growth,
     Heartbeat,
     Host,
@@ -226,6 +227,9 @@ SAMPLES = {
         pid_ns=4_026_531_836,
         time_ns=4_026_531_834,
         input=structs.replace(CHECKPOINT.input, base=5_000, begin=1_000, claimed=1_050),
+    ),
+    "checkpoint-of-a-partition-that-is-grown-again": structs.replace(
+        CHECKPOINT, grown=Growth(partitions=6, since=1_900, earlier=[Era(partitions=3, until=20)])
     ),
     "checkpoint-with-hosts-ahead": structs.replace(
         CHECKPOINT,

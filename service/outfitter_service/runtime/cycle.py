@@ -16,7 +16,7 @@ from datetime import datetime
 import anyio
 import structlog
 from anyio.abc import TaskGroup
-from msgspec import UNSET, structs
+from msgspec import structs
 
 from outfitter_proto.bus import BusError, Message, OffsetOutOfRangeError, TooLargeError, Writer
 from outfitter_proto.records import Allocation, Checkpoint
@@ -332,13 +332,12 @@ class Cycle:
         work.offspring = list(batch.follow_ups)
         agenda.queue.extend(work.offspring)
         self.ledger.seal()
-        grown = self._station.remit.grown
         return checkpoint(
             self._station.identity,
             self.ledger,
             work.reading(self.place, self._station.partition, self._checkpointed),
             shape=self._shape,
-            grown=grown if grown is not UNSET and work.position < grown.until else UNSET,
+            grown=self._station.remit.grown,
             at=batch.now,
             # whoever goes on after a crash must see the same deaths: the boot that ended stays named until they are in
             boot_id=agenda.ended_boot_id if work.deaths_left else self._station.identity.boot_id,

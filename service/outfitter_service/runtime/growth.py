@@ -7,6 +7,7 @@ was killed is run again. What was registered and not yet read by a host's manage
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
@@ -28,11 +29,11 @@ from outfitter_proto.names import (
     transactional_id,
 )
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.records import Checkpoint, Growth, Heartbeat, Host, InputPosition, Register
+from outfitter_proto.records import Checkpoint, Era, Growth, Heartbeat, Host, InputPosition
 from outfitter_service.runtime.shape import MOVING
 
 INSTANCE = "topics-grow"
-"""The manager that checkpoints name which were written here."""
+"""What the managers begin with that checkpoints name which were written here: each run is one."""
 FILL = 0.8
 """How full of the largest possible ledger batch a commit is made."""
 _CHECKPOINT, _HOST = "@checkpoint/", "@host/"
@@ -122,6 +123,21 @@ def _sorted(last: Mapping[bytes, bytes], partition: int, partitions: int, place:
     return found
 
 
+def _unfinished(found: Stock, partitions: int) -> list[str]:
+    """The writers there that do not know of all partitions. A sweeper knows of none."""
+    return [
+        writer
+        for writer, each in found.checkpoints.items()
+        if not writer.startswith("sweeper/") and each.partitions != partitions
+    ]
+
+
+def _is_begun(found: Stock, partitions: int) -> bool:
+    """Whether growing to so many was announced there, and not all is carried over that was not read."""
+    grown = [each.grown for each in found.checkpoints.values() if each.grown is not UNSET]
+    return any(each.until is UNSET and each.partitions < partitions for each in grown)
+
+
 async def grow(
     bus: Bus, cluster: str, partitions: int, *, history: bool = True, force: bool = False,
     say: Callable[[str], object] = lambda _: None,
@@ -138,6 +154,14 @@ async def grow(
     return await _Growth(bus, cluster, partitions, history, say).run(force=force)
 
 
+def _eras(grown: Growth | UnsetType) -> list[Era]:
+    """The times before partitions were added, the newest first."""
+    if grown is UNSET:
+        return []
+    newest = [Era(partitions=grown.partitions, until=grown.until)] if grown.until is not UNSET else []
+    return [*newest, *(grown.earlier or [])]
+
+
 class _Growth:
     """One run of it."""
 
@@ -148,11 +172,15 @@ class _Growth:
         self._partitions = partitions
         self._history = history
         self._say = say
+        self._instance = f"{INSTANCE}-{secrets.token_hex(4)}"
         self._input_id = ""
         self._ledger_id = ""
         self._before = 0
+        self._input_partitions = 0
         self._checkpoints: dict[tuple[int, str], Checkpoint] = {}
-        self._copied: dict[tuple[int, str], int] = {}
+        self._copied: set[tuple[int, str]] = set()
+        self._commits: dict[tuple[int, str], int] = {}
+        """By partition and writer: the last commit that is known, of what was copied there or was written here."""
         self._hosts: set[str] = set()
         self._records = 0
         self._registrations = 0
@@ -160,10 +188,17 @@ class _Growth:
     async def run(self, *, force: bool) -> Grown:
         if not await self._prepare(force=force):
             return Grown(before=self._partitions, partitions=self._partitions, hosts=[], records=0, registrations=0)
-        await self._add_partitions()
-        numbers = range(self._partitions)
-        for partition in numbers:
+        numbers, former = range(self._partitions), range(self._before or self._partitions)
+        for partition in former:
+            await self._announce(partition)
+        await self._add_partitions(self._topics.registrations, self._topics.history, self._topics.dead_letters)
+        for partition in former:
             await self._carry(partition)
+        await self._add_partitions(self._topics.allocations)  # by its number workers find their host's place
+        self._say(f"all topics have {self._partitions} partitions")
+        for partition in former:
+            await self._carry(partition)
+        for partition in numbers:
             await self._copy(partition)
         for partition in numbers:
             await self._delete(partition)
@@ -187,20 +222,27 @@ class _Growth:
         missing = [name for name in wanted if name not in shapes]
         if missing:
             raise UnknownTopicError(f"{self._bus.url}: there is no topic {missing[0]!r}: `outfitter topics create`")
-        most = max(shape.partitions for shape in shapes.values())
+        counts = {shape.partitions for shape in shapes.values()}
+        most = max(counts)
         if most > self._partitions:
             raise CannotGrowError(f"there are {most} partitions already, and no way back to {self._partitions}")
         self._input_id = shapes[self._topics.registrations].id
         self._ledger_id = shapes[self._topics.allocations].id
         at_work: list[str] = []
-        idle = {shape.partitions for shape in shapes.values()} == {self._partitions}
+        complete = len(counts) == 1
         for partition in range(shapes[self._topics.allocations].partitions):
-            found = await self._look(partition)
+            found = await self._look(partition, most)
             at_work += found.at_work
-            idle = idle and not found.strays and not self._unfinished(found)
-        if idle:
+            complete = complete and not found.strays and not _unfinished(found, most) and not _is_begun(found, most)
+        if complete and most == self._partitions:
             return False
-        self._before = self._former(shapes[self._topics.allocations].partitions)
+        if not complete and most < self._partitions:
+            raise CannotGrowError(
+                f"partitions were added before, and not all records are where they belong among {most}: with all "
+                f"managers stopped run `outfitter topics grow --partitions {most}` first, then this again"
+            )
+        self._input_partitions = shapes[self._topics.registrations].partitions
+        self._before = most if complete else self._former(shapes[self._topics.allocations].partitions)
         if at_work and not force:
             shown = ", ".join(sorted(at_work)[:5]) + (" …" if len(at_work) > 5 else "")
             raise CannotGrowError(
@@ -209,56 +251,56 @@ class _Growth:
             )
         return True
 
-    def _unfinished(self, found: Stock) -> list[str]:
-        """The writers there that do not know of all partitions."""
-        return [
-            writer
-            for writer, each in found.checkpoints.items()
-            if not writer.startswith("sweeper/") and each.partitions != self._partitions
-        ]
-
     def _former(self, now: int) -> int:
-        """How many partitions there were: as checkpoints say, else as the topics have now; 0: that is not known."""
-        told = {each.partitions for each in self._checkpoints.values() if each.partitions not in (UNSET, MOVING)}
-        grown = {each.grown.partitions for each in self._checkpoints.values() if each.grown is not UNSET}
-        former = [count for count in told | grown if isinstance(count, int) and count != self._partitions]
-        if former:
-            return max(former)
-        return now if now != self._partitions else 0
+        """How many partitions there were, where growing was begun: as checkpoints say, else as the ledger has `now`;
+        0: that is not known."""
+        told = {each.partitions for each in self._checkpoints.values()}
+        told |= {each.grown.partitions for each in self._checkpoints.values() if each.grown is not UNSET}
+        return max((each for each in (*told, now) if each is not UNSET and each != self._partitions), default=0)
 
-    async def _look(self, partition: int) -> Stock:
-        found = await stock(self._bus, self._topics.allocations, partition, self._partitions)
+    async def _look(self, partition: int, partitions: int | None = None) -> Stock:
+        """What lies there that belongs elsewhere among `partitions` (left out: as many as there are to be)."""
+        found = await stock(self._bus, self._topics.allocations, partition, partitions or self._partitions)
         for writer, checkpoint in found.checkpoints.items():
             self._checkpoints[partition, writer] = checkpoint
         return found
 
-    async def _add_partitions(self) -> None:
-        """The ledger's come last: by its number workers find their host's place."""
-        for name in (
-            self._topics.registrations,
-            self._topics.history,
-            self._topics.dead_letters,
-            self._topics.allocations,
-        ):
+    async def _add_partitions(self, *names: str) -> None:
+        for name in names:
             if self._history or name != self._topics.history:
                 await self._bus.add_partitions(name, self._partitions)
-        self._say(f"all topics have {self._partitions} partitions")
 
     # --- what was registered and not read --------------------------------------------------------------------
 
-    async def _carry(self, partition: int) -> None:
-        """Send again what nobody has read of hosts that are moved, then say that this was done."""
-        sweeper = self._checkpoints.get((partition, sweeper_writer(partition)))
+    def _keeper(self, partition: int) -> Checkpoint | None:
+        """The checkpoint of whoever answers there for what is nobody's."""
         owner = self._checkpoints.get((partition, partition_writer(partition)))
-        keeper = owner or sweeper
-        if keeper is not None and keeper.grown is not UNSET and keeper.grown.partitions == self._before:
+        return owner or self._checkpoints.get((partition, sweeper_writer(partition)))
+
+    async def _announce(self, partition: int) -> None:
+        """Say that partitions are being added, and up to where nobody can have known of them. Whoever works there as
+        the owner of the partition is fenced off."""
+        first, end = await self._bus.offsets(self._topics.registrations, partition)
+        keeper = self._keeper(partition) or self._new_sweeper(partition, first)
+        mark = keeper.grown
+        if mark is UNSET or mark.partitions != self._before:
+            mark = Growth(partitions=self._before, since=self._unread(keeper), earlier=_eras(mark) or UNSET)
+        if self._input_partitions == self._before:
+            mark = structs.replace(mark, since=end)
+        await self._put(partition, structs.replace(keeper, grown=mark))
+
+    async def _carry(self, partition: int) -> None:
+        """Send again what nobody has read of hosts that are moved, as far as that was not done, then say so."""
+        keeper = self._keeper(partition)
+        if keeper is None or keeper.grown is UNSET:
             return
         first, end = await self._bus.offsets(self._topics.registrations, partition)
-        writers = {host_writer(host) for host in self._moving(partition)}
-        starts = [self._unread(self._checkpoints[partition, writer]) for writer in writers
-                  if (partition, writer) in self._checkpoints]  # fmt: skip
-        starts += [self._unread(keeper)] if keeper is not None else []
-        start = max(first, min(starts, default=first))
+        start = keeper.grown.until
+        if start is UNSET:
+            writers = {host_writer(host) for host in self._moving(partition)}
+            known = [self._checkpoints[partition, writer] for writer in writers]
+            start = min(self._unread(each) for each in [keeper, *known])
+        start = max(first, start)
         async with await self._bus.open_reader(
             self._topics.registrations, partition, start=start, committed=False
         ) as reader:
@@ -269,13 +311,7 @@ class _Growth:
                         entry = Entry(message.key, message.value)
                         await self._bus.publish(self._topics.registrations, partition_of(host, self._partitions), entry)
                         self._registrations += 1
-        if self._before and partition >= self._before:
-            return
-        growth = Growth(partitions=self._before, until=end)
-        if owner is not None:
-            await self._put(partition, structs.replace(owner, grown=growth))
-        else:
-            await self._put(partition, structs.replace(sweeper or self._new_sweeper(partition, first), grown=growth))
+        await self._put(partition, structs.replace(keeper, grown=structs.replace(keeper.grown, until=end)))
 
     def _moving(self, partition: int) -> Iterable[str]:
         """The hosts with a manager's checkpoint in this partition that belong elsewhere."""
@@ -299,19 +335,16 @@ class _Growth:
         if self._before and partition_of(host, self._before) != partition:
             return False
         try:
-            said = decode_registration(value, key=key)
+            if isinstance(decode_registration(value, key=key), Heartbeat):
+                return False
         except WireError:
-            said = None
-        if isinstance(said, Heartbeat):
-            return False
-        own = self._checkpoints.get((partition, host_writer(host)))
-        owner = self._checkpoints.get((partition, partition_writer(partition)))
-        for checkpoint in (own, owner):
+            pass  # what cannot be understood is a dead letter there
+        for writer in (host_writer(host), partition_writer(partition), sweeper_writer(partition)):
+            checkpoint = self._checkpoints.get((partition, writer))
             if checkpoint is not None:
                 ahead = (checkpoint.input.ahead or {}).get(host, 0)
                 return offset >= max(self._unread(checkpoint), ahead)
-        sweeper = self._checkpoints.get((partition, sweeper_writer(partition)))
-        return isinstance(said, Register) and offset >= (self._unread(sweeper) if sweeper is not None else 0)
+        return True
 
     def _new_sweeper(self, partition: int, first: int) -> Checkpoint:
         """For a partition that was never swept."""
@@ -320,7 +353,7 @@ class _Growth:
 
     def _new(self, writer: str, scope: str, place: InputPosition) -> Checkpoint:
         return Checkpoint(
-            writer=writer, instance=INSTANCE, cluster=self._cluster, scope=scope, commit=0, token=0, input=place,
+            writer=writer, instance=self._instance, cluster=self._cluster, scope=scope, commit=0, token=0, input=place,
             at=datetime.now(UTC),
         )  # fmt: skip
 
@@ -329,6 +362,8 @@ class _Growth:
     async def _copy(self, partition: int) -> None:
         """Write what lies here of other partitions' hosts to where it belongs."""
         found = await self._look(partition)
+        for writer, checkpoint in found.checkpoints.items():
+            self._commits[partition, writer] = checkpoint.commit
         owner = found.checkpoints.get(partition_writer(partition))
         for host, records in found.strays.items():
             place = partition_of(host, self._partitions)
@@ -336,7 +371,7 @@ class _Growth:
             mark = self._marked(own or owner, place, host, of_host=own is not None or owner is None)
             entries = [Entry(key, value) for key, value in records.items() if not key.startswith(b"@checkpoint/")]
             await self._put(place, mark, entries)
-            self._copied[partition, (own or owner or mark).writer] = (own or owner or mark).commit
+            self._copied.add((partition, host))
             self._hosts.add(host)
             self._records += len(records)
         if found.strays:
@@ -347,7 +382,7 @@ class _Growth:
         and numbers of registrations go on from the higher ones."""
         writer = host_writer(host) if of_host else partition_writer(place)
         there = self._checkpoints.get((place, writer))
-        position = there.input if there is not None else self._beginning(place)
+        position = there.input if there is not None else self._beginning(place, of_host=of_host)
         before = known or self._new(writer, "host", position)
         base = before.input.base or 0
         base = max(position.base or 0, base + before.input.reach if known is not None else base)
@@ -360,15 +395,24 @@ class _Growth:
             snapshot=UNSET,
             partitions=MOVING,
             ledger_id=before.ledger_id if before.ledger_id is not UNSET else self._ledger_id,
-            grown=there.grown if there is not None else UNSET,
+            grown=UNSET if of_host else self._grown(place, there),
         )
 
-    def _beginning(self, place: int) -> InputPosition:
-        """Where the input of a host that is new in a partition begins: behind what its sweeper has answered."""
+    def _grown(self, place: int, there: Checkpoint | None) -> Growth | UnsetType:
+        """What `there` says of the growth, or whoever kept that partition before, if this is a partition's first."""
+        keeper = there or self._keeper(place)
+        return keeper.grown if keeper is not None else UNSET
+
+    def _beginning(self, place: int, *, of_host: bool) -> InputPosition:
+        """Where the input of somebody who is new in a partition begins: behind what its sweeper has answered, and a
+        host's behind all that was said there before it could be the host's place."""
         swept = self._checkpoints.get((place, sweeper_writer(place)))
         at = 0
         if swept is not None and swept.input.topic_id == self._input_id:
             at = swept.input.claimed or swept.input.to
+        keeper = self._keeper(place)
+        if of_host and keeper is not None and keeper.grown is not UNSET:
+            at = max(at, keeper.grown.since or 0)
         begin: int | UnsetType = at or UNSET
         return InputPosition(topic_id=self._input_id, partition=place, from_=at, to=at, begin=begin)
 
@@ -376,11 +420,13 @@ class _Growth:
         """Delete here what was copied to where it belongs."""
         found = await self._look(partition)
         owner = found.checkpoints.get(partition_writer(partition))
+        for host in found.strays:
+            writer = found.checkpoints.get(host_writer(host)) or owner
+            written = writer is not None and self._commits.get((partition, writer.writer)) != writer.commit
+            if written or (partition, host) not in self._copied:
+                raise CannotGrowError(f"a manager writes for host {host!r} all the time: stop it, and run this again")
         for host, records in found.strays.items():
             own = found.checkpoints.get(host_writer(host))
-            writer = own or owner
-            if writer is not None and self._copied.get((partition, writer.writer)) not in (None, writer.commit):
-                raise CannotGrowError(f"a manager writes for host {host!r} all the time: stop it, and run this again")
             deleted = [Entry(key, None) for key in records if not key.startswith(b"@checkpoint/")]
             if own is None and owner is not None:
                 await self._put(partition, structs.replace(owner, commit=self._commit(partition, owner)), deleted)
@@ -395,14 +441,14 @@ class _Growth:
     async def _finish(self, partition: int) -> None:
         """Say of each writer whose records are all here that they are: from now on its manager may start."""
         found = await self._look(partition)
-        for writer in self._unfinished(found):
+        for writer in _unfinished(found, self._partitions):
             await self._put(partition, structs.replace(found.checkpoints[writer], partitions=self._partitions))
 
     async def _check(self) -> None:
         """Whether all is where it belongs."""
         for partition in range(self._partitions):
             found = await self._look(partition)
-            wrong = self._unfinished(found)
+            wrong = _unfinished(found, self._partitions)
             if found.strays or wrong:
                 raise CannotGrowError(
                     f"partition {partition} still has records of {', '.join([*found.strays, *wrong][:5])} that belong "
@@ -414,15 +460,16 @@ class _Growth:
     async def _put(self, partition: int, checkpoint: Checkpoint, entries: Iterable[Entry] = ()) -> None:
         """Commit these records as the checkpoint's writer, and the checkpoint behind them with the next number."""
         number = checkpoint.commit
+        nothing_read = structs.replace(checkpoint.input, from_=checkpoint.input.to)
 
         def end() -> Entry:
             nonlocal number
             number += 1
-            told = structs.replace(checkpoint, commit=number, instance=INSTANCE, at=datetime.now(UTC))
-            here = partition, checkpoint.writer
-            self._checkpoints[here] = told
-            if here in self._copied:
-                self._copied[here] = number
+            told = structs.replace(
+                checkpoint, commit=number, instance=self._instance, input=nothing_read, at=datetime.now(UTC)
+            )
+            self._checkpoints[partition, checkpoint.writer] = told
+            self._commits[partition, checkpoint.writer] = number
             return Entry(told.key.encode(), encode(told))
 
         await self._write(partition, checkpoint.writer, [*entries], end)

@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from outfitter_proto.bus import Message
 from outfitter_proto.names import InvalidNameError, check_name, checkpoint_key, host_of
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.records import Growth, NobodysCode
+from outfitter_proto.records import Era, Growth, NobodysCode
 
 REMEMBERED_KEYS = 10_000
 """How many keys' verdicts are remembered at most."""
@@ -74,12 +74,22 @@ def _without_key(message: Message) -> Nobodys:
 def was_moved(message: Message, partition: int, partitions: int, grown: Growth | UnsetType) -> bool:
     """Whether a message in `partition` out of `partitions` was right where it is when it was sent, and is answered in
     another partition since some were added."""
-    if grown is UNSET or message.offset >= grown.until or message.key is None:
+    if grown is UNSET or message.key is None:
         return False
-    right_now = misdirected(message.key, partition, partitions)
-    if right_now is None or right_now.code is not NobodysCode.WRONG_PARTITION:
-        return False
-    return grown.partitions == 0 or misdirected(message.key, partition, grown.partitions) is None
+    later = [partitions]
+    for each in (Era(partitions=grown.partitions, until=grown.until or 0), *(grown.earlier or ())):
+        if message.offset < each.until:
+            wrong = any(_is_wrong(message.key, partition, number) for number in later)
+            if wrong and not _is_wrong(message.key, partition, each.partitions):
+                return True
+        later.append(each.partitions)
+    return False
+
+
+def _is_wrong(key: bytes, partition: int, partitions: int) -> bool:
+    """Whether a host's messages belong elsewhere among so many partitions; 0: how many is not known."""
+    found = misdirected(key, partition, partitions) if partitions else None
+    return found is not None and found.code is NobodysCode.WRONG_PARTITION
 
 
 class Remit(ABC):
@@ -90,7 +100,7 @@ class Remit(ABC):
     host: str | None
     """The one host that it serves, or None: many."""
     grown: Growth | UnsetType = UNSET
-    """Whether partitions were added, and not all is read yet that was there before."""
+    """What was in the input before partitions were added."""
     refused: dict[str, str]
     """Hosts that are not served although they are its own, and why: their part of the ledger cannot be worked on."""
 
@@ -175,7 +185,9 @@ class PartitionRemit(Remit):
         self._refusals.clear()
 
     def serves(self, message: Message) -> bool:
-        return message.key is not None and self._judge(message.key) is None
+        if message.key is None or self._judge(message.key) is not None:
+            return False
+        return self.grown is UNSET or not was_moved(message, self._partition, self._partitions, self.grown)
 
     def refusal(self, message: Message) -> str | None:
         if was_moved(message, self._partition, self._partitions, self.grown):

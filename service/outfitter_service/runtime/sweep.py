@@ -342,7 +342,7 @@ class Sweep:
             self._ration.omit(payer, of_one)
 
     def _checkpoint(self, position: int) -> Checkpoint:
-        task, grown = self._task, self._grown
+        task = self._task
         return Checkpoint(
             writer=sweeper_writer(task.partition),
             instance=task.identity.instance,
@@ -360,7 +360,7 @@ class Sweep:
             at=task.clock.utc(),
             machine_id=task.identity.machine_id,
             boot_id=task.identity.boot_id,
-            grown=grown if grown is not UNSET and position < grown.until else UNSET,
+            grown=self._grown,
         )
 
     def _reason(self, held: _Held) -> Nobodys:
