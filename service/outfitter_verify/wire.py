@@ -38,6 +38,9 @@ UNSEEN = -1
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 """How half a character (or both halves of one) is written in JSON."""
 _INTEGERS = range(-(2**63), 2**63)
+LONGEST_INTEGER = 4300
+"""Digits of a number that Python reads as an integer (`sys.set_int_max_str_digits`)."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _MASK = 0xFFFFFFFF
 
@@ -74,7 +77,7 @@ def had_place(host: str, partition: int, partitions: int) -> bool:
 def parse(value: bytes) -> Any:
     """JSON in UTF-8; raises `DamagedError`."""
     try:
-        found = json.loads(value.decode(), parse_constant=_no_constant, parse_float=_finite)
+        found = json.loads(value.decode(), parse_constant=_no_constant, parse_float=_finite, parse_int=_integer)
         if _HALF.search(value):
             json.dumps(found, ensure_ascii=False).encode()
         return found
@@ -82,6 +85,11 @@ def parse(value: bytes) -> Any:
         raise DamagedError("it is nested too deeply") from None
     except ValueError as error:
         raise DamagedError(f"it is no JSON: {error}") from None
+
+
+def _integer(digits: str) -> int:
+    """A longer number is JSON all the same; its first digits are more than any that is meant."""
+    return int(digits[:LONGEST_INTEGER])
 
 
 def _no_constant(name: str) -> NoReturn:
