@@ -18,7 +18,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from bench import embedded, loads, machine, replay, replicas, shapes, turns
+from bench import embedded, livez, loads, machine, replay, replicas, shapes, turns
 from bench.kafka import RATES, Contest, Run, Sizes
 from bench.report import Row, table
 from outfitter_proto.bus.kafka.adapter import KafkaBus
@@ -96,14 +96,17 @@ def measure_embedded(folder: Path, *, quick: bool) -> list[Row]:
 
 
 def measure_turns(folder: Path) -> list[Row]:
-    """The longest turn of a manager's event loop under each flood of the table of limits."""
+    """The longest turn of a manager's event loop, and the longest silence of its `/livez`, under each flood of the
+    table of limits."""
     rows: list[Row] = []
     for found in anyio.run(turns.measure_all, folder, say):
         rows.append(Row(f"longest turn: {found.flood}", "ms", found.longest_ms, aim=f"<= {turns.LIMIT_MS:g}"))
         rows.append(Row("  longest look for garbage beside it", "ms", found.garbage_ms))
         if found.messages:
             rows.append(Row("  CPU a message", "us", 1000 * found.cpu_ms / found.messages))
-    return rows
+    silences = anyio.run(livez.measure_all, folder, say)
+    aim = f"<= {livez.LIMIT_S:g}"
+    return [*rows, *(Row(f"/livez unanswered: {one.flood}", "s", one.longest_s, aim=aim) for one in silences)]
 
 
 async def measure_kafka(contest: Contest, parts: Sequence[str]) -> list[Row]:
