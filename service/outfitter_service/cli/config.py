@@ -30,7 +30,7 @@ def config() -> None:
 
 
 @config.command()
-@click.argument("file", required=False)
+@click.argument("file", type=click.Path(), required=False)
 @config_option
 @json_output
 def check(file: str | None, config: str | None, as_json: bool) -> int:
@@ -80,7 +80,7 @@ def _plain(problem: Problem) -> dict[str, str | None]:
 
 
 @config.command()
-@click.argument("file", required=False)
+@click.argument("file", type=click.Path(), required=False)
 @config_option
 @click.option("--set", "pairs", metavar="KEY=VALUE", multiple=True, help="A value as on the command line of `serve`.")
 @json_output

@@ -68,9 +68,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
 @click.option(
     "--since", metavar="TIME", callback=options.moment, help="Not before: 2026-01-31T12:00:00Z, or 10m (ago)."
 )
-@click.option(
-    "--limit", type=click.IntRange(1), metavar="N", default=SHOWN, show_default=True, help="The last N of them."
-)
+@click.option("--limit", type=options.COUNT, metavar="N", default=SHOWN, show_default=True, help="The last N of them.")
 @click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
 @options.json_lines
 @click.pass_context

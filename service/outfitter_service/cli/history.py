@@ -63,7 +63,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
 )
 @click.option("--until", metavar="TIME", callback=options.moment, help="Not after.")
 @click.option(
-    "--limit", type=click.IntRange(1), metavar="N",
+    "--limit", type=options.COUNT, metavar="N",
     help=f"The last N steps; the last {SHOWN} unless --since, --follow or --json is given.",
 )  # fmt: skip
 @click.option("--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")

@@ -18,7 +18,7 @@ def kubernetes() -> None:
 
 
 @kubernetes.command("pod-template")
-@click.argument("file")
+@click.argument("file", type=click.Path())
 @config_option
 @click.option("--container", metavar="NAME", help="The worker's container; flink-main-container by default.")
 def pod_template(file: str, config: str | None, container: str | None) -> None:

@@ -24,7 +24,7 @@ class Entry(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """Looks its commands up in a table of `Entry` and gives each of them `--debug`."""
+    """Looks its commands up in a table of `Entry`, gives each of them `--debug`, and has them take text only."""
 
     def __init__(self, *args: Any, entries: Mapping[str, Entry], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -54,7 +54,7 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(module), attribute)
         if not isinstance(command, click.Command):
             raise TypeError(f"{entry.target} is no click command")
-        _give_debug(command)
+        _complete(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
@@ -84,6 +84,22 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
+class _Text(click.types.StringParamType):
+    """Text that can be written as UTF-8. What stands on a command line may be any bytes, of which Python makes half
+    characters: names of files may have them (`click.Path`), what goes over the bus may not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        text = super().convert(value, param, ctx)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail(f"{text[:80]!a} is no text in UTF-8", param, ctx)
+        return text
+
+
+_TEXT = _Text()
+
+
 def _debug_option() -> click.Option:
     def remember(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
         if value:
@@ -99,9 +115,12 @@ def _debug_option() -> click.Option:
     )
 
 
-def _give_debug(command: click.Command) -> None:
+def _complete(command: click.Command) -> None:
+    for parameter in command.params:
+        if parameter.type is click.STRING:
+            parameter.type = _TEXT
     if not any("--debug" in parameter.opts for parameter in command.params):
         command.params.append(_debug_option())
     if isinstance(command, click.Group):
         for child in command.commands.values():
-            _give_debug(child)
+            _complete(child)

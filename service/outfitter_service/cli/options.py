@@ -40,6 +40,7 @@ bus = click.option(
 )
 config = click.option(
     "--config",
+    type=click.Path(),
     metavar="FILE",
     envvar="OUTFITTER_CONFIG",
     show_envvar=True,
@@ -85,7 +86,14 @@ def moment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> d
             f"{value!r} is no moment: write RFC 3339 with its time zone, such as 2026-01-31T12:00:00Z, or how long ago "
             "it was, such as 10m"
         )
-    return found.astimezone(UTC)
+    try:
+        return found.astimezone(UTC)
+    except OverflowError as error:
+        raise click.BadParameter(f"{value!r} is before the year 1 or after the year 9999 in UTC") from error
+
+
+COUNT = click.IntRange(1, 1_000_000_000)
+"""How many of something are to be shown."""
 
 
 json_output = click.option("--json", "as_json", is_flag=True, help="Print one JSON document for programs.")

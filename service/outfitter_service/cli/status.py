@@ -28,7 +28,7 @@ STATES = ("pending", "preparing", "allocated", "releasing", "ended", "failed")
 @options.looking_on
 @click.option("--worker", metavar="NAME", help="Only workers of this name.")
 @click.option("--state", "states", type=click.Choice(STATES), multiple=True, help="Only in this state; repeatable.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="At most N workers.")
+@click.option("--limit", type=options.COUNT, metavar="N", help="At most N workers.")
 @click.option("--all", "everything", is_flag=True, help=f"All that are over, too, and not the last {OVER_SHOWN} only.")
 @options.json_output
 @click.pass_context
