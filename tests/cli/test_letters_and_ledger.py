@@ -7,13 +7,17 @@ import os
 import pty
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
 import pytest
+from msgspec import structs
 
 from outfitter_proto import names
 from outfitter_proto.bus import Entry, connect
+from outfitter_proto.records import DeadLetter, MessageSource
+from outfitter_service.cli.dead_letters import plain
 from support.manager import OUTFITTER, Manager, StartManager, files_config
 
 SAID = {
@@ -98,6 +102,29 @@ def test_status_counts_what_reached_no_manager(host: Manager) -> None:
     said = host.outfitter("status").stderr
     assert "messages that reached no manager within the last hour: no-key: 1" in said
     assert "outfitter dead-letters --code no-key" in said
+    assert "reached no manager" not in host.outfitter("status", "--host", host.host).stderr, "it names no host"
+
+
+def test_status_names_a_host_that_is_asked_for_until_a_manager_serves_it(
+    start_manager: StartManager, tmp_path: Path
+) -> None:
+    manager = start_manager()
+    assert manager.outfitter("register", "--host", "nowhere", "--worker", "w", "--wait", "30").returncode == 1
+    for narrowed, told in (([], True), (["--host", "nowhere"], True), (["--host", manager.host], False)):
+        said = manager.outfitter("status", *narrowed).stderr
+        assert ("no manager serves host 'nowhere': 1 of its messages" in said) == told
+    start_manager(bus=manager.bus_url, host="nowhere")
+    assert "no manager serves" not in manager.outfitter("status").stderr
+
+
+def test_a_message_of_which_the_end_was_cut_within_a_character_is_text() -> None:
+    letter = DeadLetter(
+        at=datetime.now(UTC), source=MessageSource(topic="t", partition=0, offset=0), message_key="h", reason="",
+        body="long é".encode()[:-1], length=4711, sha256="", writer="host/h",
+    )  # fmt: skip
+    assert plain(letter).text == "long "
+    whole = structs.replace(letter, length=len(letter.body))
+    assert (plain(whole).text, plain(whole).base64) == (None, letter.body)
 
 
 @pytest.fixture

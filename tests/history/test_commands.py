@@ -265,3 +265,19 @@ def test_a_sweeper_has_no_history_and_is_not_missed(start_manager: StartManager)
     done = manager.outfitter("replay", "--check")
     assert done.returncode == 0
     assert "the end of history is the ledger" in done.stderr
+
+
+def test_of_a_long_history_the_last_fifty_steps_are_shown_in_columns(start_manager: StartManager) -> None:
+    manager = start_manager(gpus=1)
+    longest = "a-worker-with-a-long-name-that-comes-last"
+
+    for worker in (*(f"w{n}" for n in range(29)), longest):
+        say(manager, "register", worker)
+        say(manager, "deregister", worker)
+    manager.wait_for_state(longest, "ended")
+    done = manager.outfitter("history")
+    assert "the last 50 of 60 steps: --limit or --since shows more" in done.stderr
+    heading, *lines = done.stdout.splitlines()
+    assert len(lines) == 50
+    assert {line.index(line.split(maxsplit=3)[3]) for line in lines} == {heading.index("WHAT, AND WHY")}
+    assert all(line.endswith("deregistered (unconfirmed)") for line in lines if " ended " in line)

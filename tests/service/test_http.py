@@ -94,6 +94,26 @@ async def test_a_request_that_never_ends_is_ended_and_so_is_an_idle_connection(
             writer.close()
 
 
+async def test_who_has_been_silent_for_longest_makes_room_for_the_next_one() -> None:
+    now = 0.0
+    async with listening(Fake(), "127.0.0.1:0", clock=lambda: now) as address:  # type: ignore[arg-type]
+        host, port = address.split(":")
+        opened = []
+        for number in range(MOST + 1):
+            now = number / 100
+            reader, writer = await asyncio.open_connection(host, int(port))
+            opened.append((reader, writer))
+            writer.write(ASKED)
+            assert (await reader.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200")
+        first, second, last = opened[0], opened[1], opened[-1]
+        assert await rest(first[0]) == b""
+        for reader, writer in (second, last):
+            writer.write(ASKED)
+            assert (await reader.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200")
+        for _, writer in opened:
+            writer.close()
+
+
 async def rest(reader: asyncio.StreamReader) -> bytes:
     try:
         return await reader.read()

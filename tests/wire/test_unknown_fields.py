@@ -33,7 +33,7 @@ def told(message: dict[str, Any]) -> list[str]:
         ({}, []),
         ({"resorces": {"gpu": {"amount": 2}}}, ["unknown field $.resorces was ignored; did you mean resources?"]),
         ({"leases_s": 5}, ["unknown field $.leases_s was ignored; did you mean lease_s?"]),
-        ({"Priority": 5}, ["unknown field $.Priority was ignored; did you mean priority?"]),
+        ({"PRIORITY": 5}, ["unknown field $.PRIORITY was ignored; did you mean priority?"]),
         (
             {"resources": {"gpu": {"ammount": 2, "amount": 1}}},
             ["unknown field $.resources.gpu.ammount was ignored; did you mean amount?"],
