@@ -43,7 +43,9 @@ def test_the_drivers_words_are_in_status_and_in_the_explain_of_holder_and_waiter
     manager = start_manager(config, variables={"PYTHONPATH": str(tmp_path)})
     with manager.popen("run", "--worker", "holder", "--", "sleep", "1000") as holder:
         manager.wait_for_state("holder", "preparing")
-        assert "has been preparing with 1 serial" in manager.outfitter("explain", "holder").stdout
+        told = manager.outfitter("explain", "holder").stdout
+        assert "has been preparing with 1 serial" in told
+        assert ": its driver makes the devices ready." in told
         (tmp_path / "cold").unlink()
         manager.wait_for_state("holder", "allocated")
         (tmp_path / "user").write_text("process 5578")
