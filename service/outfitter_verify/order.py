@@ -183,9 +183,10 @@ class Order:
     def finish(self, ledger: Ledger) -> None:
         """Whoever is first in a host's queue has what has been free for some commits."""
         for name, host in self._hosts.items():
-            if not host.placed:
-                continue
-            _, _, key = min(place for place, _ in host.placed.values())
+            waiting = [place for place, _ in host.placed.values() if place[2] in ledger.now]
+            if not waiting:
+                continue  # nobody waits, or whoever did was moved to another partition
+            _, _, key = min(waiting)
             waiter = ledger.now[key]
             writer = ledger.commits.writers.get(waiter.record.writer)
             if writer is None or writer.last is None or writer.last.commit < host.changed + SETTLED:
