@@ -423,7 +423,8 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
     `partitions` is how many the topics had, which with a host's name gives its place (0: its records are being moved to
     another one), and `ledger_id` the id of the topic that this was written to. Left out: a version before these wrote
     it, or a sweeper. `grown` is said of a partition by whoever looks after what is nobody's there. Left out: none were
-    added that it knows of.
+    added that it knows of. `ledger_start` is the first offset of the ledger's partition. Left out: 0, which compaction
+    leaves as it is; else somebody deleted records, and this manager was told to go on without them.
     """
 
     writer: str
@@ -442,6 +443,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
     time_ns: int | UnsetType | None = UNSET
     partitions: int | UnsetType = UNSET
     ledger_id: str | UnsetType = UNSET
+    ledger_start: int | UnsetType = UNSET
     grown: Growth | UnsetType = UNSET
 
     @property

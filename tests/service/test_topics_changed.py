@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
+from aiokafka import AIOKafkaProducer
 from msgspec import structs
 
 from outfitter_proto import topics as wanted
@@ -19,10 +21,10 @@ from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.processor import Limits
 from outfitter_service.runtime.remit import PartitionRemit
 from outfitter_service.runtime.shape import TopicsChangedError
-from support.broker import KafkaBroker
+from support.broker import Broker, KafkaBroker
 from support.house import HOST, House, deregister, register, serving, static
 from support.manager import Manager, ManagerError, StartManager
-from support.remaking import add_partitions, ledger, remake, restore
+from support.remaking import add_partitions, evaporate, ledger, remake, restore
 
 pytestmark = pytest.mark.kafka
 
@@ -31,6 +33,10 @@ NEVER = Limits(lease_grace_s=0.1, look_s=3600.0)
 """Those who are not to notice before they start again."""
 FEW, STAYS, MOVES = 4, 6, 8
 """Numbers of partitions: `HOST` belongs to number 1 of the first two, and to 5 of the last."""
+FORGETFUL = {
+    "transactional.id.expiration.ms": "2000",
+    "transaction.remove.expired.transaction.cleanup.interval.ms": "500",
+}
 Serve = Callable[..., AbstractAsyncContextManager[House]]
 SCOPES = ["host", "cluster"]
 
@@ -48,10 +54,19 @@ async def cluster(bus: Bus) -> str:
     return cluster
 
 
-@pytest.fixture(params=SCOPES)
-def serve(request: pytest.FixtureRequest, bus: Bus, cluster: str, tmp_path: Path) -> Serve:
+@pytest.fixture
+def serve(serve_elsewhere: Callable[[Bus, str], Serve], bus: Bus, cluster: str) -> Serve:
     """Serve `HOST`, which has one GPU, in either scope."""
+    return serve_elsewhere(bus, cluster)
 
+
+@pytest.fixture(params=SCOPES)
+def serve_elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Bus, str], Serve]:
+    """`serve`, on any bus and cluster."""
+    return partial(_serving, request.param, tmp_path)
+
+
+def _serving(scope: str, tmp_path: Path, bus: Bus, cluster: str) -> Serve:
     async def always() -> bool:
         return True
 
@@ -63,7 +78,7 @@ def serve(request: pytest.FixtureRequest, bus: Bus, cluster: str, tmp_path: Path
             self._options = {"limits": OFTEN} | options
 
         async def __aenter__(self) -> House:
-            if request.param == "cluster":
+            if scope == "cluster":
                 count = await there()
                 number = partition_of(HOST, count)
                 identity = of_partition(replica_identity(cluster), number)
@@ -195,9 +210,59 @@ async def test_a_ledger_made_anew_is_refused_although_the_last_manager_had_not_c
     for writer in (host_writer(HOST), partition_writer(1)):
         identity = transactional_id(cluster, writer)
         async with await bus.open_writer(identity, 1):
-            assert not await bus.has_committed(identity)
+            assert not await bus.may_have_committed(identity)
     await remake(bus, cluster, [topics(cluster).allocations])
     await refused(serve, r"before, and .*allocations/1 holds nothing of it.*--adopt-ledger")
+
+
+async def test_topics_made_anew_are_refused_when_the_last_manager_was_killed_in_a_transaction(
+    serve: Serve, bus: Bus, cluster: str
+) -> None:
+    await granted(serve)
+    [key] = [key for key in (await ledger(bus, cluster))[1] if key.startswith(b"@checkpoint/")]
+    identity = transactional_id(cluster, key.decode().removeprefix("@checkpoint/"))
+    await abort(bus, identity, topics(cluster).allocations)
+    await remake(bus, cluster, topics(cluster))
+    await refused(serve, "holds nothing of it.*--adopt-ledger")
+
+
+async def abort(bus: Bus, identity: str, topic: str) -> None:
+    """What the broker does in the name of a manager that was killed in a transaction."""
+    producer = AIOKafkaProducer(bootstrap_servers=bus.url.removeprefix("kafka://"), transactional_id=identity)
+    await producer.start()
+    try:
+        await producer.begin_transaction()
+        await producer.send_and_wait(topic, b"never", key=b"lost", partition=1)
+        await producer.abort_transaction()
+    finally:
+        await producer.stop()
+
+
+async def test_a_ledger_made_anew_is_refused_when_kafka_has_forgotten_its_writers(
+    tmp_path: Path, serve_elsewhere: Callable[[Bus, str], Serve]
+) -> None:
+    """As it does after a week. What the managers wrote beside the ledger tells."""
+    broker = Broker(tmp_path / "kafka", FORGETFUL)
+    broker.launch()
+    try:
+        await anyio.to_thread.run_sync(broker.wait_until_ready)
+        async with connect(broker.url) as bus:
+            cluster = KafkaBroker.new_cluster()
+            await wanted.create(bus, cluster, partitions=FEW)
+            serve = serve_elsewhere(bus, cluster)
+            await granted(serve)
+            await remake(bus, cluster, [topics(cluster).allocations])
+            with anyio.fail_after(60):
+                for writer in (host_writer(HOST), partition_writer(1)):
+                    identity = transactional_id(cluster, writer)
+                    while await bus.may_have_committed(identity):  # noqa: ASYNC110 - it tells nobody
+                        await anyio.sleep(0.1)
+            await refused(serve, r"have written to .*history/1, and .*allocations/1 is empty.*--adopt-ledger")
+            async with serve(limits=structs.replace(OFTEN, adopt=True)) as house:
+                await house.stop()
+            await granted_again(serve)
+    finally:
+        broker.kill9()
 
 
 @pytest.mark.parametrize("names", ["ledger", "all", "all with more partitions"])
@@ -260,6 +325,32 @@ async def test_a_ledger_that_names_neither_partitions_nor_topic_is_gone_on_with_
     async with serve() as house:
         records = await house.until(lambda records: "partitions" in records[key.decode()] and records)
         assert records["h/w1/1"]["state"] == "allocated"
+
+
+async def test_deleted_records_of_the_ledger_end_a_manager_that_serves(serve: Serve, bus: Bus, cluster: str) -> None:
+    async with serve() as house:
+        await house.say(register("w1", gpu=1, lease_s=None))
+        await house.state("w1", "allocated")
+        await evaporate(bus, cluster, but=0)
+        await ended(house, r"the records of .*allocations/1 before offset \d+ were deleted.*--adopt-ledger")
+
+
+async def test_deleted_records_of_the_ledger_are_refused_until_somebody_says_that_it_is_well(
+    serve: Serve, bus: Bus, cluster: str
+) -> None:
+    """The last checkpoint is still there, and of what was granted before nothing."""
+    await granted(serve)
+    await evaporate(bus, cluster, but=2)
+    for _ in range(2):
+        await refused(serve, r"the records of .*allocations/1 before offset \d+ were deleted.*--adopt-ledger")
+    assert await holders(bus, cluster) == []
+    async with serve(limits=structs.replace(OFTEN, adopt=True)) as house:
+        await house.say(register("w2", gpu=1, lease_s=None))
+        with anyio.fail_after(20):
+            while await holders(bus, cluster) != [f"{HOST}/w2/1"]:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.02)
+        await house.stop()
+    await granted_again(serve)
 
 
 @pytest.mark.parametrize("beyond", [False, True])

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 
 import anyio
 from aiokafka.admin import AIOKafkaAdminClient
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from outfitter_proto import topics
 from outfitter_proto.bus import Bus, Entry
@@ -34,6 +36,32 @@ async def add_partitions(bus: Bus, cluster: str, partitions: int, *, only: Colle
     """What `kafka-topics --alter --partitions` does."""
     for name in only or topic_names(cluster):
         await bus.add_partitions(name, partitions)
+
+
+def set_policy(bootstrap: str, topic: str, policy: str) -> None:
+    """Change a topic's cleanup.policy, and nothing else."""
+    entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.incremental_alter_configs([resource])[resource].result(15)
+
+
+def delete_records(bootstrap: str, topic: str, before: Mapping[int, int]) -> None:
+    """Delete what stands before these offsets, by partition, as retention does in time where the policy has it."""
+    places = [TopicPartition(topic, partition, offset) for partition, offset in before.items()]
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for done in admin.delete_records(places).values():
+        done.result(15)
+
+
+async def evaporate(bus: Bus, cluster: str, *, but: int) -> None:
+    """Delete the records of the ledger, in each partition all but so many offsets; then it is as it must be again."""
+    name, bootstrap = topic_names(cluster).allocations, bus.url.removeprefix("kafka://")
+    ends = {number: (await bus.offsets(name, number))[1] for number in range((await bus.topic(name)).partitions)}
+    before = {number: max(0, end - but) for number, end in ends.items()}
+    await anyio.to_thread.run_sync(set_policy, bootstrap, name, "delete")
+    await anyio.to_thread.run_sync(delete_records, bootstrap, name, before)
+    await anyio.to_thread.run_sync(set_policy, bootstrap, name, "compact")
 
 
 async def ledger(bus: Bus, cluster: str) -> dict[int, Mapping[bytes, bytes]]:

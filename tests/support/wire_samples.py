@@ -220,7 +220,11 @@ SAMPLES = {
     "checkpoint": CHECKPOINT,
     "checkpoint-with-a-snapshot": structs.replace(CHECKPOINT, snapshot=AT),
     "checkpoint-with-its-topic": structs.replace(
-        CHECKPOINT, partitions=12, ledger_id="AAAAAAAAAAAAAAAAAAAAAg", grown=Growth(partitions=6, until=2_000)
+        CHECKPOINT,
+        partitions=12,
+        ledger_id="AAAAAAAAAAAAAAAAAAAAAg",
+        ledger_start=31_007,
+        grown=Growth(partitions=6, until=2_000),
     ),
     "checkpoint-of-an-input-that-began-anew": structs.replace(
         CHECKPOINT,

@@ -395,8 +395,14 @@ class _Growth:
             snapshot=UNSET,
             partitions=MOVING,
             ledger_id=before.ledger_id if before.ledger_id is not UNSET else self._ledger_id,
+            ledger_start=self._ledger_start(place),
             grown=UNSET if of_host else self._grown(place, there),
         )
+
+    def _ledger_start(self, place: int) -> int | UnsetType:
+        """Where the ledger's partition began when its writers last looked."""
+        told = [each.ledger_start or 0 for (number, _), each in self._checkpoints.items() if number == place]
+        return max(told, default=0) or UNSET
 
     def _grown(self, place: int, there: Checkpoint | None) -> Growth | UnsetType:
         """What `there` says of the growth, or whoever kept that partition before, if this is a partition's first."""

@@ -313,7 +313,7 @@ class Processor:
         station = self._station
         written = station.topics.written(history=station.limits.history is not None)
         try:
-            shape = await self._ground.look()
+            await self._ground.look()
             writer = await station.bus.open_writer(self._identity, station.partition, topics=written)
         except BusError as error:
             self._seen = None  # who knows what becomes of the topic meanwhile
@@ -337,7 +337,7 @@ class Processor:
                 writer,
                 self.ledger,
                 place,
-                shape=shape,
+                shape=self._ground.shape,
                 since=self._since,
                 stop=self._stop,
                 batch_bytes=most,
@@ -353,7 +353,7 @@ class Processor:
                     tasks.start_soon(self.attendance.listen)
                     tasks.start_soon(self.attendance.look)
                     tasks.start_soon(self._look_for_rivals, cycle.first_commit, restored.end)
-                    tasks.start_soon(self._lookout.run, place, shape)
+                    tasks.start_soon(self._lookout.run, place, self._ground.shape)
                     trouble = await cycle.run(self._set_ready)
                     tasks.cancel_scope.cancel()
             finally:

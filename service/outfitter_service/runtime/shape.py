@@ -7,7 +7,7 @@ be lent again. So a manager compares before it takes a partition and while it se
 
 from __future__ import annotations
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, structs
 
 from outfitter_proto.bus import Bus, UnknownTopicError
 from outfitter_proto.bus.reading import read_to
@@ -30,11 +30,12 @@ class TopicsChangedError(RuntimeError):
 
 class Shape(Struct, frozen=True, kw_only=True):
     """All topics' number of partitions, and their ids; None: there is no such topic, we may not ask for it, or it is
-    nobody's concern."""
+    nobody's concern. `ledger_start` is the first offset of the partition that is looked at."""
 
     partitions: int
     registrations: str
     ledger: str
+    ledger_start: int = 0
     history: str | None
     dead_letters: str | None
 
@@ -105,7 +106,7 @@ class Ground:
         self._history = history
         self._adopt = adopt
         self._shape: Shape | None = None
-        self._has_committed = self._is_known = False
+        self._was_written = self._is_known = False
         self._looked_elsewhere = False
 
     @property
@@ -120,10 +121,11 @@ class Ground:
         other ones by their position.
 
         Raises:
-            TopicsChangedError: partitions were added, or the ledger is another topic.
+            TopicsChangedError: partitions were added, the ledger is another topic, or records were deleted from it.
             BusError: the bus did not answer, or a topic is not there now.
         """
         found = await shape(self._bus, self._topics, history=self._history)
+        found = structs.replace(found, ledger_start=await self._ledger_start())
         if self._partitions not in (None, found.partitions):
             raise TopicsChangedError(
                 f"the topics of this cluster have {found.partitions} partitions, and had {self._partitions} when this "
@@ -131,13 +133,15 @@ class Ground:
             )
         known = self._shape
         if known is None:
-            self._has_committed = await self._bus.has_committed(self._identity)
+            self._was_written = await self._bus.may_have_committed(self._identity)
             self._is_known = await self._bus.tenure(self._identity) is not None
         elif known.ledger != found.ledger:
             raise TopicsChangedError(
                 f"topic {self._topics.allocations} was deleted and made anew while this manager served (its id was "
                 f"{known.ledger}, and is {found.ledger} now): the ledger lacks what was granted before. {_ADOPTING}"
             )
+        elif found.ledger_start > known.ledger_start:
+            raise self._deleted(found.ledger_start)
         self._partitions, self._shape = found.partitions, found
         return found
 
@@ -145,39 +149,77 @@ class Ground:
         """The first offset of the input, and the one after the last."""
         return await self._bus.offsets(self._topics.registrations, self._partition)
 
+    async def _ledger_start(self) -> int:
+        """The first offset of the ledger on a broker. Compaction does not move it there."""
+        if self._bus.local:
+            return 0
+        start, _ = await self._bus.offsets(self._topics.allocations, self._partition)
+        return start
+
+    def _deleted(self, start: int) -> TopicsChangedError:
+        return TopicsChangedError(
+            f"the records of {self._place} before offset {start} were deleted, by another cleanup.policy than compact "
+            f"or by hand: grants may be missing. {_ADOPTING}"
+        )
+
     async def judge(self, restored: Restored) -> None:
         """Whether what was replayed may be worked on here.
 
         Raises:
-            TopicsChangedError: it is of other topics, or the records of these hosts lie elsewhere.
+            TopicsChangedError: it is of other topics, records were deleted from it, or those of these hosts lie
+                elsewhere.
             BusError: that cannot be told now.
         """
+        # deleted while it was replayed counts as well
+        self._shape = structs.replace(self.shape, ledger_start=await self._ledger_start())
         self._compare(restored.checkpoint)
         if restored.checkpoint is not None:
             return
         if not self._looked_elsewhere:
             await self._look_elsewhere()
             self._looked_elsewhere = True
-        ledger = restored.ledger
-        if self._adopt or ledger.hosts or ledger.devices:
+        if self._adopt or restored.ledger.hosts or restored.ledger.devices:
             return
-        if self._has_committed or (self._is_known and await self._is_in_history()):
+        if self._was_written or (self._is_known and await self._is_in_history()):
             raise TopicsChangedError(
-                f"a manager has written as {self._identity!r} before, and {self._place} holds nothing of it: the topic "
-                f"was made anew, or restored without it. {_ADOPTING}"
+                f"a manager has worked as {self._identity!r} before, and {self._place} holds nothing of it: the topic "
+                f"was made anew, or restored without it, or that manager ended before its first commit. {_ADOPTING}"
             )
+        if other := await self._written_without_the_ledger():
+            raise TopicsChangedError(
+                f"managers have written to {other}, and {self._place} is empty, to which they write at the same time: "
+                f"the topic was made anew, or restored without its records. {_ADOPTING}"
+            )
+
+    async def _written_without_the_ledger(self) -> str | None:
+        """A place that nobody writes to without a commit in this partition of the ledger, where there never was any.
+        It tells of a ledger made anew when the bus has forgotten who wrote to it, until somebody writes to that."""
+        _, end = await self._bus.offsets(self._topics.allocations, self._partition)
+        if end > 0:
+            return None
+        for name, id_ in (
+            (self._topics.history, self.shape.history),
+            (self._topics.dead_letters, self.shape.dead_letters),
+        ):
+            if id_ is not None:
+                _, end = await self._bus.offsets(name, self._partition)
+                if end > 0:
+                    return f"{name}/{self._partition}"
+        return None
 
     def _compare(self, checkpoint: Checkpoint | None) -> None:
         """A checkpoint of a version that named neither is taken for one of these topics."""
         if checkpoint is None:
             return
-        there, id_ = checkpoint.partitions, checkpoint.ledger_id
+        there, id_, start = checkpoint.partitions, checkpoint.ledger_id, checkpoint.ledger_start or 0
         if id_ is not UNSET and id_ != self.shape.ledger and not self._adopt:
             raise TopicsChangedError(
                 f"the ledger in {self._place} was written to another topic of that name (its id was {id_}, and is "
                 f"{self.shape.ledger} now), which was deleted or is restored from a copy: grants may be missing. "
                 f"{_ADOPTING}"
             )
+        if self.shape.ledger_start > start and not self._adopt:
+            raise self._deleted(self.shape.ledger_start)
         if there is not UNSET and there != self.shape.partitions:
             was = (
                 "is being moved between partitions"

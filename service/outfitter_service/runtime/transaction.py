@@ -123,6 +123,7 @@ def checkpoint(
         time_ns=UNSET if identity.time_ns is None else identity.time_ns,
         partitions=shape.partitions,
         ledger_id=shape.ledger,
+        ledger_start=shape.ledger_start or UNSET,
         grown=grown,
     )
 
