@@ -39,6 +39,9 @@ async def check(bus: Bus, cluster: str) -> list[Difference]:
                 found.append(_strays(place, list(here.strays), ledger.partitions))
             own = [each for each in here.checkpoints.values() if not each.writer.startswith("sweeper/")]
             found += _of_checkpoints(place, own, ledger, registrations)
+            if not bus.local:
+                start, _ = await bus.offsets(names.allocations, partition)
+                found += _deleted(place, own, start)
     except BusAccessError as error:
         why = "whether each host's records are where its manager looks for them cannot be told"
         remedy = f"grant this principal Read on topic {names.allocations}: {error}"
@@ -91,6 +94,19 @@ def _of_checkpoints(
                 )
             )  # fmt: skip
     return found
+
+
+def _deleted(place: str, checkpoints: list[Checkpoint], start: int) -> list[Difference]:
+    return [
+        Difference(
+            f"{place} ({each.writer})", "start", str(start), str(each.ledger_start or 0),
+            "records before it were deleted, by another cleanup.policy than compact or by hand: grants may be missing, "
+            "so managers do not start",
+            _ADOPT, True,
+        )
+        for each in checkpoints
+        if start > (each.ledger_start or 0)
+    ]  # fmt: skip
 
 
 def _growing(partitions: int) -> str:
