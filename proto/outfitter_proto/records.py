@@ -304,6 +304,9 @@ class ResourceInventory(Struct, frozen=True, kw_only=True):
     of them healthy, `devices` lists at most `MAX_LISTED_DEVICES`, as the driver orders them. `names` are all names of
     those that have several, of as many devices; until a driver has reported after a restart, as they were before it.
     `on_demand`: the driver has no inventory of its own, and is asked for each worker; left out: it has one.
+    `known` are names of devices that were known before, as long as new ones may be held back: somebody has a device
+    that is not reported any more, which a new one may be. Until a driver has reported after a restart, they are those
+    that were known before it. Left out: all devices are known.
     """
 
     state: str
@@ -315,6 +318,7 @@ class ResourceInventory(Struct, frozen=True, kw_only=True):
     healthy: int | UnsetType = UNSET
     names: list[list[str]] | UnsetType = UNSET
     on_demand: bool | UnsetType = UNSET
+    known: list[str] | UnsetType = UNSET
 
 
 MAX_LISTED_DEVICES = 256

@@ -57,6 +57,9 @@ EVENT_KINDS = (
     "dead-letter",
     "defect",
 )
+HELD_BACK = "held-back"
+"""The state of a device that is not lent since somebody may hold it under another name."""
+
 DRIVER_CALLS = ("inventory", "retrieve", "prepare", "unprepare", "in-use")
 ALLOCATION_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10,
@@ -68,9 +71,9 @@ COMMIT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.
 class Standing(Struct, frozen=True, kw_only=True):
     """What the gauges show at one moment, counted from committed records.
 
-    `devices` by (resource, `free` | `held` | `unhealthy` | `unknown`), `allocations` by (resource, state),
-    `pending` by (resource, reason code). `records` are the allocations in memory, `lag` those of the input that are not
-    decided, `oldest_unanswered_s` is the age in seconds of the oldest of them that was fetched.
+    `devices` by (resource, `free` | `held` | `unhealthy` | `unknown` | `held-back`), `allocations` by (resource,
+    state), `pending` by (resource, reason code). `records` are the allocations in memory, `lag` those of the input that
+    are not decided, `oldest_unanswered_s` is the age in seconds of the oldest of them that was fetched.
     """
 
     devices: Tally[tuple[str, str]]
@@ -119,7 +122,7 @@ class _StandingCollector(Collector):
             "outfitter_pending", "Workers that wait, by each resource that they want, and reason.",
             labels=["resource", "reason"],
         )  # fmt: skip
-        device_states = ("free", "held", Health.UNHEALTHY, Health.UNKNOWN)
+        device_states = ("free", "held", Health.UNHEALTHY, Health.UNKNOWN, HELD_BACK)
         for resource in sorted(
             {*self._resources, *(name for name, _ in (*now.devices, *now.allocations, *now.pending))}
         ):

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from msgspec import structs
 
 from outfitter_proto.records import Deregister, Health, Heartbeat, Register, ResourceRequest, Unwatched
 from outfitter_service.core import model as m
@@ -25,8 +26,11 @@ RESOURCES = {
     "net": ["n0", "n1"],
     "mon": ["g2", "g0", "m0"],
     "disk": ["d0", "g3", "d2"],
+    "npu": ["u0", "u1", "u2"],
+    "tpu": ["u0", "u1", "u2"],
 }
-"""Some of them show the same devices, under the same or another name."""
+"""Some of them show the same devices, under the same or another name. `npu` and `tpu` are one resource: when the
+manager starts again, its devices may have other ids, and it may be renamed."""
 INVENTORIES = ["gpu", "fpga", "cuda", "net", "mon"]
 HEALTH = st.sampled_from([Health.HEALTHY, Health.HEALTHY, Health.HEALTHY, Health.UNHEALTHY, Health.UNKNOWN])
 
@@ -34,11 +38,14 @@ REQUESTS = st.one_of(
     st.none(),
     st.dictionaries(st.sampled_from(["gpu", *RESOURCES]), AMOUNTS, max_size=4),
     st.dictionaries(st.sampled_from(["gpu", "cuda", "mon"]), AMOUNTS, min_size=1, max_size=3),
+    st.dictionaries(st.sampled_from(["npu", "tpu"]), AMOUNTS, min_size=1, max_size=1),
 )
 
 
 class Core(RuleBasedStateMachine):
     """Workers, drivers, watchers and a failing bus around one core."""
+
+    restarts = 0
 
     @initialize(
         chunk=st.sampled_from([1, 2, 4, 100]),
@@ -68,6 +75,7 @@ class Core(RuleBasedStateMachine):
             m.ResourceSpec(name="net", amount=1, shared=True),
             m.ResourceSpec(name="mon", amount=1, shared=True),
             m.ResourceSpec(name="disk", amount=1, on_demand=True, on_failure=on_failure, state=disk_state),
+            m.ResourceSpec(name="npu", amount=1, confirms=confirms),
         ]
         rules = Rules(writer="host/h", specs={spec.name: spec for spec in specs}, chunk=chunk, retention_s=50, **bounds)
         self.world = World(rules)
@@ -159,6 +167,20 @@ class Core(RuleBasedStateMachine):
         devices = tuple(known(name, data.draw(HEALTH)) for name in names)
         self.world.say(m.DriverReport(host=HOST, resource=resource, devices=devices))
 
+    @property
+    def renamed(self) -> str:
+        return "npu" if "npu" in self.world.rules.specs else "tpu"
+
+    def report_renamed(self, *names: str) -> None:
+        devices = tuple(known(f"{name}~{self.restarts}") for name in names)
+        self.world.say(m.DriverReport(host=HOST, resource=self.renamed, devices=devices))
+
+    @rule(names=st.sets(st.sampled_from(RESOURCES["npu"])), worker=WORKERS, incarnation=INCARNATIONS)
+    def report_and_take(self, names: set[str], worker: str, incarnation: str) -> None:
+        self.report_renamed(*sorted(names))
+        resources = {self.renamed: ResourceRequest(amount=1)}
+        self.world.message(Register(host=HOST, worker=worker, incarnation=incarnation, resources=resources))
+
     @rule()
     def report_all(self) -> None:
         for resource in INVENTORIES:
@@ -223,6 +245,19 @@ class Core(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         self.world.crash()
+
+    @rule(renamed=st.booleans(), names=st.one_of(st.none(), st.sets(st.sampled_from(RESOURCES["npu"]))), worker=WORKERS)
+    def replace_driver(self, renamed: bool, names: set[str] | None, worker: str) -> None:
+        """Another driver after a restart, which calls the devices otherwise; of the same resource, or of one that is
+        renamed. It may report at once (`names`), and somebody wants one then."""
+        self.restarts += 1
+        specs = dict(self.world.rules.specs)
+        if renamed:
+            before, after = self.renamed, "tpu" if self.renamed == "npu" else "npu"
+            specs[after] = structs.replace(specs.pop(before), name=after)
+        self.world.crash(structs.replace(self.world.rules, specs=specs))
+        if names is not None:
+            self.report_and_take(names, worker, "3")
 
     def teardown(self) -> None:
         if hasattr(self, "world"):

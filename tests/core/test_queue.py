@@ -4,7 +4,7 @@ import pytest
 
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import SHOWN_POSITIONS, renumber
-from support.desk import Desk, asks, ill
+from support.desk import Desk, asks, device, ill
 
 GPU = m.ResourceSpec(name="gpu", amount=1)
 FPGA = m.ResourceSpec(name="fpga", amount=1)
@@ -259,7 +259,7 @@ def test_a_large_effect_is_cut_in_pieces_and_comes_to_the_same(chunk: int) -> No
     for i in range(10):
         desk.register(f"w{i}", 1)
     desk.decisions.clear()
-    desk.report(*(f"g{i}" for i in range(9)))
+    desk.report("g", *(f"g{i}" for i in range(9)))
     assert [desk.state(f"w{i}") for i in range(10)] == ["allocated"] * 9 + ["pending"]
     assert all(len(decision.changes) <= 2 * chunk + 3 for decision in desk.decisions)
 
@@ -268,11 +268,8 @@ def test_a_newcomer_between_two_pieces_overtakes_nobody() -> None:
     desk = full_desk(chunk=2)
     for i in range(4):
         desk.register(f"w{i}", 1)
-    waiting = desk.only(
-        m.DriverReport(
-            host="h", resource="gpu", devices=tuple(m.KnownDevice(id=f"g{i}", properties={}) for i in range(4))
-        )
-    ).follow_ups
+    devices = tuple(device(name) for name in ("g", "g0", "g1", "g2", "g3"))
+    waiting = desk.only(m.DriverReport(host="h", resource="gpu", devices=devices)).follow_ups
     waiting = [later for event in waiting for later in desk.only(event).follow_ups]
     assert desk.state("w3") == "pending"
     assert desk.register("newcomer", 1).state == "pending"

@@ -45,6 +45,7 @@ class Histories(Core):
             m.ResourceSpec(name="fpga", amount=1, confirms=confirms),
             m.ResourceSpec(name="net", amount=1, shared=True),
             m.ResourceSpec(name="disk", amount=1, on_demand=True, on_failure=on_failure, state=disk_state),
+            m.ResourceSpec(name="npu", amount=1),
         ]
         rules = Rules(writer="host/h", specs={spec.name: spec for spec in specs}, chunk=chunk, retention_s=50)
         self.world = Chronicle(rules, Pace(piece_bytes=piece, between_bytes=between))

@@ -15,7 +15,9 @@ from support.house import deregister, heartbeat, register, static
 from support.manager import StartManager
 
 ZERO = {
-    "outfitter_devices": [{"resource": "gpu", "state": state} for state in ("free", "held", "unhealthy", "unknown")],
+    "outfitter_devices": [
+        {"resource": "gpu", "state": state} for state in ("free", "held", "unhealthy", "unknown", "held-back")
+    ],
     "outfitter_allocations": [{"resource": "gpu", "state": str(state)} for state in AllocationState],
     "outfitter_pending": [
         {"resource": "gpu", "reason": reason} for reason in ("busy", "infeasible", "not-reported", "driver-failed")

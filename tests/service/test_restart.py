@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from service.conftest import Serve
 from support.house import another, deregister, heartbeat, register, static
 from support.manager import add_device, files_config
@@ -126,3 +128,47 @@ async def test_a_new_device_file_serves_who_waits(serve: Serve, tmp_path: Path) 
         await house.state("b", "pending")
         add_device(tmp_path / "gpus", 7)
         assert (await house.state("b", "allocated"))["resources"]["gpu"][0]["id"] == "GPU-7"
+
+
+SCRIPT = """#!/bin/sh
+seq -s, 0 $(($1 - 1))
+"""
+BY_SCRIPT = (
+    'external-resources = ["{name}"]\n[external-resource.{name}]\namount = 1\n'
+    'driver = "gpu"\nparam.discovery-script.path = "{script}"\n'
+)
+BY_UUID = (
+    'external-resources = ["gpu"]\n[external-resource.gpu]\namount = 1\n'
+    'driver = "static"\nparam.devices = "a;b"\nparam.device.a.id = "GPU-aaa"\nparam.device.b.id = "GPU-bbb"\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("resource", "after"), [("gpu", BY_UUID), ("card", BY_SCRIPT)], ids=["another driver", "another name"]
+)
+async def test_devices_under_new_ids_are_lent_when_whoever_holds_one_by_its_old_id_has_ended(
+    serve: Serve, tmp_path: Path, resource: str, after: str
+) -> None:
+    script = tmp_path / "gpus.sh"
+    script.write_text(SCRIPT)
+    script.chmod(0o755)
+    async with serve(BY_SCRIPT.format(name="gpu", script=script)) as house:
+        await house.say(register("w", gpu=1))
+        assert (await house.state("w", "allocated"))["resources"]["gpu"][0]["id"] == "gpu:0"
+    for _ in range(2):
+        async with serve(after.format(name=resource, script=script), identity=another()) as house:
+            house.metrics.show(house.processor.standing)
+            await house.say(register("next", **{resource: 1}))
+            waiter = await house.until(
+                lambda records: "held back" in (records.get("h/next/1", {}).get("reason") or "") and records["h/next/1"]
+            )
+            assert waiter["state"] == "pending"
+            assert "h/w/1 holds gpu:0 of gpu" in waiter["reason"]
+            listed = (await house.records())["@host/h"]["resources"][resource]["devices"]
+            assert {one["health"] for one in listed} == {"unknown"}
+            await house.told()
+            assert house.metric("outfitter_devices", resource=resource, state="held-back") == len(listed)
+    async with serve(after.format(name=resource, script=script), identity=another()) as house:
+        await house.say(deregister("w"))
+        await house.state("next", "allocated")
+    assert (await verdict(house.bus.url)).violations == ()

@@ -128,8 +128,9 @@ class Chronicle:
         self.said.clear()
         self.batch = self._new_batch()
 
-    def crash(self) -> None:
-        """All memory is lost; the ledger is read again by a new run."""
+    def crash(self, rules: Rules | None = None) -> None:
+        """All memory is lost; the ledger is read again by a new run, which has these `rules`."""
+        self.rules = rules or self.rules
         self._restore()
         self.snapshots = self._begin()
         self.snapshots.adopt(self.last_checkpoint())

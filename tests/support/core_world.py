@@ -29,6 +29,7 @@ from outfitter_proto.records import (
 from outfitter_service.core import model as m
 from outfitter_service.core.book import HostBook, queue_entry
 from outfitter_service.core.decide import Decision, Rules, decide, implied, is_due, renumber, work_out
+from outfitter_service.core.hosts import host_record
 from outfitter_service.core.ledger import DropAllocation, Ledger, PutAllocation, PutHost, SetInventory, SetScan
 from support.decided import apply, decision_of
 from support.desk import HOST, START
@@ -36,10 +37,17 @@ from support.desk import HOST, START
 ALIASES = {"g0": ("p0",), "g1": ("p1", "x1")}
 """Devices with several names; `p0` is also what another resource calls `g0`."""
 
-MORE = 6
-"""Changes of one decision beyond `Rules.chunk`: the event's own, and the last of a larger effect."""
+MORE = 10
+"""Changes of one decision beyond `Rules.chunk`: the event's own, each inventory, and the last of a larger effect."""
 
-ONE_NAME = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
+_ONE_NAME = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
+
+
+def one_name(name: str) -> str:
+    """A device by one of its names: what is after `~` is how it is called since some restart, which nothing connects
+    with how it was called before."""
+    name = name.partition("~")[0]
+    return _ONE_NAME.get(name, name)
 
 
 def known(name: str, health: Health = Health.HEALTHY) -> m.KnownDevice:
@@ -62,7 +70,7 @@ def has_alone(record: Allocation) -> set[str]:
     if record.state not in HOLDING_STATES:
         return set()
     ids = [info["id"] for name, infos in record.resources.items() if name not in record.shared for info in infos]
-    names = {ONE_NAME.get(one, one) for one in ids}
+    names = {one_name(one) for one in ids}
     assert len(names) == len(ids), f"one device twice in {record.key}: {ids}"
     return names
 
@@ -70,7 +78,7 @@ def has_alone(record: Allocation) -> set[str]:
 def has_shared(record: Allocation) -> set[str]:
     if record.state not in HOLDING_STATES:
         return set()
-    return {ONE_NAME.get(info["id"], info["id"]) for name in record.shared for info in record.resources[name]}
+    return {one_name(info["id"]) for name in record.shared for info in record.resources[name]}
 
 
 def check_exclusive(records: Iterable[Allocation]) -> None:
@@ -92,6 +100,7 @@ def fingerprint(book: HostBook) -> dict[str, Any]:
     return {
         "record": book.record,
         "inventories": dict(book.inventories),
+        "suspects": book.suspects,
         "free": {name: list(shelf.free) for name, shelf in book.shelves.items() if shelf.devices},
         "places": {name: dict(shelf.places) for name, shelf in book.shelves.items() if shelf.devices},
         "distinct": book.distinct,
@@ -258,18 +267,24 @@ class World:
                 self._check_rebuilt()
                 assert self.ledger.book(HOST).scan_from is None, "somebody has not been looked at"
                 self._check_nothing_stalls()
+                self._check_held_back()
                 self._check_time()
                 for key in self.registered - self.gone:
                     assert key in self.topic, f"{key} was registered and has no answer"
                 return
         raise AssertionError(f"follow-ups do not end: {self.last}")
 
-    def crash(self) -> None:
-        """All memory is lost, the topic alone says what was; messages that were not decided are read again."""
+    def crash(self, rules: Rules | None = None) -> None:
+        """All memory is lost, the topic alone says what was; messages that were not decided are read again. `rules`:
+        what the manager that comes next is configured with."""
         unread = [event for event, _ in self.decided if isinstance(event, m.Incoming)]
         unread += [event for event in self.waiting if isinstance(event, m.Incoming)]
         self.ledger = self.replayed()
         self.decided = []
+        self.rules = rules or self.rules
+        record = self.ledger.book(HOST).record
+        if record is not None and (told := host_record(record, self.rules, {}, self.now)) is not None:
+            self.ledger.apply([PutHost(told)])
         self.commands = [command for one in self.ledger.allocations.values() if (command := implied(one)) is not None]
         self.waiting = deque([m.Reschedule(host=HOST), *unread])
 
@@ -295,7 +310,7 @@ class World:
     def shows(self, resource: str, *, healthy: bool = True) -> set[str]:
         """The devices of a resource, each by one name."""
         return {
-            ONE_NAME.get(device.id, device.id)
+            one_name(device.id)
             for device in self.ledger.book(HOST).inventory(resource).devices
             if device.health == Health.HEALTHY or not healthy
         }
@@ -331,7 +346,9 @@ class World:
     def feasible(self, record: Allocation, *, although_asking: bool = False) -> bool:
         """It could be served with the devices there are, if nobody held or claimed any."""
         for resource, amount in record.request.amounts.items():
-            spec = self.rules.specs[resource]
+            spec = self.rules.specs.get(resource)
+            if spec is None:
+                return False
             inventory = self.ledger.book(HOST).inventory(resource)
             failed = inventory.failure is not None and amount >= inventory.failure.at_least
             if spec.state != m.SpecState.OK or not inventory.reported or failed:
@@ -359,6 +376,28 @@ class World:
             wants_alone, wants_shared = self.wants(record)
             claimed_alone |= wants_alone
             claimed_shared |= wants_shared
+
+    def _check_held_back(self) -> None:
+        """At rest a device is held back only while somebody holds one that its driver, or no driver, names."""
+        inventories = self.ledger.book(HOST).inventories
+        named = {name: set(inventory.names_of_all) for name, inventory in inventories.items()}
+        held = [
+            (resource, {info["id"], *(record.aliases or {}).get(info["id"], ())})
+            for record in self.ledger.allocations.values()
+            if record.state in HOLDING_STATES
+            for resource, infos in record.resources.items()
+            for info in infos
+        ]
+        for resource, inventory in inventories.items():
+            if inventory.held_back:
+                assert any(
+                    (
+                        names.isdisjoint(named[resource])
+                        and (own == resource or not names.isdisjoint(inventory.known or ()))
+                    )
+                    or all(names.isdisjoint(others) for others in named.values())
+                    for own, names in held
+                ), f"{resource} is held back for nothing"
 
     def _check_hope(self, record: Allocation) -> None:
         """A waiter may be served one day: there are the devices, or their drivers have yet to say so."""

@@ -21,6 +21,17 @@ from outfitter_service.core.states import PENDING
 from outfitter_service.core.terms import Terms, terms
 
 
+class Suspect(Struct, frozen=True):
+    """The record under `key` holds device `id`, granted as `resource`, which is not reported any more."""
+
+    key: str
+    resource: str
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.key} holds {self.id} of {self.resource}, which is not reported any more"
+
+
 class Inventory(Struct, frozen=True, kw_only=True):
     """What a driver last said of one resource of one host.
 
@@ -29,9 +40,14 @@ class Inventory(Struct, frozen=True, kw_only=True):
     `is_retry_due`: the delay after its failure has ended while it was being asked. `healthy` counts the healthy
     devices. `linked` are names that earlier reports connected, as long as the record of a holder does not have them
     all.
+
+    `found` are the devices as the driver named them, `devices` the same as they can be lent: those whose ids are
+    `held_back` are of unknown health, as long as `suspect` holds what may be one of them. `known` are then the names of
+    devices that were known before; None: all are known. See `holding_back`.
     """
 
     devices: tuple[KnownDevice, ...] = ()
+    found: tuple[KnownDevice, ...] = ()
     linked: tuple[tuple[str, ...], ...] = ()
     failure: DriverFailure | None = None
     reported: bool = False
@@ -40,20 +56,54 @@ class Inventory(Struct, frozen=True, kw_only=True):
     least: int = 0
     is_retry_due: bool = False
     healthy: int = 0
+    known: tuple[str, ...] | None = None
+    held_back: frozenset[str] = frozenset()
+    suspect: Suspect | None = None
 
     @classmethod
     def of(cls, devices: tuple[KnownDevice, ...], *, asked: int = 0) -> Inventory:
         """The inventory that a driver's report amounts to; devices that share a name are one."""
         distinct = _distinct(devices)
-        well = Health.HEALTHY
-        healthy = sum(device.health == well for device in distinct)
-        return cls(devices=distinct, reported=True, asked=asked, healthy=healthy)
+        return cls(devices=distinct, found=distinct, reported=True, asked=asked, healthy=_count_healthy(distinct))
+
+    def with_held_back(self, ids: frozenset[str], suspect: Suspect) -> Inventory:
+        """The same with these devices held back because of `suspect`, and no others."""
+        back = frozenset([one.id for one in self.found if one.id in ids and one.health == Health.HEALTHY])
+        reason = f"held back: {suspect} and which may be this device"
+        devices = tuple(
+            [
+                structs.replace(one, health=Health.UNKNOWN, reason=reason) if one.id in back else one
+                for one in self.found
+            ]
+        )
+        if devices == self.devices:
+            devices = self.devices
+        healthy = _count_healthy(devices)
+        return structs.replace(self, devices=devices, healthy=healthy, held_back=back, suspect=suspect)
+
+    def with_all_known(self) -> Inventory:
+        """The same with no device held back."""
+        healthy = _count_healthy(self.found)
+        return structs.replace(
+            self, devices=self.found, healthy=healthy, known=None, held_back=frozenset(), suspect=None
+        )
 
     @property
     def names(self) -> list[tuple[str, ...]]:
         """The names of each device that has several: those in use, then those that are only `linked`."""
         named = [(device.id, *device.aliases) for device in self.devices if device.aliases]
         return [*named, *self.linked] if self.linked else named
+
+    @property
+    def names_of_all(self) -> tuple[str, ...]:
+        """The names of all devices that are reported, and those that are only `linked` with them."""
+        named = [name for device in self.found for name in (device.id, *device.aliases)]
+        return (*named, *[name for names in self.linked for name in names])
+
+
+def _count_healthy(devices: Iterable[KnownDevice]) -> int:
+    well = Health.HEALTHY
+    return sum(device.health == well for device in devices)
 
 
 def _distinct(devices: tuple[KnownDevice, ...]) -> tuple[KnownDevice, ...]:
@@ -213,7 +263,8 @@ class HostBook:
     `shelves` are by resource, `shown` by device; `distinct`: no device is shown more than once, and `overlapping` are
     the resources of which that can not be said. `live` are the records that hold devices, `without` counts those of
     them that have none to themselves. `locks` and `sharers` count by canonical name how many live records have a device
-    to themselves and together with others.
+    to themselves and together with others. `suspects` are the keys of those that have
+    devices held back in some inventory.
 
     `queue` has every pending record in order, and `waiting` the same by each resource that they want. `claims` are
     those of them that were told that what they want is busy: whoever comes later has to leave it to them. `unanswered`
@@ -230,6 +281,7 @@ class HostBook:
         self.host = host
         self.record: Host | None = None
         self.inventories: dict[str, Inventory] = {}
+        self.suspects: frozenset[str] = frozenset()
         self.shelves: dict[str, Shelf] = {}
         self.shown: dict[str, tuple[Shelf, ...]] = {}
         self.distinct = True
@@ -326,6 +378,7 @@ class HostBook:
             self.inventories.pop(resource, None)
         else:
             self.inventories[resource] = inventory
+        self.suspects = frozenset([one.suspect.key for one in self.inventories.values() if one.suspect is not None])
         if (
             inventory.devices is before.devices
             and inventory.linked == before.linked

@@ -112,7 +112,9 @@ def _internal(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> De
         case m.Reschedule():
             draft = Draft(ledger, rules, now, cause=event.cause)
             draft.decision.kind = "reschedule"
-            if queue.scan(draft, event.host, whole=event.whole):
+            if discovery.lend_again(draft, event.host):
+                draft.decision.follow_ups.append(event)
+            elif queue.scan(draft, event.host, whole=event.whole):
                 discovery.refresh_holders(draft, event.host)
         case _:
             raise TypeError(f"no rule for an event of type {type(event).__name__}")

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import UNSET, UnsetType, structs
 
 from outfitter_proto.records import HOLDING_STATES, Allocation, ReasonCode
+from outfitter_service.core import holding_back, policy
 from outfitter_service.core import model as m
-from outfitter_service.core import policy
 from outfitter_service.core.book import HostBook, Inventory, QueueEntry
 from outfitter_service.core.draft import Draft
 from outfitter_service.core.hosts import host_record, refreshed, with_health
@@ -29,32 +29,66 @@ def report(draft: Draft, event: m.DriverReport) -> None:
         return
     view = draft.view(event.host)
     before = view.inventory(event.resource)
+    others: dict[str, Inventory] = {}
     if event.failure is not None:
         failure = _failure_now(draft, view, event, before.healthy)
         inventory = structs.replace(before, failure=failure, asking=0, is_retry_due=False)
     else:
-        inventory = Inventory.of(event.devices, asked=max(event.asked, before.asking))
+        inventory, others = _reported(draft, view, event, before)
         failure = _failure_now(draft, view, event, inventory.healthy)
         inventory = structs.replace(inventory, failure=failure, least=before.least)
-        if inventory.devices == before.devices:
-            # the very same tuple: the book then keeps its indexes
-            inventory = structs.replace(inventory, devices=before.devices, linked=before.linked)
-        else:
-            inventory = structs.replace(inventory, linked=_still_linked(view.book, event.resource, inventory))
-    if inventory == before:
+    if inventory == before and not others:
         return
-    draft.decision.changes.append(SetInventory(event.host, event.resource, inventory))
     book = draft.book(event.host)
     # an answer that is nothing new concerns only those who have waited for it
-    concerned = book.unanswered.get(event.resource) if _says_the_same(before, inventory) else book.queue
+    is_news = others or not _says_the_same(before, inventory)
+    concerned = book.queue if is_news else book.unanswered.get(event.resource)
+    _put_inventories(draft, book, {event.resource: inventory, **others}, concerned)
+
+
+def _reported(
+    draft: Draft, view: View, event: m.DriverReport, before: Inventory
+) -> tuple[Inventory, dict[str, Inventory]]:
+    """The inventory that a report amounts to, and those of other resources that change because of it."""
+    book, specs = view.book, draft.rules.specs
+    inventory = Inventory.of(event.devices, asked=max(event.asked, before.asking))
+    if inventory.found == before.found:
+        # the very same tuples: the book then keeps its indexes
+        inventory = structs.replace(
+            before, asked=inventory.asked, asking=0, is_retry_due=False, failure=None, reported=True
+        )
+        if before.reported:
+            return inventory, {}
+    else:
+        inventory = structs.replace(inventory, linked=_still_linked(book, event.resource, inventory))
+    if event.resource in specs:
+        inventory = holding_back.compared(book, specs[event.resource], before, inventory)
+    changed = holding_back.settled(book, specs, {**book.inventories, event.resource: inventory})
+    return changed.pop(event.resource, inventory), changed
+
+
+def _put_inventories(
+    draft: Draft, book: HostBook, inventories: dict[str, Inventory], concerned: Sequence[QueueEntry] | None
+) -> None:
+    """Inventories are others from now on, which concerns the first of `concerned` and all who wait behind it."""
+    host, changes = book.host, draft.decision.changes
+    changes += [SetInventory(host, resource, inventory) for resource, inventory in inventories.items()]
     if concerned and (book.scan_from is None or concerned[0] < book.scan_from):
-        draft.decision.changes.append(SetScan(event.host, concerned[0]))
+        changes.append(SetScan(host, concerned[0]))
     if book.record is not None:
-        inventories = {**book.inventories, event.resource: inventory}
-        record = host_record(book.record, draft.rules, inventories, draft.now)
+        record = host_record(book.record, draft.rules, {**book.inventories, **inventories}, draft.now)
         if record is not None:
-            draft.decision.changes.append(PutHost(record))
-    draft.again(event.host)
+            changes.append(PutHost(record))
+    draft.again(host)
+
+
+def lend_again(draft: Draft, host: str) -> bool:
+    """Hold back only what still must be, if a holder has ended because of whom anything is; whether that was so."""
+    book = draft.book(host)
+    if book.suspects <= book.live.keys():
+        return False
+    _put_inventories(draft, book, holding_back.settled(book, draft.rules.specs, book.inventories), book.queue)
+    return True
 
 
 def _failure_now(draft: Draft, view: View, event: m.DriverReport, healthy: int) -> m.DriverFailure | None:

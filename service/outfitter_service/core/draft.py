@@ -197,6 +197,8 @@ class Draft:
         held = before in HOLDING_STATES
         if held != (state in HOLDING_STATES):
             self._moved.append((whole, -1 if held else 1))
+            if held and key in self.book(after.host).suspects:
+                self.again(after.host)
         return after
 
     def _measured(self, key: str, after: Allocation, step: Step, *, new: bool, grows: bool) -> tuple[Allocation, bytes]:

@@ -76,10 +76,17 @@ def too_few(spec: ResourceSpec, amount: int, inventory: Inventory) -> str:
     return f"{amount} {spec.name} requested, {len(inventory.devices)} discovered"
 
 
+def held_back(inventory: Inventory) -> str:
+    """How many devices of a resource are held back, and why."""
+    if not inventory.held_back:
+        return ""
+    return f"; {len(inventory.held_back)} held back: {inventory.suspect} and which may be one of them"
+
+
 def too_ill(spec: ResourceSpec, amount: int, inventory: Inventory) -> str:
     return (
         f"{amount} {spec.name} requested, {inventory.healthy} of {len(inventory.devices)} healthy; "
-        "it is granted when enough are healthy again"
+        f"it is granted when enough are healthy again{held_back(inventory)}"
     )
 
 
@@ -110,7 +117,7 @@ def _devices(count: int) -> str:
 
 
 def busy(spec: ResourceSpec, amount: int, free: int, inventory: Inventory) -> str:
-    text = f"waits for {amount} {spec.name}: {free} of {len(inventory.devices)} free"
+    text = f"waits for {amount} {spec.name}: {free} of {len(inventory.devices)} free{held_back(inventory)}"
     return f"{text}; {spec.hint}" if spec.hint else text
 
 

@@ -12,8 +12,13 @@ from outfitter_proto.records import MAX_LISTED_DEVICES, Health, Host, InventoryD
 from outfitter_service.core import explain
 from outfitter_service.core.book import Inventory
 from outfitter_service.core.draft import Rules
+from outfitter_service.core.holding_back import remembered
 from outfitter_service.core.model import KnownDevice, ResourceSpec, SpecState
 from outfitter_service.core.terms import info
+
+MAX_KNOWN_NAMES = 1024
+"""Names of known devices in a host's record, while others are held back. After a restart, what is beyond counts as new.
+"""
 
 
 def host_record(before: Host, rules: Rules, inventories: Mapping[str, Inventory], now: datetime) -> Host | None:
@@ -29,8 +34,8 @@ def host_record(before: Host, rules: Rules, inventories: Mapping[str, Inventory]
 
 def fitting(resources: dict[str, ResourceInventory], most: int) -> dict[str, ResourceInventory]:
     """What can be said of a host's resources in `most` bytes: of the one that takes most, half as many devices are
-    listed, again and again; then no reason is given, then fewer names, and then it is left out. Devices are counted in
-    any case."""
+    listed, again and again; then no reason is given, then fewer names, then fewer known ones, and then it is left out.
+    Devices are counted in any case."""
     resources = dict(resources)
     sizes = {name: len(name) + len(encode(one)) for name, one in resources.items()}
     while sum(sizes.values()) > most:
@@ -52,6 +57,8 @@ def _shorter(told: ResourceInventory) -> ResourceInventory | None:
         return structs.replace(told, reason=None)
     if told.names:
         return structs.replace(told, names=told.names[: len(told.names) // 2] or UNSET)
+    if told.known:
+        return structs.replace(told, known=told.known[: len(told.known) // 2])
     return None
 
 
@@ -59,7 +66,11 @@ def _inventory(spec: ResourceSpec, inventory: Inventory | None, before: Resource
     sharing = "shared" if spec.shared else "exclusive"
     if spec.state != SpecState.OK:
         return ResourceInventory(
-            state=spec.state, reason=explain.not_in_effect(spec), amount=spec.amount, sharing=sharing
+            state=spec.state,
+            reason=explain.not_in_effect(spec),
+            amount=spec.amount,
+            sharing=sharing,
+            known=remembered(spec, before),
         )
     found = inventory.devices if inventory else ()
     if inventory is None or (inventory.failure is None and not inventory.reported):
@@ -81,6 +92,7 @@ def _inventory(spec: ResourceSpec, inventory: Inventory | None, before: Resource
         healthy=inventory.healthy if inventory else 0,
         names=_names(inventory, before),
         on_demand=spec.on_demand or UNSET,
+        known=_known(spec, inventory, before),
     )
 
 
@@ -90,6 +102,13 @@ def _names(inventory: Inventory | None, before: ResourceInventory | None) -> lis
     if inventory is None or not inventory.reported:
         return before.names if before is not None else UNSET
     return [list(names) for names in inventory.names[:MAX_LISTED_DEVICES]] or UNSET
+
+
+def _known(spec: ResourceSpec, inventory: Inventory | None, before: ResourceInventory | None) -> list[str] | UnsetType:
+    """The names of known devices, where they are not simply those that are listed."""
+    if inventory is None or not inventory.reported:
+        return remembered(spec, before)
+    return UNSET if inventory.known is None else list(inventory.known[:MAX_KNOWN_NAMES])
 
 
 def refreshed(told: dict[str, str], device: KnownDevice | None) -> dict[str, str]:

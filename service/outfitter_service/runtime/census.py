@@ -15,7 +15,7 @@ from outfitter_proto.records import HOLDING_STATES, Allocation, Health
 from outfitter_service.core.book import HostBook, Inventory
 from outfitter_service.core.ledger import Ledger
 from outfitter_service.core.states import PENDING
-from outfitter_service.metrics import Standing
+from outfitter_service.metrics import HELD_BACK, Standing
 from outfitter_service.runtime.selfcheck import Holders, Violation
 
 OTHER = "(other)"
@@ -157,8 +157,9 @@ class Census:
 
 
 def _ids(book: HostBook, inventory: Inventory) -> _Ids:
-    """A resource's devices by health, under their canonical names."""
+    """A resource's devices by health, under their canonical names; those that are held back apart."""
     grouped: dict[str, set[str]] = {}
     for device in inventory.devices:
-        grouped.setdefault(str(device.health), set()).add(book.canonical(device.id))
+        state = HELD_BACK if device.id in inventory.held_back else str(device.health)
+        grouped.setdefault(state, set()).add(book.canonical(device.id))
     return {health: frozenset(ids) for health, ids in grouped.items()}

@@ -72,6 +72,7 @@ class Telling:
         self.log = log.bind(**place)
         self._lines = Lines()
         self._unlogged = 0
+        self._held_back: set[tuple[str, str]] = set()
 
     def committed(self, batch: Batch) -> None:
         """Count and log a commit."""
@@ -102,7 +103,28 @@ class Telling:
         if self._unlogged and self._lines.take(1):
             self.log.info("and more transitions", more=self._unlogged)
             self._unlogged = 0
+        for host in batch.announced:
+            self._tell_held_back(host, batch.ledger)
         self._complain(self.census.take(batch.allocations, before=batch.before))
+
+    def _tell_held_back(self, host: str, ledger: Ledger) -> None:
+        """Say when devices of a resource begin to be held back, and when none is any more."""
+        book = ledger.hosts.get(host)
+        inventories = book.inventories if book is not None else {}
+        for resource, inventory in inventories.items():
+            if inventory.held_back and (host, resource) not in self._held_back:
+                self._held_back.add((host, resource))
+                self.log.warning(
+                    "devices are held back: any of them may be one that is held",
+                    host=host,
+                    resource=resource,
+                    devices=len(inventory.held_back),
+                    reason=str(inventory.suspect),
+                )
+        for resource in [resource for known, resource in self._held_back if known == host]:
+            if resource not in inventories or not inventories[resource].held_back:
+                self._held_back.discard((host, resource))
+                self.log.info("no devices are held back any more", host=host, resource=resource)
 
     def _tell_unknown_fields(self, batch: Batch) -> None:
         """Whoever misspells a field does so in each message: the counter has them all, the log some of each minute."""

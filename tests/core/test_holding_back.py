@@ -1,0 +1,358 @@
+"""Devices whose ids change: while somebody holds one under a name that is reported no longer, those that are new are
+held back, since any of them may be it. Those that were known before are lent as always."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import UNSET
+
+from outfitter_proto.records import Host, ManagerIdentity
+from outfitter_service.core import model as m
+from outfitter_service.core.hosts import host_record
+from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost
+from support.desk import HOST, START, Desk, asks, device, ill
+
+GPU = m.ResourceSpec(name="gpu", amount=1)
+SCRIPT = m.ResourceSpec(name="gpu", amount=1, on_demand=True)
+CARD = m.ResourceSpec(name="card", amount=1)
+LICENCE = m.ResourceSpec(name="licence", amount=1)
+MONITOR = m.ResourceSpec(name="gpu", amount=1, shared=True)
+
+
+def restarted(desk: Desk, *specs: m.ResourceSpec, **rules: Any) -> Desk:
+    """The core after a restart with these resources: from the ledger alone, the host announced as a manager does it."""
+    ledger = Ledger()
+    for record in desk.ledger.allocations.values():
+        ledger.restore(PutAllocation(record.key, record))
+    ledger.restore(PutHost(desk.book.record))
+    ledger.resume(commit=desk.ledger.commits, token=desk.ledger.token)
+    again = Desk(*specs or desk.rules.specs.values(), ledger=ledger, **rules)
+    again.now, again.offset = desk.now, desk.offset
+    record = host_record(again.book.record, again.rules, {}, again.now)
+    if record is not None:
+        ledger.apply([PutHost(record)])
+    again.say(m.Reschedule(host=HOST))
+    return again
+
+
+def lent(*specs: m.ResourceSpec, devices: tuple[str, ...] = ("gpu:0", "gpu:1"), workers: int = 1) -> Desk:
+    """Workers w1, w2, … have the first devices of `gpu`."""
+    desk = Desk(*specs or (GPU,))
+    desk.report(*devices)
+    for number in range(1, workers + 1):
+        desk.register(f"w{number}", 1)
+    if desk.rules.specs["gpu"].on_demand:
+        desk.report(*devices, asked=len(devices))
+    assert len(desk.book.live) == workers
+    return desk
+
+
+def healths(desk: Desk, resource: str = "gpu") -> dict[str, str]:
+    return {one.id: one.health for one in desk.book.record.resources[resource].devices}
+
+
+SUSPECT = "h/w1/1 holds gpu:0 of gpu, which is not reported any more"
+
+
+def test_devices_under_new_ids_are_held_back_while_one_is_held_under_its_old_id() -> None:
+    desk = restarted(lent())
+    desk.report("GPU-a", "GPU-b")
+    assert healths(desk) == {"GPU-a": "unknown", "GPU-b": "unknown"}
+    assert desk.book.record.resources["gpu"].healthy == 0
+    assert desk.book.record.resources["gpu"].devices[0].reason == f"held back: {SUSPECT} and which may be this device"
+    waiter = desk.register("w2", 1)
+    assert (waiter.state, waiter.reason_code) == ("pending", "infeasible")
+    assert waiter.reason == (
+        "1 gpu requested, 0 of 2 healthy; it is granted when enough are healthy again; "
+        f"2 held back: {SUSPECT} and which may be one of them"
+    )
+
+
+def test_it_ends_at_once_when_the_last_such_holder_has_ended() -> None:
+    desk = restarted(lent(workers=2))
+    desk.report("GPU-a", "GPU-b")
+    desk.register("w3", 1)
+    desk.deregister("w1")
+    assert desk.state("w3") == "pending"
+    assert "h/w2/1 holds gpu:1" in desk["w3"].reason
+    desk.deregister("w2")
+    assert desk.has("w3") == ["GPU-a"]
+    assert healths(desk) == {"GPU-a": "healthy", "GPU-b": "healthy"}
+    assert desk.book.record.resources["gpu"].known is UNSET
+    assert not desk.book.suspects
+
+
+def test_it_goes_on_while_a_driver_has_not_let_go_of_the_device() -> None:
+    desk = restarted(lent(m.ResourceSpec(name="gpu", confirms=True)))
+    desk.report("GPU-a")
+    desk.register("w2", 1)
+    desk.deregister("w1")
+    assert (desk.state("w1"), desk.state("w2")) == ("releasing", "pending")
+    desk.say(m.Unprepared(allocation="h/w1/1", token=1, confirmed=True))
+    assert desk.has("w2") == ["GPU-a"]
+
+
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_what_is_held_back_stays_so_over_further_restarts(restarts: int) -> None:
+    desk = restarted(lent())
+    desk.report("GPU-a", "GPU-b")
+    for _ in range(restarts):
+        desk = restarted(desk)
+    desk.report("GPU-a", "GPU-b")
+    assert desk.register("w2", 1).state == "pending"
+
+
+def test_a_restart_before_any_report_forgets_nothing() -> None:
+    desk = restarted(restarted(lent(devices=("gpu:0", "GPU-b"))))
+    desk.report("GPU-a", "GPU-b")
+    assert healths(desk) == {"GPU-a": "unknown", "GPU-b": "healthy"}
+
+
+def test_ids_that_change_without_a_restart_are_no_different() -> None:
+    desk = lent()
+    desk.report()
+    desk.report("GPU-a", "GPU-b")
+    assert desk.register("w2", 1).state == "pending"
+
+
+def test_a_device_that_falls_off_the_bus_while_it_is_held_blocks_no_other() -> None:
+    desk = lent(devices=("a", "b", "c"))
+    desk.report("b", "c")
+    assert desk.register("w2", 1).state == "allocated"
+    desk.report("c")
+    desk = restarted(desk)
+    desk.report("b", "c")
+    assert desk.register("w3", 1).state == "allocated"
+
+
+def test_devices_that_vanish_and_come_back_beside_a_missing_one_are_known() -> None:
+    desk = lent(devices=("a", "b", "c"))
+    desk.report("c")
+    desk.report()
+    desk = restarted(desk)
+    desk.report("b", "c", "new")
+    assert healths(desk) == {"b": "healthy", "c": "healthy", "new": "unknown"}
+    waiter = desk.register("w2", 3)
+    assert "1 held back" in waiter.reason
+
+
+def test_a_worker_that_waits_for_known_devices_is_told_how_many_are_held_back() -> None:
+    desk = restarted(lent(devices=("gpu:0", "GPU-b")))
+    desk.report("GPU-a", "GPU-b")
+    desk.register("w2", 1)
+    waiter = desk.register("w3", 1)
+    assert waiter.reason_code == "busy"
+    assert waiter.reason == f"waits for 1 gpu: 0 of 2 free; 1 held back: {SUSPECT} and which may be one of them"
+
+
+def test_devices_that_are_new_while_all_that_is_held_is_reported_are_lent() -> None:
+    desk = restarted(lent())
+    desk.report("gpu:0", "gpu:1", "gpu:2")
+    assert healths(desk)["gpu:2"] == "healthy"
+    desk.report("gpu:1", "gpu:2")
+    assert desk.register("w2", 2).state == "allocated"
+
+
+def test_new_ids_that_the_driver_connects_with_the_old_ones_are_not_held_back() -> None:
+    desk = restarted(lent())
+    desk.report(device("GPU-a", aliases=("gpu:0",)), "GPU-b")
+    assert desk.register("w2", 1).state == "allocated"
+    assert desk.register("w3", 1).state == "pending"
+
+
+def test_an_old_id_that_another_driver_connects_is_no_less_connected() -> None:
+    desk = restarted(lent(GPU, CARD), GPU, CARD)
+    desk.report(device("PCI-0", aliases=("gpu:0", "GPU-a")), resource="card")
+    desk.report("GPU-a", "GPU-b")
+    assert desk.register("w2", 1).state == "allocated"
+
+
+def test_a_report_that_names_the_old_id_again_frees_the_others() -> None:
+    desk = restarted(lent())
+    desk.report("GPU-a", "GPU-b")
+    desk.register("w2", 1)
+    desk.report(device("GPU-a", aliases=("gpu:0",)), "GPU-b")
+    assert desk.has("w2") == ["GPU-b"]
+
+
+def test_an_ill_device_that_is_held_back_says_what_it_has_and_stays_so_when_it_is_well() -> None:
+    desk = restarted(lent())
+    desk.report(ill("GPU-a"), "GPU-b")
+    assert healths(desk) == {"GPU-a": "unhealthy", "GPU-b": "unknown"}
+    desk.report("GPU-a", "GPU-b")
+    assert desk.register("w2", 1).state == "pending"
+
+
+# --- resources that are renamed, or new ----------------------------------------------------------------
+
+
+def test_a_resource_that_is_renamed_is_held_back_while_a_holder_of_the_old_one_lives() -> None:
+    desk = restarted(lent(), CARD)
+    desk.report("card:0", "card:1", resource="card")
+    desk.register("w2", resources=asks(card=1))
+    assert desk.state("w2") == "pending"
+    desk = restarted(restarted(desk))
+    desk.report("card:0", "card:1", resource="card")
+    assert desk.state("w2") == "pending"
+    desk.deregister("w1")
+    assert desk.has("w2", "card") == ["card:0"]
+
+
+@pytest.mark.parametrize("state", [m.SpecState.DISABLED, m.SpecState.MISCONFIGURED, m.SpecState.NO_DRIVER])
+def test_a_resource_that_is_not_in_effect_any_more_counts_as_gone(state: m.SpecState) -> None:
+    desk = restarted(lent(), m.ResourceSpec(name="gpu", state=state), CARD)
+    desk.report("card:0", resource="card")
+    assert desk.register("w2", resources=asks(card=1)).state == "pending"
+    desk = restarted(desk, GPU, CARD)
+    desk.report("gpu:0", "gpu:1")
+    desk.report("card:0", resource="card")
+    assert healths(desk) == {"gpu:0": "healthy", "gpu:1": "healthy"}
+    assert desk.state("w2") == "allocated"
+
+
+def test_a_resource_that_is_renamed_and_keeps_its_ids_is_lent_but_for_what_is_held() -> None:
+    desk = restarted(lent(), CARD)
+    desk.report("gpu:0", "gpu:1", resource="card")
+    assert desk.register("w2", resources=asks(card=1)).state == "allocated"
+    assert desk.register("w3", resources=asks(card=1)).state == "pending"
+
+
+def test_what_another_resource_knew_before_is_lent_while_a_holder_of_one_that_is_gone_lives() -> None:
+    desk = lent(GPU, LICENCE)
+    desk.report("l0", resource="licence")
+    desk = restarted(desk, CARD, LICENCE)
+    desk.report("l0", "l1", resource="licence")
+    assert healths(desk, "licence") == {"l0": "healthy", "l1": "unknown"}
+
+
+def test_new_devices_of_another_resource_are_lent_while_a_device_is_missing_from_its_own() -> None:
+    desk = lent(GPU, LICENCE)
+    desk.report("l0", resource="licence")
+    desk.report("gpu:1")
+    desk.report("l0", "l1", resource="licence")
+    assert healths(desk, "licence") == {"l0": "healthy", "l1": "healthy"}
+
+
+@pytest.mark.parametrize("order", ["gpu first", "card first"])
+def test_a_resource_that_is_split_is_held_back_in_both_parts(order: str) -> None:
+    desk = restarted(lent(devices=("0", "1", "2")), GPU, CARD)
+    reports = [("gpu", "GPU-b"), ("card", "GPU-a")]
+    for resource, name in reports if order == "gpu first" else reversed(reports):
+        desk.report(name, resource=resource)
+    assert desk.register("w2", resources=asks(card=1)).state == "pending"
+    assert desk.register("w3", resources=asks(gpu=1)).state == "pending"
+
+
+def test_a_resource_that_is_split_by_ids_that_stay_is_lent() -> None:
+    desk = restarted(lent(devices=("0", "1", "2")), GPU, CARD)
+    desk.report("1", resource="card")
+    assert desk.register("w2", resources=asks(card=1)).state == "pending"  # gpu's driver may yet say that 0 is 1
+    desk.report("0", "2")
+    assert desk.state("w2") == "allocated"
+
+
+# --- drivers that are asked on demand ------------------------------------------------------------------
+
+
+def test_a_script_that_is_replaced_by_the_built_in_discovery_is_held_back() -> None:
+    desk = restarted(lent(SCRIPT, devices=("gpu:0",)), GPU)
+    desk.report("GPU-a", "GPU-b")
+    assert desk.register("w2", 1).state == "pending"
+
+
+def test_a_script_in_place_of_an_inventory_is_held_back_over_restarts() -> None:
+    desk = restarted(lent(devices=("GPU-a", "GPU-b")), SCRIPT)
+    desk.register("w2", 1)
+    desk.report("gpu:0", "gpu:1", asked=2)
+    assert desk.state("w2") == "pending"
+    desk = restarted(desk)
+    desk.report("gpu:0", "gpu:1", asked=2)
+    assert desk.state("w2") == "pending"
+    desk.deregister("w1")
+    assert desk.has("w2") == ["gpu:0"]
+
+
+def test_a_script_names_other_devices_each_time_and_none_of_them_is_new() -> None:
+    desk = restarted(lent(SCRIPT, devices=("gpu:0",)))
+    desk.report("gpu:1", asked=2)
+    assert desk.register("w2", 1).state == "pending"  # its driver is asked again for it
+    desk.report("gpu:1", asked=2)
+    assert desk.has("w2") == ["gpu:1"]
+
+
+def test_a_script_of_a_renamed_resource_is_held_back() -> None:
+    desk = restarted(lent(SCRIPT, devices=("gpu:0",)), m.ResourceSpec(name="card", on_demand=True))
+    desk.register("w2", resources=asks(card=1))
+    desk.report("card:0", resource="card", asked=1)
+    assert desk.state("w2") == "pending"
+    assert not [one for said in desk.decisions[-1:] for one in said.commands], "it is asked again and again"
+    desk.deregister("w1")
+    assert desk.has("w2", "card") == ["card:0"]
+
+
+def test_a_resource_is_new_beside_a_script_whose_devices_are_held_and_is_lent() -> None:
+    desk = restarted(lent(SCRIPT, devices=("gpu:0",)), SCRIPT, CARD)
+    desk.report("card:0", resource="card")
+    assert desk.register("w2", resources=asks(card=1)).state == "allocated"
+
+
+# --- devices that are shared ---------------------------------------------------------------------------
+
+
+def test_what_several_share_holds_back_nothing_that_several_share() -> None:
+    desk = restarted(lent(MONITOR))
+    desk.report("GPU-a")
+    assert desk.register("w2", 1).state == "allocated"
+
+
+def test_what_somebody_has_alone_holds_back_what_several_would_share() -> None:
+    desk = restarted(lent(), MONITOR)
+    desk.report("GPU-a")
+    assert desk.register("w2", 1).state == "pending"
+
+
+def test_what_several_share_holds_back_what_one_would_have_alone() -> None:
+    desk = restarted(lent(MONITOR), GPU)
+    desk.report("GPU-a")
+    assert desk.register("w2", 1).state == "pending"
+
+
+# --- what the ledger keeps -----------------------------------------------------------------------------
+
+
+def test_a_host_whose_devices_are_all_known_keeps_nothing_of_it() -> None:
+    desk = lent(GPU, CARD)
+    assert desk.book.record.resources["gpu"].known is UNSET
+    assert desk.book.record.resources["card"].known is UNSET
+    desk = restarted(desk)
+    assert desk.book.record.resources["gpu"].known == ["gpu:0", "gpu:1"]
+    desk.report("gpu:0", "gpu:1")
+    assert desk.book.record.resources["gpu"].known is UNSET
+
+
+def test_a_device_that_is_held_and_not_listed_is_not_new() -> None:
+    desk = Desk()
+    desk.report(*(f"{number:04}" for number in range(300)))
+    desk.register("w1", 1)
+    desk.register("w2", 299)
+    desk.report(*(f"{number:04}" for number in range(1, 300)))
+    desk = restarted(desk)
+    desk.report(*(f"{number:04}" for number in range(1, 300)))
+    assert "unknown" not in {one.health for one in desk.book.inventories["gpu"].devices}
+
+
+def test_a_failed_driver_that_reports_at_last_is_compared_with_what_was_known() -> None:
+    desk = restarted(lent(devices=("gpu:0", "GPU-b")))
+    desk.fail("no such program")
+    desk.report("GPU-a", "GPU-b")
+    assert healths(desk) == {"GPU-a": "unknown", "GPU-b": "healthy"}
+
+
+def test_a_host_without_a_record_holds_back_what_it_cannot_know() -> None:
+    desk = restarted(lent())
+    manager = ManagerIdentity(instance="two", version="0", since=START)
+    desk.ledger.apply([PutHost(Host(host=HOST, manager=manager, since=START))])
+    desk.report("GPU-a")
+    assert desk.register("w2", 1).state == "pending"
