@@ -131,6 +131,7 @@ class Chronicle:
     def crash(self, rules: Rules | None = None) -> None:
         """All memory is lost; the ledger is read again by a new run, which has these `rules`."""
         self.rules = rules or self.rules
+        self.census = Census(self.rules.specs)
         self._restore()
         self.snapshots = self._begin()
         self.snapshots.adopt(self.last_checkpoint())
