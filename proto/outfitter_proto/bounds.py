@@ -9,22 +9,41 @@ from itertools import chain
 
 from outfitter_proto.records import (
     MAX_BOOT_ID,
+    MAX_KERNEL_NUMBER,
     MAX_LABEL_BYTES,
     MAX_OPERATOR_REQUESTS,
     MAX_OPERATORS,
     MAX_RESOURCES,
+    Owner,
     Register,
 )
 
 WITHIN_BYTES = 1024
-"""A message of at most so many bytes is within all bounds but that of `boot_id`, and need not be looked at."""
+"""A message of at most so many bytes is within all bounds but those of its owner, and need not be looked at."""
+
+
+def excess_of_owner(owner: Owner) -> tuple[str, str] | None:
+    """As `excess`, of a registration's owner."""
+    if len(owner.boot_id) > MAX_BOOT_ID:
+        return "$.owner.boot_id", f"{len(owner.boot_id)} characters; a boot's id has at most {MAX_BOOT_ID}"
+    if owner.start_ticks > MAX_KERNEL_NUMBER:
+        return "$.owner.start_ticks", _too_many_bits(owner.start_ticks)
+    if owner.pid_ns > MAX_KERNEL_NUMBER:
+        return "$.owner.pid_ns", _too_many_bits(owner.pid_ns)
+    if owner.time_ns and owner.time_ns > MAX_KERNEL_NUMBER:
+        return "$.owner.time_ns", _too_many_bits(owner.time_ns)
+    return None
+
+
+def _too_many_bits(number: int) -> str:
+    return f"a number of {number.bit_length()} bits; a kernel's numbers have at most {MAX_KERNEL_NUMBER.bit_length()}"
 
 
 def excess(message: Register) -> tuple[str, str] | None:
     """The field of a registration that is over its bound (a JSON path), and why; None if all are within theirs."""
-    owner, resources, operators = message.owner, message.resources or {}, message.operators or {}
-    if owner is not None and len(owner.boot_id) > MAX_BOOT_ID:
-        return "$.owner.boot_id", f"{len(owner.boot_id)} characters; a boot's id has at most {MAX_BOOT_ID}"
+    resources, operators = message.resources or {}, message.operators or {}
+    if message.owner is not None and (found := excess_of_owner(message.owner)) is not None:
+        return found
     if len(resources) > MAX_RESOURCES:
         return "$.resources", f"{len(resources)} resources; a registration names at most {MAX_RESOURCES}"
     if len(operators) > MAX_OPERATORS:

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from outfitter_proto.bounds import WITHIN_BYTES, excess
+from outfitter_proto.bounds import WITHIN_BYTES, excess, excess_of_owner
 from outfitter_proto.records import (
-    MAX_BOOT_ID,
     NAME_PATTERN,
     DeadLetter,
     HistoryRecord,
@@ -119,7 +118,7 @@ def decode_registration(
         message = _obeyed(what, value, error, warnings, exact=exact, named=named)
     if type(message) is Register:
         owner = message.owner
-        if len(value) > WITHIN_BYTES or (owner is not None and len(owner.boot_id) > MAX_BOOT_ID):
+        if len(value) > WITHIN_BYTES or (owner is not None and excess_of_owner(owner) is not None):
             _refuse_excess(what, message)
     if not _is_well_named(message):
         raise _misnamed(what, message)

@@ -38,6 +38,9 @@ MAX_LABEL_BYTES = 4096
 MAX_BOOT_ID = 64
 """Characters; Linux's boot ids have 36."""
 
+MAX_KERNEL_NUMBER = 2**64 - 1
+"""The largest start time or inode that a kernel can tell: 64 bits without a sign."""
+
 MAX_REASON = 256
 """Characters of a deregistration's reason that are kept: a goodbye is not refused for a long one."""
 
@@ -46,6 +49,8 @@ Name = Annotated[str, Meta(extra_json_schema={"pattern": NAME_PATTERN})]
 half of the work."""
 Amount = Annotated[int, Meta(ge=1, le=MAX_AMOUNT)]
 Seconds = Annotated[float, Meta(gt=0, le=366 * 86_400)]
+KernelNumber = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": MAX_KERNEL_NUMBER})]
+"""Its upper bound is checked where it comes in, by `outfitter_proto.bounds`: msgspec's are of 63 bits."""
 Utc = Annotated[datetime, Meta(tz=True)]
 
 
@@ -130,10 +135,10 @@ class Owner(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=T
     """
 
     pid: Annotated[int, Meta(ge=1, le=2**31)]
-    start_ticks: Annotated[int, Meta(ge=0)]
-    pid_ns: Annotated[int, Meta(ge=0)]
+    start_ticks: KernelNumber
+    pid_ns: KernelNumber
     boot_id: Annotated[str, Meta(extra_json_schema={"maxLength": MAX_BOOT_ID})]
-    time_ns: Annotated[int, Meta(ge=0)] | UnsetType | None = UNSET
+    time_ns: KernelNumber | UnsetType | None = UNSET
 
 
 Requests = Annotated[dict[Name, ResourceRequest], Meta(extra_json_schema={"maxProperties": MAX_RESOURCES})]

@@ -23,7 +23,9 @@ def asks(count: int) -> dict[str, Any]:
     return {f"r{number}": {"amount": 1} for number in range(count)}
 
 
+NUMBERS = ("start_ticks", "pid_ns", "time_ns")
 AT_THE_BOUND: list[tuple[str, dict[str, Any]]] = [
+    *((f"$.owner.{name}", {"owner": {**OWNER, "boot_id": "b", name: 2**64 - 1}}) for name in NUMBERS),
     ("$.owner.boot_id", {"owner": {**OWNER, "boot_id": "b" * 64}}),
     ("$.resources", {"resources": asks(64)}),
     ("$.operators", {"operators": {f"o{number}": {} for number in range(256)}}),
@@ -31,6 +33,8 @@ AT_THE_BOUND: list[tuple[str, dict[str, Any]]] = [
     ("$.labels", {"labels": {"é": "x" * 2000, "y": "ü" * 1046 + "z"}}),
 ]
 BEYOND: list[tuple[str, dict[str, Any]]] = [
+    *((f"$.owner.{name}", {"owner": {**OWNER, "boot_id": "b", name: 2**64}}) for name in NUMBERS),
+    *((f"$.owner.{name}", {"owner": {**OWNER, "boot_id": "b", name: 10**2000}}) for name in NUMBERS),
     ("$.owner.boot_id", {"owner": {**OWNER, "boot_id": "b" * 65}}),
     ("$.resources", {"resources": asks(65)}),
     ("$.operators", {"operators": {f"o{number}": {} for number in range(257)}}),
@@ -55,7 +59,7 @@ def test_what_is_beyond_is_refused_with_its_field_its_size_and_the_bound(field: 
 
 
 def test_what_is_not_looked_at_cannot_be_beyond() -> None:
-    """The shortest message that is over each bound but the boot's id is longer than those that are passed."""
+    """The shortest message that is over each bound but the owner's is longer than those that are passed."""
     names = [f"{number}" for number in range(65)]
     shortest = [
         {"resources": {name: {"amount": 1} for name in names}},
@@ -69,7 +73,7 @@ def test_what_is_not_looked_at_cannot_be_beyond() -> None:
 
 def test_records_that_are_over_a_bound_are_read_all_the_same() -> None:
     """Earlier versions wrote them."""
-    request = {"amounts": {}, "labels": {"x": "y" * 9000}, "owner": {**OWNER, "boot_id": "b" * 900}}
+    request = {"amounts": {}, "labels": {"x": "y" * 9000}, "owner": {**OWNER, "boot_id": "b" * 900, "pid_ns": 2**70}}
     record = {
         "type": "allocation", "host": "h", "worker": "w", "incarnation": "1", "state": "allocated", "request": request,
         "since": "2026-01-01T00:00:00Z", "writer": "host/h", "commit": 1, "source": {"partition": 0, "offset": 0},
@@ -80,6 +84,9 @@ def test_records_that_are_over_a_bound_are_read_all_the_same() -> None:
 def test_the_schema_says_them() -> None:
     defined = schema.json_schema()["$defs"]
     assert defined["Owner"]["properties"]["boot_id"]["maxLength"] == 64
+    assert defined["Owner"]["properties"]["start_ticks"]["maximum"] == 2**64 - 1
+    assert defined["Owner"]["properties"]["pid_ns"]["maximum"] == 2**64 - 1
+    assert defined["Owner"]["properties"]["time_ns"]["anyOf"][0]["maximum"] == 2**64 - 1
     assert defined["Deregister"]["properties"]["reason"]["anyOf"][0]["maxLength"] == 256
     asked = defined["Register"]["properties"]
     assert asked["resources"]["anyOf"][0]["maxProperties"] == 64
