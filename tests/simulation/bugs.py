@@ -43,7 +43,6 @@ from outfitter_service.runtime.agenda import Agenda
 from outfitter_service.runtime.attendance import Attendance
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.cycle import Cycle
-from outfitter_service.runtime.drivers import DriverPool
 from outfitter_service.runtime.processor import Processor
 from outfitter_service.runtime.roll import Roll
 from outfitter_service.runtime.scout import Outlook
@@ -488,12 +487,6 @@ def _let_go_as_configured() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _without_the_absent() -> Iterator[None]:
-    with patch.object(DriverPool, "_absent", lambda *_: []), _changing():
-        yield
-
-
 # --- in the client -----------------------------------------------------------------------------------------
 
 
@@ -739,12 +732,6 @@ BUGS: tuple[Bug, ...] = (
         what="whether a driver has to let go of a device is judged by today's configuration, not by that of its grant",
         within=40,
         patches=_let_go_as_configured,
-    ),
-    Bug(
-        name="let-go-by-nobody",
-        what="a device that was prepared by a driver that is configured no more is lent again without it",
-        within=40,
-        patches=_without_the_absent,
     ),
     Bug(
         name="size-not-measured",
