@@ -283,6 +283,8 @@ class Ledger:
             self.wrong("steps", written.offset, f"{key} goes from {was.state} to {state}", place)
         elif was.state == "releasing" and state in wire.FINAL and was.outcome not in (None, state):
             self.wrong("steps", written.offset, f"{key} was to become {was.outcome}, and is {state} now", place)
+        elif was.holds and record.holds and wire.devices(was.body) != wire.devices(record.body):
+            self.wrong("steps", written.offset, f"{key} has other devices than those that it was granted", place)
 
     def _token(self, written: Written) -> None:
         record, before = written.record, written.before

@@ -365,15 +365,22 @@ def fingerprint(body: Mapping[str, Any]) -> bytes:
     return digest(same)
 
 
+_GRANTED = ("resources", "operators", "env", "cdi", "unavailable", "aliases", "common")
+"""What a record says of what was granted."""
+
+
 def is_set_back(after: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
     """Whether `after` says the same as `before` but that it began earlier: a manager whose clock was set back has found
-    that it begins in the future."""
+    that it begins in the future. What is over may have lost its devices, where they were too large to be written again.
+    """
     try:
         if datetime.fromisoformat(after["since"]) >= datetime.fromisoformat(before["since"]):
             return False
     except (KeyError, TypeError, ValueError):
         return False
-    anew = ("since", "wait_until", "writer", "commit")
+    anew = ["since", "wait_until", "writer", "commit"]
+    if after.get("state") in FINAL and not any(after.get(name) for name in _GRANTED):
+        anew += _GRANTED
     return fingerprint({**before, **{name: after.get(name) for name in anew}}) == fingerprint(after)
 
 

@@ -100,6 +100,19 @@ def test_what_is_over_begins_anew_when_the_clock_was_set_back() -> None:
     assert world.violated() == {"steps"}
 
 
+def test_what_is_over_may_lose_its_devices_when_the_clock_was_set_back() -> None:
+    """…where topics take less than they did; while it holds them it may not."""
+    for is_over in (True, False):
+        world = lived_in()
+        if is_over:
+            world.deregister("b")
+            ended = world.now[f"{HOST}/b/1"] | {"state": "ended", "reason_code": "deregistered"}
+            world.commit(ended | {"commit": world.commits + 1}, world.allocation("e", "pending"))
+        bare = world.now[f"{HOST}/b/1"] | {"resources": {}, "since": "2020-01-01T00:00:00Z"}
+        world.commit(bare | {"commit": world.commits + 1}, to=world.position)
+        assert (not world.violated()) == is_over
+
+
 def test_what_ended_in_a_commit_may_begin_earlier_within_it() -> None:
     """The clock is set back between two decisions of one commit: history tells of both, the ledger of the last one."""
     world = lived_in()

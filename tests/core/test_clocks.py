@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from msgspec import structs
 
+from outfitter_proto.codec import encode
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import is_due
 from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost
@@ -135,3 +136,18 @@ def test_what_is_remembered_of_a_worker_is_bounded_although_the_clock_goes_back(
         desk.ledger.seal()
         desk.ledger.settle()
     assert len(desk.book.incarnations["w"]) <= 2 + 2 * 6  # those of this commit, and of the one before
+
+
+def test_what_is_over_and_became_too_large_to_write_loses_its_devices_when_the_clock_was_set_back() -> None:
+    """The topics take less than they did. Its devices are in history; retention must go on."""
+    desk = Desk(retention_s=3600.0)
+    desk.report(m.KnownDevice(id="g0", aliases=("other",), properties={"note": "n" * 3000}))
+    desk.now += YEAR
+    desk.register("w", 1)
+    desk.deregister("w")
+    desk.now -= YEAR
+    desk.rules = structs.replace(desk.rules, max_bytes=2000)
+    tick_if_due(desk)
+    assert (desk["w"].since, desk["w"].resources, desk["w"].aliases) == (desk.now, {}, {})
+    [told] = [told for decision in desk.decisions[-2:] for _, told in decision.history]
+    assert b'"aliases":{}' in encode(told)

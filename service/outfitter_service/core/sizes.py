@@ -67,9 +67,17 @@ def granted_bytes(alone: Terms) -> int:
 
 
 def bare(record: Allocation) -> Allocation:
-    """A record that is over, without what it once had: its devices are in history."""
+    """A record that is over, without what it once had: its devices are in history. What was there is empty then, and
+    not left out, because that can be told as a change."""
     return structs.replace(
-        record, resources={}, operators={}, env={}, cdi=[], unavailable={}, aliases=UNSET, common=UNSET
+        record,
+        resources={},
+        operators={},
+        env={},
+        cdi=[],
+        unavailable={},
+        aliases={} if record.aliases else UNSET,
+        common={} if record.common else UNSET,
     )
 
 
