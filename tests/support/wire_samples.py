@@ -145,7 +145,12 @@ CHECKPOINT = Checkpoint(
     boot_id="b-1",
 )
 NAMED = ResourceInventory(
-    state="reported", devices=[InventoryDevice(id="GPU-8a56")], total=1, healthy=1, names=[["GPU-8a56", "0000:3b:00.0"]]
+    state="reported",
+    devices=[InventoryDevice(id="GPU-8a56")],
+    total=1,
+    healthy=1,
+    names=[["GPU-8a56", "0000:3b:00.0"]],
+    known=["GPU-8a56"],
 )
 
 SAMPLES = {
