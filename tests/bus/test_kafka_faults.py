@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,6 +101,22 @@ async def test_a_transaction_with_a_refused_record_is_not_committed_by_half(kafk
             await writer.commit([(history, [Entry(b"h", b"y")]), (ledger, [Entry(b"k", b"y")])])
         async with await bus.open_reader(history, 0, start=None, committed=True) as reader:
             assert [m.value for m in await read_to(reader, await bus.stable_end(history, 0))] == [b"y"]
+
+
+async def test_a_clock_that_is_too_far_ahead_is_told_as_that(
+    kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka takes no record from more than an hour ahead, by its own clock."""
+    topic, right = KafkaBroker.new_cluster(), time.time
+    async with connect(kafka_broker.url) as bus:
+        await bus.create_topics([TopicSpec(topic, 1, {"message.timestamp.type": "CreateTime"})])
+        async with await bus.open_writer(topic, 0) as writer:
+            with monkeypatch.context() as ahead:
+                ahead.setattr(time, "time", lambda: right() + 2 * 3600)
+                with pytest.raises(BusConfigurationError, match="set the clock of this machine"):
+                    await writer.commit([(topic, [Entry(b"k", b"v")])])
+        async with await bus.open_writer(topic, 0) as writer:
+            await writer.commit([(topic, [Entry(b"k", b"v")])])
 
 
 async def test_a_record_that_is_not_bytes_fails_its_publisher_and_nobody_else(kafka_broker: KafkaBroker) -> None:

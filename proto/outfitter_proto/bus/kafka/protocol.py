@@ -51,6 +51,8 @@ _COORDINATORS = {"group": 0, "transactional-id": 1}
 _DENIED_KINDS = {29: "topic", 30: "group", _CLUSTER_AUTHORIZATION_FAILED: "cluster", 53: "transactional-id"}
 _CONFIGURATION = {
     17: "the name of topic {topic!r} is not valid",
+    32: "the broker does not take this machine's time for topic {topic!r}, which is ahead of its own by more than "
+    "message.timestamp.after.max.ms: set the clock of this machine, or the broker's, right",
     37: "the number of partitions of topic {topic!r} is not valid",
     38: "the replication factor of topic {topic!r} is not possible with the brokers there are",
     40: "a setting of topic {topic!r} is not valid",
