@@ -292,7 +292,7 @@ async def test_what_a_manager_writes_behind_the_copy_is_not_deleted(
         await house.stop()
 
     async def write(point: str) -> None:
-        if point == "commit:after" and b"h/w1/1" in (records := await ledger(bus, cluster))[NEW]:
+        if point == "commit:after" and b"h/w1/1" in (records := await ledger(bus, cluster)).get(NEW, {}):
             bus.script = no_faults
             key = b"@checkpoint/host/h"
             checkpoint = json.loads(records[OLD][key])
