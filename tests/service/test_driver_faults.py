@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -32,6 +32,7 @@ from outfitter_service.runtime import loading
 from outfitter_service.runtime import supervisor as supervisor_module
 from outfitter_service.runtime.drivers import close
 from outfitter_service.runtime.supervisor import Loaded, Supervisor
+from outfitter_service.runtime.verdicts import MOST_DEVICES
 from service.conftest import Serve
 from support.house import another, deregister, register
 from support.processes import wait_until_ended
@@ -182,6 +183,9 @@ class Odd(ExternalResourceDriver, Inventory):
 
     async def inventory(self, host: str) -> AsyncIterator[Sequence[Device]]:
         self.asked += 1
+        while self.how == "never waits":
+            self.asked += 1
+            yield [Device(properties={"index": "0", "asked": str(self.asked)})]
         if self.how == "always yields what is no text":
             yield [Device(properties={"index": 7})]  # type: ignore[dict-item]
         if self.how.startswith("sets "):
@@ -209,6 +213,8 @@ class Odd(ExternalResourceDriver, Inventory):
                     return
                 case "ends before it begins":
                     return
+                case "yields too many devices":
+                    yield [Device(properties={"index": str(index)}) for index in range(MOST_DEVICES + 1)]
                 case "is cancelled from within":
                     yield []
                     forgotten = asyncio.ensure_future(anyio.sleep_forever())
@@ -216,6 +222,22 @@ class Odd(ExternalResourceDriver, Inventory):
                     await forgotten
         yield [Device(properties={"index": "0"})]
         await anyio.sleep_forever()
+
+
+class WithProperties(Odd):
+    """What it says of itself is its own code."""
+
+    def __init__(self, **properties: object) -> None:
+        super().__init__("works")
+        self.properties = properties
+
+    def __getattribute__(self, name: str) -> Any:
+        properties = super().__getattribute__("__dict__").get("properties", {})
+        if name not in properties:
+            return super().__getattribute__(name)
+        if isinstance(properties[name], Exception):
+            raise properties[name]
+        return properties[name]
 
 
 class OddFactory(ExternalResourceDriverFactory):
@@ -226,6 +248,10 @@ class OddFactory(ExternalResourceDriverFactory):
             raise SystemExit("a vendor's library wants to end this process")
         if config["how"] == "has no words":
             raise WordlessError
+        if config["how"] == "has a hint that fails":
+            return WithProperties(not_granted_hint=RuntimeError("no hint today"))
+        if config["how"] == "has an odd time-out":
+            return WithProperties(call_timeout="soon")
         if config["how"] == "is none":
             return cast("Odd", None)
         return Odd(config["how"])
@@ -251,6 +277,7 @@ def odd(how: str) -> str:
         "yields half characters",
         "ends",
         "ends before it begins",
+        "yields too many devices",
         "is cancelled from within",
         *RAISED,
     ],
@@ -268,6 +295,13 @@ async def test_an_inventory_that_fails_once_is_opened_again(serve: Serve, how: s
         await house.say(register("w", odd=1))
         assert (await house.state("w", "allocated"))["resources"]["odd"][0]["id"] == "odd:0"
         assert house.metric("outfitter_driver_failures_total", resource="good", call="inventory") == 0
+
+
+async def test_an_inventory_that_never_waits_leaves_its_manager_time_for_others(serve: Serve) -> None:
+    async with serve(odd("never waits")) as house:
+        await house.say(register("g", good=1), register("w", odd=1))
+        await house.state("g", "allocated")
+        await house.state("w", "allocated")
 
 
 async def test_devices_that_are_no_text_are_refused_and_leave_a_ledger_that_can_be_replayed(serve: Serve) -> None:
@@ -309,6 +343,8 @@ async def test_a_resource_that_waits_is_asked_for_again_after_a_failure_for_good
         ("is none", "no ExternalResourceDriver but None"),
         ("ends the process", "a vendor's library wants to end this process"),
         ("has no words", "its message cannot be read"),
+        ("has a hint that fails", "no hint today"),
+        ("has an odd time-out", "call_timeout is 'soon'"),
     ],
 )
 async def test_a_driver_that_cannot_be_built_leaves_the_others_served(serve: Serve, how: str, said: str) -> None:

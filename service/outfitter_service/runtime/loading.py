@@ -6,6 +6,7 @@ are served.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import structlog
@@ -45,6 +46,7 @@ def _load(resource: ResourceConfig, scope: str) -> Loaded:
                 f"driver {resource.driver} looks at the machine that it runs on, so it cannot serve a manager of "
                 "cluster scope; valid is one that looks from afar (static), or scope = host"
             )
+        hint = _hint(driver)
     except (registry.DriverLookupError, ValueError) as error:
         said = words_of(error)
         reason = f"external-resource.{resource.name}: {said}"
@@ -62,10 +64,28 @@ def _load(resource: ResourceConfig, scope: str) -> Loaded:
             on_demand=not isinstance(driver, api.Inventory),
             prepares=isinstance(driver, api.Preparation),
             confirms=isinstance(driver, api.Preparation | api.InUseCheck),
-            hint=driver.not_granted_hint,
+            hint=hint,
         ),
         driver=driver,
     )
+
+
+def _hint(driver: api.ExternalResourceDriver) -> str | None:
+    """What a driver says of itself, looked at once: its properties are its own code.
+
+    Raises:
+        ValueError: one of them is not what it must be.
+        Exception: whatever a property raises.
+    """
+    timeout: object = driver.call_timeout
+    if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+        raise ValueError(f"its driver's call_timeout is {timeout!r}; valid is a number of seconds above 0")
+    hint: object = driver.not_granted_hint
+    if not isinstance(hint, str | None):
+        raise ValueError(f"its driver's not_granted_hint is {hint!r}; valid is a text, or None")
+    if not isinstance(knows := driver.knows_holders, bool):
+        raise ValueError(f"its driver's knows_holders is {knows!r}; valid is True or False")
+    return hint
 
 
 def build(resource: ResourceConfig) -> api.ExternalResourceDriver:

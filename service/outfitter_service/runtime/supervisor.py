@@ -19,7 +19,7 @@ from outfitter_drivers import api
 from outfitter_proto.records import Allocation
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
-from outfitter_service.runtime.verdicts import DriverCallError, foreign_code, known_devices
+from outfitter_service.runtime.verdicts import SHORTEST_DELAY_S, DriverCallError, foreign_code, known_devices
 
 log = structlog.get_logger("outfitter.drivers")
 
@@ -51,6 +51,7 @@ class Supervisor:
         self.name = loaded.spec.name
         self.driver = loaded.driver
         self._timeout_s = loaded.driver.call_timeout
+        self._knows_holders = loaded.driver.knows_holders
         self.host = host
         self._emit = emit
         self._metrics = metrics
@@ -129,8 +130,10 @@ class Supervisor:
             try:
                 async with aclosing(self._inventories(driver)) as inventories:
                     async for devices in inventories:
-                        tell(self._report(devices))
+                        begun = anyio.current_time()
+                        tell(await self._report(devices))
                         delay = FIRST_DELAY_S
+                        await anyio.sleep_until(begun + SHORTEST_DELAY_S)
             except DriverCallError as error:
                 failure = error.failure
                 if told is None or told.failure != failure:
@@ -160,16 +163,16 @@ class Supervisor:
                     await sets.aclose()
         raise DriverCallError(m.DriverFailure(reason="its inventory ended"))
 
-    def _report(self, devices: Sequence[api.Device]) -> m.DriverReport:
+    async def _report(self, devices: Sequence[api.Device]) -> m.DriverReport:
         with foreign_code():
-            known = known_devices(self.name, devices)
+            known = await known_devices(self.name, devices)
         return m.DriverReport(host=self.host, resource=self.name, devices=known)
 
     # --- on demand ---
 
     async def discover(self, command: m.Discover, record: Allocation | None) -> None:
         """Ask for the amount, then for less, down to the least that would do; report what came of it."""
-        most = command.least if self.driver.knows_holders else command.amount
+        most = command.least if self._knows_holders else command.amount
         amounts = [*[*range(most, command.least, -1)][:ASKED_AGAIN], command.least]
         failure: m.DriverFailure
         delay = self._retry_delay_s
@@ -216,7 +219,7 @@ class Supervisor:
         with foreign_code():
             if infos is None:
                 raise api.PermanentDriverError(f"it returned nothing at all for {amount} devices")
-            return known_devices(self.name, [self.driver.device(info) for info in infos])
+            return await known_devices(self.name, (self.driver.device(info) for info in infos))
 
     # --- preparing and taking back ---
 

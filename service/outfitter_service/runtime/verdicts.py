@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import anyio
+import anyio.lowlevel
 import msgspec
 
 from outfitter_drivers import api
@@ -22,10 +24,14 @@ REASON_LENGTH = 2000
 LONGEST_NAME = 1024
 """Characters of a device's id, and of each of its aliases."""
 MOST_ALIASES = 64
+MOST_DEVICES = 10_000
+"""Of one resource and host: each takes some 20 us to look at, and memory for good."""
+AT_A_STRETCH = 500
+"""Devices of a report that are looked at in one turn of the event loop."""
 DEVICE_BYTES = 64 * 1024
 """What may be said of one device, as JSON: a grant has room for a dozen of that size."""
 SHORTEST_DELAY_S = 0.05
-"""A driver that wants to be asked again at once is asked after this: it must not keep the manager busy."""
+"""The shortest time between two answers of a driver: it must not keep the manager busy, whatever it wants."""
 
 
 class DriverCallError(Exception):
@@ -158,6 +164,20 @@ def _check_names(resource: str, device: m.KnownDevice) -> None:
         )
 
 
-def known_devices(resource: str, devices: Sequence[api.Device]) -> tuple[m.KnownDevice, ...]:
-    """A driver's devices, as often as it names them: the core knows which are one."""
-    return tuple([known_device(resource, device) for device in devices])
+async def known_devices(resource: str, devices: Iterable[api.Device]) -> tuple[m.KnownDevice, ...]:
+    """A driver's devices, as often as it names them: the core knows which are one. Some are looked at in each turn of
+    the event loop.
+
+    Raises:
+        PermanentDriverError: there are more than `MOST_DEVICES`, or one that `known_device` refuses.
+    """
+    known: list[m.KnownDevice] = []
+    for device in devices:
+        if len(known) == MOST_DEVICES:
+            raise api.PermanentDriverError(
+                f"the driver of {resource} reported more than {MOST_DEVICES} devices, which is as many as are taken"
+            )
+        known.append(known_device(resource, device))
+        if len(known) % AT_A_STRETCH == 0:
+            await anyio.lowlevel.checkpoint()
+    return tuple(known)
