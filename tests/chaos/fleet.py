@@ -25,22 +25,28 @@ LEASE_S = 20.0
 """Of workers that beat. Longer than most faults, so that few leases end."""
 BRIEF_LEASE_S = 1.0
 """Of workers that fall silent."""
+KEEPER_LEASE_S = 6.0
+"""Of workers that hold what they got as long as they may: several times what lies between two of their beats."""
 BEAT_EVERY_S = 1.0
 FEED_EVERY_S = 0.05
 FEED = b'{"type":"heartbeat","host":"nobody","worker":"nobody","incarnation":"1"}'
 FINAL = ("ended", "failed")
+HOLDING = ("preparing", "allocated", "releasing")
 
 
 class Worker:
     """One worker: `phase` is idle, asked, holding or leaving; `due` is when it does the next thing by itself."""
 
-    def __init__(self, host: str, name: str, dice: random.Random, now: float) -> None:
+    def __init__(self, host: str, name: str, dice: random.Random, now: float, *, keeps: bool) -> None:
         self.host = host
         self.name = name
         self.dice = dice
+        self.keeps = keeps
         self.run = 0
         self.phase = "idle"
         self.silent = False
+        self.amount = 1
+        self.devices: frozenset[str] = frozenset()
         self.due = now + dice.random() * 0.5
         self.leaves = 0.0
         self.asked = 0.0
@@ -50,6 +56,12 @@ class Worker:
     def key(self) -> str:
         """Of its current incarnation's record."""
         return f"{self.host}/{self.name}/{self.run}"
+
+    @property
+    def lease_s(self) -> float:
+        if self.keeps:
+            return KEEPER_LEASE_S
+        return BRIEF_LEASE_S if self.silent else LEASE_S
 
 
 class Fleet:
@@ -65,10 +77,12 @@ class Fleet:
         seed: str,
         workers: int = 8,
         devices: int = 4,
+        keepers: int = 0,
         bare: tuple[str, str] | None = None,
     ) -> None:
-        """`bare`: a topic that is fed at a steady pace, whatever is answered, and the one in which checkpoints are of
-        those who read it."""
+        """`keepers`: so many of each host's workers hold a device, and beat, until all are to rest. `bare`: a topic
+        that is fed at a steady pace, whatever is answered, and the one in which checkpoints are of those who read
+        it."""
         self.hosts = list(hosts)
         self.said = 0
         self.answers: list[tuple[float, float, str]] = []
@@ -77,15 +91,22 @@ class Fleet:
         """When each writer's checkpoints were seen."""
         self.refusals: list[str] = []
         """Why registrations and goodbyes came back as dead letters."""
+        self.clashes: list[str] = []
+        """Exclusive devices that a worker was given while another one had them, as workers saw it."""
+        self.robbed: list[str] = []
+        """Workers whose leases were judged to be over while they beat."""
         self._cluster = cluster
-        self._devices = devices
+        self._amounts = [1, 1, 1, 2, devices - keepers]
+        self._bootstrap = bootstrap
         self._topics = [f"{cluster}.allocations", f"{cluster}.dead-letters"]
         self._fed: list[tuple[str, int]] = []
         self._feed_due = 0.0
         self._bare = bare
         now = time.monotonic()
         self._workers = {
-            f"{host}/w{number}": Worker(host, f"w{number}", random.Random(f"{seed}/{host_number}/{number}"), now)
+            f"{host}/w{number}": Worker(
+                host, f"w{number}", random.Random(f"{seed}/{host_number}/{number}"), now, keeps=number < keepers
+            )
             for host_number, host in enumerate(hosts)
             for number in range(workers)
         }
@@ -94,16 +115,19 @@ class Fleet:
         self._news = threading.Condition()
         self._over = threading.Event()
         self._failure: BaseException | None = None
+        self._connect()
+
+    def _connect(self) -> None:
         self._producer = Producer(
             {
-                "bootstrap.servers": bootstrap, "partitioner": "murmur2_random", "enable.idempotence": True,
+                "bootstrap.servers": self._bootstrap, "partitioner": "murmur2_random", "enable.idempotence": True,
                 "linger.ms": 0, "request.timeout.ms": 2000, "socket.timeout.ms": 4000,
                 "delivery.timeout.ms": 4000, "reconnect.backoff.max.ms": 500, **QUIET,
             }
         )  # fmt: skip
         self._consumer = Consumer(
             {
-                "bootstrap.servers": bootstrap, "group.id": f"{cluster}-fleet", "enable.auto.commit": False,
+                "bootstrap.servers": self._bootstrap, "group.id": f"{self._cluster}-fleet", "enable.auto.commit": False,
                 "isolation.level": "read_committed", "auto.offset.reset": "earliest", "fetch.wait.max.ms": 100,
                 "socket.timeout.ms": 5000, "reconnect.backoff.max.ms": 500, **QUIET,
             }
@@ -122,6 +146,31 @@ class Fleet:
             [TopicPartition(name, number, 0) for name in self._topics for number in found[name].partitions]
         )
         self._thread.start()
+
+    def begin_anew(self, *, ended: bool = False) -> None:
+        """The topics are other ones, or have more partitions: connect anew, read all of it, and say again what was not
+        answered. `ended`: every worker was ended, without a word, as an operator does who ends processes.
+
+        What was read before is heard again, which changes nothing.
+        """
+        self.close()
+        now = time.monotonic()
+        self._over.clear()
+        self._connect()
+        for worker in self._busy():
+            if ended:
+                worker.phase, worker.devices, worker.due = "idle", frozenset(), now
+            elif worker.phase == "asked":
+                self._register(worker)
+            elif worker.phase == "leaving" and not worker.silent:
+                self._say(worker, "deregister", reason="finished")
+        self.start()
+
+    def await_keepers(self, within: float = 90.0) -> None:
+        """Block until each worker that keeps what it gets has got it."""
+        keepers = [worker for worker in self._workers.values() if worker.keeps]
+        if not self._until(lambda: all(worker.phase == "holding" for worker in keepers), within):
+            raise AssertionError(f"there are workers without a device after {within:g} s")
 
     def await_answers(
         self, count: int, *, since: float, hosts: Sequence[str] | None = None, within: float = 90.0
@@ -233,13 +282,12 @@ class Fleet:
                     worker.due = now + 0.1
                     return
                 worker.run += 1
-                worker.silent = dice.random() < 0.03
+                worker.devices = frozenset()
+                worker.silent = dice.random() < 0.03 and not worker.keeps
                 worker.phase, worker.asked, worker.answered = "asked", now, False
                 worker.due = float("inf")
-                self._say(
-                    worker, "register", resources={"gpu": {"amount": dice.choice([1, 1, 1, 2, self._devices])}},
-                    lease_s=BRIEF_LEASE_S if worker.silent else LEASE_S,
-                )  # fmt: skip
+                worker.amount = 1 if worker.keeps else dice.choice(self._amounts)
+                self._register(worker)
                 if dice.random() < 0.03:  # the same once more
                     self._say(worker, "heartbeat")
             case "holding":
@@ -252,6 +300,9 @@ class Fleet:
                     worker.due = min(worker.leaves, now + BEAT_EVERY_S)
                     if not worker.silent:
                         self._say(worker, "heartbeat")
+
+    def _register(self, worker: Worker) -> None:
+        self._say(worker, "register", resources={"gpu": {"amount": worker.amount}}, lease_s=worker.lease_s)
 
     def _say(self, worker: Worker, kind: str, **fields: Any) -> None:
         body = {"type": kind, "host": worker.host, "worker": worker.name, "incarnation": str(worker.run), **fields}
@@ -286,19 +337,33 @@ class Fleet:
             return
         worker = self._workers.get(key.rpartition("/")[0])
         value = message.value()
-        if worker is None or value is None or worker.key != key:
+        if worker is None or value is None or worker.key != key or worker.phase == "idle":
             return
-        state = json.loads(value)["state"]
+        record = json.loads(value)
+        state = record["state"]
+        self._follow_devices(worker, record)
         if not worker.answered:
             self.answers.append((worker.asked, now, worker.host))
             worker.answered = True
         if state in FINAL and worker.phase != "idle":
+            if record.get("reason_code") == "lease-expired" and worker.phase == "holding" and not worker.silent:
+                self.robbed.append(f"{key} had its lease end at {record['since']} while it beat")
             worker.phase = "idle"
             worker.due = now + worker.dice.random() * 0.3
         elif worker.phase == "asked":
             worker.phase = "holding"
-            worker.leaves = now + 0.1 + worker.dice.random() * 0.5
+            worker.leaves = float("inf") if worker.keeps else now + 0.1 + worker.dice.random() * 0.5
             worker.due = now
+
+    def _follow_devices(self, worker: Worker, record: dict[str, Any]) -> None:
+        """Whoever has got a device has it until its record says otherwise, whatever became of the topic meanwhile."""
+        exclusive = [name for name in record["resources"] if name not in record.get("shared", ())]
+        found = frozenset(device["id"] for name in exclusive for device in record["resources"][name])
+        worker.devices = found if record["state"] in HOLDING else frozenset()
+        for other in self._workers.values():
+            if other is not worker and other.host == worker.host and other.devices & worker.devices:
+                both = ", ".join(sorted(other.devices & worker.devices))
+                self.clashes.append(f"{worker.key} was given {both}, which {other.key} has")
 
     def _hear_refusal(self, letter: dict[str, Any], now: float) -> None:
         """A registration that comes back as a dead letter is answered, and over; a goodbye is said again."""

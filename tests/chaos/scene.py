@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import anyio
 
 from chaos import bare
+from chaos.adjusted import ADJUSTED, WallClock
 from chaos.fleet import Fleet
 from chaos.report import Row, seed
 from outfitter_proto import topics as all_topics
@@ -60,16 +62,22 @@ class Scene:
         *,
         extra: str = "",
         replicas: int = 0,
+        keepers: int = 0,
         beside_bare: bool = False,
+        adjusted: bool = False,
     ) -> None:
         """`extra`: more of the managers' settings, a line each. `replicas`: so many managers of cluster scope.
-        `beside_bare`: bare loops are at work as well (`chaos.bare`), for their figures."""
+        `keepers` is `Fleet`'s. `beside_bare`: bare loops are at work as well (`chaos.bare`), for their figures.
+        `adjusted`: managers have clocks of their own, and look at their topics often (`chaos.adjusted`)."""
         self.broker = broker
         self.name = name
         self.dice = random.Random(f"{seed()}/{name}")
         self.cluster = broker.new_cluster()
         self.hosts = [_host_in(0), _host_in(0), _host_in(1)]
+        self.clocks: dict[str, WallClock] = {}
+        """By manager, where those are adjusted."""
         self._note = note
+        self._adjusted = adjusted
         self._config = (
             f'{extra}\nlease-grace = "100ms"\nexternal-resources = ["gpu"]\n[external-resource.gpu]\n'
             f'amount = 1\ndriver = "static"\nparam.count = {DEVICES}\n'
@@ -94,12 +102,23 @@ class Scene:
             [*self.writers.values(), *(self.bare.writers if self.bare else ())],
             seed=f"{seed()}/{name}",
             devices=DEVICES,
+            keepers=keepers,
             bare=(bare.source(self.cluster), bare.goal(self.cluster)) if self.bare else None,
         )
 
     def _manager(self, folder: Path, name: str, *arguments: str) -> Manager:
+        options: dict[str, Any] = {}
+        if self._adjusted:
+            clock = self.clocks[name] = WallClock(folder / f"{name}.clock")
+            options = {"program": ADJUSTED, "variables": clock.variables}
         return Manager(
-            folder / name, self._config, bus=self.broker.url, host=name, cluster=self.cluster, arguments=arguments
+            folder / name,
+            self._config,
+            bus=self.broker.url,
+            host=name,
+            cluster=self.cluster,
+            arguments=arguments,
+            **options,
         )
 
     def writer_id(self, host: str) -> str:
@@ -143,8 +162,8 @@ class Scene:
     ) -> Iterator[Trouble]:
         """What the block does is the fault. After it: each host answers again, all is checked, a row is noted.
 
-        `expected`: a key that the fault itself has written to, which the checker therefore complains of. `seen_by`: the
-        hosts whose figures are noted, all by default.
+        `expected`: what the checker rightly complains of (a regular expression), such as a key that the fault itself
+        has written to. `seen_by`: the hosts whose figures are noted, all by default.
 
         Raises:
             AssertionError: a promise was broken, or something asked was not answered.
@@ -160,7 +179,8 @@ class Scene:
         compared = self.bare is not None and self.fleet.await_commits(self.bare.writers, since=healed)
         until = time.monotonic()
         lost = self.fleet.pause()
-        violations = [found for found in self.check() if expected is None or expected not in found]
+        found = [*self.check(), *self.fleet.clashes, *self.fleet.robbed]
+        violations = [each for each in found if expected is None or not re.search(expected, each)]
         row = Row(
             fault=name,
             kafka=self.broker.kafka,

@@ -69,7 +69,7 @@ class Manager:
     """`outfitter serve` with `config` (TOML text). It keeps bus, host and configuration over restarts.
 
     `bus` None: a file in `folder`. `host` None: a new name. `arguments` go to `serve` as they are, and so
-    do the environment `variables`. `descriptors` are its soft and hard RLIMIT_NOFILE.
+    do the environment `variables`. `descriptors` are its soft and hard RLIMIT_NOFILE. `program` is what serves.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Manager:
         arguments: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
         descriptors: tuple[int, int] | None = None,
+        program: Sequence[str] = OUTFITTER,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -95,19 +96,21 @@ class Manager:
         self._arguments = tuple(arguments)
         self._variables = dict(variables or {})
         self._descriptors = descriptors
+        self._program = tuple(program)
         self._process: subprocess.Popen[bytes] | None = None
         self._address: tuple[str, int] | None = None
 
     # --- its life ------------------------------------------------------------------------------------------
 
-    def start(self, *, ready: bool = True) -> None:
-        """Start it, and block until /readyz says 200 unless `ready` is false."""
+    def start(self, *arguments: str, ready: bool = True) -> None:
+        """Start it, this time with more `arguments`, and block until /readyz says 200 unless `ready` is false."""
         if self._process is not None:
             raise ManagerError("the manager is running already")
         begun = self.log.stat().st_size if self.log.exists() else 0
         command = [
-            *OUTFITTER, "serve", "--config", str(self.config), "--bus", self.bus_url, "--host", self.host,
+            *self._program, "serve", "--config", str(self.config), "--bus", self.bus_url, "--host", self.host,
             "--cluster", self.cluster, "--http", "127.0.0.1:0", "--log-format", "text", *self._arguments,
+            *arguments,
         ]  # fmt: skip
         if self._descriptors is not None:
             soft, hard = self._descriptors
