@@ -74,10 +74,11 @@ def had_place(host: str, partition: int, partitions: int) -> bool:
     return partition >= 0 and any(partition_of(host, count) == partition for count in range(partitions, partition, -1))
 
 
-def parse(value: bytes) -> Any:
-    """JSON in UTF-8; raises `DamagedError`."""
+def parse(value: bytes, *, finite: bool = True) -> Any:
+    """JSON in UTF-8; raises `DamagedError`. Not `finite`: a number beyond all numbers is infinite, and no damage."""
+    number = _finite if finite else float
     try:
-        found = json.loads(value.decode(), parse_constant=_no_constant, parse_float=_finite, parse_int=_integer)
+        found = json.loads(value.decode(), parse_constant=_no_constant, parse_float=number, parse_int=_integer)
         if _HALF.search(value):
             json.dumps(found, ensure_ascii=False).encode()
         return found

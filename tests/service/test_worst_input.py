@@ -60,6 +60,7 @@ WORST: dict[str, Callable[[int], bytes | None]] = {
     "a long fraction": lambda _: with_a("lease_s", b"0." + b"9" * 60_000),
     "a long exponent": lambda _: with_a("wait_s", b"1e" + b"9" * 60_000),
     "a long number in an unknown field": lambda _: with_a("later", b"-" + b"9" * 60_000),
+    "a number beyond all numbers in an unknown field": lambda _: with_a("later", b"1e999"),
     "a fault that is hard to find": lambda n: compact(
         register("w") | {"labels": {f"{place:05}": "x" for place in range(4000)} | {"99999": n}}
     ),
