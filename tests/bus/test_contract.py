@@ -480,15 +480,15 @@ async def test_added_partitions_are_empty_and_everybody_sees_them(
         await bus.add_partitions("not-there", 4)
 
 
-async def test_a_bus_that_says_of_an_identity_that_it_may_have_committed_says_so_until_it_is_taken_anew(
+async def test_a_bus_that_says_of_an_identity_that_it_has_committed_says_so_until_it_is_taken_anew(
     bus: Bus, make_topic: MakeTopic
 ) -> None:
     topic = await make_topic()
     identity = f"{topic}-writer"
-    assert not await bus.may_have_committed(identity)
+    assert not await bus.has_committed(identity)
     async with await bus.open_writer(identity, 0) as writer:
-        assert not await bus.may_have_committed(identity)
+        assert not await bus.has_committed(identity)
         await writer.commit([(topic, entries("a"))])
-    assert await bus.may_have_committed(identity) is not bus.local
+    assert await bus.has_committed(identity) is not bus.local
     async with await bus.open_writer(identity, 0):
-        assert not await bus.may_have_committed(identity)
+        assert not await bus.has_committed(identity)

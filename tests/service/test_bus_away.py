@@ -79,7 +79,8 @@ def _anything() -> object:
     """An event that has something to write."""
     from outfitter_service.core import model as m
 
-    return m.DriverReport(host=HOST, resource="gpu", devices=(m.KnownDevice(id="new", properties={"index": "9"}),))
+    devices = [m.KnownDevice(id=f"gpu:{index}", properties={"index": str(index)}) for index in range(3)]
+    return m.DriverReport(host=HOST, resource="gpu", devices=tuple(devices))
 
 
 async def test_a_file_that_is_read_only_for_a_while_is_said_so(

@@ -211,19 +211,19 @@ async def test_a_ledger_made_anew_is_refused_although_the_last_manager_had_not_c
     for writer in (host_writer(HOST), partition_writer(1)):
         identity = transactional_id(cluster, writer)
         async with await bus.open_writer(identity, 1):
-            assert not await bus.may_have_committed(identity)
+            assert not await bus.has_committed(identity)
     await remake(bus, cluster, [topics(cluster).allocations])
     await refused(serve, r"before, and .*allocations/1 holds nothing of it.*--adopt-ledger")
 
 
-async def test_topics_made_anew_are_refused_when_the_last_manager_was_killed_in_a_transaction(
+async def test_a_ledger_made_anew_is_refused_when_the_last_manager_was_killed_in_a_transaction(
     serve: Serve, bus: Bus, cluster: str
 ) -> None:
     await granted(serve)
     [key] = [key for key in (await ledger(bus, cluster))[1] if key.startswith(b"@checkpoint/")]
     identity = transactional_id(cluster, key.decode().removeprefix("@checkpoint/"))
     await abort(bus, identity, topics(cluster).allocations)
-    await remake(bus, cluster, topics(cluster))
+    await remake(bus, cluster, [topics(cluster).allocations])
     await refused(serve, "holds nothing of it.*--adopt-ledger")
 
 
@@ -256,7 +256,7 @@ async def test_a_ledger_made_anew_is_refused_when_kafka_has_forgotten_its_writer
             with anyio.fail_after(60):
                 for writer in (host_writer(HOST), partition_writer(1)):
                     identity = transactional_id(cluster, writer)
-                    while await bus.may_have_committed(identity):  # noqa: ASYNC110 - it tells nobody
+                    while await bus.has_committed(identity):  # noqa: ASYNC110 - it tells nobody
                         await anyio.sleep(0.1)
             await refused(serve, r"have written to .*history/1, and .*allocations/1 is empty.*--adopt-ledger")
             async with serve(limits=structs.replace(OFTEN, adopt=True)) as house:

@@ -258,8 +258,8 @@ class _Nameless(ModelBus):
         found = await super().topic(name)
         return found._replace(id="the same") if name.endswith(self.topics) else found
 
-    async def may_have_committed(self, identity: str) -> bool:
-        return "allocations" not in self.topics and await super().may_have_committed(identity)
+    async def has_committed(self, identity: str) -> bool:
+        return "allocations" not in self.topics and await super().has_committed(identity)
 
 
 class _AnyLedger(_Nameless):

@@ -29,7 +29,7 @@ from outfitter_proto.bus import (
     Writer,
 )
 from simulation import errors
-from simulation.broker import EMPTY, Broker, Producer
+from simulation.broker import COMPLETE, PREPARE, Broker, Producer
 from simulation.bulk import batch_bytes
 from simulation.errors import OutOfRangeError, RefusedError
 from simulation.group import Group
@@ -129,10 +129,10 @@ class ModelBus(Bus):
         found: str | None = await self._ask("DescribeTransactions", describe)
         return found
 
-    async def may_have_committed(self, identity: str) -> bool:
+    async def has_committed(self, identity: str) -> bool:
         def describe() -> bool:
             own = self._broker.transactions.get(identity)
-            return own is not None and own.state != EMPTY
+            return own is not None and own.state in (PREPARE, COMPLETE) and own.commit
 
         found: bool = await self._ask("DescribeTransactions", describe)
         return found

@@ -69,9 +69,9 @@ class FaultyBus(Bus):
         async with self._around("add_partitions"):
             await self._inner.add_partitions(topic, partitions)
 
-    async def may_have_committed(self, identity: str) -> bool:
-        async with self._around("may_have_committed"):
-            return await self._inner.may_have_committed(identity)
+    async def has_committed(self, identity: str) -> bool:
+        async with self._around("has_committed"):
+            return await self._inner.has_committed(identity)
 
     async def brokers(self) -> int:
         return await self._inner.brokers()

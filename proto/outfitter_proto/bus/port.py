@@ -365,9 +365,9 @@ class Bus(ABC):
             BusUnavailableError: the bus did not answer.
         """
 
-    async def may_have_committed(self, identity: str) -> bool:  # noqa: ARG002
-        """Whether the last holder of this writer identity that the bus knows of has begun a commit, whatever there is
-        of it now. False says nothing: the bus forgets in time, or has never told. Asking changes nothing.
+    async def has_committed(self, identity: str) -> bool:  # noqa: ARG002
+        """Whether the last that the bus knows of a writer identity is a commit: then it wrote something once, whatever
+        there is of it now. False says nothing: the bus forgets in time, or has never told. Asking changes nothing.
 
         Raises:
             BusUnavailableError: the bus did not answer.

@@ -285,7 +285,7 @@ class Processor:
             seen = await self._look(taking=self._identity)
             if seen is not None:
                 self._refuse_foreign(seen)
-                await self._ground.judge(seen)
+                await self._ground.judge(seen, taken=False)
                 self._seen = seen, at, at_utc
         except BusError as error:
             # taking the partition meets that again
@@ -323,7 +323,7 @@ class Processor:
             try:
                 restored = await self._restore_what_was_seen() or await self._restore()
                 self._refuse_foreign(restored)
-                await self._ground.judge(restored)
+                await self._ground.judge(restored, taken=True)
                 if self._still_mine is None:
                     self._refuse_successor(restored)
                 if restored.checkpoint is None:

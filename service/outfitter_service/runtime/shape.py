@@ -7,9 +7,11 @@ be lent again. So a manager compares before it takes a partition and while it se
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec import UNSET, Struct, structs
 
-from outfitter_proto.bus import Bus, UnknownTopicError
+from outfitter_proto.bus import Bus, Message, UnknownTopicError
 from outfitter_proto.bus.reading import read_to
 from outfitter_proto.names import Topics, transactional_id
 from outfitter_proto.records import Checkpoint
@@ -133,7 +135,7 @@ class Ground:
             )
         known = self._shape
         if known is None:
-            self._was_written = await self._bus.may_have_committed(self._identity)
+            self._was_written = await self._bus.has_committed(self._identity)
             self._is_known = await self._bus.tenure(self._identity) is not None
         elif known.ledger != found.ledger:
             raise TopicsChangedError(
@@ -162,8 +164,9 @@ class Ground:
             f"or by hand: grants may be missing. {_ADOPTING}"
         )
 
-    async def judge(self, restored: Restored) -> None:
-        """Whether what was replayed may be worked on here.
+    async def judge(self, restored: Restored, *, taken: bool) -> None:
+        """Whether what was replayed may be worked on here. Unless the writer identity is `taken`, what its last holder
+        committed may be undecided and not be among it: then that is judged once it is.
 
         Raises:
             TopicsChangedError: it is of other topics, records were deleted from it, or those of these hosts lie
@@ -180,10 +183,12 @@ class Ground:
             self._looked_elsewhere = True
         if self._adopt or restored.ledger.hosts or restored.ledger.devices:
             return
+        if not taken and (await self._bus.offsets(self._topics.allocations, self._partition))[1] > restored.end:
+            return
         if self._was_written or (self._is_known and await self._is_in_history()):
             raise TopicsChangedError(
-                f"a manager has worked as {self._identity!r} before, and {self._place} holds nothing of it: the topic "
-                f"was made anew, or restored without it, or that manager ended before its first commit. {_ADOPTING}"
+                f"a manager has written as {self._identity!r} before, and {self._place} holds nothing of it: the topic "
+                f"was made anew, or restored without it. {_ADOPTING}"
             )
         if other := await self._written_without_the_ledger():
             raise TopicsChangedError(
@@ -194,17 +199,17 @@ class Ground:
     async def _written_without_the_ledger(self) -> str | None:
         """A place that nobody writes to without a commit in this partition of the ledger, where there never was any.
         It tells of a ledger made anew when the bus has forgotten who wrote to it, until somebody writes to that."""
-        _, end = await self._bus.offsets(self._topics.allocations, self._partition)
-        if end > 0:
-            return None
         for name, id_ in (
             (self._topics.history, self.shape.history),
             (self._topics.dead_letters, self.shape.dead_letters),
         ):
-            if id_ is not None:
-                _, end = await self._bus.offsets(name, self._partition)
-                if end > 0:
-                    return f"{name}/{self._partition}"
+            if id_ is None:
+                continue
+            if not await self._holds(name, lambda _: True):
+                continue
+            # asked last: somebody may write to both at this moment
+            _, end = await self._bus.offsets(self._topics.allocations, self._partition)
+            return f"{name}/{self._partition}" if end == 0 else None
         return None
 
     def _compare(self, checkpoint: Checkpoint | None) -> None:
@@ -265,13 +270,16 @@ class Ground:
     async def _is_in_history(self) -> bool:
         """Whether history has a commit of this writer. The bus tells of the last transaction alone, and that one was
         perhaps aborted because the ledger was being deleted."""
-        topic = self._topics.history
         if self.shape.history is None:
             return False
+        return await self._holds(self._topics.history, lambda message: message.key == self._writer)
+
+    async def _holds(self, topic: str, wanted: Callable[[Message], bool]) -> bool:
+        """Whether such a message is committed in this partition of a topic."""
         end = await self._bus.stable_end(topic, self._partition)
         async with await self._bus.open_reader(topic, self._partition, start=None, committed=True) as reader:
             async for messages in read_to(reader, end):
-                if any(message.key == self._writer for message in messages):
+                if any(map(wanted, messages)):
                     return True
         return False
 

@@ -253,11 +253,11 @@ class KafkaBus(Bus):
         found = await undecided.holder(self._cluster, identity)
         return f"{found[0]}/{found[1]}" if found is not None else None
 
-    async def may_have_committed(self, identity: str) -> bool:
-        """See `Bus.may_have_committed`. A coordinator remembers the last transaction only, and not even that once
+    async def has_committed(self, identity: str) -> bool:
+        """See `Bus.has_committed`. A coordinator remembers the last transaction only, and not even that once
         somebody has taken the id. It forgets who was silent for `transactional.id.expiration.ms` (7 d)."""
         found = await undecided.last(self._cluster, identity)
-        return found is not None and found.state != "Empty"
+        return found is not None and found.committed
 
     def _remember(self, identity: str, last: Last | None) -> None:
         """Have in mind how the last transaction ended that was not seen to its end: its coordinator forgets."""
