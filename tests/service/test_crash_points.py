@@ -134,10 +134,10 @@ async def test_a_crash_at_any_point_where_the_manager_waits_for_the_bus(tmp_path
             await anyio.sleep_forever()
 
         # every point of the beginning, then fewer: what follows is the same cycle again and again
-        nth = Nth(n if n < 40 else 40 + (n - 40) * 5, crash)
+        nth = Nth(n if n < 50 else 50 + (n - 50) * 5, crash)
         await run_with(f"sqlite://{folder}/bus.db?synchronous=NORMAL", folder, bench, nth, crashed)
         points.add(nth.where)
-        if not nth.done or n > 60:
+        if not nth.done or n > 70:
             break
     assert {
         "commit:before",

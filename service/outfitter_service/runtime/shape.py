@@ -275,8 +275,9 @@ class Ground:
         return await self._holds(self._topics.history, lambda message: message.key == self._writer)
 
     async def _holds(self, topic: str, wanted: Callable[[Message], bool]) -> bool:
-        """Whether such a message is committed in this partition of a topic."""
-        end = await self._bus.stable_end(topic, self._partition)
+        """Whether such a message is committed in this partition of a topic, as far as that is decided while the writer
+        identity is not taken."""
+        end = await self._bus.stable_end(topic, self._partition, taking=self._identity)
         async with await self._bus.open_reader(topic, self._partition, start=None, committed=True) as reader:
             async for messages in read_to(reader, end):
                 if any(map(wanted, messages)):
