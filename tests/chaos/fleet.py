@@ -293,6 +293,7 @@ class Fleet:
             case "holding":
                 if worker.leaves <= now or self._resting.is_set():
                     worker.phase = "leaving"
+                    worker.devices = frozenset()
                     worker.due = float("inf")
                     if not worker.silent:
                         self._say(worker, "deregister", reason="finished")
@@ -356,10 +357,11 @@ class Fleet:
             worker.due = now
 
     def _follow_devices(self, worker: Worker, record: dict[str, Any]) -> None:
-        """Whoever has got a device has it until its record says otherwise, whatever became of the topic meanwhile."""
+        """Whoever has got a device uses it until it leaves, or its record says otherwise, whatever became of the topic
+        meanwhile: the record of its end may have been in it."""
         exclusive = [name for name in record["resources"] if name not in record.get("shared", ())]
         found = frozenset(device["id"] for name in exclusive for device in record["resources"][name])
-        worker.devices = found if record["state"] in HOLDING else frozenset()
+        worker.devices = found if record["state"] in HOLDING and worker.phase != "leaving" else frozenset()
         for other in self._workers.values():
             if other is not worker and other.host == worker.host and other.devices & worker.devices:
                 both = ", ".join(sorted(other.devices & worker.devices))

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,7 +31,7 @@ from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime import loading
 from outfitter_service.runtime import supervisor as supervisor_module
-from outfitter_service.runtime.drivers import close
+from outfitter_service.runtime.drivers import DriverPool, close
 from outfitter_service.runtime.supervisor import Loaded, Supervisor
 from outfitter_service.runtime.verdicts import MOST_DEVICES
 from service.conftest import Serve
@@ -444,6 +445,26 @@ async def test_whatever_a_driver_raises_is_its_own_failure_and_is_tried_again(
     assert driver.called == {"retrieve", "prepare", "unprepare", "in-use", "close"}
     reports = [event for event in said if isinstance(event, m.DriverReport)]
     assert [report.failure is None for report in reports] == [False, True]
+
+
+async def test_a_host_that_is_left_before_its_devices_are_looked_at_is_not_looked_at() -> None:
+    driver = Odd("works")
+    pool = DriverPool({"odd": Loaded(spec=m.ResourceSpec(name="odd"), driver=driver)}, metrics=Metrics())
+
+    class LeftAtOnce(anyio.Event):
+        """Set in the same turn of the event loop in which the pool has begun with its host."""
+
+        def __new__(cls) -> LeftAtOnce:
+            return object.__new__(cls)
+
+        def set(self) -> None:
+            pool.leave("h")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(pool.run, lambda _: None, started=LeftAtOnce(), host="h"))
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert driver.asked == 0
 
 
 class Refusing(ExternalResourceDriver):

@@ -110,6 +110,8 @@ class DriverPool:
         return self._hosts.get(host, {})
 
     async def _look(self, supervisor: Supervisor, driver: api.Inventory) -> None:
+        if self._hosts.get(supervisor.host, {}).get(supervisor.name) is not supervisor:
+            return  # the host was left before this task began
         with anyio.CancelScope() as scope:
             self._looking.setdefault(supervisor.host, []).append(scope)
             await supervisor.keep_inventory(driver)
