@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from outfitter_verify.addresses import brokers
 from outfitter_verify.logs import Log, Partition, Reading, Record
 from outfitter_verify.sources import TOPICS, UnreadableError
 
@@ -70,13 +71,13 @@ def settings(bus: str, login: Mapping[str, str], environment: Mapping[str, str])
     """librdkafka's settings for `kafka://host:port[,…]`, `login`, and `environment`'s `OUTFITTER_KAFKA_…` variables.
 
     Raises:
-        UnreadableError: a secret's file cannot be read.
+        UnreadableError: an address cannot be one, or a secret's file cannot be read.
     """
     prefix = "OUTFITTER_KAFKA_"
     names = (*_NAMES, *_SECRETS, _TOKEN)
     variables = {name: environment.get(prefix + name.upper().replace("-", "_")) for name in names}
     given = {name: value for name, value in (variables | dict(login)).items() if value}
-    found: dict[str, Any] = {"bootstrap.servers": bus.removeprefix("kafka://").rstrip("/")}
+    found: dict[str, Any] = {"bootstrap.servers": _servers(bus)}
     for name, setting in _SECRETS.items():
         if name in given:
             found[setting] = _secret(given[name])
@@ -86,6 +87,10 @@ def settings(bus: str, login: Mapping[str, str], environment: Mapping[str, str])
     if _TOKEN in given:
         found["oauth_cb"] = lambda _: (_secret(given[_TOKEN]), time.time() + TOKEN_LIFE_S)
     return found
+
+
+def _servers(bus: str) -> str:
+    return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in brokers(bus))
 
 
 def _secret(path: str) -> str:

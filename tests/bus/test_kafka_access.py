@@ -11,28 +11,8 @@ import anyio
 import pytest
 
 from outfitter_proto.bus import BusConfigurationError
-from outfitter_proto.bus.kafka.access import Node, access
-
-
-@pytest.mark.parametrize(
-    ("url", "nodes"),
-    [
-        ("kafka://h", [Node("h", 9092)]),
-        ("kafka://h:1", [Node("h", 1)]),
-        ("kafka://a:1,b,c:3/", [Node("a", 1), Node("b", 9092), Node("c", 3)]),
-        ("kafka://[::1]:9", [Node("::1", 9)]),
-        ("kafka://[::1]", [Node("::1", 9092)]),
-    ],
-)
-def test_a_url_names_brokers_and_9092_is_the_port_left_out(url: str, nodes: list[Node]) -> None:
-    assert list(access(url, {}, {}).nodes) == nodes
-    assert access(url, {}, {}).options() == {}
-
-
-@pytest.mark.parametrize("url", ["kafka://", "kafka:///", "http://h", "kafka://h:", "kafka://h:x", "kafka://h:70000"])
-def test_a_url_without_a_usable_address_is_refused(url: str) -> None:
-    with pytest.raises(BusConfigurationError):
-        access(url, {}, {})
+from outfitter_proto.bus.kafka.access import access
+from outfitter_verify import UnreadableError, verify
 
 
 @pytest.mark.parametrize(
@@ -45,9 +25,14 @@ def test_a_url_without_a_usable_address_is_refused(url: str) -> None:
     ],
 )
 def test_a_password_in_the_url_is_refused_and_not_repeated(url: str) -> None:
-    with pytest.raises(BusConfigurationError) as refused:
-        access(url, {}, {})
-    assert "secret" not in str(refused.value)
+    for read in (lambda: access(url, {}, {}), lambda: verify(url)):
+        with pytest.raises((BusConfigurationError, UnreadableError)) as refused:
+            read()
+        assert "secret" not in str(refused.value)
+
+
+def test_without_a_log_in_there_is_nothing_to_say_of_one() -> None:
+    assert access("kafka://h", {}, {}).options() == {}
 
 
 def variables(**settings: str) -> dict[str, str]:

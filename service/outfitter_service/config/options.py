@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from outfitter_proto.bus import DEFAULT_BUS
+from outfitter_proto.bus import DEFAULT_BUS, addresses
 from outfitter_proto.names import DEFAULT_CLUSTER, check_name, default_host
 from outfitter_proto.records import MAX_AMOUNT
 from outfitter_proto.units import parse_duration
@@ -91,7 +91,9 @@ def name_of(what: str) -> Parse:
 
 def bus_url(value: str) -> str:
     url = value.strip()
-    if not url.startswith(("kafka://", "sqlite:///")) or (url.startswith("kafka://") and set(url) & set("@?")):
+    if url.startswith("kafka://"):
+        addresses.brokers(url)
+    elif not url.startswith("sqlite:///"):
         raise ValueError("is no bus; write kafka://host:9092[,host:9092] or sqlite:///path/to/bus.db")
     return url
 

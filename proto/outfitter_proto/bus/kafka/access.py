@@ -13,13 +13,13 @@ import os
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiokafka.abc import AbstractTokenProvider
 
+from outfitter_proto.bus.addresses import Node, brokers
 from outfitter_proto.bus.port import BusConfigurationError
 
-DEFAULT_PORT = 9092
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 SETTINGS = (
@@ -30,16 +30,6 @@ SETTINGS = (
 UNKNOWN_OF_TOKEN = "the token's principal"  # noqa: S105 - no token
 PASSWORD_VARIABLE = "OUTFITTER_KAFKA_SASL_PASSWORD"  # noqa: S105 - a name
 """The one secret that may stand in the environment itself."""
-
-
-class Node(NamedTuple):
-    """The address of a broker."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class Access:
@@ -176,25 +166,12 @@ def _reason(error: Exception) -> str:
 
 
 def _nodes(url: str) -> tuple[Node, ...]:
-    rest = url.removeprefix("kafka://")
-    if "@" in url:
-        raise BusConfigurationError(
-            f"{url.rpartition('@')[2]!r} in the Kafka URL is no host:port; user names and passwords belong into "
-            f"{called('sasl-username')} and {called('sasl-password-file')}"
-        )
-    if rest == url or not rest.strip("/") or "?" in url:
-        shown = url.partition("?")[0]
-        raise BusConfigurationError(f"{shown!r} is no Kafka URL: write kafka://host:9092[,host2:9092] and no more")
-    return tuple(_node(url, part) for part in rest.rstrip("/").split(","))
-
-
-def _node(url: str, part: str) -> Node:
-    host, colon, port = part.rpartition(":")
-    if not colon or part.endswith("]"):
-        host, port = part, str(DEFAULT_PORT)
-    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise BusConfigurationError(f"{part!r} in {url!r} is no host:port")
-    return Node(host.removeprefix("[").removesuffix("]"), int(port))
+    try:
+        return brokers(url)
+    except ValueError as error:
+        secretive = "@" in url or "?" in url
+        shown = "the Kafka URL" if secretive else f"the Kafka URL {url[:200]!r}"
+        raise BusConfigurationError(f"{shown} {error}") from None
 
 
 def _check(found: Access, given: Mapping[str, str], *, has_password: bool) -> None:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import anyio
 from aiokafka.protocol.offset import OffsetRequest
 
+from outfitter_proto.bus.addresses import Node
 from outfitter_proto.bus.kafka import diagnosis
-from outfitter_proto.bus.kafka.access import Node
 from outfitter_proto.bus.kafka.connection import Connection, Connector
 from outfitter_proto.bus.kafka.protocol import (
     MOVED,

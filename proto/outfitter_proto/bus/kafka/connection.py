@@ -29,8 +29,9 @@ from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.protocol.types import Int32
 from aiokafka.util import wait_for
 
+from outfitter_proto.bus.addresses import Node
 from outfitter_proto.bus.kafka import diagnosis
-from outfitter_proto.bus.kafka.access import Access, Node
+from outfitter_proto.bus.kafka.access import Access
 from outfitter_proto.bus.kafka.diagnosis import LoginRefusedError, ended
 from outfitter_proto.bus.kafka.directory import Directory
 from outfitter_proto.bus.kafka.protocol import MetadataRequest, SaslAuthenticateRequest, pieces

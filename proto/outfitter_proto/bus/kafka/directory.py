@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from outfitter_proto.bus.kafka.access import Node
+from outfitter_proto.bus.addresses import Node
 
 DOUBT_S = 2.0
 """Seconds for which a broker that hung is asked last, and not connected to while there are others. Each client that

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from outfitter_proto.bus.kafka.access import Node
+from outfitter_proto.bus.addresses import Node
 from outfitter_proto.bus.kafka.cluster import Cluster
 from outfitter_proto.bus.kafka.producer import Last
 from outfitter_proto.bus.kafka.protocol import (
