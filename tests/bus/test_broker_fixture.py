@@ -7,11 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from support.broker import Broker, BrokerError, KafkaBroker, answers, shared_broker
+from support.broker import LAUNCHER, Broker, BrokerError, KafkaBroker, answers, shared_broker
+
+CACHE = LAUNCHER.parents[2] / ".cache" / "kafka"
 
 
 def test_the_shared_broker_answers(kafka_broker: KafkaBroker) -> None:
     assert answers(kafka_broker.bootstrap)
+
+
+def test_a_broker_starts_with_its_classes_from_an_archive(own_broker: Broker) -> None:
+    """Without it a start takes the processor twice as long, and the tests start some dozens of brokers."""
+    mapped = {line.split(maxsplit=5)[-1] for line in Path(f"/proc/{own_broker.pid}/maps").read_text().splitlines()}
+    assert any(name.endswith(".jsa") and CACHE in Path(name).parents for name in mapped)
 
 
 async def test_a_killed_broker_comes_back_at_the_same_address(own_broker: Broker) -> None:
