@@ -32,6 +32,8 @@ RESOURCES = {
 """Some of them show the same devices, under the same or another name. `npu` and `tpu` are one resource: when the
 manager starts again, its devices may have other ids, and it may be renamed."""
 INVENTORIES = ["gpu", "fpga", "cuda", "net", "mon"]
+TURNED = ["cuda", "net", "mon"]
+"""What is shared or exclusive as the configuration has it."""
 HEALTH = st.sampled_from([Health.HEALTHY, Health.HEALTHY, Health.HEALTHY, Health.UNHEALTHY, Health.UNKNOWN])
 
 REQUESTS = st.one_of(
@@ -40,6 +42,18 @@ REQUESTS = st.one_of(
     st.dictionaries(st.sampled_from(["gpu", "cuda", "mon"]), AMOUNTS, min_size=1, max_size=3),
     st.dictionaries(st.sampled_from(["npu", "tpu"]), AMOUNTS, min_size=1, max_size=1),
 )
+OPERATORS = st.one_of(
+    st.none(),
+    st.dictionaries(
+        st.sampled_from(["one", "two"]),
+        st.dictionaries(st.sampled_from(["gpu", *TURNED]), AMOUNTS, max_size=2),
+        min_size=1,
+    ),
+)
+
+
+def requests(amounts: dict[str, int]) -> dict[str, ResourceRequest]:
+    return {name: ResourceRequest(amount=amount) for name, amount in amounts.items()}
 
 
 class Core(RuleBasedStateMachine):
@@ -88,17 +102,34 @@ class Core(RuleBasedStateMachine):
         worker=WORKERS,
         incarnation=INCARNATIONS,
         amounts=REQUESTS,
+        operators=OPERATORS,
         priority=st.sampled_from([0, 0, 0, 1, -1]),
         wait_s=st.sampled_from([None, None, 0.0, 5.0]),
     )
     def register(
-        self, worker: str, incarnation: str, amounts: dict[str, int] | None, priority: int, wait_s: float | None
+        self,
+        worker: str,
+        incarnation: str,
+        amounts: dict[str, int] | None,
+        operators: dict[str, dict[str, int]] | None,
+        priority: int,
+        wait_s: float | None,
     ) -> None:
-        resources = (
-            None if amounts is None else {name: ResourceRequest(amount=amount) for name, amount in amounts.items()}
-        )
-        fields: dict[str, Any] = {"resources": resources, "priority": priority, "wait_s": wait_s}
+        fields: dict[str, Any] = {
+            "resources": None if amounts is None else requests(amounts),
+            "operators": {name: requests(wanted) for name, wanted in (operators or {}).items()} or None,
+            "priority": priority,
+            "wait_s": wait_s,
+        }
         self.world.message(Register(host=HOST, worker=worker, incarnation=incarnation, **fields))
+
+    @rule(worker=WORKERS, amounts=st.dictionaries(st.sampled_from(TURNED), AMOUNTS, min_size=1, max_size=2))
+    def register_operators(self, worker: str, amounts: dict[str, int]) -> None:
+        """Two operators that want all that their worker does: they can have it where it is shared."""
+        wanted = requests(amounts)
+        run = f"run-{self.world.offset}"
+        operators = {"one": wanted, "two": wanted}
+        self.world.message(Register(host=HOST, worker=worker, incarnation=run, resources=wanted, operators=operators))
 
     @rule(worker=WORKERS, incarnation=INCARNATIONS)
     def heartbeat(self, worker: str, incarnation: str) -> None:
@@ -129,8 +160,8 @@ class Core(RuleBasedStateMachine):
     def crowd(self, wanted: list[dict[str, int]], incarnation: str) -> None:
         """Everybody wants the same devices at once."""
         for worker, amounts in zip("zyxwv", wanted, strict=True):
-            resources = {name: ResourceRequest(amount=amount) for name, amount in amounts.items()}
-            self.world.message(Register(host=HOST, worker=worker, incarnation=incarnation, resources=resources))
+            message = Register(host=HOST, worker=worker, incarnation=incarnation, resources=requests(amounts))
+            self.world.message(message)
 
     @rule(worker=WORKERS, kinds=st.lists(st.sampled_from(["fails", "waits", "unseen", "leaves"]), max_size=BURST))
     def storm(self, worker: str, kinds: list[str]) -> None:
@@ -258,6 +289,14 @@ class Core(RuleBasedStateMachine):
         self.world.crash(structs.replace(self.world.rules, specs=specs))
         if names is not None:
             self.report_and_take(names, worker, "3")
+
+    @rule(names=st.sets(st.sampled_from(TURNED), min_size=1))
+    def turn(self, names: set[str]) -> None:
+        """What was shared is exclusive after a restart, and the other way round."""
+        specs = dict(self.world.rules.specs)
+        for name in names:
+            specs[name] = structs.replace(specs[name], shared=not specs[name].shared)
+        self.world.crash(structs.replace(self.world.rules, specs=specs))
 
     def teardown(self) -> None:
         if hasattr(self, "world"):

@@ -95,6 +95,26 @@ def check_exclusive(records: Iterable[Allocation]) -> None:
         assert alone[name] == shared[name], f"{name} is alone in {alone[name]} and shared in {shared[name]}"
 
 
+def check_operators(record: Allocation) -> None:
+    """Each operator has what it named: as many devices of its own, or a view of what is shared."""
+    dealt: list[str] = []
+    for operator, wanted in (record.request.operators or {}).items():
+        share = record.operators[operator]
+        for resource, asked in wanted.items():
+            if resource in record.unavailable:
+                assert resource not in share.resources, f"{operator} of {record.key} has {resource} without a grant"
+            elif resource in record.shared:
+                assert resource in (share.shared or ()), f"{operator} of {record.key} does not see {resource}"
+                assert record.common, f"{record.key} does not say what its operators see"
+                assert len(record.common[resource].resources[resource]) >= asked.amount
+            else:
+                own = share.resources[resource]
+                assert len(own) == asked.amount, f"{operator} of {record.key} named {asked.amount} {resource}: {own}"
+                assert set(own) <= {info["id"] for info in record.resources[resource]}
+                dealt += own
+    assert len(set(dealt)) == len(dealt), f"two operators of {record.key} have one device"
+
+
 def fingerprint(book: HostBook) -> dict[str, Any]:
     """Everything a book knows, in a form that can be compared."""
     return {
@@ -188,6 +208,7 @@ class World:
             for resource, amount in record.request.amounts.items():
                 given = len(record.resources[resource])
                 assert given >= amount if self.rules.specs[resource].shared else given == amount
+            check_operators(record)
             alone, shared = has_alone(record), has_shared(record)
             for _, _, key in self.ledger.book(HOST).queue:
                 waiter = self.ledger.allocations[key]
@@ -400,8 +421,15 @@ class World:
                 ), f"{resource} is held back for nothing"
 
     def _check_hope(self, record: Allocation) -> None:
-        """A waiter may be served one day: there are the devices, or their drivers have yet to say so."""
+        """A waiter may be served one day: there are the devices, or their drivers have yet to say so; and they are
+        enough for its operators."""
         book = self.ledger.book(HOST)
+        for resource, amount in record.request.amounts.items():
+            spec = self.rules.specs[resource]
+            operators = (record.request.operators or {}).values()
+            named = [wanted[resource].amount for wanted in operators if resource in wanted]
+            enough = sum(named) <= amount or (spec.shared and max(named) <= amount)
+            assert enough, f"{record.key} waits for {amount} {resource}, its operators named {named}"
         for resource in record.request.amounts:
             spec, inventory = self.rules.specs[resource], book.inventory(resource)
             if spec.on_demand or spec.on_failure != m.OnFailure.FAIL_WORKER:

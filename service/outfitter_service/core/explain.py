@@ -10,6 +10,8 @@ from outfitter_service.core.model import ResourceSpec, SpecState
 
 NAMED_DEVICES = 8
 """A sentence names no more devices than these."""
+NAMED_OPERATORS = 4
+"""And no more operators than these: their names are long."""
 SHOWN = 8
 """So many resources of a request are named in a reason."""
 
@@ -130,8 +132,23 @@ def too_long(wait_s: float | None, reason: str | None) -> str:
     return f"{waited}; last: {reason}" if reason else waited
 
 
-def operator_sum(resource: str, wanted: int, amount: int) -> str:
-    return f"the operators ask for {wanted} {resource} together, the worker for {amount}"
+def operators_excess(spec: ResourceSpec, wanted: Mapping[str, int], amount: int) -> str:
+    """Why operators ask for too much of a resource, of which the worker asks for `amount`; what may be asked for; and
+    the operators that want most."""
+    largest = sorted(wanted.items(), key=lambda item: -item[1])
+    named = ", ".join(f"{name}: {each}" for name, each in largest[:NAMED_OPERATORS])
+    more = ", …" if len(largest) > NAMED_OPERATORS else ""
+    if spec.shared:
+        most = largest[0][1]
+        return (
+            f"an operator asks for {most} {spec.name}, the worker for {amount}; the worker may ask for {most}, or each "
+            f"operator for at most {amount} ({named}{more})"
+        )
+    total = sum(wanted.values())
+    return (
+        f"the operators ask for {total} {spec.name} together, the worker for {amount}; {spec.name} is not shared here: "
+        f"the worker may ask for {total}, or the operators for at most {amount} together ({named}{more})"
+    )
 
 
 def operator_without(operator: str, resource: str) -> str:

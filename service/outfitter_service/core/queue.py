@@ -22,6 +22,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.book import HostBook, QueueEntry, queue_entry
 from outfitter_service.core.draft import Draft
 from outfitter_service.core.ledger import SetScan
+from outfitter_service.core.requests import excess
 from outfitter_service.core.sizes import FullError, OversizeError
 from outfitter_service.core.states import PENDING, Step
 from outfitter_service.core.terms import terms
@@ -202,8 +203,14 @@ class _Round:
             self.has_moved = True
             give_up(draft, known)
             return
+        request, specs = known.request, draft.rules.specs
+        if (reason := excess(specs, request.amounts, request.operators)) is not None:
+            # it registered when a resource was shared, and the manager was started again with an exclusive one
+            self.has_moved = True
+            _fail(draft, known, ReasonCode.INVALID_REQUEST, reason)
+            return
         view = draft.view(self._host)
-        wanted = tuple(sorted(known.request.amounts.items()))
+        wanted = tuple(sorted(request.amounts.items()))
         obstacle = self._alike.get(wanted)
         record = known
         if obstacle is None:

@@ -101,23 +101,42 @@ def _operators_problem(
     specs: Mapping[str, m.ResourceSpec],
 ) -> tuple[ReasonCode, str] | None:
     """Operators may ask for no more than their worker does, and for nothing else."""
-    total: dict[str, int] = {}
     for operator, wanted in (message.operators or {}).items():
-        for resource, asked in wanted.items():
+        for resource in wanted:
             spec = specs.get(resource)
             if spec is None:
                 return ReasonCode.UNKNOWN_RESOURCE, explain.unknown_resource(resource, specs)
             if resource in amounts:
-                # a shared device is seen by every operator: nothing is divided
-                together = max if spec.shared else sum
-                total[resource] = together((total.get(resource, 0), asked.amount))
-            elif resource not in unavailable:
+                continue
+            if resource not in unavailable:
                 return ReasonCode.INVALID_REQUEST, explain.operator_without(operator, resource)
-            elif (problem := _not_in_effect(spec, unavailable, explicit=True)) is not None:
+            if (problem := _not_in_effect(spec, unavailable, explicit=True)) is not None:
                 return problem
-    for resource, wanted_sum in total.items():
-        if wanted_sum > amounts[resource]:
-            return ReasonCode.INVALID_REQUEST, explain.operator_sum(resource, wanted_sum, amounts[resource])
+    reason = excess(specs, amounts, message.operators)
+    return (ReasonCode.INVALID_REQUEST, reason) if reason is not None else None
+
+
+def excess(
+    specs: Mapping[str, m.ResourceSpec],
+    amounts: Mapping[str, int],
+    operators: Mapping[str, Mapping[str, ResourceRequest]] | None,
+) -> str | None:
+    """What operators ask for beyond what their worker does, in words; None: nothing.
+
+    Every operator sees a shared device, and an exclusive one is one operator's. So the answer may change when a manager
+    starts with another configuration. Resources that are not in effect now have a problem of their own.
+    """
+    shares: dict[str, dict[str, int]] = {}
+    for operator, wanted in (operators or m.NO_ITEMS).items():
+        for resource, asked in wanted.items():
+            shares.setdefault(resource, {})[operator] = asked.amount
+    for resource, by_operator in shares.items():
+        spec = specs.get(resource)
+        if spec is None or spec.state != _OK or resource not in amounts:
+            continue
+        together = max if spec.shared else sum
+        if together(by_operator.values()) > amounts[resource]:
+            return explain.operators_excess(spec, by_operator, amounts[resource])
     return None
 
 
