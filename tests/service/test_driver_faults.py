@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from outfitter_drivers.api import (
@@ -33,8 +35,9 @@ from outfitter_service.runtime import loading
 from outfitter_service.runtime import supervisor as supervisor_module
 from outfitter_service.runtime.drivers import DriverPool, close
 from outfitter_service.runtime.supervisor import Loaded, Supervisor
-from outfitter_service.runtime.verdicts import MOST_DEVICES
+from outfitter_service.runtime.verdicts import AT_A_STRETCH, MOST_DEVICES, SHORTEST_DELAY_S, known_devices
 from service.conftest import Serve
+from simulation.loop import running
 from support.house import another, deregister, register
 from support.processes import wait_until_ended
 
@@ -303,6 +306,64 @@ async def test_an_inventory_that_never_waits_leaves_its_manager_time_for_others(
         await house.say(register("g", good=1), register("w", odd=1))
         await house.state("g", "allocated")
         await house.state("w", "allocated")
+
+
+class Busy(Odd):
+    """Has other devices each time, or fails and wants no delay, five times, at once. `asked_at` is when, in seconds."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(how)
+        self.asked_at: list[float] = []
+
+    async def inventory(self, host: str) -> AsyncIterator[Sequence[Device]]:
+        while len(self.asked_at) < 5:
+            self.asked_at.append(anyio.current_time())
+            if self.how == "fails":
+                raise TemporaryDriverError("again", delay=0.0)
+            yield [Device(properties={"index": str(len(self.asked_at))})]
+        await anyio.sleep_forever()
+
+
+@pytest.mark.parametrize("how", ["yields", "fails"])
+def test_a_driver_that_never_waits_is_asked_again_after_a_pause(how: str) -> None:
+    """In virtual time: a busy machine cannot stretch the pause."""
+    driver = Busy(how)
+    supervisor = Supervisor(
+        Loaded(spec=m.ResourceSpec(name="busy"), driver=driver), host="h", emit=lambda _: None, metrics=Metrics()
+    )
+
+    async def look() -> None:
+        with anyio.move_on_after(10.0):
+            await supervisor.keep_inventory(driver)
+
+    with running(0) as loop:
+        loop.run_until_complete(look())
+    pauses = [after - before for before, after in pairwise(driver.asked_at)]
+    assert pauses == pytest.approx([SHORTEST_DELAY_S] * 4)
+    assert SHORTEST_DELAY_S == 0.05
+
+
+async def test_the_many_devices_of_a_report_are_looked_at_in_several_turns() -> None:
+    looked_at = 0
+    by_turn: list[int] = []
+
+    def devices() -> Iterator[Device]:
+        nonlocal looked_at
+        for index in range(MOST_DEVICES):
+            looked_at += 1
+            yield Device(properties={"index": str(index)})
+
+    async def count() -> None:
+        while True:
+            by_turn.append(looked_at - sum(by_turn))
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(count)
+        assert len(await known_devices("gpu", devices())) == MOST_DEVICES
+        tasks.cancel_scope.cancel()
+    assert AT_A_STRETCH == 500
+    assert max(by_turn) == AT_A_STRETCH
 
 
 async def test_devices_that_are_no_text_are_refused_and_leave_a_ledger_that_can_be_replayed(serve: Serve) -> None:

@@ -253,6 +253,73 @@ async def looking_after(bus: Bus, cluster: str, scope: str, folder: Path) -> Asy
         tasks.cancel_scope.cancel()
 
 
+BACK, HOME, AWAY, SIZES = "h0", 1, 0, (2, 3, 5)
+"""A host that is at home when there are two partitions, leaves when there are three, and comes back with five."""
+
+
+@pytest.fixture
+async def growing(bus: Bus) -> str:
+    """A cluster with the first of `SIZES`, in which `BACK` had a manager, which is stopped."""
+    assert [partition_of(BACK, size) for size in SIZES] == [HOME, AWAY, HOME]
+    cluster = KafkaBroker.new_cluster()
+    await wanted.create(bus, cluster, partitions=SIZES[0])
+    return cluster
+
+
+@asynccontextmanager
+async def serving_back(bus: Bus, cluster: str, folder: Path) -> AsyncIterator[House]:
+    """The manager of `BACK`, where it belongs now. It forgets at once what is over."""
+    count = (await bus.topic(topics(cluster).allocations)).partitions
+    identity = host_identity(cluster, BACK)
+    async with serving(
+        bus, static(count=1), folder, cluster=cluster, partition=partition_of(BACK, count), identity=identity,
+        retention_s=0.0,
+    ) as house:  # fmt: skip
+        yield house
+        await house.stop()
+
+
+async def test_what_was_said_in_a_partition_before_its_host_left_it_is_not_read_again_when_it_comes_back(
+    growing: str, bus: Bus, tmp_path: Path
+) -> None:
+    """It was sent again, answered and forgotten in between."""
+    async with serving_back(bus, growing, tmp_path):
+        pass
+    await say(bus, growing, HOME, register("gone", gpu=1, lease_s=None, host=BACK), host=BACK)
+    assert (await grow(bus, growing, SIZES[1])).registrations == 1
+    async with serving_back(bus, growing, tmp_path) as house:
+        await house.until(lambda records: f"{BACK}/gone/1" in records)
+        await say(bus, growing, AWAY, deregister("gone") | {"host": BACK}, host=BACK)
+        await house.until(lambda records: f"{BACK}/gone/1" not in records)
+    await grow(bus, growing, SIZES[2])
+    async with serving_back(bus, growing, tmp_path) as house:
+        await say(bus, growing, HOME, register("last", gpu=1, host=BACK), host=BACK)
+        records = await house.until(lambda records: records.get(f"{BACK}/last/1", {}).get("token") and records)
+        assert f"{BACK}/gone/1" not in records
+
+
+async def test_what_was_said_in_the_new_place_before_growing_was_done_is_answered(
+    growing: str, bus: FaultyBus, tmp_path: Path
+) -> None:
+    """Some clients know of new partitions as soon as the registrations have them; the command may be killed then."""
+    await grow(bus, growing, SIZES[1])
+    async with serving_back(bus, growing, tmp_path):
+        pass
+
+    async def kill(point: str) -> None:
+        if point == "add_partitions:after":
+            raise Killed
+
+    bus.script = kill
+    with pytest.raises(Killed):
+        await grow(bus, growing, SIZES[2])
+    bus.script = no_faults
+    await say(bus, growing, HOME, register("early", gpu=1, host=BACK), host=BACK)
+    await grow(bus, growing, SIZES[2])
+    async with serving_back(bus, growing, tmp_path) as house:
+        await house.until(lambda records: f"{BACK}/early/1" in records)
+
+
 async def test_a_manager_that_has_not_stopped_is_named_and_force_goes_on_without_its_word(
     serve: Serve, bus: Bus, cluster: str
 ) -> None:
