@@ -1,14 +1,19 @@
-"""The tables of service/README.md against the code that they describe."""
+"""The tables of service/README.md and drivers/README.md against the code that they describe."""
 
 from __future__ import annotations
 
 import re
+import time
+import tomllib
 
 import pytest
 
+from outfitter_drivers.registry import GROUP
 from outfitter_service.cli.topics import BROKER_PARTITIONS
 from outfitter_service.config.options import RESOURCE_OPTIONS, SETTINGS, Option, ResourceOption
 from outfitter_service.core.states import diagram
+from outfitter_service.http.connections import Connections
+from outfitter_service.http.server import application
 from outfitter_service.metrics import Metrics
 from support.documents import ROOT, blocks
 
@@ -63,3 +68,16 @@ def test_the_diagram_is_that_of_the_state_table() -> None:
 
 def test_the_page_says_how_many_partitions_topics_get() -> None:
     assert f"({BROKER_PARTITIONS} partitions unless `--partitions` says otherwise)" in TEXT
+
+
+def test_the_page_has_each_route() -> None:
+    app = application(None, Connections(time.monotonic))  # type: ignore[arg-type]  # no request is made
+    paths = {resource.canonical for resource in app.router.resources()} - {"/"}
+    assert paths
+    assert set(re.findall(r"^\| `(/[\w/-]+)` \|", TEXT, re.MULTILINE)) == paths
+
+
+def test_the_drivers_page_has_each_driver_and_no_other() -> None:
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]
+    table = (ROOT / "drivers" / "README.md").read_text().partition("| name |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == named.keys()

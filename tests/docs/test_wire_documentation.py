@@ -10,10 +10,12 @@ from typing import Any
 import anyio
 import pytest
 from aiokafka.partitioner import murmur2 as another_murmur2
+from msgspec import structs
 
 from outfitter_proto import schema
 from outfitter_proto.bus import Entry, TopicSpec, connect
 from outfitter_proto.partitioning import murmur2, partition_of
+from outfitter_proto.records import Deregister, Heartbeat, Owner, Register
 from support.broker import KafkaBroker
 from support.documents import ROOT, blocks
 
@@ -37,6 +39,11 @@ def test_the_definitions_to_validate_against_are_there() -> None:
     named = re.findall(r"`(?:#/\$defs/)?(Register|Heartbeat|Deregister|Allocation)`", TEXT)
     assert {*named} == {"Register", "Heartbeat", "Deregister", "Allocation"}
     assert {*named} <= schema.json_schema()["$defs"].keys()
+
+
+def test_the_page_names_each_field_that_workers_write() -> None:
+    written = {field.encode_name for kind in (Register, Heartbeat, Deregister, Owner) for field in structs.fields(kind)}
+    assert {name for name in written if not re.search(rf'[`"]{name}[`".]', TEXT)} == set()
 
 
 @pytest.mark.kafka

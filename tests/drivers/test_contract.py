@@ -1,13 +1,16 @@
 """Every driver of ours keeps the contract that it asks of others."""
 
 import os
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from outfitter_drivers.api import DriverParams, ExternalResourceDriver
-from outfitter_drivers.registry import load_factory
+from outfitter_drivers.registry import GROUP, load_factory
 from outfitter_drivers.testing import DriverContract
+from support.documents import ROOT
 from support.gpu_machine import PROGRAM, executable, nvidia_smi
 
 ROWS = """\
@@ -83,3 +86,8 @@ class TestAllocateRelease(DriverContract):
             "discovery-script.args": f"--privilege --assign-file '{self.file}'",
         }
         return load_factory("gpu").create_external_resource_driver(DriverParams(params))
+
+
+def test_every_driver_that_can_be_configured_by_name_is_tried_here() -> None:
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]
+    assert set(re.findall(r'load_factory\("(\w+)"\)', Path(__file__).read_text())) == named.keys()

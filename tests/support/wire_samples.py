@@ -324,4 +324,4 @@ KEYS = {
     "checkpoint": b"@checkpoint/host/gpu-3",
     "dead-letter": b"outfitter.registrations/3/1044",
 }
-"""The keys of design.md, spelled out."""
+"""The keys of ARCHITECTURE.md, spelled out."""
