@@ -196,6 +196,16 @@ def test_deregistering_a_run_that_is_not_there_says_so_with_exit_code_1(shared_m
     assert "typo-18/never" in done.stderr
 
 
+def test_deregistering_a_worker_of_which_only_a_run_that_is_not_there_was_named_is_answered(
+    shared_manager: Manager,
+) -> None:
+    shared_manager.outfitter("deregister", "--worker", "typo-20", "--incarnation", "never")
+    done = shared_manager.outfitter("deregister", "--worker", "typo-20", "--wait", "1h")
+    assert (done.returncode, done.stdout) == (1, "")
+    words = f"deregistration of {shared_manager.host}/typo-20, which is not registered here"
+    assert done.stderr == f"outfitter: {words}\n"
+
+
 def test_deregistering_at_a_host_that_is_not_there_says_so_with_exit_code_1(shared_manager: Manager) -> None:
     done = shared_manager.outfitter("deregister", "--worker", "typo-17", "--host", "gpu-77")
     assert (done.returncode, done.stdout) == (1, "")

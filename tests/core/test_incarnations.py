@@ -250,6 +250,15 @@ def test_a_deregistration_of_nobody_is_refused() -> None:
     assert decision.changes == []
 
 
+def test_a_deregistration_of_a_worker_of_which_only_deregistrations_came_is_refused_as_one_of_nobody() -> None:
+    desk = desk_with("a")
+    desk.deregister("w", "never-seen")
+    decision = desk.deregister("w", None)
+    assert "h/w, which is not registered here" in str(decision.refused)
+    assert decision.changes == []
+    assert desk.deregister("w", "never-seen").refused is None  # its record is the answer
+
+
 def test_a_second_deregistration_changes_nothing() -> None:
     desk = desk_with("a")
     desk.register("w", 1)

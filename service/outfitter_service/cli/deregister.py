@@ -142,9 +142,13 @@ async def _end(where: Connection, leaving: Deregister, wait: float) -> Ending:
 
 
 def _meant(records: Mapping[str, Stored], leaving: Deregister) -> Allocation | None:
-    """The run that a deregistration is about: the one it names, else the newest."""
+    """The run that a deregistration is about: the one it names, else the newest that was registered."""
     return max(
-        (record for record, _ in records.values() if leaving.incarnation in {None, record.incarnation}),
+        (
+            record
+            for record, _ in records.values()
+            if leaving.incarnation == record.incarnation or (leaving.incarnation is None and record.source.offset >= 0)
+        ),
         key=lambda record: record.source.offset,
         default=None,
     )

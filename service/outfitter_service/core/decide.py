@@ -299,7 +299,7 @@ def _deregister(draft: Draft, message: Deregister, source: Source) -> None:
         key = f"{message.host}/{message.worker}/{message.incarnation}"
     record = draft.record(key) if key is not None else None
     text = f"deregistered: {explain.shortened(message.reason)}" if message.reason else "deregistered"
-    if record is None:
+    if record is None or (message.incarnation is None and record.source.offset == UNSEEN):
         _deregister_unseen(draft, message, source, text)
     elif record.state in FINAL_STATES:
         decision.kind = "late"
