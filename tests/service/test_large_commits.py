@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from outfitter_proto.bus import Entry, TooLargeError, Writer
@@ -141,6 +142,26 @@ async def test_one_events_effect_on_many_is_split_into_pieces_that_fit(url: str,
         await house.until(lambda records: all(records[f"h/w{index}/1"]["state"] == "allocated" for index in range(40)))
         await house.told()
         assert house.metric("outfitter_dead_letters_total") == 0
+        assert (await verdict(bus.url)).violations == ()
+
+
+async def test_what_time_does_to_many_is_split_into_pieces_that_fit(url: str, serve: Serve) -> None:
+    """Behind a refused commit comes a small one that says what is said of hosts. It must not end the splitting."""
+
+    async def take_turns(point: str) -> None:
+        if point == "commit:before":  # while this one is under way, the manager decides what comes next
+            for _ in range(100):
+                await anyio.lowlevel.checkpoint()
+
+    async with NarrowBus(url) as bus, serve(static(1), on=bus) as house:
+        bus.script = take_turns
+        await house.say(register("all", gpu=1))
+        await house.state("all", "allocated")
+        await house.say(*[register(f"w{index}", gpu=1, wait_s=1) for index in range(40)])
+        await house.until(
+            lambda records: [each["state"] for key, each in records.items() if key.startswith("h/w")] == ["failed"] * 40
+        )
+        await house.told()
         assert (await verdict(bus.url)).violations == ()
 
 

@@ -364,7 +364,7 @@ class Cycle:
         """The decisions are the truth now: forget what led to them, and act."""
         station, batch = self._station, work.batch
         self.place.position, self.place.ahead = work.position, work.ahead
-        station.portion.grow(work.position, idle=not station.agenda.queue)
+        station.portion.grow(work.position, idle=not (station.agenda.queue or self._open.internal))
         self.ledger.settle()
         if work.done:
             self.opened = True

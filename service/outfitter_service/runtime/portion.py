@@ -58,7 +58,8 @@ class Portion:
         self._small_until = max(until, self._small_until or 0)
 
     def grow(self, position: int, *, idle: bool) -> None:
-        """A commit succeeded, up to `position`: back to the usual size, once what was too large is through."""
+        """A commit succeeded, up to `position`: back to the usual size, once what was too large is through. `idle`: no
+        event of the manager's own waits, or is decided and not committed."""
         if self._small_until is None or (position >= self._small_until and idle):
             self._small_until = self._refused_bytes = None
             self.records, self.max_bytes = self._most
