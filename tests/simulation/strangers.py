@@ -45,13 +45,23 @@ class Strangers:
             self._dice.choice(self._kinds)(number)
 
     def unanswered(self) -> list[tuple[int, int]]:
-        """What has no dead letter yet."""
-        answered: set[tuple[int, int]] = set()
-        for (topic, _), log in self._broker.logs.items():
-            if topic == self._topics.dead_letters:
-                sources = [json.loads(record.value or b"")["source"] for record, _ in log.committed()]
-                answered.update((source["partition"], source["offset"]) for source in sources)
-        return [place for place in self.said if place not in answered]
+        """What has no dead letter yet. One that stands for several answers as many of those that are in its range."""
+        left = dict.fromkeys(self.said)
+        letters = [
+            json.loads(record.value or b"")
+            for (topic, _), log in self._broker.logs.items()
+            if topic == self._topics.dead_letters
+            for record, _ in log.committed()
+        ]
+        for letter in letters:
+            left.pop((letter["source"]["partition"], letter["source"]["offset"]), None)
+        for letter in letters:
+            partition, first = letter["source"]["partition"], letter["source"]["offset"]
+            range_ = range(first, letter.get("until", first))
+            answered = [place for place in left if place[0] == partition and place[1] in range_]
+            for place in answered[: letter.get("count", 1) - 1]:
+                del left[place]
+        return list(left)
 
     def _without_key(self, number: int) -> None:
         self._say(None, {"type": "register", "host": self._hosts[0], "worker": f"keyless-{number}"})
