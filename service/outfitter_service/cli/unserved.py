@@ -50,11 +50,12 @@ async def find(bus: Bus, cluster: str, *, served: Collection[str], since: dateti
                 asked = letter.message_key
                 if letter.at < since or not isinstance(letter.code, str) or host not in {None, asked}:
                     continue
+                count = letter.count or 1
                 if letter.code != NobodysCode.NO_MANAGER:
-                    misdirected[letter.code] += 1
+                    misdirected[letter.code] += count
                 elif asked is not None and asked not in served:
                     before = hosts.get(asked)
-                    hosts[asked] = Unserved(asked, 1 + (before.messages if before else 0), letter.at)
+                    hosts[asked] = Unserved(asked, count + (before.messages if before else 0), letter.at)
 
     async with anyio.create_task_group() as group:
         # what stands in a wrong partition is a dead letter there
