@@ -124,6 +124,7 @@ def test_the_quick_look_shows_the_second_worker_start_when_the_first_is_killed(t
     # a reader waits as long as it says there, and a test until it has come to that
     replaced = {f"sleep {n};": f"{until(state)};" for n, state in ((2, "allocated"), (4, "pending"), (1, "ended"))}
     replaced["kill -KILL %1"] = f"kill -KILL %1; echo '{KILLED}'"
+    replaced["sleep 100 "] = "sleep 1000 "  # neither ends by itself within the test's time limit
     told = terminal(f"{EXPORT}{block('kill -KILL %1')}\nkill %2; wait", replaced).finished()
     before, after = (re.findall(r" (allocated|pending|ended) ", part) for part in told.split(KILLED, 1))
     assert before == ["allocated", "pending"], told
