@@ -14,7 +14,7 @@ import anyio
 from aiokafka import errors as kafka_errors
 
 from outfitter_proto.bus.kafka.allowance import Allowance
-from outfitter_proto.bus.kafka.batches import FAST, SMALL
+from outfitter_proto.bus.kafka.codecs import FAST, SMALL
 from outfitter_proto.bus.kafka.producer import BUILDER_BYTES, TransactionalProducer, gzip
 from outfitter_proto.bus.kafka.protocol import TOPIC_AUTHORIZATION_FAILED, refusal
 from outfitter_proto.bus.port import (
