@@ -30,6 +30,29 @@ def test_a_table_in_a_pipe_has_no_borders_and_cuts_nothing(capsys: pytest.Captur
     assert [line.split() for line in lines[1:]] == [["tm-1", "allocated"], ["x" * 300, "-"], ["[bold]", "ü"]]
 
 
+def test_one_very_long_name_widens_no_row_but_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_table(["worker", "state"], [["tm-1", "allocated"], ["x" * 253, "pending"], ["サーバ", "ended"]])
+    assert capsys.readouterr().out.splitlines() == [
+        "WORKER  STATE",
+        "tm-1    allocated",
+        "x" * 253 + "  pending",
+        "サーバ  ended",
+    ]
+    output.print_table(["x" * 100], [["y" * 100]])
+    assert capsys.readouterr().out.splitlines() == ["X" * 100, "y" * 100]
+
+
+def test_many_rows_are_printed_without_what_wraps_them(tmp_path: Path) -> None:
+    code = (
+        "import sys; from outfitter_service.cli.output import print_table;"
+        "print_table(['worker'], [[str(row)] for row in range(6000)]); assert 'rich' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == ["WORKER", *map(str, range(6000))]
+    code = f"from outfitter_service.cli import output; output.MOST_WRAPPED = 0; {TABLE}"
+    assert len(in_a_terminal(tmp_path, code, 50)) == 2
+
+
 @pytest.mark.parametrize("no_color", [None, "1"])
 def test_a_terminal_gets_no_escapes_when_told_no_color(tmp_path: Path, no_color: str | None) -> None:
     ours, theirs = pty.openpty()

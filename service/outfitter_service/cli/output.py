@@ -15,6 +15,12 @@ from outfitter_proto.printable import printable, printable_json
 NARROWEST = 40
 """Columns below which lines are not wrapped: the terminal itself does it as well."""
 
+MOST_WRAPPED = 200
+"""Rows beyond which a table is not wrapped: that takes a millisecond a row, and nobody reads so many."""
+
+WIDEST = 64
+"""Characters of a cell that widen the whole column; a longer one shifts what follows in its row alone."""
+
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
@@ -59,31 +65,62 @@ def age(seconds: float) -> str:
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table without borders; None is shown as `-`. Its cells are wrapped at the terminal's width where that can
-    be done between words, and never in a pipe."""
+    be done between words and there are few rows, and never in a pipe. Nothing is cut off: one very long name shifts the
+    rest of its own row, and widens no other."""
     import os
+    import shutil
     import sys
+
+    cells = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    table = [[heading.upper() for heading in headings], *cells]
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    if on_terminal and len(cells) <= MOST_WRAPPED:
+        width = shutil.get_terminal_size().columns
+        if _narrowest(table) <= width < _natural(table):
+            _print_wrapped(table, width)
+            return
+    columns = zip(*table, strict=True)
+    widths = [max((width for width in map(_columns, column) if width <= WIDEST), default=0) + 2 for column in columns]
+    lines = ["".join(map(_padded, row, widths)).rstrip() for row in table]
+    if on_terminal and not os.environ.get("NO_COLOR"):
+        lines[0] = click.style(lines[0], bold=True)
+    click.echo("\n".join(lines))
+
+
+def _padded(cell: str, width: int) -> str:
+    """A cell and at least two blanks."""
+    return cell + " " * max(2, width - _columns(cell))
+
+
+def _columns(text: str) -> int:
+    """The columns that a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _print_wrapped(table: Sequence[Sequence[str]], width: int) -> None:
+    import os
 
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    cells = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     # rich leaves bold type in when told NO_COLOR; those who set it want no escapes at all
     style = "" if os.environ.get("NO_COLOR") else "bold"
-    table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0), header_style=style)
-    for heading in headings:
-        table.add_column(heading.upper(), overflow="fold")
-    for row in cells:
-        table.add_row(*map(Text, row))
-    if sys.stdout is not None and sys.stdout.isatty():
-        screen = Console(highlight=False)
-        if _narrowest([headings, *cells]) <= screen.width:
-            screen.print(table)
-            return
-    console = Console(width=100_000, highlight=False, color_system=None)
-    with console.capture() as capture:
-        console.print(table)
-    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    wrapped = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0), header_style=style)
+    for heading in table[0]:
+        wrapped.add_column(heading, overflow="fold")
+    for row in table[1:]:
+        wrapped.add_row(*map(Text, row))
+    Console(width=width, highlight=False).print(wrapped)
+
+
+def _natural(rows: Sequence[Sequence[str]]) -> int:
+    """The columns that a table needs in which nothing is wrapped."""
+    return sum(max(map(_columns, column)) + 2 for column in zip(*rows, strict=True))
 
 
 def _narrowest(rows: Sequence[Sequence[str]]) -> int:
