@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from outfitter_verify import wire
+from outfitter_verify import operators, wire
 from outfitter_verify.devices import Holdings, grants
 from outfitter_verify.logs import Log, Record
 from outfitter_verify.order import Order
@@ -235,6 +235,10 @@ class Ledger:
             return
         self._step(written)
         self._token(written)
+        if record.holds and (before is None or not before.record.holds):
+            self._findings.look("operators", len(record.operators))
+            for what in operators.faults(record):
+                self.wrong("operators", offset, what)
 
     def _ending(self, record: wire.Allocation) -> Writer:
         """Whose checkpoint ends the commit of a record. One that was moved still names who wrote it elsewhere."""

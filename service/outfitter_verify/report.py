@@ -25,6 +25,7 @@ CHECKS: Mapping[str, tuple[str, str]] = {
     "answers": ("each registration that was read is answered, and is read once", "registrations"),
     "dead-letters": ("what is no registration is a dead letter once, with its own bytes", "messages"),
     "inventory": ("what is granted was reported, and healthy", "granted devices"),
+    "operators": ("each operator has what it named of its worker's grant", "operators"),
     "queue": ("nobody is served before an earlier worker that waits for the same, or waits for what is free", "grants"),
     "releases": (
         "devices are lent again only after a goodbye, a death or a lease's end, and after their driver let go",

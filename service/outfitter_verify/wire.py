@@ -114,6 +114,15 @@ class Request:
     has_owner: bool
 
 
+class Operator(NamedTuple):
+    """What an operator named, by resource: how many devices of its own (`own` are their ids), or a view of what is
+    shared (`sees`). What stays without infos is left out."""
+
+    named: Mapping[str, int]
+    own: Mapping[str, list[str]]
+    sees: frozenset[str]
+
+
 @dataclass(frozen=True, slots=True)
 class Allocation:
     """An allocation record. `alone` and `together` are all names of the devices it has to itself, and of those it
@@ -133,6 +142,7 @@ class Allocation:
     outcome: str | None
     alone: frozenset[str]
     together: frozenset[str]
+    operators: Mapping[str, Operator]
     body: Mapping[str, Any]
 
     @property
@@ -185,7 +195,7 @@ class Checkpoint:
 def allocation(body: Mapping[str, Any]) -> Allocation:
     """Raises `DamagedError` naming the field."""
     names: tuple[set[str], set[str]] = (set(), set())
-    shared = _get(body, "shared", list, [])
+    shared = _names(_get(body, "shared", list, []), "shared")
     aliases = {name: _names(told, f"aliases.{name}") for name, told in _get(body, "aliases", dict, {}).items()}
     for resource, infos in _get(body, "resources", dict, {}).items():
         for info in infos if isinstance(infos, list) else _fail(f"resources.{resource} is no list"):
@@ -208,8 +218,27 @@ def allocation(body: Mapping[str, Any]) -> Allocation:
         outcome=_get(body, "outcome", str, None),
         alone=frozenset(names[False]),
         together=frozenset(names[True]),
+        operators=_operators(body, shared),
         body=body,
     )
+
+
+def _operators(body: Mapping[str, Any], shared: list[str]) -> dict[str, Operator]:
+    missing, shares = _get(body, "unavailable", dict, {}), _get(body, "operators", dict, {})
+    found: dict[str, Operator] = {}
+    requests = _get(_get(body, "request", dict), "operators", dict, {})
+    for name in requests:
+        asked, share = _get(requests, name, dict), _get(shares, name, dict, {})
+        named = {resource: _get(_get(asked, resource, dict), "amount", int) for resource in asked}
+        devices = _get(share, "resources", dict, {})
+        own = {resource: _names(ids, f"operators.{name}.{resource}") for resource, ids in devices.items()}
+        found[name] = Operator(
+            named={resource: amount for resource, amount in named.items() if resource not in missing},
+            own={resource: ids for resource, ids in own.items() if resource not in shared},
+            # records of earlier versions have what is shared in each share
+            sees=frozenset(shared).intersection((*own, *_names(_get(share, "shared", list, []), f"operators.{name}"))),
+        )
+    return found
 
 
 def _request(told: Mapping[str, Any]) -> Request:

@@ -246,7 +246,18 @@ def lived_in(*, markers: bool = True) -> World:
     world = World(markers=markers)
     world.commit()
     world.register("a")
-    world.commit(world.allocation("a", "allocated", devices=["GPU-0"]))
+    operators = {"infer": {"gpu": {"amount": 1}}, "load": {"net": {"amount": 1}, "disk": {"amount": 1}}}
+    world.commit(
+        world.allocation(
+            "a",
+            "allocated",
+            devices=["GPU-0"],
+            request={"amounts": {"gpu": 1, "net": 1}, "operators": operators},
+            operators={"infer": {"resources": {"gpu": ["GPU-0"]}}, "load": {"resources": {}, "shared": ["net"]}},
+            shared=["net"],
+            unavailable={"disk": {"code": "no-driver", "reason": "it has no driver"}},
+        )
+    )
     world.register("b")
     world.commit(world.allocation("b", "pending"))
     odd = world.say(b"\x00no json")

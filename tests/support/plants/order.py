@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from support.plants import planted
 from support.streams import DEVICES, World
 
@@ -26,6 +29,42 @@ def a_device_is_granted_as_a_resource_that_does_not_have_it(world: World) -> Non
     world.host(gpu=None, fpga=None)
     world.commit()
     world.commit(world.allocation("e", "preparing", devices=["card0"], resource="fpga"))
+
+
+# --- operators ---
+
+
+def _deal(world: World, one: Mapping[str, Any], two: Mapping[str, Any], **fields: Any) -> None:
+    """`e` is granted a device, and two operators named one each."""
+    named = {"gpu": {"amount": 1}}
+    request = {"amounts": {"gpu": 1}, "operators": {"one": named, "two": named}}
+    shares = {"one": one, "two": two}
+    world.commit(world.allocation("e", "allocated", devices=["GPU-2"], request=request, operators=shares, **fields))
+
+
+@planted("operators", says="named 1 gpu, and has 0")
+def an_operator_gets_less_than_it_named(world: World) -> None:
+    _deal(world, {"resources": {"gpu": ["GPU-2"]}}, {"resources": {"gpu": []}})
+
+
+@planted("operators", says="named 1 gpu, and has 0")
+def an_operator_has_no_share(world: World) -> None:
+    _deal(world, {"resources": {"gpu": ["GPU-2"]}}, {})
+
+
+@planted("operators", says="is operator one's")
+def two_operators_have_one_device(world: World) -> None:
+    _deal(world, {"resources": {"gpu": ["GPU-2"]}}, {"resources": {"gpu": ["GPU-2"]}})
+
+
+@planted("operators", says="which its worker does not have")
+def an_operator_has_another_workers_device(world: World) -> None:
+    _deal(world, {"resources": {"gpu": ["GPU-2"]}}, {"resources": {"gpu": ["GPU-0"]}})
+
+
+@planted("operators", says="does not see it")
+def an_operator_does_not_see_what_is_shared(world: World) -> None:
+    _deal(world, {"resources": {}, "shared": ["gpu"]}, {"resources": {}}, shared=["gpu"])
 
 
 # --- the queue ---
