@@ -21,10 +21,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+
+from outfitter_proto.bus import connect
+from outfitter_service.cli import ledger
 
 OUTFITTER = (sys.executable, "-m", "outfitter_service.cli")
 """The command line of the interpreter that runs the tests."""
@@ -215,12 +220,15 @@ class Manager:
         )  # fmt: skip
 
     def records(self) -> list[dict[str, Any]]:
-        """The worker records of this host, as `outfitter status --json` prints them."""
-        done = self.outfitter("status", "--json")
-        if done.returncode != 0:
-            raise ManagerError(f"status failed: {done.stderr}")
-        found: list[dict[str, Any]] = json.loads(done.stdout)
-        return found
+        """The worker records of this host as `outfitter status --json` prints them, without a process for each look."""
+
+        async def look() -> list[dict[str, Any]]:
+            async with connect(self.bus_url) as bus:
+                found = await ledger.read(bus, self.cluster, self.host)
+            return [json.loads(stored.wire) for stored in found.allocations]
+
+        with ThreadPoolExecutor(1) as apart:  # the caller may have an event loop of its own
+            return apart.submit(anyio.run, look).result()
 
     def record(self, worker: str) -> dict[str, Any] | None:
         """The newest record of `worker`, None without any."""
