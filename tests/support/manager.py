@@ -220,11 +220,11 @@ class Manager:
         )  # fmt: skip
 
     def records(self) -> list[dict[str, Any]]:
-        """The worker records of this host as `outfitter status --json` prints them, without a process for each look."""
+        """The worker records, as `outfitter status --json` prints them, without a process for each look."""
 
         async def look() -> list[dict[str, Any]]:
             async with connect(self.bus_url) as bus:
-                found = await ledger.read(bus, self.cluster, self.host)
+                found = await ledger.read(bus, self.cluster)
             return [json.loads(stored.wire) for stored in found.allocations]
 
         with ThreadPoolExecutor(1) as apart:  # the caller may have an event loop of its own
