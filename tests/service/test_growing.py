@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,6 @@ FEW, MANY = 4, 8
 OLD, NEW = 1, 5
 """The places of `HOST` among them."""
 Serve = Callable[..., AbstractAsyncContextManager[House]]
-
-
-class Killed(BaseException):
-    """The command ends here."""
 
 
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
@@ -377,27 +374,6 @@ async def test_what_a_manager_writes_behind_the_copy_is_not_deleted(
     assert b"h/w2/1" in (await ledger(bus, cluster))[OLD]
 
 
-async def killed(bus: FaultyBus, cluster: str, point: int) -> bool:
-    """Run it until its `point`-th change of the bus has been made and nobody has told; whether it came so far."""
-    count = 0
-
-    async def kill(name: str) -> None:
-        nonlocal count
-        if name in {"commit:after", "publish:after", "add_partitions:after"}:
-            count += 1
-            if count == point:
-                raise Killed
-
-    bus.script = kill
-    try:
-        await grow(bus, cluster, MANY)
-    except Killed:
-        return True
-    finally:
-        bus.script = no_faults
-    return False
-
-
 async def test_killed_at_any_point_nobody_lends_anything_twice_and_the_next_run_ends_well(
     serve: Serve, bus: FaultyBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,7 +383,7 @@ async def test_killed_at_any_point_nobody_lends_anything_twice_and_the_next_run_
         cluster = await serve.anew()  # type: ignore[attr-defined]
         await occupied(serve)
         await say(bus, cluster, OLD, register("w3", gpu=1, lease_s=None))
-        if not await killed(bus, cluster, point):
+        if await bus.killed(partial(grow, bus, cluster, MANY), point) < point:
             assert point > 10
             return
         async with serve(ready=False) as house:  # type: ignore[call-arg]

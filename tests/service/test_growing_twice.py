@@ -12,6 +12,7 @@ import os
 import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from outfitter_service.runtime.processor import Limits
 from outfitter_service.runtime.remit import PartitionRemit
 from outfitter_service.runtime.shape import TopicsChangedError
 from outfitter_service.runtime.sweeper import Sweeper
-from support.faulty_bus import FaultyBus, no_faults
+from support.faulty_bus import FaultyBus
 from support.house import House, serving, static
 from support.remaking import ledger
 from support.verdict import verdict
@@ -53,10 +54,6 @@ SERVED = [next(TOGETHER), next(TOGETHER), *map(next, (_host(0, 2, 3), _host(1, 1
 NEW = next(_host(1, 2, 3))
 """Nobody has served it before all is over."""
 HOSTS = [*SERVED, NEW]
-
-
-class Killed(BaseException):
-    """The command ends here."""
 
 
 class Town:
@@ -196,28 +193,6 @@ class Town:
                     found += [json.loads(message.value or b"") for message in await reader.fetch(timeout=0.1)]
         return found
 
-    # --- growing ---
-
-    async def killed(self, size: int, point: int) -> int:
-        """Grow to `size`, and kill it as soon as its `point`-th change has been made; how many it has made."""
-        changes = 0
-
-        async def kill(name: str) -> None:
-            nonlocal changes
-            if name in {"commit:after", "publish:after", "add_partitions:after"}:
-                changes += 1
-                if changes == point:
-                    raise Killed
-
-        self.bus.script = kill
-        try:
-            await grow(self.bus, CLUSTER, size)
-        except Killed:
-            pass
-        finally:
-            self.bus.script = no_faults
-        return changes
-
 
 @pytest.mark.parametrize("scope", ["host", "cluster"])
 @pytest.mark.parametrize("episode", range(EPISODES))
@@ -262,7 +237,7 @@ async def interrupted(town: Town, size: int, dice: random.Random) -> None:
     """Grow to `size`, killed up to twice, with another number and with managers in between."""
     for _ in range(dice.choice([1, 1, 2])):
         point = dice.randrange(1, 45)
-        if await town.killed(size, point) < point:
+        if await town.bus.killed(partial(grow, town.bus, CLUSTER, size), point) < point:
             return
         if dice.random() < 0.3:
             await town.tried(SERVED)

@@ -31,6 +31,13 @@ async def no_faults(point: str) -> None:
     """Nothing goes wrong."""
 
 
+class Killed(BaseException):
+    """Whoever uses the bus ends here."""
+
+
+CHANGES = {"commit:after", "publish:after", "add_partitions:after"}
+
+
 class FaultyBus(Bus):
     """See the module. `script` may be replaced at any time. `named` and `written` are the topics, by identity, that
     writers were opened for and have written to; `looked_for` the identities that somebody was about to take."""
@@ -43,6 +50,25 @@ class FaultyBus(Bus):
         self.looked_for: set[str] = set()
         self._inner = connect(url)
         self.local = self._inner.local
+
+    async def killed(self, work: Callable[[], Awaitable[object]], point: int) -> int:
+        """Do `work`, ended as soon as its `point`-th change of the bus has been made; how many it has made."""
+        changes = 0
+
+        async def kill(name: str) -> None:
+            nonlocal changes
+            changes += name in CHANGES
+            if name in CHANGES and changes == point:
+                raise Killed
+
+        self.script = kill
+        try:
+            await work()
+        except Killed:
+            pass
+        finally:
+            self.script = no_faults
+        return changes
 
     @asynccontextmanager
     async def _around(self, name: str) -> AsyncIterator[None]:
