@@ -26,7 +26,7 @@ from outfitter_service.runtime.remit import PartitionRemit
 from outfitter_service.runtime.shape import TopicsChangedError
 from outfitter_service.runtime.sweeper import Sweeper
 from support.broker import KafkaBroker
-from support.faulty_bus import FaultyBus, no_faults
+from support.faulty_bus import FaultyBus, Killed, no_faults
 from support.house import HOST, House, deregister, heartbeat, register, serving, static
 from support.remaking import add_partitions, ledger
 
