@@ -21,8 +21,8 @@ from outfitter_proto.records import Checkpoint, Deregister, Host, InputPosition,
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
 from outfitter_service.core.ledger import Ledger, PutHost
-from outfitter_service.runtime.batch import Batch
-from outfitter_service.runtime.snapshots import Pace, Snapshots
+from outfitter_service.runtime.changelog.snapshots import Pace, Snapshots
+from outfitter_service.runtime.processor.batch import Batch
 
 WORKERS = 2000
 RESOURCE = "gpu-000"

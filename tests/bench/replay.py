@@ -21,8 +21,8 @@ from outfitter_proto.bus.kafka.reader import FETCH_BYTES
 from outfitter_proto.names import host_writer, topics, transactional_id
 from outfitter_proto.records import Allocation, Checkpoint, InputPosition, LedgerRecord, Owner
 from outfitter_service import memory
-from outfitter_service.runtime.remit import HostRemit
-from outfitter_service.runtime.restore import restore
+from outfitter_service.runtime.changelog.restore import restore
+from outfitter_service.runtime.input.scope import HostRemit
 
 WRITTEN_AT_ONCE = 700
 NO_MORE_WITHIN_MS = 5000

@@ -25,8 +25,8 @@ from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Bus, Entry, connect
 from outfitter_service import memory
 from outfitter_service.runtime.identity import of_partition, replica_identity
-from outfitter_service.runtime.processor import Limits
-from outfitter_service.runtime.remit import PartitionRemit
+from outfitter_service.runtime.input.scope import PartitionRemit
+from outfitter_service.runtime.processor.processor import Limits
 from support.house import CLUSTER, HOST, TOPICS, House, bulky, deregister, heartbeat, register, serving, static
 
 FLOOD = 10_000

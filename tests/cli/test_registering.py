@@ -34,7 +34,10 @@ def test_it_says_until_when_it_holds(shared_manager: Manager) -> None:
 
 def test_without_a_lease_of_its_own_the_managers_default_counts(shared_manager: Manager) -> None:
     before = datetime.now(UTC)
-    patient = "from outfitter_service.cli import main, register; register.LEASE_KNOWN_WITHIN = 60.0; main()"
+    patient = (
+        "from outfitter_service.cli import main; from outfitter_service.cli.commands.worker import register;"
+        "register.LEASE_KNOWN_WITHIN = 60.0; main()"
+    )
     done = subprocess.run(
         [sys.executable, "-c", patient, "register", "--worker", "w-default", "--json"],
         env=shared_manager.environment, capture_output=True, text=True, timeout=100,

@@ -18,8 +18,8 @@ from outfitter_proto.bus import Bus, Entry, Message, Reader, TooLargeError, conn
 from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.runtime.identity import of_partition, replica_identity
-from outfitter_service.runtime.remit import PartitionRemit
-from outfitter_service.runtime.station import Limits
+from outfitter_service.runtime.input.scope import PartitionRemit
+from outfitter_service.runtime.processor.station import Limits
 from service.test_large_commits import NarrowBus
 from support.broker import KafkaBroker
 from support.faulty_bus import FaultyBus

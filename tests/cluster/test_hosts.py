@@ -13,10 +13,10 @@ from outfitter_service.config import load
 from outfitter_service.core.model import DriverReport
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.identity import of_partition, replica_identity
-from outfitter_service.runtime.portion import Portion
-from outfitter_service.runtime.remit import PartitionRemit
-from outfitter_service.runtime.replica import Replica
-from outfitter_service.runtime.station import Limits
+from outfitter_service.runtime.input.scope import PartitionRemit
+from outfitter_service.runtime.manager.cluster_member import Replica
+from outfitter_service.runtime.processor.batch_limits import Portion
+from outfitter_service.runtime.processor.station import Limits
 from support.faulty_bus import FaultyBus
 from support.house import CLUSTER, House, register, serving, static
 

@@ -16,7 +16,7 @@ from outfitter_proto.names import topics
 from outfitter_service.config import load
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.identity import replica_identity
-from outfitter_service.runtime.replica import Replica
+from outfitter_service.runtime.manager.cluster_member import Replica
 from support.faulty_bus import FaultyBus
 from support.house import CLUSTER, register
 

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outfitter_proto.bus import Message
-from outfitter_service.runtime.batch import Batch
-from outfitter_service.runtime.intake import Place, Window
-from outfitter_service.runtime.portion import Portion
-from outfitter_service.runtime.remit import PartitionRemit
-from outfitter_service.runtime.scout import ENTRY_BYTES, Outlook
-from outfitter_service.runtime.work import Work
+from outfitter_service.runtime.input.input_reader import Place, Window
+from outfitter_service.runtime.input.lookahead import ENTRY_BYTES, Outlook
+from outfitter_service.runtime.input.scope import PartitionRemit
+from outfitter_service.runtime.processor.batch import Batch
+from outfitter_service.runtime.processor.batch_limits import Portion
+from outfitter_service.runtime.processor.pending_commit import Work
 
 HOSTS = (b"a", b"b", b"c", None)
 REMIT = PartitionRemit(0, 1, "partition/0")

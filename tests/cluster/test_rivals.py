@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from outfitter_service.runtime.identity import of_partition, replica_identity
-from outfitter_service.runtime.processor import ForeignManagerError
-from outfitter_service.runtime.remit import PartitionRemit
+from outfitter_service.runtime.input.scope import PartitionRemit
+from outfitter_service.runtime.processor.processor import ForeignManagerError
 from support.faulty_bus import FaultyBus
 from support.fleet import Fleet, hosts
 from support.house import CLUSTER, serving, static

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outfitter_service.core.leases import Leases
+from outfitter_service.runtime.liveness.leases import Leases
 
 
 def test_a_lease_is_due_when_length_and_grace_are_over() -> None:

@@ -138,7 +138,7 @@ def test_it_needs_nothing_but_the_standard_library() -> None:
 
 
 def _source_path() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(Path(coordination.__file__).parent.parent)}
+    return {**os.environ, "PYTHONPATH": str(Path(coordination.__file__).parents[2])}
 
 
 # --- owners ---

@@ -12,7 +12,7 @@ from core.test_promises import Core
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
 from outfitter_service.core.replay import differences
-from outfitter_service.runtime.snapshots import Pace
+from outfitter_service.runtime.changelog.snapshots import Pace
 from support.chronicle import Chronicle
 
 

@@ -15,8 +15,8 @@ from outfitter_proto.bus import Bus, Entry, Message, Reader, connect
 from outfitter_proto.names import topics
 from outfitter_service.cli import journal, rebuilding
 from outfitter_service.config import Connection
-from outfitter_service.runtime.snapshots import Pace
-from outfitter_service.runtime.station import Limits
+from outfitter_service.runtime.changelog.snapshots import Pace
+from outfitter_service.runtime.processor.station import Limits
 from support.faulty_bus import FaultyBus
 from support.house import CLUSTER, HOST, deregister, register, serving, static
 

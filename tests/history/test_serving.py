@@ -13,8 +13,8 @@ import pytest
 from outfitter_proto.bus import Entry, TooLargeError, Writer
 from outfitter_service.cli import rebuilding
 from outfitter_service.config import Connection
-from outfitter_service.runtime.snapshots import Pace
-from outfitter_service.runtime.station import Limits
+from outfitter_service.runtime.changelog.snapshots import Pace
+from outfitter_service.runtime.processor.station import Limits
 from support.faulty_bus import FaultyBus, no_faults
 from support.house import CLUSTER, HOST, TOPICS, WITHIN_S, House, another, bulky, deregister, register, serving, static
 

@@ -11,7 +11,7 @@ from msgspec import UNSET, structs
 from outfitter_proto.records import Deregister, Register, ResourceRequest
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
-from outfitter_service.runtime.snapshots import BETWEEN_TIMES, SMALLEST_PIECE_BYTES, Pace, Snapshots
+from outfitter_service.runtime.changelog.snapshots import BETWEEN_TIMES, SMALLEST_PIECE_BYTES, Pace, Snapshots
 from support.chronicle import Chronicle
 from support.desk import HOST
 

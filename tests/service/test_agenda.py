@@ -5,9 +5,8 @@ from __future__ import annotations
 import anyio
 
 from outfitter_service.core import model as m
-from outfitter_service.runtime.agenda import Agenda
-from outfitter_service.runtime.bell import Bell
 from outfitter_service.runtime.clock import Clock
+from outfitter_service.runtime.processor.event_queue import Agenda, Bell
 
 
 def report(name: str, *, host: str = "h", resource: str = "gpu", asked: int = 0) -> m.DriverReport:

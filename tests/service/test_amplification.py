@@ -18,7 +18,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from outfitter_proto.bus import Bus, Entry
 from outfitter_proto.bus.kafka import batches
 from outfitter_service.runtime.identity import of_partition, replica_identity
-from outfitter_service.runtime.remit import PartitionRemit
+from outfitter_service.runtime.input.scope import PartitionRemit
 from support.faulty_bus import FaultyBus
 from support.house import CLUSTER, HOST, TOPICS, House, heartbeat, register, serving, static
 from support.verdict import verdict

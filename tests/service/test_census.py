@@ -19,8 +19,8 @@ from outfitter_service.core.book import HostBook, Inventory
 from outfitter_service.core.ledger import Ledger, SetInventory
 from outfitter_service.core.model import KnownDevice
 from outfitter_service.metrics import Standing
-from outfitter_service.runtime import census as census_module
-from outfitter_service.runtime.census import OTHER, Census
+from outfitter_service.runtime.processor import gauges as census_module
+from outfitter_service.runtime.processor.gauges import OTHER, Census
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
 from support.house import deregister, register, static

@@ -9,7 +9,7 @@ from msgspec import to_builtins
 
 from outfitter_proto.processes import process_owner
 from outfitter_service.core import model as m
-from outfitter_service.runtime import batch, retries
+from outfitter_service.runtime.processor import batch, event_queue
 from service.conftest import Serve
 from support.house import deregister, register, workshop
 from support.verdict import verdict
@@ -30,7 +30,7 @@ async def test_an_event_that_meets_a_defect_once_is_decided_at_the_next_try(
         return well(ledger, rules, event, now)
 
     monkeypatch.setattr(batch, "decide", decide)
-    monkeypatch.setattr(retries, "AGAIN_S", 0.1)
+    monkeypatch.setattr(event_queue, "AGAIN_S", 0.1)
     BENCHES[str(tmp_path)] = bench = Bench(str(tmp_path), 1)
     async with serve(workshop(bench.name)) as house:
         owner = to_builtins(process_owner()) if kind is m.OwnerDied else None

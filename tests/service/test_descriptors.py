@@ -16,7 +16,7 @@ import pytest
 
 from outfitter_proto.bus import Entry, connect
 from outfitter_proto.processes import process_owner, start_ticks
-from outfitter_service import descriptors
+from outfitter_service.runtime.liveness import descriptors
 from support.manager import Manager, StartManager
 
 OWNERS = """
@@ -165,7 +165,7 @@ def test_the_soft_limit_is_raised_at_the_start(start_manager: StartManager) -> N
 def test_importing_the_libraries_leaves_the_limit_alone() -> None:
     look = (
         "import resource; before = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
-        "import outfitter, outfitter_service.runtime.owners\n"
+        "import outfitter, outfitter_service.runtime.liveness.process_watch\n"
         "assert resource.getrlimit(resource.RLIMIT_NOFILE) == before"
     )
     subprocess.run(["prlimit", "--nofile=300:3000", "--", sys.executable, "-c", look], check=True)

@@ -31,11 +31,11 @@ from outfitter_drivers.api import (
 from outfitter_service import config as configuration
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
-from outfitter_service.runtime import loading
-from outfitter_service.runtime import supervisor as supervisor_module
-from outfitter_service.runtime.drivers import DriverPool, close
-from outfitter_service.runtime.supervisor import Loaded, Supervisor
-from outfitter_service.runtime.verdicts import AT_A_STRETCH, MOST_DEVICES, SHORTEST_DELAY_S, known_devices
+from outfitter_service.runtime.drivers import loading
+from outfitter_service.runtime.drivers import supervisor as supervisor_module
+from outfitter_service.runtime.drivers.pool import DriverPool, close
+from outfitter_service.runtime.drivers.supervisor import Loaded, Supervisor
+from outfitter_service.runtime.drivers.translation import AT_A_STRETCH, MOST_DEVICES, SHORTEST_DELAY_S, known_devices
 from service.conftest import Serve
 from simulation.loop import running
 from support.house import another, deregister, register

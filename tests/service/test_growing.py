@@ -18,13 +18,13 @@ from outfitter_proto.names import topics, transactional_id
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.cli import places
 from outfitter_service.metrics import Metrics
-from outfitter_service.runtime import growth
-from outfitter_service.runtime.growth import CannotGrowError, Grown, grow
+from outfitter_service.runtime.changelog import growth
+from outfitter_service.runtime.changelog.growth import CannotGrowError, Grown, grow
+from outfitter_service.runtime.changelog.shape import TopicsChangedError
 from outfitter_service.runtime.identity import host_identity, of_partition, replica_identity
-from outfitter_service.runtime.processor import Limits
-from outfitter_service.runtime.remit import PartitionRemit
-from outfitter_service.runtime.shape import TopicsChangedError
-from outfitter_service.runtime.sweeper import Sweeper
+from outfitter_service.runtime.input.scope import PartitionRemit
+from outfitter_service.runtime.processor.processor import Limits
+from outfitter_service.runtime.sweeper.group_member import Sweeper
 from support.broker import KafkaBroker
 from support.faulty_bus import FaultyBus, Killed, no_faults
 from support.house import HOST, House, deregister, heartbeat, register, serving, static

@@ -16,8 +16,8 @@ from outfitter_proto import topics
 from outfitter_proto.bus import TopicSpec
 from outfitter_proto.processes import process_owner
 from outfitter_proto.records import Health
-from outfitter_service.runtime.processor import Limits
-from outfitter_service.runtime.snapshots import Pace
+from outfitter_service.runtime.changelog.snapshots import Pace
+from outfitter_service.runtime.processor.processor import Limits
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
 from support.house import CLUSTER, House, deregister, register, static

@@ -13,11 +13,11 @@ from outfitter_proto.bus import BusUnavailableError
 from outfitter_proto.processes import boot_id, pid_namespace
 from outfitter_proto.records import Allocation, Owner, ResolvedRequest, Source
 from outfitter_service.core.ledger import Ledger, PutAllocation
-from outfitter_service.runtime import attendance
-from outfitter_service.runtime.attendance import LAST_WORDS_S, Attendance
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import host_identity
-from outfitter_service.runtime.processor import Limits
+from outfitter_service.runtime.liveness import tracker
+from outfitter_service.runtime.liveness.tracker import LAST_WORDS_S, Attendance
+from outfitter_service.runtime.processor.processor import Limits
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus, no_faults
 from support.house import CLUSTER, HOST, TOPICS, another, deregister, heartbeat, register, static
@@ -184,7 +184,7 @@ async def test_where_the_input_is_never_read_to_its_end_each_lease_ends_after_it
 async def test_however_long_the_input_is_behind_the_samples_of_its_end_are_bounded(
     bus: FaultyBus, doorman: Doorman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attendance, "MOST_SAMPLES", 4)
+    monkeypatch.setattr(tracker, "MOST_SAMPLES", 4)
     names = [f"w{number}" for number in range(20)]
     await doorman.attendance.restart(ledger_of(*(record(name, lease_s=1.0 + n) for n, name in enumerate(names))), None)
     doorman.clock.now += 2.1
@@ -202,7 +202,7 @@ async def test_of_many_silent_ones_some_are_judged_in_a_turn_and_each_when_its_h
     doorman: Doorman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Leases that cannot be judged yet are before the others, and more than are looked at in one turn."""
-    monkeypatch.setattr(attendance, "SUSPECTS_AT_ONCE", 4)
+    monkeypatch.setattr(tracker, "SUSPECTS_AT_ONCE", 4)
     records = [structs.replace(record("w", lease_s=1.0 + n / 100), host=f"h{n:02}") for n in range(30)]
     await doorman.attendance.restart(ledger_of(*records), None)
     doorman.clock.now += 100

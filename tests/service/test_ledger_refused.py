@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from outfitter_proto.bus import Entry
-from outfitter_service.runtime.restore import LedgerRefusedError
+from outfitter_service.runtime.changelog.restore import LedgerRefusedError
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
 from support.house import TOPICS, another, register, static

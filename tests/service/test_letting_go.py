@@ -14,10 +14,10 @@ import pytest
 from outfitter_proto.bus import BusUnavailableError, CommitUnknownError, Entry, Message, Reader
 from outfitter_proto.names import host_writer
 from outfitter_service.core.ledger import Ledger
-from outfitter_service.runtime.intake import Place
-from outfitter_service.runtime.remit import HostRemit
-from outfitter_service.runtime.restore import restore, unchanged
-from outfitter_service.runtime.scout import Outlook
+from outfitter_service.runtime.changelog.restore import restore, unchanged
+from outfitter_service.runtime.input.input_reader import Place
+from outfitter_service.runtime.input.lookahead import Outlook
+from outfitter_service.runtime.input.scope import HostRemit
 from service.conftest import Serve
 from service.test_taking_anew import TaintedBus
 from support.faulty_bus import FaultyBus

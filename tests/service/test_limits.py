@@ -13,10 +13,10 @@ import pytest
 
 from outfitter_proto.bus import BusUnavailableError, Entry
 from outfitter_service.core import model as m
-from outfitter_service.runtime import batch, cycle
-from outfitter_service.runtime.intake import READ_AHEAD
-from outfitter_service.runtime.processor import Limits
-from outfitter_service.runtime.ration import A_MINUTE
+from outfitter_service.runtime.dead_letter_quota import A_MINUTE
+from outfitter_service.runtime.input.input_reader import READ_AHEAD
+from outfitter_service.runtime.processor import batch, commit_loop
+from outfitter_service.runtime.processor.processor import Limits
 from service.conftest import Serve
 from service.test_large_commits import NarrowBus
 from support.faulty_bus import FaultyBus, no_faults
@@ -255,7 +255,7 @@ async def test_a_stretch_of_deciding_ends_by_time_however_much_each_message_cost
 
     def decide(ledger: Any, rules: Any, event: m.Event, at: Any) -> Any:
         nonlocal now
-        now += cycle.SLICE_S / 2
+        now += commit_loop.SLICE_S / 2
         stretches[-1] += 1
         return well(ledger, rules, event, at)
 

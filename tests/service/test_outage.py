@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from outfitter_proto.bus import BusUnavailableError
 from outfitter_service import logs
 from outfitter_service.runtime.clock import Clock
-from outfitter_service.runtime.outage import SAY_AGAIN_S, Outage
+from outfitter_service.runtime.outage_log import SAY_AGAIN_S, Outage
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus, no_faults
 from support.house import register, static

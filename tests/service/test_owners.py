@@ -20,10 +20,9 @@ from msgspec import UNSET, structs
 from outfitter_proto.bus import BusUnavailableError, Entry
 from outfitter_proto.processes import boot_id, pid_namespace, process_owner, start_ticks, time_namespace
 from outfitter_proto.records import Owner, Unwatched
-from outfitter_service import descriptors
-from outfitter_service.runtime import owners
-from outfitter_service.runtime.owners import OwnerWatch
-from outfitter_service.runtime.processor import Limits
+from outfitter_service.runtime.liveness import descriptors, process_watch
+from outfitter_service.runtime.liveness.process_watch import OwnerWatch
+from outfitter_service.runtime.processor.processor import Limits
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus, no_faults
 from support.house import HOST, TOPICS, House, another, deregister, heartbeat, register, static
@@ -310,7 +309,7 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(pid: int) -> int:
         raise FileNotFoundError(pid)
 
-    monkeypatch.setattr(owners, "read_start_ticks", read)
+    monkeypatch.setattr(process_watch, "read_start_ticks", read)
 
 
 async def test_a_process_that_proc_does_not_show_because_it_ended_is_dead(
@@ -450,7 +449,7 @@ async def test_a_pid_that_was_given_away_between_two_looks_means_that_the_owner_
     watching.watch("k", owner_of(crowd[0].pid))
     watching.look()
     assert died == []
-    monkeypatch.setattr(owners, "read_start_ticks", lambda _: 2**40)
+    monkeypatch.setattr(process_watch, "read_start_ticks", lambda _: 2**40)
     watching.look()
     assert [key for key, _ in died] == ["k"]
 

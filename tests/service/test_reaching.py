@@ -11,8 +11,8 @@ import pytest
 from outfitter_proto import bus as buses
 from outfitter_proto.bus import BusUnavailableError
 from outfitter_service import config as configuration
-from outfitter_service.runtime import service
-from outfitter_service.runtime.service import Service
+from outfitter_service.runtime.manager import service
+from outfitter_service.runtime.manager.service import Service
 from support.faulty_bus import FaultyBus
 from support.house import static
 

@@ -10,10 +10,10 @@ from msgspec import structs
 
 from outfitter_proto.bus import Entry, Reader
 from outfitter_proto.codec import encode
-from outfitter_service.runtime import processor
-from outfitter_service.runtime.processor import ForeignManagerError
-from outfitter_service.runtime.remit import HostRemit
-from outfitter_service.runtime.restore import restore, unchanged
+from outfitter_service.runtime.changelog.restore import restore, unchanged
+from outfitter_service.runtime.input.scope import HostRemit
+from outfitter_service.runtime.processor import processor
+from outfitter_service.runtime.processor.processor import ForeignManagerError
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
 from support.house import HOST, TOPICS, another, register, static

@@ -12,9 +12,9 @@ from msgspec import structs
 from outfitter_proto.bus import Entry, Message, Reader
 from outfitter_proto.codec import decode_ledger, encode
 from outfitter_proto.records import Owner
-from outfitter_service.runtime import restore as restoring
-from outfitter_service.runtime.remit import HostRemit, PartitionRemit
-from outfitter_service.runtime.restore import LedgerRefusedError, restore
+from outfitter_service.runtime.changelog import restore as restoring
+from outfitter_service.runtime.changelog.restore import LedgerRefusedError, restore
+from outfitter_service.runtime.input.scope import HostRemit, PartitionRemit
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
 from support.house import HOST, TOPICS, register, static

@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 from outfitter_proto.bus import BusUnavailableError, CommitUnknownError
-from outfitter_service.runtime import processor
 from outfitter_service.runtime.machine_lock import ManagerExistsError, alone_on_machine
-from outfitter_service.runtime.processor import ForeignManagerError, Limits
+from outfitter_service.runtime.processor import processor
+from outfitter_service.runtime.processor.processor import ForeignManagerError, Limits
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
 from support.house import HOST, House, another, register, static

@@ -32,12 +32,12 @@ from outfitter_service.core import plain
 from outfitter_service.core.decide import Rules
 from outfitter_service.core.ledger import Ledger, PutHost
 from outfitter_service.metrics import EVENT_KINDS, Metrics
-from outfitter_service.runtime.attendance import Attendance
-from outfitter_service.runtime.batch import LOGGED, Batch
-from outfitter_service.runtime.census import Census
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import Identity
-from outfitter_service.runtime.telling import Telling
+from outfitter_service.runtime.liveness.tracker import Attendance
+from outfitter_service.runtime.processor.batch import LOGGED, Batch
+from outfitter_service.runtime.processor.gauges import Census
+from outfitter_service.runtime.processor.reporting import Telling
 
 GPU = {"resource": "gpu"}
 

@@ -28,13 +28,13 @@ from outfitter_proto.partitioning import murmur2, partition_of
 from outfitter_proto.records import DeadLetter
 from outfitter_service.config import load
 from outfitter_service.metrics import Metrics
-from outfitter_service.runtime import ration
-from outfitter_service.runtime import sweeper as sweeper_module
+from outfitter_service.runtime import dead_letter_quota
+from outfitter_service.runtime.dead_letter_quota import A_MINUTE
 from outfitter_service.runtime.identity import host_identity
-from outfitter_service.runtime.ration import A_MINUTE
-from outfitter_service.runtime.remit import PartitionRemit, nobodys
-from outfitter_service.runtime.service import Service
-from outfitter_service.runtime.sweeper import CANDIDATES, Sweeper, at_work, is_candidate
+from outfitter_service.runtime.input.scope import PartitionRemit, nobodys
+from outfitter_service.runtime.manager.service import Service
+from outfitter_service.runtime.sweeper import group_member as sweeper_module
+from outfitter_service.runtime.sweeper.group_member import CANDIDATES, Sweeper, at_work, is_candidate
 from support import verdict as checker
 from support.faulty_bus import FaultyBus
 from support.house import CLUSTER, HOST, TOPICS, House, deregister, heartbeat, register, serving, static
@@ -516,7 +516,7 @@ def test_a_batch_that_cannot_be_read_says_so_to_its_sender_and_not_that_it_has_n
 async def test_of_a_flood_of_nobodys_messages_so_many_are_written_down_a_minute_and_the_rest_is_counted(
     made: FaultyBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ration, "WINDOW_S", 0.5)
+    monkeypatch.setattr(dead_letter_quota, "WINDOW_S", 0.5)
     async with await made.open_writer("flood", 0) as writer:
         entries = [Entry(None, b"") for _ in range(A_MINUTE + 200)]
         await writer.commit([(TOPICS.registrations, entries), (TOPICS.history, [])])

@@ -19,7 +19,7 @@ from outfitter_proto.codec import decode_dead_letter
 from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import DeadLetter
-from outfitter_service.runtime.ration import A_MINUTE
+from outfitter_service.runtime.dead_letter_quota import A_MINUTE
 from outfitter_verify import verify
 from support.broker import KafkaBroker
 from support.house import register

@@ -11,8 +11,8 @@ import pytest
 
 from outfitter_proto.bus import BusUnavailableError, Entry, Writer
 from outfitter_service.core import model as m
-from outfitter_service.runtime import processor
-from outfitter_service.runtime.processor import ForeignManagerError
+from outfitter_service.runtime.processor import processor
+from outfitter_service.runtime.processor.processor import ForeignManagerError
 from service.conftest import Serve
 from service.test_owners import body, owner_of
 from support.faulty_bus import FaultyBus, no_faults

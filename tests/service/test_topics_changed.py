@@ -18,10 +18,10 @@ from outfitter_proto.bus import Bus, Entry, connect
 from outfitter_proto.names import host_writer, partition_writer, topics, transactional_id
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.cli import places
+from outfitter_service.runtime.changelog.shape import TopicsChangedError
 from outfitter_service.runtime.identity import of_partition, replica_identity
-from outfitter_service.runtime.processor import Limits
-from outfitter_service.runtime.remit import PartitionRemit
-from outfitter_service.runtime.shape import TopicsChangedError
+from outfitter_service.runtime.input.scope import PartitionRemit
+from outfitter_service.runtime.processor.processor import Limits
 from support.broker import Broker, KafkaBroker
 from support.house import HOST, House, deregister, register, serving, static
 from support.manager import Manager, ManagerError, StartManager
@@ -83,8 +83,8 @@ def _serving(scope: str, tmp_path: Path, bus: Bus, cluster: str) -> Serve:
                 count = await there()
                 number = partition_of(HOST, count)
                 identity = of_partition(replica_identity(cluster), number)
-                remit = PartitionRemit(number, count, identity.writer)
-                self._options |= {"identity": identity, "remit": remit, "still_mine": always}
+                partition_scope = PartitionRemit(number, count, identity.writer)
+                self._options |= {"identity": identity, "remit": partition_scope, "still_mine": always}
             self._house = serving(bus, static(count=1), tmp_path, cluster=cluster, **self._options)  # type: ignore[arg-type]
             return await self._house.__aenter__()
 

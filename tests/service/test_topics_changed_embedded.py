@@ -11,8 +11,8 @@ import pytest
 
 from outfitter_proto import topics as wanted
 from outfitter_proto.names import topics
-from outfitter_service.runtime.processor import Limits
-from outfitter_service.runtime.shape import TopicsChangedError
+from outfitter_service.runtime.changelog.shape import TopicsChangedError
+from outfitter_service.runtime.processor.processor import Limits
 from support.faulty_bus import FaultyBus
 from support.house import CLUSTER, House, deregister, register, serving, static
 from support.remaking import add_partitions

@@ -35,20 +35,20 @@ from outfitter_service.core import decide, discovery, plain, terms
 from outfitter_service.core import model as m
 from outfitter_service.core.book import HostBook
 from outfitter_service.core.draft import Draft
-from outfitter_service.core.leases import Leases
 from outfitter_service.core.ledger import Ledger
 from outfitter_service.core.overlap import Scene
 from outfitter_service.core.states import Step
-from outfitter_service.runtime.agenda import Agenda
-from outfitter_service.runtime.attendance import Attendance
 from outfitter_service.runtime.clock import Clock
-from outfitter_service.runtime.cycle import Cycle
-from outfitter_service.runtime.processor import Processor
-from outfitter_service.runtime.roll import Roll
-from outfitter_service.runtime.scout import Outlook
-from outfitter_service.runtime.station import Station
-from outfitter_service.runtime.sweep import Sweep
-from outfitter_service.runtime.work import Work
+from outfitter_service.runtime.input.lookahead import Outlook
+from outfitter_service.runtime.liveness.leases import Leases
+from outfitter_service.runtime.liveness.tracker import Attendance
+from outfitter_service.runtime.processor.commit_loop import Cycle
+from outfitter_service.runtime.processor.event_queue import Agenda
+from outfitter_service.runtime.processor.pending_commit import Work
+from outfitter_service.runtime.processor.processor import Processor
+from outfitter_service.runtime.processor.station import Station
+from outfitter_service.runtime.sweeper.host_registry import Roll
+from outfitter_service.runtime.sweeper.partition_sweeper import Sweep
 from simulation import remaking, world
 from simulation.broker import Producer
 from simulation.client import ModelBus, ModelReader, ModelWriter

@@ -25,7 +25,7 @@ from outfitter_drivers.api import (
     Worker,
 )
 from outfitter_service.core.model import ResourceSpec
-from outfitter_service.runtime.supervisor import Loaded
+from outfitter_service.runtime.drivers.supervisor import Loaded
 from simulation.bulk import Bulk
 
 RESOURCE = "gpu"

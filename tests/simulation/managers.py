@@ -18,13 +18,13 @@ from outfitter_proto.names import Topics, host_writer
 from outfitter_service import config
 from outfitter_service.core.decide import Rules
 from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.changelog.shape import TopicsChangedError
 from outfitter_service.runtime.clock import Clock
-from outfitter_service.runtime.drivers import DriverPool
+from outfitter_service.runtime.drivers.pool import DriverPool
 from outfitter_service.runtime.identity import Identity
-from outfitter_service.runtime.processor import ForeignManagerError, Limits, Processor
-from outfitter_service.runtime.replica import Replica
-from outfitter_service.runtime.shape import TopicsChangedError
-from outfitter_service.runtime.sweeper import Sweeper, at_work
+from outfitter_service.runtime.manager.cluster_member import Replica
+from outfitter_service.runtime.processor.processor import ForeignManagerError, Limits, Processor
+from outfitter_service.runtime.sweeper.group_member import Sweeper, at_work
 from simulation.client import ModelBus
 from simulation.hardware import Bench, Catalogue, Oddities, load
 from simulation.loop import Loop, Process

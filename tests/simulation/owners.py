@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from outfitter_proto.records import Owner
-from outfitter_service.runtime.owners import OwnerWatch
+from outfitter_service.runtime.liveness.process_watch import OwnerWatch
 from simulation.loop import Loop, Process
 
 BOOT = "boot"

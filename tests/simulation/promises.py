@@ -12,7 +12,7 @@ from outfitter_proto.codec import decode_ledger
 from outfitter_proto.names import host_writer
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Allocation, Checkpoint
-from outfitter_service.runtime.processor import Processor
+from outfitter_service.runtime.processor.processor import Processor
 from outfitter_verify import Log, Partition, Reading, Record, Report, Violation
 from outfitter_verify import check as verify
 from simulation import log as model

@@ -9,7 +9,7 @@ import anyio
 from outfitter_proto.records import Allocation, ResolvedRequest, Source
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
-from outfitter_service.runtime.drivers import DriverPool
+from outfitter_service.runtime.drivers.pool import DriverPool
 from simulation.hardware import RESOURCE, Bench, load
 from simulation.loop import running
 from simulation.managers import EPOCH

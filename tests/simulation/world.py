@@ -20,8 +20,8 @@ from outfitter_proto.bus import Entry
 from outfitter_proto.names import Topics, host_writer, partition_writer, topics, transactional_id
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.metrics import Metrics
-from outfitter_service.runtime.processor import Limits
-from outfitter_service.runtime.snapshots import Pace
+from outfitter_service.runtime.changelog.snapshots import Pace
+from outfitter_service.runtime.processor.processor import Limits
 from simulation.broker import Broker, Habits
 from simulation.bulk import Bulk, bulk
 from simulation.client import MAX_BATCH_BYTES, ModelBus

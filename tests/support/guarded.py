@@ -11,7 +11,7 @@ import anyio
 
 from outfitter_proto.bus import Bus, connect
 from outfitter_service.config import load
-from outfitter_service.runtime.service import Service
+from outfitter_service.runtime.manager.service import Service
 from support.secure_broker import SecureBroker
 
 WITHIN = 30.0

@@ -25,11 +25,11 @@ from outfitter_proto.partitioning import partition_of
 from outfitter_service import config as configuration
 from outfitter_service.core.decide import Rules
 from outfitter_service.metrics import Metrics
-from outfitter_service.runtime import loading
-from outfitter_service.runtime.drivers import DriverPool
+from outfitter_service.runtime.drivers import loading
+from outfitter_service.runtime.drivers.pool import DriverPool
 from outfitter_service.runtime.identity import Identity, host_identity
-from outfitter_service.runtime.processor import Limits, Processor
-from outfitter_service.runtime.remit import Remit
+from outfitter_service.runtime.input.scope import Remit
+from outfitter_service.runtime.processor.processor import Limits, Processor
 
 HOST = "h"
 CLUSTER = "outfitter"

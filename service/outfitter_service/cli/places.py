@@ -8,8 +8,8 @@ from outfitter_proto.bus import Bus, BusAccessError, TopicShape
 from outfitter_proto.names import topics
 from outfitter_proto.records import Checkpoint
 from outfitter_proto.topics import Difference
-from outfitter_service.runtime.growth import stock
-from outfitter_service.runtime.shape import MOVING
+from outfitter_service.runtime.changelog.growth import stock
+from outfitter_service.runtime.changelog.shape import MOVING
 
 _SHOWN = 3
 _ADOPT = (

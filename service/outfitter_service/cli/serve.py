@@ -14,7 +14,7 @@ from outfitter_service.cli import options
 from outfitter_service.cli.errors import warn
 
 if TYPE_CHECKING:
-    from outfitter_service.runtime.service import Service
+    from outfitter_service.runtime.manager.service import Service
 
 
 @click.command()
@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 @click.pass_context
 def serve(ctx: click.Context, /, config: str | None, take_over: bool, adopt_ledger: bool, **_options: object) -> None:
     """Serve this host's workers: answer registrations, run drivers, keep leases, publish allocations."""
-    from outfitter_service import descriptors, logs, memory
+    from outfitter_service import logs, memory
     from outfitter_service.config import Severity, load
-    from outfitter_service.runtime.service import Service
+    from outfitter_service.runtime.liveness import descriptors
+    from outfitter_service.runtime.manager.service import Service
 
     settings = load(config, options.given(ctx, "scope", "replica", "http", "strict", "log-format", "log-level"))
     logs.configure(settings.log_format, settings.log_level)

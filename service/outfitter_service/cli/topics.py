@@ -153,7 +153,7 @@ def grow(
 
     from outfitter_service.cli import ledger
     from outfitter_service.config import connection
-    from outfitter_service.runtime import growth
+    from outfitter_service.runtime.changelog import growth
 
     where = connection(config, options.given(ctx))
 

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from outfitter_service.http.connections import KEEP_ALIVE_S, Connections, Log, bind
 from outfitter_service.metrics import CONTENT_TYPE
-from outfitter_service.runtime.service import Service
+from outfitter_service.runtime.manager.service import Service
 
 INDEX = """<!doctype html>
 <title>Outfitter</title>

@@ -1,0 +1,229 @@
+"""All drivers of one processor: a supervisor a resource and host, run side by side, and what is asked of them.
+
+One driver's failure is its own (supervisor.py); here the core's commands about a whole allocation become calls.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Protocol
+
+import anyio
+import anyio.lowlevel
+import structlog
+from anyio.abc import TaskGroup
+
+from outfitter_drivers import api
+from outfitter_proto.records import Allocation
+from outfitter_service.core import model as m
+from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.drivers.supervisor import Emit, Loaded, Supervisor
+from outfitter_service.runtime.drivers.translation import DriverCallError, foreign_code
+
+log = structlog.get_logger("outfitter.drivers")
+
+HOSTS_AT_ONCE = 50
+"""Hosts whose devices begin to be looked at in one turn of the event loop."""
+
+
+class DriverCalls(Protocol):
+    """What the processor asks of the drivers."""
+
+    def serve(self, host: str) -> None: ...
+
+    def leave(self, host: str) -> None: ...
+
+    def leave_all_but(self, hosts: Collection[str]) -> None: ...
+
+    def perform(self, command: m.Command, record: Allocation | None) -> None: ...
+
+
+class DriverPool:
+    """All supervisors of one processor: one for each resource of each of its hosts."""
+
+    def __init__(self, loaded: Mapping[str, Loaded], *, metrics: Metrics) -> None:
+        self._loaded = {name: resource for name, resource in loaded.items() if resource.driver is not None}
+        self._metrics = metrics
+        self._hosts: dict[str, dict[str, Supervisor]] = {}
+        self._looking: dict[str, list[anyio.CancelScope]] = {}
+        self._newcomers: dict[str, None] = {}
+        self._come = anyio.Event()
+        self._emit: Emit | None = None
+        self._tasks: TaskGroup | None = None
+        self._lines: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
+        self._under_way: set[m.Command] = set()
+
+    async def run(self, emit: Emit, *, started: anyio.Event, host: str | None = None) -> None:
+        """Run until cancelled, `host` served from the beginning. What the drivers say goes to `emit`."""
+        self._emit = emit
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                if host is not None:
+                    self._begin(host)
+                started.set()
+                await self._welcome()
+        finally:
+            self._tasks = None
+
+    @property
+    def hosts(self) -> set[str]:
+        """Those whose devices are looked at."""
+        return self._hosts.keys() | self._newcomers.keys()
+
+    def serve(self, host: str) -> None:
+        """Look at the devices of `host` from now on, or where there are many of them, in one of the next turns of the
+        event loop; repeatable."""
+        if self._tasks is None or host in self._hosts or host in self._newcomers:
+            return
+        self._newcomers[host] = None
+        self._come.set()
+
+    async def _welcome(self) -> None:
+        """Begin with the hosts that come, some at a time; runs until cancelled."""
+        while True:
+            await self._come.wait()
+            for host in list(islice(self._newcomers, HOSTS_AT_ONCE)):
+                self._begin(host)
+            if not self._newcomers:
+                self._come = anyio.Event()
+            await anyio.lowlevel.checkpoint()
+
+    def _begin(self, host: str) -> None:
+        self._newcomers.pop(host, None)
+        if self._tasks is None or self._emit is None or host in self._hosts:
+            return
+        supervisors = self._hosts[host] = {
+            name: Supervisor(resource, host=host, emit=self._emit, metrics=self._metrics)
+            for name, resource in self._loaded.items()
+        }
+        for supervisor in supervisors.values():
+            if isinstance(supervisor.driver, api.Inventory):
+                self._tasks.start_soon(self._look, supervisor, supervisor.driver)
+
+    def _supervisors(self, host: str) -> Mapping[str, Supervisor]:
+        """Those of a host that is served; something is asked of them, so that they begin now, at the latest."""
+        if host in self._newcomers:
+            self._begin(host)
+        return self._hosts.get(host, {})
+
+    async def _look(self, supervisor: Supervisor, driver: api.Inventory) -> None:
+        if self._hosts.get(supervisor.host, {}).get(supervisor.name) is not supervisor:
+            return  # the host was left before this task began
+        with anyio.CancelScope() as scope:
+            self._looking.setdefault(supervisor.host, []).append(scope)
+            await supervisor.keep_inventory(driver)
+
+    def leave(self, host: str) -> None:
+        """Look at the devices of `host` no more: nobody there has anything to do with them."""
+        self._newcomers.pop(host, None)
+        self._hosts.pop(host, None)
+        for scope in self._looking.pop(host, ()):
+            scope.cancel()
+
+    def leave_all_but(self, hosts: Collection[str]) -> None:
+        """Look at the devices of these hosts at most."""
+        for host in self.hosts - set(hosts):
+            self.leave(host)
+
+    def perform(self, command: m.Command, record: Allocation | None) -> None:
+        """Begin to carry out a committed command; its end comes back as an event. One that is under way already
+        (the partition was taken anew meanwhile) is not begun again: its end is the answer to both."""
+        if self._tasks is None or command in self._under_way:
+            return
+        match command:
+            case m.Discover():
+                self._tasks.start_soon(self._supervisors(command.host)[command.resource].discover, command, record)
+            case m.Prepare() if record is not None:
+                self._under_way.add(command)
+                self._in_turn(command.allocation, lambda: self._prepare(command, record))
+            case m.Unprepare() if record is not None:
+                self._under_way.add(command)
+                self._in_turn(command.allocation, lambda: self._unprepare(command, record))
+
+    def _concerned(self, record: Allocation) -> Iterator[tuple[Supervisor, api.Grant]]:
+        supervisors = self._supervisors(record.host)
+        for resource, infos in record.resources.items():
+            supervisor = supervisors.get(resource)
+            if supervisor is not None:
+                yield supervisor, supervisor.grant(record, infos)
+
+    def _in_turn(self, key: str, call: Callable[[], Awaitable[None]]) -> None:
+        """Calls about one allocation are serial, in the order in which they were asked for (one commit may grant and
+        release): tasks that were started one after the other may begin in any order. Its devices are no other
+        allocation's meanwhile."""
+        line = self._lines.get(key)
+        if line is not None:
+            line.append(call)
+        elif self._tasks is not None:
+            line = self._lines[key] = deque([call])
+            self._tasks.start_soon(self._work_off, key, line)
+
+    async def _work_off(self, key: str, line: deque[Callable[[], Awaitable[None]]]) -> None:
+        try:
+            while line:
+                await line.popleft()()
+        finally:
+            del self._lines[key]
+
+    def _absent(self, record: Allocation) -> list[str]:
+        """The record's resources whose driver has a say in it, and is not here (any more)."""
+        return [resource for resource in record.prepared or () if resource not in self._loaded]
+
+    async def _prepare(self, command: m.Prepare, record: Allocation) -> None:
+        absent = self._absent(record)
+        error = f"the driver of {', '.join(absent)} is not configured any more" if absent else None
+        for supervisor, grant in self._concerned(record):
+            error = error or await supervisor.prepare(grant)
+        self._under_way.discard(command)
+        self._say(m.Prepared(allocation=command.allocation, token=command.token, error=error))
+
+    async def _unprepare(self, command: m.Unprepare, record: Allocation) -> None:
+        absent = self._absent(record)
+        if absent:
+            # lent again only after their driver let go: a manager that has it again will ask it when it starts
+            log.error(
+                "devices stay held: their driver must let go first, and is not configured; configure it and restart",
+                host=record.host,
+                worker=record.worker,
+                incarnation=record.incarnation,
+                resources=absent,
+            )
+            words = (
+                f"the driver of {', '.join(absent)} must let go first, and is not configured: configure it and restart"
+            )
+            self._say(m.ReleaseDelayed(allocation=command.allocation, token=command.token, words=words))
+            return
+        checked: list[bool] = []
+        for supervisor, grant in self._concerned(record):
+            await supervisor.unprepare(grant)
+            checked.append(await supervisor.wait_until_unused(grant))
+        confirmed = bool(checked) and all(checked)
+        self._under_way.discard(command)
+        self._say(m.Unprepared(allocation=command.allocation, token=command.token, confirmed=confirmed))
+
+    def _say(self, event: m.Event) -> None:
+        if self._emit is not None:
+            self._emit(event)
+
+
+async def close(loaded: Iterable[Loaded], within_s: float) -> None:
+    """Close every driver, all at the same time, each within `within_s`."""
+    with anyio.CancelScope(shield=True):
+        async with anyio.create_task_group() as closing:
+            for resource in loaded:
+                if resource.driver is not None:
+                    closing.start_soon(_close, resource.spec.name, resource.driver, within_s)
+
+
+async def _close(name: str, driver: api.ExternalResourceDriver, within_s: float) -> None:
+    with anyio.move_on_after(within_s) as scope:
+        try:
+            with foreign_code():
+                await driver.aclose()
+        except DriverCallError as error:
+            log.warning("driver did not close well", resource=name, error=error.failure.reason)
+    if scope.cancelled_caught:
+        log.warning("driver did not close in time", resource=name, after_s=within_s)

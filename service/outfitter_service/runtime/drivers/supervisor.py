@@ -1,0 +1,274 @@
+"""One resource's driver at work: each call bounded and measured, its failures its own, repeated where that helps.
+
+Turns what a driver does into events for the core, and carries out the core's commands. It knows no rules: what a
+failure means for a worker is decided in core/.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from typing import Any, TypeVar
+
+import anyio
+import structlog
+from msgspec import Struct, structs
+
+from outfitter_drivers import api
+from outfitter_proto.records import Allocation
+from outfitter_service.core import model as m
+from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.drivers.translation import SHORTEST_DELAY_S, DriverCallError, foreign_code, known_devices
+
+log = structlog.get_logger("outfitter.drivers")
+
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 30.0
+DELAY_TOLD_EVERY_S = 10.0
+"""A driver whose words change each time it is asked must not fill the ledger with them."""
+LONGEST_WORDS = 500
+ASKED_AGAIN = 16
+"""How many smaller amounts an on-demand driver is asked for before the least one that would do."""
+
+T = TypeVar("T")
+Emit = Callable[[m.Event], None]
+
+
+class Loaded(Struct, frozen=True, kw_only=True):
+    """A configured resource with its driver, if it has one, and the core's view of it."""
+
+    spec: m.ResourceSpec
+    driver: api.ExternalResourceDriver | None = None
+
+
+class Supervisor:
+    """Keeps one resource's driver at work on one host."""
+
+    def __init__(self, loaded: Loaded, *, host: str, emit: Emit, metrics: Metrics) -> None:
+        if loaded.driver is None:
+            raise ValueError(f"resource {loaded.spec.name!r} has no driver to supervise")
+        self.name = loaded.spec.name
+        self.driver = loaded.driver
+        self._timeout_s = loaded.driver.call_timeout
+        self._knows_holders = loaded.driver.knows_holders
+        self.host = host
+        self._emit = emit
+        self._metrics = metrics
+        self._retry_delay_s = FIRST_DELAY_S
+        self._retry_at: float | None = None
+        self._failed_at_least = 0
+        self._waits = loaded.spec.on_failure == m.OnFailure.WAIT
+        self._log = log.bind(resource=self.name, host=host)
+
+    def _log_of(self, worker: api.Worker) -> Any:
+        """The log for lines about one worker."""
+        return self._log.bind(worker=worker.worker, incarnation=worker.incarnation)
+
+    def grant(self, record: Allocation, infos: Sequence[Mapping[str, str]]) -> api.Grant:
+        return api.Grant(
+            allocation=record.key,
+            token=record.token or 0,
+            worker=self._worker(record),
+            device_ids=tuple(info["id"] for info in infos),
+            devices=tuple(infos),
+        )
+
+    def _worker(self, record: Allocation | None) -> api.Worker:
+        if record is None:
+            return api.Worker(host=self.host, resource=self.name)
+        owner = record.request.owner
+        return api.Worker(
+            host=record.host,
+            resource=self.name,
+            worker=record.worker,
+            incarnation=record.incarnation,
+            owner_pid=owner.pid if owner is not None else None,
+        )
+
+    @contextmanager
+    def _measured(self, call: str) -> Iterator[None]:
+        """Count and time one call; a failure is counted and goes on."""
+        self._metrics.driver_runs.labels(self.name, call).inc()
+        begun = time.monotonic()
+        try:
+            yield
+        except Exception:
+            self._metrics.driver_failures.labels(self.name, call).inc()
+            raise
+        finally:
+            self._metrics.driver_seconds.labels(self.name, call).observe(time.monotonic() - begun)
+
+    async def _bounded(self, call: str, act: Callable[[], Awaitable[T]]) -> T:
+        """What `act`, a driver's code, comes to.
+
+        Raises:
+            DriverCallError: it raised something, or took longer than the driver's time limit.
+        """
+        with self._measured(call):
+            try:
+                with anyio.fail_after(self._timeout_s), foreign_code():
+                    return await act()
+            except TimeoutError as error:
+                reason = f"TimeoutError: no answer within {self._timeout_s:g} s"
+                raise DriverCallError(m.DriverFailure(reason=reason)) from error
+
+    # --- inventory ---
+
+    async def keep_inventory(self, driver: api.Inventory) -> None:
+        """Report every inventory the driver yields, and every failure, for ever."""
+        delay = FIRST_DELAY_S
+        told: m.DriverReport | None = None
+
+        def tell(report: m.DriverReport) -> None:
+            nonlocal told
+            if report != told:
+                told = report
+                self._emit(report)
+
+        while True:
+            try:
+                async with aclosing(self._inventories(driver)) as inventories:
+                    async for devices in inventories:
+                        begun = anyio.current_time()
+                        tell(await self._report(devices))
+                        delay = FIRST_DELAY_S
+                        await anyio.sleep_until(begun + SHORTEST_DELAY_S)
+            except DriverCallError as error:
+                failure = error.failure
+                if told is None or told.failure != failure:
+                    self._log.warning("driver failed", error=failure.reason, permanent=failure.permanent)
+                tell(m.DriverReport(host=self.host, resource=self.name, failure=failure))
+                await anyio.sleep(delay if error.delay_s is None else error.delay_s)
+                delay = min(delay * 2, LONGEST_DELAY_S)
+
+    async def _inventories(self, driver: api.Inventory) -> AsyncGenerator[Sequence[api.Device], None]:
+        """Each set of devices that the driver yields.
+
+        Raises:
+            DriverCallError: it failed, or its inventory ended.
+        """
+        with foreign_code():
+            sets = driver.inventory(self.host)
+        try:
+            devices = await self._bounded("inventory", lambda: anext(sets, None))
+            while devices is not None:
+                yield devices
+                with foreign_code():
+                    devices = await anext(sets, None)
+                    self._metrics.driver_runs.labels(self.name, "inventory").inc()
+        finally:
+            if isinstance(sets, AsyncGenerator):
+                with anyio.move_on_after(self._timeout_s), suppress(DriverCallError), foreign_code():
+                    await sets.aclose()
+        raise DriverCallError(m.DriverFailure(reason="its inventory ended"))
+
+    async def _report(self, devices: Sequence[api.Device]) -> m.DriverReport:
+        with foreign_code():
+            known = await known_devices(self.name, devices)
+        return m.DriverReport(host=self.host, resource=self.name, devices=known)
+
+    # --- on demand ---
+
+    async def discover(self, command: m.Discover, record: Allocation | None) -> None:
+        """Ask for the amount, then for less, down to the least that would do; report what came of it."""
+        most = command.least if self._knows_holders else command.amount
+        amounts = [*[*range(most, command.least, -1)][:ASKED_AGAIN], command.least]
+        failure: m.DriverFailure
+        delay = self._retry_delay_s
+        for amount in amounts:
+            try:
+                devices = await self._retrieve(amount, record)
+            except DriverCallError as error:
+                failure = error.failure
+                if error.is_shortage:
+                    failure = structs.replace(failure, permanent=True)
+                    continue
+                delay = delay if error.delay_s is None else error.delay_s
+                told = self._log_of(self._worker(record))
+                told.warning("driver failed", error=failure.reason, permanent=failure.permanent)
+                break
+            else:
+                if command.least >= self._failed_at_least:
+                    self._retry_delay_s = FIRST_DELAY_S
+                    self._failed_at_least = 0
+                self._emit(m.DriverReport(host=self.host, resource=self.name, devices=devices, asked=command.amount))
+                return
+        failure = structs.replace(failure, at_least=command.least)
+        self._emit(m.DriverReport(host=self.host, resource=self.name, failure=failure, asked=command.amount))
+        if not failure.permanent or self._waits:
+            self._failed_at_least = command.least
+            await self._retry_after(delay)
+
+    async def _retry_after(self, delay: float) -> None:
+        """Have the driver asked again, once for all failures so far: who fails with different amounts, one after the
+        other, must not have it asked more often."""
+        due = time.monotonic() + delay
+        if self._retry_at is not None and self._retry_at <= due:
+            return
+        self._retry_at = due
+        self._retry_delay_s = min(self._retry_delay_s * 2, LONGEST_DELAY_S)
+        await anyio.sleep(delay)
+        if self._retry_at == due:
+            self._retry_at = None
+            self._emit(m.DriverRetry(host=self.host, resource=self.name))
+
+    async def _retrieve(self, amount: int, record: Allocation | None) -> tuple[m.KnownDevice, ...]:
+        worker = self._worker(record)
+        infos = await self._bounded("retrieve", lambda: self.driver.retrieve_resource_info(amount, worker))
+        with foreign_code():
+            if infos is None:
+                raise api.PermanentDriverError(f"it returned nothing at all for {amount} devices")
+            return await known_devices(self.name, (self.driver.device(info) for info in infos))
+
+    # --- preparing and taking back ---
+
+    async def prepare(self, grant: api.Grant) -> str | None:
+        """Make ready; the reason if it failed."""
+        driver = self.driver
+        if not isinstance(driver, api.Preparation):
+            return None
+        try:
+            await self._bounded("prepare", lambda: driver.prepare(grant))
+        except DriverCallError as error:
+            reason = error.failure.reason
+            self._log_of(grant.worker).warning("prepare failed", error=reason)
+            return f"the driver of {self.name} could not prepare: {reason}"
+        return None
+
+    async def unprepare(self, grant: api.Grant) -> None:
+        """Take back; repeated until it has succeeded, since the devices are lent to nobody before."""
+        if isinstance(self.driver, api.Preparation):
+            await self._until_done("unprepare", grant, self.driver.unprepare)
+
+    async def wait_until_unused(self, grant: api.Grant) -> bool:
+        """Wait until nobody uses the devices; False if this driver cannot tell."""
+        driver = self.driver
+        if not isinstance(driver, api.InUseCheck):
+            return False
+
+        async def check(grant: api.Grant) -> None:
+            user = await driver.in_use(grant)
+            if user is not None:
+                raise api.TemporaryDriverError(f"still in use by {user}")
+
+        await self._until_done("in-use", grant, check)
+        return True
+
+    async def _until_done(self, call: str, grant: api.Grant, act: Callable[[api.Grant], Awaitable[None]]) -> None:
+        delay = FIRST_DELAY_S
+        told, told_at = "", -DELAY_TOLD_EVERY_S
+        while True:
+            try:
+                await self._bounded(call, lambda: act(grant))
+            except DriverCallError as error:
+                reason = error.failure.reason
+                self._log_of(grant.worker).warning(f"{call} failed, will be repeated", error=reason)
+                words = f"the driver of {self.name} says: {reason}"[:LONGEST_WORDS]
+                if words != told and time.monotonic() - told_at >= DELAY_TOLD_EVERY_S:
+                    told, told_at = words, time.monotonic()
+                    self._emit(m.ReleaseDelayed(allocation=grant.allocation, token=grant.token, words=words))
+                await anyio.sleep(delay if error.delay_s is None else error.delay_s)
+                delay = min(delay * 2, LONGEST_DELAY_S)
+            else:
+                return

@@ -1,0 +1,214 @@
+"""The input of a partition, read ahead in the background up to a bound, so that a batch is what piled up.
+
+Keeps reading through outages of the bus. It decodes nothing and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import anyio
+import structlog
+from msgspec import Struct
+
+from outfitter_proto.bus import Bus, BusConfigurationError, BusError, Message, OffsetOutOfRangeError, Reader
+from outfitter_service.runtime.outage_log import Outage
+
+log = structlog.get_logger("outfitter.input")
+
+READ_AHEAD = 5000
+READ_AHEAD_BYTES = 16 * 1024 * 1024
+"""Records and bytes that may lie unread before fetching pauses: bounds the memory that a flood takes."""
+
+RETRY_S = 0.5
+MEASURE_S = 5.0
+"""How often the input's end is looked up: what is read ahead is bounded, so only the bus knows how far behind it is."""
+
+
+class Place(Struct, kw_only=True):
+    """Where in the input a processor is, as far as decisions are settled. `position` is the next offset to decide;
+    `base`, `begin` and `ahead` are as in `records.InputPosition`, the last by key."""
+
+    topic_id: str
+    position: int
+    base: int = 0
+    begin: int = 0
+    ahead: dict[bytes, int] = {}
+
+    def heard(self, host: bytes) -> int:
+        """The offset before which everything is decided that `host` said."""
+        return max(self.position, self.ahead.get(host, 0))
+
+    @property
+    def reach(self) -> int:
+        """The offset after everything that is decided, whosever it is."""
+        return max([self.position, *self.ahead.values()])
+
+
+class Window:
+    """Messages that were fetched and not yet decided, in order: `most` of them, or so many bytes, and what one fetch
+    brings besides."""
+
+    def __init__(self, most: int) -> None:
+        self.messages: deque[Message] = deque()
+        self.bytes = 0
+        self._most = most
+        self._drained: anyio.Event | None = None
+        self._filled = anyio.Event()
+
+    @property
+    def full(self) -> bool:
+        return len(self.messages) >= self._most or self.bytes >= READ_AHEAD_BYTES
+
+    async def room(self) -> None:
+        """Wait until something more may be put in."""
+        if self.full:
+            self._filled.set()
+            self._drained = anyio.Event()
+            await self._drained.wait()
+
+    async def overflow(self) -> None:
+        """Wait until there is no room for what comes next."""
+        if not self.full:
+            self._filled = anyio.Event()
+            await self._filled.wait()
+
+    def put(self, messages: Sequence[Message]) -> None:
+        self.messages.extend(messages)
+        self.bytes += sum(len(message.value or b"") for message in messages)
+
+    def take(self) -> Message:
+        """Hand out the next message. It comes back only by `give_back`."""
+        message = self.messages.popleft()
+        self.bytes -= len(message.value or b"")
+        if self._drained is not None and not self.full:
+            self._drained.set()
+            self._drained = None
+        return message
+
+    def give_back(self, messages: Sequence[Message]) -> None:
+        """What was taken comes first again: its commit failed."""
+        self.messages.extendleft(reversed(messages))
+        self.bytes += sum(len(message.value or b"") for message in messages)
+
+    def clear(self) -> None:
+        self.messages.clear()
+        self.bytes = 0
+        if self._drained is not None:
+            self._drained.set()
+            self._drained = None
+
+
+class Intake(Window):
+    """The window on what is decided in turn. `position` is the offset after the last fetched one, holes included;
+    `obstacle` why nothing can be fetched now; `outages` how many such times are over; `end` the input's end when it was
+    last looked up."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        topic: str,
+        partition: int,
+        *,
+        wake: Callable[[], None],
+        healed: Callable[[], None],
+        outage: Outage,
+        most: int = READ_AHEAD,
+    ) -> None:
+        """`wake` is called when there is news, `healed` when the bus is heard again after an outage."""
+        super().__init__(most)
+        self._outage = outage
+        self._activity = f"reading registrations of partition {partition}"
+        self._bus = bus
+        self._topic = topic
+        self._partition = partition
+        self._wake = wake
+        self._healed = healed
+        self._resumed = anyio.Event()
+        self._fetching = anyio.CancelScope()
+        self._anew: OffsetOutOfRangeError | None = None
+        self.position = 0
+        self.end = 0
+        self.obstacle: str | None = None
+        self.outages = 0
+        self.lost: OffsetOutOfRangeError | None = None
+        self.trouble: BusConfigurationError | None = None
+
+    def reset(self, start: int) -> None:
+        """Forget what was fetched; `run` goes on at `start`."""
+        self.clear()
+        self.position = self.end = start
+        self._anew = None
+        self.obstacle = None
+        self._outage.passed(self._activity)
+        self.lost = None
+        self.trouble = None
+        self._resumed.set()
+
+    def begin_anew(self, error: OffsetOutOfRangeError) -> None:
+        """The topic is another one, whose records up to `position` were not fetched: as if that were out of range."""
+        self._anew = error
+        self._fetching.cancel()
+
+    async def run(self) -> None:
+        """Fetch from `position` until cancelled. Where that is out of range, `lost` says so until `reset`."""
+        while True:
+            try:
+                with anyio.CancelScope() as self._fetching:
+                    async with await self._bus.open_reader(
+                        self._topic, self._partition, start=self.position, committed=False
+                    ) as reader:
+                        await self._fetch(reader)
+                anew, self._anew = self._anew, None
+                if anew is not None:
+                    raise anew
+            except OffsetOutOfRangeError as error:
+                log.error("input position is out of range", wanted=self.position, start=error.start, end=error.end)
+                self._resumed = anyio.Event()
+                self.lost = error
+                self._wake()
+                await self._resumed.wait()
+            except BusError as error:
+                if self._bus.local and isinstance(error, BusConfigurationError):
+                    self.trouble = error  # the file is another one: trying again cannot mend it
+                    self._wake()
+                    return
+                self._outage.met(self._activity, error)
+                if self.hearing:
+                    self._wake()
+                self.obstacle = str(error)
+                await anyio.sleep(RETRY_S)
+
+    async def _fetch(self, reader: Reader) -> None:
+        while True:
+            await self.room()
+            messages = await reader.fetch(max_records=self._most, timeout=1.0)
+            self.position = reader.position
+            if not self.hearing and reader.heard:
+                self._outage.passed(self._activity)
+                self.obstacle = None
+                self.outages += 1
+                self._healed()
+                self._wake()
+            if messages:
+                self.put(messages)
+                self._wake()
+
+    async def measure(self) -> None:
+        """Keep `end` up to date, as far as the bus answers, until cancelled."""
+        while True:
+            try:
+                _, self.end = await self._bus.offsets(self._topic, self._partition)
+            except BusError as error:
+                log.debug("cannot tell how far the input reaches", error=str(error))
+            await anyio.sleep(MEASURE_S)
+
+    def lag(self, position: int) -> int:
+        """How many records, of whomever, are known from `position` on."""
+        return max(self.end, self.position) - position
+
+    @property
+    def hearing(self) -> bool:
+        """Whether the bus can be read, as far as is known; else `obstacle` says why not."""
+        return self.obstacle is None

@@ -1,0 +1,192 @@
+"""A second look at the input of many hosts, far ahead of the first: one host's flood must not hold up the others.
+
+Order is promised within a host only. While more lies in the input than the intake reads ahead, the scout reads on to
+the end and keeps what is said by hosts that say little; that may be decided before its turn. What it leaves behind is
+the intake's, and so is all that comes from the same host after it, until the intake has been there. It stores no flood
+and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import anyio
+import structlog
+
+from outfitter_proto.bus import Bus, BusError, Message, Reader
+from outfitter_service.runtime.input.input_reader import READ_AHEAD, RETRY_S, Intake, Place, Window
+from outfitter_service.runtime.input.scope import Remit
+
+log = structlog.get_logger("outfitter.scout")
+
+LIGHT = 256
+"""Messages of one host that may be ahead in any case: a machine's workers that all begin at once. Beyond that it is its
+share of what was decided meanwhile."""
+
+ENTRY_BYTES = 24
+"""What a host takes in a checkpoint besides its name."""
+
+
+class Outlook(Window):
+    """What was seen ahead of the intake in one go, from `start` on, up to `position`: its `messages` may be decided
+    once everything before `start` is."""
+
+    def __init__(self, start: int, place: Place, remit: Remit, *, light: int, room: int, most: int) -> None:
+        """`place` is followed as it moves on. `light` messages of a host may be ahead in any case; `room` are the bytes
+        that the names of hosts which are ahead may take in a checkpoint: hosts beyond that are left to the intake."""
+        super().__init__(most)
+        self.start = self.position = start
+        self._place = place
+        self._remit = remit
+        self._light = light
+        self._room = room
+        self._left: dict[bytes, int] = {}
+        """The last message that was left to the intake, by host."""
+        self._kept: dict[bytes, int] = {}
+        """How many messages were kept of each host, since one was left."""
+        self._newest: dict[bytes, int] = {}
+        """The last message of each host, of those that are followed."""
+        self._unknown = -1
+        """The last message of a host that there was no room for."""
+        for key in place.ahead:
+            self._follow(key)
+
+    def see(self, messages: Sequence[Message], position: int) -> None:
+        """Take in what comes next, up to `position`: keep it or leave it."""
+        self.put([message for message in messages if self._keeps(message)])
+        self.position = position
+
+    def _keeps(self, message: Message) -> bool:
+        key, place = message.key, self._place
+        if key is None or not self._remit.serves(message):
+            return False  # the intake's, all of them
+        if not self._follow(key):
+            self._unknown = message.offset
+            return False
+        self._newest[key] = message.offset
+        if message.offset < place.heard(key):
+            return False  # it is decided for good
+        left = self._left.get(key)
+        if left is not None:
+            if left >= place.position:
+                self._left[key] = message.offset
+                return False
+            # the intake has been there: what comes now is the host's next message
+            del self._left[key]
+            self._kept[key] = 0
+        kept = self._kept[key]
+        if kept >= self._light and kept * len(self._kept) > place.position - self.start:
+            self._left[key] = message.offset
+            return False
+        self._kept[key] = kept + 1
+        return True
+
+    def heard(self, host: bytes) -> int:
+        """The offset before which everything is decided that `host` said: what it is silent in counts as well."""
+        place = self._place
+        heard = place.heard(host)
+        newest = self._newest.get(host, -1) if host in self._kept else self._unknown
+        return max(heard, self.position) if newest < heard and place.position >= self.start else heard
+
+    def _follow(self, key: bytes) -> bool:
+        """Whether a host's messages are looked at; a host that there was no room for stays out."""
+        if key not in self._kept:
+            size = len(key) + ENTRY_BYTES
+            if size > self._room:
+                return False
+            self._room -= size
+            self._kept[key] = 0
+        return True
+
+
+class Scout:
+    """Looks ahead in one partition's input whenever its intake does not keep up. `outlook` is what it has seen, None
+    while there is nothing to be seen that the intake has not."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        topic: str,
+        partition: int,
+        remit: Remit,
+        intake: Intake,
+        *,
+        wake: Callable[[], None],
+        light: int = LIGHT,
+    ) -> None:
+        """`wake` is called when there is something to decide."""
+        self._bus = bus
+        self._topic = topic
+        self._partition = partition
+        self._remit = remit
+        self._intake = intake
+        self._wake = wake
+        self._light = light
+        self._place = Place(topic_id="", position=0)
+        self._room = 0
+        self._rests_until = 0
+        self.outlook: Outlook | None = None
+
+    def reset(self, place: Place, *, room: int | None = None) -> None:
+        """Forget what was seen; what comes is ahead of `place`, and takes at most `room` (as it was, if left out)."""
+        self._end()
+        self._place = place
+        self._room = self._room if room is None else room
+
+    def heard(self, host: str) -> int:
+        """The offset before which everything is decided that `host` said, as far as is known."""
+        key = host.encode()
+        return self._place.heard(key) if self.outlook is None else self.outlook.heard(key)
+
+    def give_back(self, messages: Sequence[Message]) -> None:
+        """What was taken comes first again, its commit having failed; what an earlier outlook had seen is in the
+        intake by now."""
+        outlook = self.outlook
+        if outlook is not None:
+            outlook.give_back([message for message in messages if message.offset >= outlook.start])
+
+    def rest(self, *, until: int) -> None:
+        """Leave everything before `until` to the intake: what is looked ahead to would come again and again."""
+        self._rests_until = until
+
+    async def run(self) -> None:
+        """Look ahead whenever there is need to, until cancelled."""
+        while True:
+            await self._intake.overflow()
+            if self._intake.position < self._rests_until:
+                await anyio.sleep(RETRY_S)
+                continue
+            outlook = self.outlook = Outlook(
+                self._intake.position,
+                self._place,
+                self._remit,
+                light=self._light,
+                room=self._room,
+                most=READ_AHEAD,
+            )
+            while self.outlook is outlook:
+                try:
+                    async with await self._bus.open_reader(
+                        self._topic, self._partition, start=outlook.position, committed=False
+                    ) as reader:
+                        await self._look(outlook, reader)
+                except BusError as error:
+                    # the intake meets it as well: what has to be done about it is done there
+                    log.debug("cannot look ahead", partition=self._partition, error=str(error))
+                    await anyio.sleep(RETRY_S)
+
+    async def _look(self, outlook: Outlook, reader: Reader) -> None:
+        """Read on until the intake has caught up."""
+        intake = self._intake
+        while self.outlook is outlook:
+            await outlook.room()
+            outlook.see(await reader.fetch(max_records=READ_AHEAD, timeout=1.0), reader.position)
+            if outlook.messages:
+                self._wake()
+            if self.outlook is outlook and intake.position >= outlook.position and not intake.full:
+                self._end()
+
+    def _end(self) -> None:
+        if self.outlook is not None:
+            self.outlook.clear()
+            self.outlook = None

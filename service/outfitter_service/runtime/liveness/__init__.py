@@ -1,0 +1,1 @@
+"""The failure detector: leases of workers and the deaths of watched processes."""

@@ -1,0 +1,233 @@
+"""One cluster-scope manager: a member of the group that shares out the partitions, and a server for each it owns.
+
+Membership says who owns what, and nothing else: partitions that stay are served on through a rebalance, and the one
+writer of a partition is whoever fenced it last. Rules and measurements: KIP-345 (static members), and the README.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from outfitter_proto.bus import Bus, BusError, Membership
+from outfitter_proto.names import managers_group, topics
+from outfitter_service.config import Settings
+from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.changelog.restore import LedgerRefusedError
+from outfitter_service.runtime.clock import SYSTEM, Clock
+from outfitter_service.runtime.drivers.supervisor import Loaded
+from outfitter_service.runtime.identity import Identity, of_partition
+from outfitter_service.runtime.input.scope import PartitionRemit
+from outfitter_service.runtime.manager.partition_server import PartitionServer
+from outfitter_service.runtime.outage_log import Outage
+from outfitter_service.runtime.processor.station import DEFAULT_LIMITS, Limits
+
+log = structlog.get_logger("outfitter.replica")
+
+HEARTBEATS = 10
+"""Heartbeats in one session time-out."""
+AGAIN_S = 30.0
+"""How long a partition whose ledger is refused rests before it is looked at again."""
+REJOIN_S = 1.0
+ACTIVITY = "joining the managers' group"
+
+
+class Replica:
+    """A member of the managers' group. `run` serves what it is assigned until it is told to stop."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        settings: Settings,
+        loaded: Mapping[str, Loaded],
+        *,
+        identity: Identity,
+        partitions: int,
+        metrics: Metrics,
+        stopping: anyio.Event,
+        adopt: bool = False,
+        clock: Clock = SYSTEM,
+        limits: Limits = DEFAULT_LIMITS,
+        outage: Outage | None = None,
+    ) -> None:
+        """`adopt` and `limits` of each partition, the latter as far as the settings do not say them."""
+        self.servers: dict[int, PartitionServer] = {}
+        self._bus = bus
+        self._settings = settings
+        self._loaded = loaded
+        self._identity = identity
+        self._partitions = partitions
+        self._metrics = metrics
+        self._stopping = stopping
+        self._adopt = adopt
+        self._clock = clock
+        self._limits = limits
+        self._outage = outage or Outage(clock)
+        self._scopes: dict[int, anyio.CancelScope] = {}
+        self._membership: Membership | None = None
+        self._emptied = anyio.Event()
+        self._assigned = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is a member, and every partition it owns is being answered."""
+        return (
+            self._assigned
+            and self._membership is not None
+            and all(server.processor.ready for server in self.servers.values())
+        )
+
+    @property
+    def condition(self) -> str:
+        """What it does, for people: why it is not ready, if it is not."""
+        if self._membership is None or not self._assigned:
+            return "joining the managers' group"
+        waiting = [
+            f"partition {number}: {server.processor.condition}"
+            for number, server in sorted(self.servers.items())
+            if not server.processor.ready
+        ]
+        return "; ".join(waiting) or "serving"
+
+    async def run(self) -> None:
+        """Serve until stopped, then in order: leave the group (unless it stays for a restart), serve on until somebody
+        else has taken over or `shutdown-timeout` presses, say what nobody manages now.
+
+        Raises:
+            ForeignManagerError: managers of host scope write to the same topics.
+            MemberReplacedError: another process is a member under this replica's name.
+            BusConfigurationError: the group cannot be joined as things are, for instance for want of a right.
+            TopicsChangedError: the topics are other ones than those that the ledger was written for.
+        """
+        settings = self._settings
+        async with anyio.create_task_group() as tasks:
+            membership = await self._join()
+            if membership is None:
+                return
+            self._membership = membership
+            try:
+                async with anyio.create_task_group() as following:
+                    following.start_soon(self._follow, membership, tasks)
+                    await self._stopping.wait()
+                    following.cancel_scope.cancel()
+                if settings.on_stop == "leave":
+                    await membership.leave()
+                    self._membership = None
+                    with anyio.move_on_after(settings.shutdown_timeout / 4):
+                        await self._until_nothing_is_served()
+                for server in self.servers.values():
+                    server.processor.stop(parting=settings.on_stop == "leave")
+                await self._until_nothing_is_served()
+            finally:
+                self._membership = None
+                with anyio.CancelScope(shield=True), anyio.move_on_after(settings.shutdown_timeout / 4):
+                    await membership.aclose()
+
+    async def _join(self) -> Membership | None:
+        """Become a member, for as long as it takes; None when stopped meanwhile."""
+        settings = self._settings
+        while not self._stopping.is_set():
+            try:
+                joined = await self._bus.join(
+                    managers_group(settings.cluster),
+                    topics(settings.cluster).registrations,
+                    replica=settings.replica,
+                    session_timeout=settings.session_timeout,
+                    heartbeat_interval=settings.session_timeout / HEARTBEATS,
+                )
+            except BusError as error:
+                self._outage.met(ACTIVITY, error)
+                with anyio.move_on_after(REJOIN_S):
+                    await self._stopping.wait()
+            else:
+                self._outage.passed(ACTIVITY)
+                return joined
+        self._outage.drop(ACTIVITY)
+        return None
+
+    async def _follow(self, membership: Membership, tasks: TaskGroup) -> None:
+        """Serve what is assigned and nothing else, for ever."""
+        while True:
+            mine = await membership.changed()
+            self._assigned = True
+            log.info("partitions assigned", partitions=sorted(mine))
+            for partition in self.servers.keys() - mine:
+                # whoever owns it now fences what is under way here
+                self._scopes[partition].cancel()
+            for partition in sorted(mine - self.servers.keys()):
+                self._begin(partition, tasks)
+
+    def _begin(self, partition: int, tasks: TaskGroup) -> None:
+        scope = self._scopes[partition] = anyio.CancelScope()
+        self.servers[partition] = self._server(partition)
+        self._emptied = anyio.Event()
+        tasks.start_soon(self._serve, partition, scope, tasks)
+
+    def _server(self, partition: int) -> PartitionServer:
+        identity = of_partition(self._identity, partition)
+        return PartitionServer(
+            self._bus,
+            self._settings,
+            self._loaded,
+            partition=partition,
+            partitions=self._partitions,
+            identity=identity,
+            adopt=self._adopt,
+            remit=PartitionRemit(partition, self._partitions, identity.writer),
+            metrics=self._metrics,
+            still_mine=lambda: self._still_mine(partition),
+            clock=self._clock,
+            limits=self._limits,
+            outage=self._outage,
+        )
+
+    async def _serve(self, partition: int, scope: anyio.CancelScope, tasks: TaskGroup) -> None:
+        """Serve one partition until it is lost or its processor has stopped."""
+        try:
+            with scope:
+                await self._patiently(partition)
+        finally:
+            self.servers.pop(partition).processor.let_go()
+            del self._scopes[partition]
+            if not self.servers:
+                self._emptied.set()
+        # lost and assigned again while it was ending: begin it again
+        membership = self._membership
+        lost = scope.cancelled_caught and not self._stopping.is_set()
+        if lost and membership is not None and partition in membership.partitions:
+            self._begin(partition, tasks)
+
+    async def _patiently(self, partition: int) -> None:
+        """Serve; where the ledger is refused, look at it again now and then: the other partitions go on meanwhile."""
+        while True:
+            try:
+                await self.servers[partition].run()
+            except* LedgerRefusedError as refused:
+                log.critical(
+                    "a partition is not served: its ledger is refused",
+                    partition=partition,
+                    error="; ".join(str(error) for error in refused.exceptions),
+                    again_s=AGAIN_S,
+                )
+            else:
+                return
+            with anyio.move_on_after(AGAIN_S):
+                await self._stopping.wait()
+            if self._stopping.is_set():
+                return
+            self.servers[partition] = self._server(partition)
+
+    async def _still_mine(self, partition: int) -> bool:
+        """Asked before a partition is taken anew: the group's coordinator has the answer, not this replica's memory."""
+        if self._stopping.is_set():
+            self.servers[partition].processor.stop(parting=False)
+            return False
+        membership = self._membership
+        return membership is not None and await membership.confirmed(partition)
+
+    async def _until_nothing_is_served(self) -> None:
+        while self.servers:
+            await self._emptied.wait()

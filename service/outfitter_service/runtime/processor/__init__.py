@@ -1,0 +1,1 @@
+"""The partition processor: events become decisions, decisions become one commit after another."""

@@ -1,0 +1,146 @@
+"""What happened inside a manager and is to be decided: reports, deaths, timers, ends of commands.
+
+An event stays here, or with the commit that includes it, until that commit has returned. When the partition is taken
+anew, levels are observed again (inventories, the queue) and edges that nobody says twice are kept (deaths, commands'
+ends). It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+import anyio
+
+from outfitter_proto.records import Note
+from outfitter_service.core import model as m
+from outfitter_service.runtime.clock import Clock
+
+AGAIN_S = 30.0
+
+
+class Retries:
+    """The events kept for later, each once."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._due_at: dict[m.Event, float] = {}
+
+    def __iter__(self) -> Iterator[m.Event]:
+        return iter(self._due_at)
+
+    def keep(self, event: m.Event) -> None:
+        """Keep an event if it is one that nothing says again."""
+        if isinstance(event, m.OwnerDied | m.OwnerUnwatched | m.Prepared | m.Unprepared | m.DriverRetry):
+            self._due_at[event] = self._clock.monotonic() + AGAIN_S
+
+    def due(self) -> list[m.Event]:
+        """Hand out those whose time has come: who fails once more is to be kept once more."""
+        now = self._clock.monotonic()
+        found = [event for event, at in self._due_at.items() if at <= now]
+        for event in found:
+            del self._due_at[event]
+        return found
+
+
+def edges(queued: Iterable[m.Event], aside: Iterable[m.Event]) -> deque[m.Event]:
+    """What is not observed anew when the partition is taken anew: each death once, however often it was seen
+    meanwhile, and not while it is set `aside`."""
+    deaths = {event.allocation for event in aside if isinstance(event, m.OwnerDied)}
+    kept: dict[object, m.Event] = {}
+    for event in queued:
+        if isinstance(event, m.OwnerDied):
+            if event.allocation not in deaths:
+                kept.setdefault((m.OwnerDied, event.allocation), event)
+        elif not isinstance(event, m.DriverReport | m.Reschedule | m.LeaseExpired | m.OwnerUnwatched | m.Tick):
+            kept[event] = event
+    return deque(kept.values())
+
+
+class Bell:
+    """Rung by anybody, at any time, and heard by one; what is rung while nobody listens is heard next time."""
+
+    def __init__(self) -> None:
+        self._rung = anyio.Event()
+
+    def ring(self) -> None:
+        self._rung.set()
+
+    async def wait(self, at_most: float) -> None:
+        """Wait until it was rung since the last time, `at_most` so many seconds."""
+        with anyio.move_on_after(at_most):
+            await self._rung.wait()
+        self._rung = anyio.Event()
+
+
+class Agenda:
+    """`queue` is in order. `retries` are tried again later, `notes` are for the history with the next commit.
+    `ended_boot_id` is the boot in which the last manager worked, as long as deaths by its end may be undecided."""
+
+    def __init__(self, clock: Clock, bell: Bell) -> None:
+        self.queue: deque[m.Event] = deque()
+        self.retries = Retries(clock)
+        self.notes: list[Note] = []
+        self.ended_boot_id: str | None = None
+        self._reports: dict[tuple[str, str], m.DriverReport] = {}
+        self._delays: dict[str, m.ReleaseDelayed] = {}
+        self._bell = bell
+
+    def add(self, event: m.Event) -> None:
+        """Queue an event, and ring for it. An inventory that nobody has looked at yet is replaced by the next one, and
+        so are a driver's words: drivers that report again and again while the bus is away pile up nothing."""
+        before = self._replaced(event)
+        if before is not None:
+            for place, queued in enumerate(self.queue):
+                if queued is before:
+                    self.queue[place] = event
+                    return
+        self.queue.append(event)
+        self._bell.ring()
+
+    def _replaced(self, event: m.Event) -> m.Event | None:
+        """What an event says anew, if that may still be in the queue."""
+        before: m.Event | None = None
+        match event:
+            case m.DriverReport():
+                before = self._reports.get((event.host, event.resource))
+                self._reports[event.host, event.resource] = event
+                return None if event.asked else before
+            case m.ReleaseDelayed():
+                before = self._delays.get(event.allocation)
+                self._delays[event.allocation] = event
+            case m.Unprepared():
+                self._delays.pop(event.allocation, None)
+        return before
+
+    def give_back(self, events: Iterable[m.Event], *, but: Iterable[m.Event]) -> None:
+        """The commits that included `events` failed: they come first again, without what those commits led to."""
+        self.queue.extendleft(reversed([*events]))
+        gone = {id(event) for event in but}
+        if gone:
+            self.queue = deque(event for event in self.queue if id(event) not in gone)
+
+    def restart(self, hosts: Iterable[str]) -> None:
+        """The partition was taken anew: levels are observed anew, for each of its hosts."""
+        hosts = dict.fromkeys(hosts)
+        self._reports = {place: report for place, report in self._reports.items() if place[0] in hosts}
+        self.queue = edges(self.queue, self.retries)
+        self.queue.extendleft(self._reports.values())
+        self.queue.extend(m.Reschedule(host=host) for host in hosts)
+
+    def answered(self) -> set[tuple[type[m.Event], str, int]]:
+        """The commands whose ends are here: kind, allocation and token."""
+        return {
+            (type(event), event.allocation, event.token)
+            for event in chain(self.queue, self.retries)
+            if isinstance(event, m.Prepared | m.Unprepared)
+        }
+
+    def deaths(self) -> set[str]:
+        """The allocations whose owners' deaths are here."""
+        return {event.allocation for event in chain(self.queue, self.retries) if isinstance(event, m.OwnerDied)}
+
+    def forget(self, host: str) -> None:
+        """A host is not served any more."""
+        self._reports = {key: report for key, report in self._reports.items() if key[0] != host}

@@ -1,0 +1,80 @@
+"""What the ledger says of who manages a processor's hosts: at the beginning, for a host that is new, and at the end.
+
+With many hosts it takes several commits, each as full as the others. It only writes into batches.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import datetime
+
+from msgspec import structs
+
+from outfitter_proto.codec import encode
+from outfitter_proto.records import Host
+from outfitter_service.core.hosts import host_record
+from outfitter_service.core.ledger import Ledger, PutHost
+from outfitter_service.runtime.processor.batch import Batch
+from outfitter_service.runtime.processor.station import Station
+
+
+class Announcements:
+    """Of one processor. `since` is when this manager started."""
+
+    def __init__(self, station: Station, ledger: Ledger, *, since: datetime) -> None:
+        self._station = station
+        self._ledger = ledger
+        self._since = since
+        self._waiting = deque(self._unannounced())
+        self._parting: deque[str] | None = None
+
+    def _unannounced(self) -> list[str]:
+        """The hosts whose records do not say that they are managed now. The one of a host's own manager always is
+        said anew; who owns a partition of many leaves those that were managed as they are."""
+        own = self._station.identity.host
+        if own is not None:
+            return [own]
+        hosts = self._ledger.hosts.items()
+        return [
+            name
+            for name, book in hosts
+            if book.incarnations and (book.record is None or book.record.manager.stopped_at is not None)
+        ]
+
+    def meet(self, batch: Batch, host: str) -> str | None:
+        """A host that was never heard of: it is served from now on, or this is why not."""
+        most = self._station.limits.hosts
+        if len(self._ledger.hosts) >= most:
+            return f"host {host!r} is new, and this manager serves at most {most} hosts of one partition"
+        self.announce(batch, host)
+        return None
+
+    def go_on(self, batch: Batch, full: float, most: int) -> None:
+        """Announce those that wait for it, as many as there is room for. Each counts as an event, of which a batch may
+        have `most`: where commits are too large, each of them is one of its own."""
+        while self._waiting and batch.bytes < full and batch.events < most:
+            self.announce(batch, self._waiting.popleft())
+
+    def announce(self, batch: Batch, host: str) -> None:
+        """Say who manages `host`, and what its resources are."""
+        book = self._ledger.book(host)
+        manager = self._station.identity.manager(self._since)
+        before = book.record or Host(host=host, manager=manager, since=batch.now)
+        named = structs.replace(before, manager=manager)
+        batch.apply([PutHost(host_record(named, batch.rules, book.inventories, batch.now) or named)])
+        batch.events += 1
+
+    def part(self, batch: Batch, full: float, *, hosts: bool) -> bool:
+        """Say since when nobody manages the hosts (with `hosts`), as far as there is room; whether all is said."""
+        if self._parting is None:
+            self._parting = deque(self._ledger.hosts if hosts else ())
+        while self._parting:
+            record = self._ledger.book(self._parting[0]).record
+            if record is not None:
+                manager = self._station.identity.manager(self._since, batch.now)
+                told = structs.replace(record, manager=manager)
+                if batch.bytes and batch.bytes + len(encode(told)) > full:
+                    return False
+                batch.apply([PutHost(told)])
+            self._parting.popleft()
+        return True

@@ -1,0 +1,72 @@
+"""One commit in the making, or under way: its decisions, and what led to them, to be decided again if it fails."""
+
+from __future__ import annotations
+
+from msgspec import UNSET, Struct
+
+from outfitter_proto.bus import BusError, Message
+from outfitter_proto.records import InputPosition
+from outfitter_service.core import model as m
+from outfitter_service.runtime.input.input_reader import Place
+from outfitter_service.runtime.input.lookahead import Outlook
+from outfitter_service.runtime.input.scope import Remit
+from outfitter_service.runtime.processor.batch import Batch
+from outfitter_service.runtime.processor.batch_limits import Portion
+
+
+class Work(Struct, kw_only=True):
+    """`position` is the input's next offset after it, `ahead` how much further it goes for some hosts. `messages` were
+    taken from the intake, `scouted` from the scout's outlook, whether they had been decided before or not; `newest` is
+    the offset of the one decided last. Messages that were passed over as others' are not kept. `opening` and `closing`:
+    the first and the last one of a tenure."""
+
+    batch: Batch
+    position: int
+    ahead: dict[bytes, int]
+    internal: list[m.Event] = []
+    messages: list[Message] = []
+    scouted: list[Message] = []
+    newest: int = -1
+    offspring: list[m.Event] = []
+    notes: int = 0
+    unnumbered: set[str] = set()
+    opening: bool = False
+    closing: bool = False
+    deaths_left: bool = False
+    done: bool = False
+    trouble: BusError | None = None
+
+    def decide(self, message: Message, remit: Remit, portion: Portion) -> bool:
+        """Decide a message if it is this processor's; whether it is."""
+        if message.offset == portion.indigestible:
+            self.batch.refuse(message, "the answer to it would be larger than the topics take")
+        elif remit.serves(message):
+            self.batch.message(message)
+        elif (reason := remit.refusal(message)) is not None:
+            self.batch.refuse(message, reason)
+        else:
+            return False
+        self.newest = message.offset
+        return True
+
+    def decide_ahead(self, outlook: Outlook, remit: Remit, portion: Portion) -> None:
+        """Decide the outlook's next message before its turn. Each source passes over what has been decided from the
+        other one, and keeps it all the same: if this commit fails, both come again as they were."""
+        message = outlook.take()
+        self.scouted.append(message)
+        if message.offset >= self.position:
+            self.decide(message, remit, portion)
+            self.ahead[message.key or b""] = message.offset + 1
+
+    def reading(self, place: Place, partition: int, since: int) -> InputPosition:
+        """What this commit says of the input, of which it has read from `since` on."""
+        ahead = {key.decode(): offset for key, offset in self.ahead.items() if offset > self.position}
+        return InputPosition(
+            topic_id=place.topic_id,
+            partition=partition,
+            from_=since,
+            to=self.position,
+            base=place.base or UNSET,
+            begin=place.begin or UNSET,
+            ahead=ahead or UNSET,
+        )

@@ -1,0 +1,215 @@
+"""What the service says of its commits: metrics, log lines, and the self-check of exclusivity.
+
+It looks at what was committed and changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
+import structlog
+
+from outfitter_proto.bus import BusError, CommitUnknownError, FencedError, TooLargeError
+from outfitter_proto.records import FINAL_STATES, Allocation, ReasonCode, Transition
+from outfitter_service.core import model as m
+from outfitter_service.core.ledger import Ledger
+from outfitter_service.core.states import ALLOCATED, FAILED
+from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.processor.batch import LOGGED, Batch
+from outfitter_service.runtime.processor.exclusivity_check import Violation
+from outfitter_service.runtime.processor.gauges import NONE, Census
+
+log = structlog.get_logger("outfitter.processor")
+
+
+LINES_A_SECOND = 50
+
+
+class Lines:
+    """How many lines a processor may still write within this second: what many do at once is summed up."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` tells seconds that only grow."""
+        self._clock = clock
+        self._second = 0
+        self._left = LINES_A_SECOND
+
+    def take(self, wanted: int) -> int:
+        """So many of the lines that are wanted."""
+        second = int(self._clock())
+        if second != self._second:
+            self._second, self._left = second, LINES_A_SECOND
+        given = min(wanted, self._left)
+        self._left -= given
+        return given
+
+
+def concerned(event: m.Event) -> dict[str, str]:
+    """Whom an event is about: a worker, a driver, or a host."""
+    if isinstance(event, m.Incoming):
+        message = event.message
+        return {"host": message.host, "worker": message.worker, "incarnation": message.incarnation or ""}
+    if isinstance(event, m.DriverReport | m.DriverRetry):
+        return {"host": event.host, "resource": event.resource}
+    if isinstance(event, m.Tick | m.Reschedule):
+        return {"host": event.host}
+    host, worker, incarnation = event.allocation.split("/")
+    return {"host": host, "worker": worker, "incarnation": incarnation}
+
+
+class Telling:
+    """Metrics and log lines of one processor."""
+
+    def __init__(self, metrics: Metrics, **place: str | int) -> None:
+        """`place` is what every line says: the host, or the partition."""
+        self._metrics = metrics
+        self._registered_ms: dict[str, int] = {}
+        self._warned_since = -60.0
+        self._warned = 0
+        self.census = Census(metrics.resources)
+        self.log = log.bind(**place)
+        self._lines = Lines()
+        self._unlogged = 0
+        self._held_back: set[tuple[str, str]] = set()
+
+    def committed(self, batch: Batch) -> None:
+        """Count and log a commit."""
+        metrics = self._metrics
+        self._registered_ms.update(batch.registered_ms)
+        for kind, count in batch.kinds.items():
+            metrics.events.labels(kind).inc(count)
+        metrics.events.labels("register").inc(sum(map(len, batch.granted.values())))
+        omitted = sum(omitted.count for omitted in batch.omitted.values())
+        metrics.dead_letters.inc(len(batch.letters) - len(batch.summed) + omitted)
+        metrics.dead_letters_omitted.inc(omitted)
+        for letter in batch.letters[: self._lines.take(min(LOGGED, len(batch.letters)))]:
+            about = batch.about.get(letter.key, {})
+            self.log.warning("dead letter", reason=letter.reason, field=letter.field, source=letter.key, **about)
+        self._tell_unknown_fields(batch)
+        self._count(batch)
+        logged = self._lines.take(min(LOGGED, len(batch.steps)))
+        for _, step in batch.steps[:logged]:
+            self.log.info(
+                step.to,
+                host=step.host,
+                worker=step.worker,
+                incarnation=step.incarnation,
+                event_kind=step.event,
+                explanation=step.explanation,
+            )
+        self._unlogged += len(batch.steps) - logged + batch.unlogged
+        if self._unlogged and self._lines.take(1):
+            self.log.info("and more transitions", more=self._unlogged)
+            self._unlogged = 0
+        for host in batch.announced:
+            self._tell_held_back(host, batch.ledger)
+        self._complain(self.census.take(batch.allocations, before=batch.before))
+
+    def _tell_held_back(self, host: str, ledger: Ledger) -> None:
+        """Say when devices of a resource begin to be held back, and when none is any more."""
+        book = ledger.hosts.get(host)
+        inventories = book.inventories if book is not None else {}
+        for resource, inventory in inventories.items():
+            if inventory.held_back and (host, resource) not in self._held_back:
+                self._held_back.add((host, resource))
+                self.log.warning(
+                    "devices are held back: any of them may be one that is held",
+                    host=host,
+                    resource=resource,
+                    devices=len(inventory.held_back),
+                    reason=str(inventory.suspect),
+                )
+        for resource in [resource for known, resource in self._held_back if known == host]:
+            if resource not in inventories or not inventories[resource].held_back:
+                self._held_back.discard((host, resource))
+                self.log.info("no devices are held back any more", host=host, resource=resource)
+
+    def _tell_unknown_fields(self, batch: Batch) -> None:
+        """Whoever misspells a field does so in each message: the counter has them all, the log some of each minute."""
+        for message, warnings in batch.warned:
+            self._metrics.unknown_fields.labels(message.__struct_config__.tag).inc()
+            now = time.monotonic()
+            if now - self._warned_since >= 60:
+                self._warned_since, self._warned = now, 0
+            self._warned += 1
+            if self._warned <= LOGGED:
+                self.log.warning(
+                    "a message has unknown fields",
+                    host=message.host,
+                    worker=message.worker,
+                    incarnation=message.incarnation,
+                    event_kind=message.__struct_config__.tag,
+                    warnings=warnings,
+                )
+
+    def _count(self, batch: Batch) -> None:
+        """Count transitions; grants and their waits are summed up first, for there are many. What came to plain grants
+        the batch knows."""
+        waits = {resource: Counter(arrived) for resource, arrived in batch.granted.items()}
+        grants = defaultdict(int, {resource: len(arrived) for resource, arrived in batch.granted.items()})
+        for key, step in batch.steps:
+            record = step.record
+            if type(record) is not Allocation:  # a plain grant's is encoded already
+                continue
+            if step.to != ALLOCATED:
+                self._count_other(key, step, record)
+                continue
+            registered_ms = self._registered_ms.pop(key, None)
+            for resource in record.resources:
+                grants[resource] += 1
+            if registered_ms is not None:
+                for resource in record.resources or (NONE,):
+                    waits.setdefault(resource, Counter())[registered_ms] += 1
+        now_ms = time.time() * 1000
+        for resource, arrivals in waits.items():
+            for arrived_ms, count in arrivals.items():
+                self._metrics.allocation_seconds.observe(resource, max(0.0, now_ms - arrived_ms) / 1000, count)
+        for resource, count in grants.items():
+            self._metrics.grants.labels(resource).inc(count)
+
+    def _count_other(self, key: str, step: Transition, record: Allocation) -> None:
+        metrics = self._metrics
+        if step.to in FINAL_STATES:
+            self._registered_ms.pop(key, None)
+            if step.to == FAILED:
+                metrics.failures.labels(record.reason_code or "").inc()
+            elif step.from_ is not None:  # else it deregistered before it was registered, and held nothing
+                metrics.releases.labels(record.reason_code or "").inc()
+        # what others are granted because of it has the same event
+        if step.event == "lease-expired" and record.reason_code == ReasonCode.LEASE_EXPIRED:
+            metrics.lease_expiries.inc()
+
+    def failed(self, error: BusError) -> None:
+        """A commit failed."""
+        self._metrics.commits.labels(_outcome(error)).inc()
+
+    def replayed(self, ledger: Ledger) -> None:
+        """The processor begins with this ledger."""
+        self._complain(self.census.replay(ledger.allocations, hosts=ledger.hosts))
+
+    def _complain(self, violations: list[Violation]) -> None:
+        for violation in violations:
+            self._metrics.violations.inc()
+            host, worker, incarnation = violation.key.split("/")
+            self.log.critical(
+                "a device is in two live allocations",
+                device=violation.device,
+                host=host,
+                worker=worker,
+                incarnation=incarnation,
+                other=violation.other,
+            )
+
+
+def _outcome(error: BusError) -> str:
+    match error:
+        case FencedError():
+            return "fenced"
+        case CommitUnknownError():
+            return "unknown"
+        case TooLargeError():
+            return "too-large"
+        case _:
+            return "unavailable"

@@ -1,0 +1,1 @@
+"""The sweeper: messages for hosts that have no manager become dead letters."""

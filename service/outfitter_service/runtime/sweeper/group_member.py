@@ -1,0 +1,197 @@
+"""A host-scope manager's share in what is nobody's: it is a member of the group of sweepers, and sweeps the partitions
+that it is given (sweep.py). Nothing here concerns the manager's own host, and no trouble here ends the manager.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from functools import partial
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from outfitter_proto import rights
+from outfitter_proto.bus import Bus, BusError, Membership
+from outfitter_proto.codec import WireError, decode_ledger
+from outfitter_proto.names import Topics, checkpoint_key, host_writer, sweepers_group
+from outfitter_proto.partitioning import murmur2
+from outfitter_proto.records import Checkpoint, Host, LedgerRecord
+from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.clock import SYSTEM, Clock
+from outfitter_service.runtime.identity import Identity
+from outfitter_service.runtime.outage_log import Outage
+from outfitter_service.runtime.sweeper.partition_sweeper import GRACE_S, Sweep, Task
+
+log = structlog.get_logger("outfitter.sweeper")
+
+SESSION_S, HEARTBEAT_S = 10.0, 2.5
+"""Seconds: what a killed sweeper's partitions wait for, and between signs of life."""
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
+"""Between attempts to take part."""
+CANDIDATES = 16
+"""How many hosts of a partition take part: all managers of a large fleet in one group would hold each other up at
+every start and stop of one of them."""
+TURN_S = 3600.0
+"""How long one of the others takes part if it is drawn, and how often lots are drawn: those who were to take part may
+all have died since."""
+
+
+def at_work(neighbours: Mapping[bytes, bytes], *, since: datetime) -> list[str]:
+    """The hosts, of those with these ledger records, whose manager has committed after `since` and has not said that
+    it stopped."""
+    found: list[str] = []
+    for key, value in neighbours.items():
+        if key.startswith(b"@host/"):
+            host = key.removeprefix(b"@host/").decode("utf-8", "replace")
+            named = _read(value)
+            last = _read(neighbours.get(checkpoint_key(host_writer(host)).encode()))
+            stopped = not isinstance(named, Host) or named.manager.stopped_at is not None
+            if not stopped and isinstance(last, Checkpoint) and last.at > since:
+                found.append(host)
+    return found
+
+
+def is_candidate(host: str, others: Collection[str]) -> bool:
+    """Whether `host`'s manager takes part in sweeping, given the partition's other hosts that are at work: it is one of
+    the first by the hash of their names."""
+    own = murmur2(host.encode())
+    return sum(murmur2(other.encode()) < own for other in others) < CANDIDATES
+
+
+def _read(value: bytes | None) -> LedgerRecord | None:
+    try:
+        return decode_ledger(value) if value is not None else None
+    except WireError:
+        return None
+
+
+ACTIVITY = "joining those that look after what is nobody's"
+
+
+class Sweeper:
+    """Takes part in the sweeping for as long as `run` runs."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        topics: Topics,
+        partitions: int,
+        identity: Identity,
+        metrics: Metrics,
+        outage: Outage | None = None,
+        clock: Clock = SYSTEM,
+        grace_s: float = GRACE_S,
+        session_s: float = SESSION_S,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
+        self._bus = bus
+        self._topics = topics
+        self._partitions = partitions
+        self._identity = identity
+        self._metrics = metrics
+        self._clock = clock
+        self._outage = outage or Outage(clock)
+        self._grace_s = grace_s
+        self._session_s = session_s
+        self._heartbeat_s = heartbeat_s
+        self._sweeps: dict[int, tuple[Sweep, anyio.CancelScope]] = {}
+
+    async def run_by_turns(self, others: Collection[str]) -> None:
+        """Sweep as long as this host's turn is, given the `others` that are at work: always, or now and then. Returns
+        if it has not the rights."""
+        if is_candidate(self._identity.host or "", others):
+            await self.run()
+            return
+        log.info("other managers look after what is nobody's, and this one now and then", others=len(others))
+        while True:
+            with anyio.move_on_after(TURN_S) as turn:
+                if random.random() < CANDIDATES / len(others):  # noqa: S311 - a lot, not a secret
+                    await self.run()
+                else:
+                    await anyio.sleep_forever()
+            if not turn.cancelled_caught:
+                return
+
+    async def run(self) -> None:
+        """Sweep what this member is given, until cancelled. Returns if it has not the rights."""
+        try:
+            await self._run()
+        finally:
+            self._outage.drop(ACTIVITY)
+
+    async def _run(self) -> None:
+        delay = FIRST_DELAY_S
+        while True:
+            begun = self._clock.monotonic()
+            try:
+                missing = await self._bus.missing_rights(rights.of_sweeper(self._identity.cluster))
+                if missing:
+                    log.warning("this manager takes no part in sweeping", missing=missing)
+                    return
+                membership = await self._bus.join(
+                    sweepers_group(self._identity.cluster),
+                    self._topics.registrations,
+                    replica=self._identity.host,
+                    session_timeout=self._session_s,
+                    heartbeat_interval=self._heartbeat_s,
+                )
+                self._outage.passed(ACTIVITY)
+                async with membership:
+                    await self._follow(membership)
+            except BusError as error:
+                if self._clock.monotonic() - begun > LONGEST_DELAY_S:
+                    delay = FIRST_DELAY_S
+                self._outage.met(ACTIVITY, error)
+            await anyio.sleep(delay * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, not a secret
+            delay = min(2 * delay, LONGEST_DELAY_S)
+
+    async def _follow(self, membership: Membership) -> None:
+        trouble: BusError | None = None
+        try:
+            async with anyio.create_task_group() as tasks:
+                while trouble is None:
+                    try:
+                        self._share(await membership.changed(), membership, tasks)
+                    except BusError as error:
+                        trouble = error
+                tasks.cancel_scope.cancel()
+        finally:
+            self._sweeps.clear()
+            self._metrics.swept_partitions.set(0)
+        if trouble is not None:
+            raise trouble
+
+    def _share(self, partitions: frozenset[int], membership: Membership, tasks: TaskGroup) -> None:
+        for gone in self._sweeps.keys() - partitions:
+            self._sweeps.pop(gone)[1].cancel()
+        for new in partitions - self._sweeps.keys():
+            scope = anyio.CancelScope()
+            sweep = Sweep(self._task(new), still_mine=partial(membership.confirmed, new), served=self._hosts)
+            self._sweeps[new] = sweep, scope
+            tasks.start_soon(self._sweep, sweep, scope)
+        self._metrics.swept_partitions.set(len(self._sweeps))
+
+    async def _sweep(self, sweep: Sweep, scope: anyio.CancelScope) -> None:
+        with scope:
+            await sweep.run()
+
+    def _task(self, partition: int) -> Task:
+        return Task(
+            bus=self._bus,
+            topics=self._topics,
+            partition=partition,
+            partitions=self._partitions,
+            identity=self._identity,
+            metrics=self._metrics,
+            clock=self._clock,
+            outage=self._outage,
+            grace_s=self._grace_s,
+        )
+
+    def _hosts(self) -> list[str]:
+        """The hosts with a manager, of the partitions that are swept here."""
+        return [host for sweep, _ in self._sweeps.values() if sweep.roll is not None for host in sweep.roll.hosts]

@@ -1,0 +1,143 @@
+"""Which hosts of a partition have a manager, as the ledger says: what its sweeper asks before it gives up a message.
+
+A message is answered once, by the host's manager or by the sweeper, because each says in the ledger what it is about to
+do and reads the ledger up to there before it does it; both write to one partition, so one of them is the first:
+
+- A manager of a host that is new names the host (`@host/…`), then reads. Its input begins where the sweeper's claim
+  ends, and its first checkpoint says so for good (`InputPosition.begin`).
+- The sweeper claims (`InputPosition.claimed`), then reads. Messages of hosts that are still not named are its own: a
+  manager that names itself later sees the claim. Those of a host that is named and has no checkpoint yet wait for it.
+
+So a host has a manager from its first checkpoint on, whether that manager runs or not: it is the one to answer.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import anyio
+import structlog
+
+from outfitter_proto.bus import Bus, OffsetOutOfRangeError, Reader
+from outfitter_proto.bus.reading import MARKERS_WAIT_S
+from outfitter_proto.codec import WireError, decode_ledger
+from outfitter_proto.names import checkpoint_key, sweeper_writer
+from outfitter_proto.records import Checkpoint
+from outfitter_service.runtime.changelog.restore import LEDGER_FORMAT, LedgerRefusedError
+from outfitter_service.runtime.clock import Clock
+
+log = structlog.get_logger("outfitter.sweeper")
+
+ARRIVAL_S = 60.0
+"""How long a host that is named may take until its first checkpoint, which follows in milliseconds: then its manager
+was killed in between, and has its host named again when it comes back."""
+SLICE = 1000
+PAUSE_S = 0.02
+"""Records read at a stretch, and the seconds in between: a ledger of any size takes little of the manager's time."""
+
+_HOST, _WRITER = b"@host/", b"@checkpoint/host/"
+
+
+class Standing(enum.Enum):
+    """What is known of a message's host."""
+
+    SERVED = enum.auto()
+    """Its manager answers this message, or has."""
+    EARLIER = enum.auto()
+    """It has a manager, whose input begins behind this message."""
+    ARRIVING = enum.auto()
+    UNKNOWN = enum.auto()
+
+
+class Roll:
+    """What the ledger of one partition says of its hosts, as far as it was read; and the sweeper's checkpoint."""
+
+    def __init__(self, bus: Bus, topic: str, partition: int, *, input_id: str, clock: Clock) -> None:
+        """`input_id` is the id of the registrations topic: offsets in another one say nothing here."""
+        self._bus = bus
+        self._topic = topic
+        self._partition = partition
+        self._input_id = input_id
+        self._clock = clock
+        self._own_key = checkpoint_key(sweeper_writer(partition)).encode()
+        self._position: int | None = None
+        self._begins: dict[str, int] = {}
+        self._named: dict[str, float] = {}
+        self.checkpoint: Checkpoint | None = None
+
+    @property
+    def hosts(self) -> list[str]:
+        """Those with a manager."""
+        return list(self._begins)
+
+    def standing(self, host: str, offset: int) -> Standing:
+        """Whose a message of `host` at `offset` is, as of the last `catch_up`."""
+        begin = self._begins.get(host)
+        if begin is not None:
+            return Standing.SERVED if offset >= begin else Standing.EARLIER
+        named = self._named.get(host)
+        if named is not None and self._clock.monotonic() - named < ARRIVAL_S:
+            return Standing.ARRIVING
+        return Standing.UNKNOWN
+
+    async def catch_up(self) -> None:
+        """Read all that is committed now and was not read yet.
+
+        Raises:
+            LedgerRefusedError: the sweeper's checkpoint is damaged, or of a later version.
+            BusError: the ledger cannot be read.
+        """
+        end = await self._bus.stable_end(self._topic, self._partition)
+        if self._position is not None and self._position >= end:
+            return
+        async with await self._bus.open_reader(
+            self._topic, self._partition, start=self._position, committed=True
+        ) as reader:
+            while reader.position < end:
+                await self._read(reader)
+                self._position = reader.position
+                if reader.position < end:
+                    await anyio.sleep(PAUSE_S)
+
+    async def _read(self, reader: Reader) -> None:
+        try:
+            messages = await reader.fetch(max_records=SLICE, timeout=MARKERS_WAIT_S)
+        except OffsetOutOfRangeError as error:
+            await reader.seek(error.start)  # what was there is superseded by what is still there
+            return
+        wanted = (_HOST, _WRITER, self._own_key)
+        last = {message.key: message.value for message in messages if message.key and message.key.startswith(wanted)}
+        for key, value in last.items():
+            if key == self._own_key:
+                self.checkpoint = self._own(value)
+            elif key.startswith(_WRITER):
+                self._serve(key.removeprefix(_WRITER).decode("utf-8", "replace"), value)
+            elif value is None:
+                self._named.pop(key.removeprefix(_HOST).decode("utf-8", "replace"), None)
+            else:
+                self._named[key.removeprefix(_HOST).decode("utf-8", "replace")] = self._clock.monotonic()
+
+    def _serve(self, host: str, value: bytes | None) -> None:
+        if value is None:
+            self._begins.pop(host, None)
+            return
+        try:
+            record = decode_ledger(value)
+        except WireError as error:
+            log.warning("a host's checkpoint cannot be read, it counts as served", host=host, error=str(error))
+            record = None
+        here = record.input if isinstance(record, Checkpoint) else None
+        self._begins[host] = here.begin or 0 if here is not None and here.topic_id == self._input_id else 0
+
+    def _own(self, value: bytes | None) -> Checkpoint | None:
+        if value is None:
+            return None
+        try:
+            record = decode_ledger(value, key=self._own_key)
+        except WireError as error:
+            raise LedgerRefusedError(f"{error}: partition {self._partition} is not swept") from error
+        if not isinstance(record, Checkpoint) or record.format > LEDGER_FORMAT:
+            raise LedgerRefusedError(
+                f"{self._own_key.decode()} is of a later version: partition {self._partition} is not swept by this one"
+            )
+        return record

@@ -1,0 +1,390 @@
+"""Sweeping one partition: each registration that is nobody's becomes one dead letter, with what to do about it.
+
+Dead letters and the position up to which the partition is swept are one transaction under the partition's own writer
+identity, so a sweeper that is replaced writes nothing more and its successor repeats nothing. It answers no
+registration and knows no rules; whose a message is says the ledger (roll.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+import anyio
+import structlog
+from msgspec import UNSET, Struct, UnsetType
+
+from outfitter_proto.bus import (
+    Bus,
+    BusConfigurationError,
+    BusError,
+    Entry,
+    Message,
+    OffsetOutOfRangeError,
+    Reader,
+    Writer,
+)
+from outfitter_proto.codec import WireError, decode_registration, encode
+from outfitter_proto.names import Topics, sweeper_writer, transactional_id
+from outfitter_proto.records import (
+    MAX_DEAD_LETTER_BODY,
+    Checkpoint,
+    DeadLetter,
+    Growth,
+    InputPosition,
+    NobodysCode,
+    Register,
+)
+from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.changelog.encoding import dead_letter, letter_entries
+from outfitter_service.runtime.changelog.restore import LedgerRefusedError
+from outfitter_service.runtime.changelog.shape import LOOK_S
+from outfitter_service.runtime.clock import Clock
+from outfitter_service.runtime.dead_letter_quota import Omitted, Payer, Ration
+from outfitter_service.runtime.identity import Identity
+from outfitter_service.runtime.input.scope import Nobodys, nobodys, was_moved
+from outfitter_service.runtime.outage_log import Outage
+from outfitter_service.runtime.sweeper.host_registry import Roll, Standing
+
+log = structlog.get_logger("outfitter.sweeper")
+
+GRACE_S = 5.0
+"""How long a message of a host without a manager waits for one: it may be starting."""
+SLICE, PACE_S = 500, 0.1
+"""Registrations read at a stretch, and the seconds in between: most are for somebody, and need only be passed over. So
+a flood is swept at 5,000 a second, beside the manager's own work on it and not before it."""
+LISTEN_S = 5.0
+HELD_MESSAGES, HELD_BYTES = 4000, 16 * 1024 * 1024
+"""What may wait to be answered before reading pauses."""
+LETTER_EXTRA = 4096
+"""What a dead letter has besides the message's body, about."""
+LETTERS, LETTER_BYTES = 500, 2 * 1024 * 1024
+"""Dead letters of one transaction."""
+CHECKPOINT_RECORDS, CHECKPOINT_S = 20_000, 600.0
+"""Registrations passed over, or seconds, after which the position is written although nothing was swept."""
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
+NO_SUMMARIES: Mapping[Payer, Omitted] = {}
+_LOGGED = 20
+_NAMED = 10
+
+
+class Task(Struct, frozen=True, kw_only=True):
+    """What a sweep works with."""
+
+    bus: Bus
+    topics: Topics
+    partition: int
+    partitions: int
+    identity: Identity
+    metrics: Metrics
+    clock: Clock
+    outage: Outage
+    grace_s: float = GRACE_S
+
+
+def _asks(message: Message) -> bool:
+    """Whether it wants an answer: heartbeats and farewells to a host without a manager want none, and can be many."""
+    try:
+        return isinstance(decode_registration(message.value, key=message.key, exact=False), Register)
+    except WireError:
+        return True
+
+
+class _Held(Struct, kw_only=True):
+    """A message that is nobody's (`why`), or that may be (`host`; it is looked at again when it is `due`)."""
+
+    message: Message
+    due: float
+    host: str = ""
+    why: Nobodys | None = None
+
+
+class Sweep:
+    """Sweeps one partition for as long as `run` runs."""
+
+    def __init__(
+        self, task: Task, *, still_mine: Callable[[], Awaitable[bool]], served: Callable[[], Iterable[str]]
+    ) -> None:
+        """`still_mine` is asked before the partition is taken anew; `served` are the hosts that a dead letter names."""
+        self._task = task
+        self._activity = f"looking after what is nobody's in partition {task.partition}"
+        self._still_mine = still_mine
+        self._served = served
+        self._held: deque[_Held] = deque()
+        self._bytes = 0
+        self._commits = 0
+        self._position = 0
+        self._claimed = 0
+        self._written_at = 0.0
+        self._input_id = ""
+        self._ration = Ration(task.clock.monotonic)
+        self._looked_at = 0.0
+        self._grown: Growth | UnsetType = UNSET
+        self.roll: Roll | None = None
+
+    async def run(self) -> None:
+        """Sweep until cancelled, through whatever happens to the bus. Returns if this version must not."""
+        try:
+            await self._run()
+        finally:
+            self._task.outage.drop(self._activity)
+
+    async def _run(self) -> None:
+        delay = FIRST_DELAY_S
+        partition = self._task.partition
+        while True:
+            begun = self._task.clock.monotonic()
+            try:
+                await self._serve()
+            except LedgerRefusedError as error:
+                log.error("a partition cannot be swept", partition=partition, error=str(error))
+                return
+            except BusError as error:
+                if self._task.clock.monotonic() - begun > LONGEST_DELAY_S:
+                    delay = FIRST_DELAY_S
+                self._task.outage.met(self._activity, error)
+            await anyio.sleep(delay)
+            delay = min(2 * delay, LONGEST_DELAY_S)
+            while not await self._still_mine():  # noqa: ASYNC110  (an answer of the bus, no event of ours)
+                await anyio.sleep(FIRST_DELAY_S)
+
+    # --- taking the partition ------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        task = self._task
+        identity = transactional_id(task.identity.cluster, sweeper_writer(task.partition))
+        topics = task.topics.written(history=False)
+        async with await task.bus.open_writer(identity, task.partition, topics=topics) as writer:
+            self._input_id = ""
+            self._input_id = await self._look_at_input()
+            roll = self.roll = Roll(
+                task.bus, task.topics.allocations, task.partition, input_id=self._input_id, clock=task.clock
+            )
+            await roll.catch_up()
+            start = self._begin(roll.checkpoint)
+            async with await task.bus.open_reader(
+                task.topics.registrations, task.partition, start=start, committed=False
+            ) as reader:
+                self._position = reader.position
+                task.outage.passed(self._activity)
+                log.debug("sweeping", partition=task.partition, position=reader.position)
+                while not writer.tainted:
+                    if task.clock.monotonic() - self._looked_at > LOOK_S:
+                        await self._look_at_input()
+                    await self._read(reader)
+                    await self._answer(writer, roll, reader.position)
+
+    async def _look_at_input(self) -> str:
+        """The id of the registrations topic. It must be the one that is read, or what begins a new one is passed over;
+        and as many partitions as whose a message is was judged by, or those of hosts that have moved are taken for
+        nobody's."""
+        task = self._task
+        shape = (await task.bus.shapes([task.topics.registrations])).get(task.topics.registrations)
+        if shape is None or shape.partitions != task.partitions or self._input_id not in ("", shape.id):
+            self._input_id = ""
+            raise BusConfigurationError("the registrations topic was made anew, or has another number of partitions")
+        self._looked_at = task.clock.monotonic()
+        return shape.id
+
+    def _begin(self, found: Checkpoint | None) -> int | None:
+        """Forget what was under way; where to read from (None: from the first registration there is)."""
+        self._held.clear()
+        self._bytes = 0
+        self._commits = found.commit if found is not None else 0
+        self._claimed = 0
+        self._written_at = self._task.clock.monotonic()
+        self._grown = UNSET
+        if found is None or found.input.topic_id != self._input_id:
+            return None
+        self._claimed = found.input.claimed or found.input.to
+        self._grown = found.grown
+        return found.input.to
+
+    # --- reading -------------------------------------------------------------------------------------------
+
+    async def _read(self, reader: Reader) -> None:
+        await anyio.sleep(PACE_S)
+        now = self._task.clock.monotonic()
+        wait = min(max(self._held[0].due - now, 0.0), LISTEN_S) if self._held else LISTEN_S
+        if len(self._held) >= HELD_MESSAGES or self._bytes >= HELD_BYTES:
+            await anyio.sleep(min(wait, PACE_S))
+            return
+        try:
+            messages = await reader.fetch(max_records=SLICE, timeout=wait)
+        except OffsetOutOfRangeError as error:
+            log.warning("registrations were gone before they were swept", wanted=reader.position, start=error.start)
+            await reader.seek(error.start)
+            self._held.clear()
+            self._position = self._claimed = error.start
+            return
+        due = self._task.clock.monotonic() + self._task.grace_s
+        served: set[bytes | None] = set()  # from here on: what is known of hosts stays so until something is awaited
+        for message in messages:
+            if message.key not in served and self._look_at(message, due) is Standing.SERVED:
+                served.add(message.key)
+
+    def _look_at(self, message: Message, due: float) -> Standing:
+        """Keep a message unless it is surely somebody's, or wants no answer."""
+        if was_moved(message, self._task.partition, self._task.partitions, self._grown):
+            return Standing.EARLIER
+        key = message.key
+        why = nobodys(message, self._task.partitions)
+        host = key.decode() if why is None and key is not None else ""
+        standing = Standing.UNKNOWN
+        if why is None and self.roll is not None:
+            standing = self.roll.standing(host, message.offset)
+        if standing is not Standing.SERVED and (why is not None or _asks(message)):
+            self._held.append(_Held(message=message, due=due, host=host, why=why))
+            self._bytes += len(message.value or b"")
+        return standing
+
+    # --- answering -----------------------------------------------------------------------------------------
+
+    async def _answer(self, writer: Writer, roll: Roll, read_to: int) -> None:
+        """Write the dead letters of the messages that are due, in order."""
+        if self._held and self._held[0].why is None and self._held[0].due <= self._task.clock.monotonic():
+            await roll.catch_up()
+            self._look_again(roll)
+        letters = self._ripe(roll)
+        end = letters[-1].message.offset + 1 if letters else 0
+        if end > self._claimed and any(held.why is None for held in letters):
+            self._claimed = end
+            await self._commit(writer, [], self._position)
+            if writer.tainted:
+                return  # a late copy of the claim's requests could end the next transaction half-way
+            await roll.catch_up()
+            self._look_again(roll)
+            letters = [held for held in self._ripe(roll) if held.message.offset < end]
+        summed = self._ration.due()
+        if letters or summed or self._is_due(read_to):
+            if letters:
+                await self._look_at_input()
+            await self._commit(writer, letters, self._next(letters, read_to), summed)
+
+    def _look_again(self, roll: Roll) -> None:
+        """Let go of what turned out to be somebody's."""
+        kept = deque(
+            held
+            for held in self._held
+            if held.why is not None or roll.standing(held.host, held.message.offset) is not Standing.SERVED
+        )
+        self._held = kept
+        self._bytes = sum(len(held.message.value or b"") for held in kept)
+
+    def _ripe(self, roll: Roll) -> list[_Held]:
+        """The first messages that are held, as far as it is sure that they are nobody's."""
+        now = self._task.clock.monotonic()
+        found: list[_Held] = []
+        size = 0
+        for held in self._held:
+            if held.why is None:
+                standing = roll.standing(held.host, held.message.offset)
+                if standing is not Standing.EARLIER and (standing is not Standing.UNKNOWN or held.due > now):
+                    break
+            size += min(len(held.message.value or b""), MAX_DEAD_LETTER_BODY) + LETTER_EXTRA
+            if found and (len(found) >= LETTERS or size > LETTER_BYTES):
+                break
+            found.append(held)
+        return found
+
+    def _next(self, letters: list[_Held], read_to: int) -> int:
+        """The position when these are written."""
+        return self._held[len(letters)].message.offset if len(self._held) > len(letters) else read_to
+
+    def _is_due(self, read_to: int) -> bool:
+        """Whether the position is to be written for its own sake."""
+        passed = self._next([], read_to) - self._position
+        if passed >= CHECKPOINT_RECORDS:
+            return True
+        return passed > 0 and self._task.clock.monotonic() - self._written_at >= CHECKPOINT_S
+
+    async def _commit(
+        self, writer: Writer, letters: list[_Held], position: int, summed: Mapping[Payer, Omitted] = NO_SUMMARIES
+    ) -> None:
+        """One transaction: dead letters, and the position after them. Of each code so many are written a minute."""
+        task = self._task
+        reasons = {id(held): self._reason(held) for held in letters}
+        now = task.clock.utc()
+        written: list[DeadLetter] = []
+        rationed: Counter[Payer] = Counter()
+        omitted: dict[Payer, Omitted] = {}
+        for held in letters:
+            why = reasons[id(held)]
+            writer_name = sweeper_writer(task.partition)
+            letter = dead_letter(held.message, why.reason, None, writer=writer_name, at=now, code=why.code)
+            if self._ration.take(why.code):
+                rationed[why.code] += 1
+                written.append(letter)
+            elif why.code in omitted:
+                omitted[why.code] = omitted[why.code].with_one(held.message.offset)
+            else:
+                omitted[why.code] = Omitted(first=letter, until=held.message.offset + 1)
+        written += [each.summary() for each in summed.values()]
+        checkpoint = self._checkpoint(position)
+        ledger = task.topics.allocations, [Entry(checkpoint.key.encode(), encode(checkpoint))]
+        try:
+            await writer.commit([(task.topics.dead_letters, letter_entries(written)), ledger])
+        except BaseException:
+            self._ration.give_back(rationed)
+            self._omit(summed)
+            raise
+        self._omit(omitted)
+        self._commits = checkpoint.commit
+        self._position = position
+        self._written_at = task.clock.monotonic()
+        for held in letters:
+            self._held.popleft()
+            self._bytes -= len(held.message.value or b"")
+        self._tell([reasons[id(held)] for held in letters], letters, sum(each.count for each in omitted.values()))
+
+    def _omit(self, omitted: Mapping[Payer, Omitted]) -> None:
+        for payer, of_one in omitted.items():
+            self._ration.omit(payer, of_one)
+
+    def _checkpoint(self, position: int) -> Checkpoint:
+        task = self._task
+        return Checkpoint(
+            writer=sweeper_writer(task.partition),
+            instance=task.identity.instance,
+            cluster=task.identity.cluster,
+            scope="sweeper",
+            commit=self._commits + 1,
+            token=0,
+            input=InputPosition(
+                topic_id=self._input_id,
+                partition=task.partition,
+                from_=self._position,
+                to=position,
+                claimed=self._claimed if self._claimed > position else UNSET,
+            ),
+            at=task.clock.utc(),
+            machine_id=task.identity.machine_id,
+            boot_id=task.identity.boot_id,
+            grown=self._grown,
+        )
+
+    def _reason(self, held: _Held) -> Nobodys:
+        if held.why is not None:
+            return held.why
+        served = sorted(self._served())
+        more = f" and {len(served) - _NAMED} more" if len(served) > _NAMED else ""
+        return Nobodys(
+            NobodysCode.NO_MANAGER,
+            f"no manager serves host {held.host!r}; hosts served: {', '.join(served[:_NAMED]) or 'none'}{more}. "
+            f"Start one with `outfitter serve --host {held.host}`, and register again",
+        )
+
+    def _tell(self, reasons: list[Nobodys], letters: list[_Held], omitted: int) -> None:
+        for code, count in Counter(why.code for why in reasons).items():
+            self._task.metrics.swept.labels(code).inc(count)
+        self._task.metrics.dead_letters.inc(len(letters))
+        self._task.metrics.dead_letters_omitted.inc(omitted)
+        for why, held in list(zip(reasons, letters, strict=True))[:_LOGGED]:
+            message = held.message
+            log.warning(
+                "dead letter: nobody's message",
+                source=f"{message.topic}/{message.partition}/{message.offset}",
+                reason=why.reason,
+            )
+        if len(letters) > _LOGGED:
+            log.warning("dead letters: nobody's messages", more=len(letters) - _LOGGED)
