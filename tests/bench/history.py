@@ -20,7 +20,7 @@ from outfitter_proto.names import host_writer, topics
 from outfitter_proto.records import Checkpoint, Deregister, Host, InputPosition, ManagerIdentity
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
-from outfitter_service.core.ledger import Ledger, PutHost
+from outfitter_service.core.state.ledger import Ledger, PutHost
 from outfitter_service.runtime.changelog.snapshots import Pace, Snapshots
 from outfitter_service.runtime.processor.batch import Batch
 

@@ -16,7 +16,7 @@ from outfitter_proto.names import host_writer
 from outfitter_proto.records import Deregister, Host, ManagerIdentity, Register, ResourceRequest, Source
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide
-from outfitter_service.core.ledger import Ledger, PutHost
+from outfitter_service.core.state.ledger import Ledger, PutHost
 from support.decided import apply
 
 HOST = "bench"

@@ -11,10 +11,10 @@ import pytest
 from msgspec import structs
 
 from outfitter_service.core import model as m
-from outfitter_service.core import requests
+from outfitter_service.core import request_check
 from outfitter_service.core.decide import Decision, decide, is_due
-from outfitter_service.core.ledger import DropAllocation
 from outfitter_service.core.queue import LOOKS
+from outfitter_service.core.state.ledger import DropAllocation
 from support.decided import decision_of
 from support.desk import Desk, asks
 
@@ -223,9 +223,9 @@ def test_to_forget_a_run_and_to_take_that_back_takes_no_longer_the_more_there_ar
 def test_what_nobody_has_configured_is_not_kept_for_others() -> None:
     desk = Desk(m.ResourceSpec(name="gpu"))
     desk.report("a")
-    requests._alike.cache_clear()
+    request_check._alike.cache_clear()
     assert desk.register("v", resources=asks(gpu=1, made_up=1)).state == "failed"
-    assert requests._alike.cache_info().currsize == 0
+    assert request_check._alike.cache_info().currsize == 0
 
 
 def test_records_of_workers_that_want_the_same_have_it_in_common() -> None:

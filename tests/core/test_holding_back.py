@@ -11,7 +11,7 @@ from msgspec import UNSET
 from outfitter_proto.records import Host, ManagerIdentity
 from outfitter_service.core import model as m
 from outfitter_service.core.hosts import host_record
-from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost
+from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost
 from support.desk import HOST, START, Desk, asks, device, ill
 
 GPU = m.ResourceSpec(name="gpu", amount=1)

@@ -4,7 +4,7 @@ import pytest
 
 from outfitter_proto.records import Owner, Unwatched
 from outfitter_service.core import model as m
-from outfitter_service.core.ledger import DropAllocation
+from outfitter_service.core.state.ledger import DropAllocation
 from support.desk import Desk, asks
 
 GPU = m.ResourceSpec(name="gpu", amount=1)

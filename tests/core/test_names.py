@@ -14,8 +14,8 @@ from msgspec import UNSET
 
 from outfitter_proto.records import HOLDING_STATES, Allocation
 from outfitter_service.core import model as m
-from outfitter_service.core.book import exclusive_ids
-from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost, SetInventory
+from outfitter_service.core.state.host_state import exclusive_ids
+from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost, SetInventory
 from support.core_world import whole
 from support.desk import HOST, Desk, asks, device, ill
 

@@ -9,10 +9,10 @@ from msgspec import structs
 
 from outfitter_proto.codec import encode
 from outfitter_proto.records import Register, Source
-from outfitter_service.core import explain
 from outfitter_service.core import model as m
+from outfitter_service.core import reasons
 from outfitter_service.core.decide import is_due
-from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost
+from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost
 from support.desk import HOST, Desk, asks, device, ill
 
 ASKED = m.ResourceSpec(name="gpu", amount=1, on_demand=True)
@@ -214,7 +214,7 @@ def test_who_waits_for_the_next_commit_is_looked_at_then_whoever_else_waits() ->
     desk.offset += 1
     message = Register(host=HOST, worker="w", incarnation="2", resources=asks(net=1), wait_s=0)
     follow_ups = desk.only(m.Incoming(message, Source(partition=0, offset=desk.offset))).follow_ups
-    assert (desk.state("w", "2"), desk["w", "2"].reason) == ("pending", explain.NEXT_COMMIT)
+    assert (desk.state("w", "2"), desk["w", "2"].reason) == ("pending", reasons.NEXT_COMMIT)
     for event in follow_ups:
         desk.say(event)
     assert desk.state("w", "2") == "allocated"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import decide
-from outfitter_service.core.ledger import Ledger, PutAllocation
+from outfitter_service.core.state.ledger import Ledger, PutAllocation
 from support.decided import apply, decision_of
 from support.desk import HOST, Desk, asks, device
 

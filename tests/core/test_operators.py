@@ -8,7 +8,7 @@ import pytest
 
 from outfitter_proto.records import Allocation
 from outfitter_service.core import model as m
-from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost
+from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost
 from support.desk import HOST, Desk, asks
 
 SHARED = m.ResourceSpec(name="gpu", amount=1, shared=True)

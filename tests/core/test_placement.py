@@ -6,7 +6,7 @@ from msgspec import UNSET
 from outfitter import standing
 from outfitter_proto.records import Health
 from outfitter_service.core import model as m
-from outfitter_service.core.ledger import Inventory, SetInventory
+from outfitter_service.core.state.ledger import Inventory, SetInventory
 from support.desk import Desk, asks, device, ill
 
 GPU = m.ResourceSpec(name="gpu", amount=1)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outfitter_proto.records import Register, ResourceRequest, Source
+from outfitter_service.core import fast_path
 from outfitter_service.core import model as m
-from outfitter_service.core import plain
 from outfitter_service.core.decide import Decision, work_out
 from support.core_world import whole
 from support.decided import apply, decision_of
@@ -32,7 +32,7 @@ def both_ways(desk: Desk, **fields: Any) -> tuple[Decision | None, Decision]:
     done by both."""
     message = Register(host=HOST, worker="w", incarnation="1", **fields)
     event = m.Incoming(message, Source(partition=0, offset=desk.offset + 1))
-    granted = plain.grant(desk.ledger, desk.rules, event, desk.now)
+    granted = fast_path.grant(desk.ledger, desk.rules, event, desk.now)
     steps = work_out(desk.ledger, desk.rules, event, desk.now)
     if granted is None:
         return None, steps

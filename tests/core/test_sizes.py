@@ -13,8 +13,8 @@ from outfitter_proto.records import Allocation, Health, Host, ManagerIdentity, R
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules
 from outfitter_service.core.hosts import host_record
-from outfitter_service.core.ledger import Inventory
-from outfitter_service.core.sizes import LONGEST_REASON, REQUEST_BYTES
+from outfitter_service.core.state.ledger import Inventory
+from outfitter_service.core.state.sizes import LONGEST_REASON, REQUEST_BYTES
 from support.core_world import written
 from support.desk import HOST, START, Desk, asks, specs
 

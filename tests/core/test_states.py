@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from outfitter_proto.records import FINAL_STATES, AllocationState
-from outfitter_service.core.draft import Draft
+from outfitter_service.core.decision import Draft
 from outfitter_service.core.states import TABLE, IllegalStepError, Step, advance, diagram
 from support.desk import Desk
 

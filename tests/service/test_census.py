@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from outfitter_proto.records import Allocation, AllocationState, Health, ReasonCode, ResolvedRequest, Source
-from outfitter_service.core.book import HostBook, Inventory
-from outfitter_service.core.ledger import Ledger, SetInventory
 from outfitter_service.core.model import KnownDevice
+from outfitter_service.core.state.host_state import HostBook, Inventory
+from outfitter_service.core.state.ledger import Ledger, SetInventory
 from outfitter_service.metrics import Standing
 from outfitter_service.runtime.processor import gauges as census_module
 from outfitter_service.runtime.processor.gauges import OTHER, Census

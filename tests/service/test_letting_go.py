@@ -13,7 +13,7 @@ import pytest
 
 from outfitter_proto.bus import BusUnavailableError, CommitUnknownError, Entry, Message, Reader
 from outfitter_proto.names import host_writer
-from outfitter_service.core.ledger import Ledger
+from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.runtime.changelog.restore import restore, unchanged
 from outfitter_service.runtime.input.input_reader import Place
 from outfitter_service.runtime.input.lookahead import Outlook

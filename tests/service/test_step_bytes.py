@@ -27,10 +27,10 @@ from outfitter_proto.records import (
     ResourceRequest,
     Transition,
 )
+from outfitter_service.core import fast_path
 from outfitter_service.core import model as m
-from outfitter_service.core import plain
 from outfitter_service.core.decide import Rules
-from outfitter_service.core.ledger import Ledger, PutHost
+from outfitter_service.core.state.ledger import Ledger, PutHost
 from outfitter_service.metrics import EVENT_KINDS, Metrics
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import Identity
@@ -126,7 +126,7 @@ def test_plain_grants_come_to_the_same_commit_as_the_steps(monkeypatch: pytest.M
     for short in (True, False):
         with monkeypatch.context() as patched:
             if not short:
-                patched.setattr(plain, "grant", lambda *_: None)
+                patched.setattr(fast_path, "grant", lambda *_: None)
             writing = Writing(3, history=history)
             for number, amount in enumerate((1, 2, 1)):
                 asked = {"gpu": ResourceRequest(amount=amount)}

@@ -31,12 +31,13 @@ from outfitter_proto.bus import (
 )
 from outfitter_proto.codec import encode
 from outfitter_proto.records import FINAL_STATES, Allocation, Deregister, Register, Source
-from outfitter_service.core import decide, discovery, plain, terms
+from outfitter_service.core import decide, discovery, fast_path
 from outfitter_service.core import model as m
-from outfitter_service.core.book import HostBook
-from outfitter_service.core.draft import Draft
-from outfitter_service.core.ledger import Ledger
-from outfitter_service.core.overlap import Scene
+from outfitter_service.core.decision import Draft
+from outfitter_service.core.placement.shared_devices import Scene
+from outfitter_service.core.state import infos
+from outfitter_service.core.state.host_state import HostBook
+from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.core.states import Step
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.input.lookahead import Outlook
@@ -341,7 +342,7 @@ def _own_names() -> Iterator[None]:
         # looked for where only the driver of a third resource knows both names, and now and then does not
         patch.object(world, "_catalogue", lambda _: Catalogue(cards=True, mapped=True)),
         patch.object(world, "FAULTS", ("device", "device", "kill", "worker")),
-        patch.object(terms, "other_names", known_only),
+        patch.object(infos, "other_names", known_only),
         patch.object(discovery, "_aliases_now", lambda _, record: record.aliases),
         patch.object(discovery, "_still_linked", lambda *_: ()),
     ):
@@ -743,7 +744,7 @@ BUGS: tuple[Bug, ...] = (
         name="plain-grants-not-measured",
         what="plain grants are taken for small, whatever their devices say of themselves",
         within=100,
-        patches=lambda: patch.object(plain, "REQUEST_BYTES", -math.inf),
+        patches=lambda: patch.object(fast_path, "REQUEST_BYTES", -math.inf),
     ),
     Bug(
         name="lost-input-from-the-end",

@@ -27,10 +27,10 @@ from outfitter_proto.records import (
     Transition,
 )
 from outfitter_service.core import model as m
-from outfitter_service.core.book import HostBook, queue_entry
 from outfitter_service.core.decide import Decision, Rules, decide, implied, is_due, renumber, work_out
 from outfitter_service.core.hosts import host_record
-from outfitter_service.core.ledger import DropAllocation, Ledger, PutAllocation, PutHost, SetInventory, SetScan
+from outfitter_service.core.state.host_state import HostBook, queue_entry
+from outfitter_service.core.state.ledger import DropAllocation, Ledger, PutAllocation, PutHost, SetInventory, SetScan
 from support.decided import apply, decision_of
 from support.desk import HOST, START
 

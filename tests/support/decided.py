@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from outfitter_proto.codec import encode
-from outfitter_service.core.draft import Decision
-from outfitter_service.core.ledger import Ledger, PutAllocation
-from outfitter_service.core.plain import Grant
+from outfitter_service.core.decision import Decision
+from outfitter_service.core.fast_path import Grant
+from outfitter_service.core.state.ledger import Ledger, PutAllocation
 
 
 def decision_of(decided: Decision | Grant) -> Decision:

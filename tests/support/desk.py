@@ -19,7 +19,7 @@ from outfitter_proto.records import (
 )
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, renumber, work_out
-from outfitter_service.core.ledger import Ledger, PutHost
+from outfitter_service.core.state.ledger import Ledger, PutHost
 from support.decided import apply, decision_of
 
 HOST = "h"

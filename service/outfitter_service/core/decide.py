@@ -32,13 +32,13 @@ from outfitter_proto.records import (
     ResolvedRequest,
     Source,
 )
-from outfitter_service.core import discovery, explain, plain, queue
+from outfitter_service.core import discovery, fast_path, queue, reasons
 from outfitter_service.core import model as m
-from outfitter_service.core.book import Ending, HostBook
-from outfitter_service.core.draft import Decision, Draft, Rules
-from outfitter_service.core.ledger import DropHost, Ledger, PutAllocation, PutHost
-from outfitter_service.core.requests import differences, resolve
-from outfitter_service.core.sizes import FullError
+from outfitter_service.core.decision import Decision, Draft, Rules
+from outfitter_service.core.request_check import differences, resolve
+from outfitter_service.core.state.host_state import Ending, HostBook
+from outfitter_service.core.state.ledger import DropHost, Ledger, PutAllocation, PutHost
+from outfitter_service.core.state.sizes import FullError
 from outfitter_service.core.states import ALLOCATED, ENDED, FAILED, PENDING, PREPARING, RELEASING, Step
 
 __all__ = ["SHOWN_POSITIONS", "Decision", "Rules", "decide", "implied", "is_due", "renumber", "work_out"]
@@ -54,11 +54,11 @@ UNSEEN = -1
 """The offset of a first registration that has not been seen: its deregistration came before it."""
 
 
-def decide(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> Decision | plain.Grant:
+def decide(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> Decision | fast_path.Grant:
     """Decide one event. `now` is the wall time (UTC). A plain grant is told as such."""
     if type(event) is not m.Incoming:
         return _internal(ledger, rules, event, now)
-    return plain.grant(ledger, rules, event, now) or work_out(ledger, rules, event, now)
+    return fast_path.grant(ledger, rules, event, now) or work_out(ledger, rules, event, now)
 
 
 def work_out(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Decision:
@@ -298,7 +298,7 @@ def _deregister(draft: Draft, message: Deregister, source: Source) -> None:
     else:
         key = f"{message.host}/{message.worker}/{message.incarnation}"
     record = draft.record(key) if key is not None else None
-    text = f"deregistered: {explain.shortened(message.reason)}" if message.reason else "deregistered"
+    text = f"deregistered: {reasons.shortened(message.reason)}" if message.reason else "deregistered"
     if record is None or (message.incarnation is None and record.source.offset == UNSEEN):
         _deregister_unseen(draft, message, source, text)
     elif record.state in FINAL_STATES:

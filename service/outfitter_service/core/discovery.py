@@ -7,16 +7,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import UNSET, UnsetType, structs
 
 from outfitter_proto.records import HOLDING_STATES, Allocation, ReasonCode
-from outfitter_service.core import holding_back, policy
 from outfitter_service.core import model as m
-from outfitter_service.core.book import HostBook, Inventory, QueueEntry
-from outfitter_service.core.draft import Draft
+from outfitter_service.core.decision import Draft
 from outfitter_service.core.hosts import host_record, refreshed, with_health
-from outfitter_service.core.ledger import PutHost, SetInventory, SetScan
-from outfitter_service.core.sizes import FullError, OversizeError
+from outfitter_service.core.placement import policy
+from outfitter_service.core.state import held_back_devices
+from outfitter_service.core.state.host_state import HostBook, Inventory, QueueEntry
+from outfitter_service.core.state.infos import other_names
+from outfitter_service.core.state.ledger import PutHost, SetInventory, SetScan
+from outfitter_service.core.state.overlay import View
+from outfitter_service.core.state.sizes import FullError, OversizeError
 from outfitter_service.core.states import PENDING, RELEASING, Step
-from outfitter_service.core.terms import other_names
-from outfitter_service.core.view import View
 
 Infos = dict[str, list[dict[str, str]]]
 """A record's infos by resource."""
@@ -62,8 +63,8 @@ def _reported(
     else:
         inventory = structs.replace(inventory, linked=_still_linked(book, event.resource, inventory))
     if event.resource in specs:
-        inventory = holding_back.compared(book, specs[event.resource], before, inventory)
-    changed = holding_back.settled(book, specs, {**book.inventories, event.resource: inventory})
+        inventory = held_back_devices.compared(book, specs[event.resource], before, inventory)
+    changed = held_back_devices.settled(book, specs, {**book.inventories, event.resource: inventory})
     return changed.pop(event.resource, inventory), changed
 
 
@@ -87,7 +88,7 @@ def lend_again(draft: Draft, host: str) -> bool:
     book = draft.book(host)
     if book.suspects <= book.live.keys():
         return False
-    _put_inventories(draft, book, holding_back.settled(book, draft.rules.specs, book.inventories), book.queue)
+    _put_inventories(draft, book, held_back_devices.settled(book, draft.rules.specs, book.inventories), book.queue)
     return True
 
 

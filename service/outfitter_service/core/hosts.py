@@ -9,12 +9,12 @@ from msgspec import UNSET, UnsetType, structs
 
 from outfitter_proto.codec import encode
 from outfitter_proto.records import MAX_LISTED_DEVICES, Health, Host, InventoryDevice, ResourceInventory
-from outfitter_service.core import explain
-from outfitter_service.core.book import Inventory
-from outfitter_service.core.draft import Rules
-from outfitter_service.core.holding_back import remembered
+from outfitter_service.core import reasons
+from outfitter_service.core.decision import Rules
 from outfitter_service.core.model import KnownDevice, ResourceSpec, SpecState
-from outfitter_service.core.terms import info
+from outfitter_service.core.state.held_back_devices import remembered
+from outfitter_service.core.state.host_state import Inventory
+from outfitter_service.core.state.infos import info
 
 MAX_KNOWN_NAMES = 1024
 """Names of known devices in a host's record, while others are held back. After a restart, what is beyond counts as new.
@@ -67,14 +67,14 @@ def _inventory(spec: ResourceSpec, inventory: Inventory | None, before: Resource
     if spec.state != SpecState.OK:
         return ResourceInventory(
             state=spec.state,
-            reason=explain.not_in_effect(spec),
+            reason=reasons.not_in_effect(spec),
             amount=spec.amount,
             sharing=sharing,
             known=remembered(spec, before),
         )
     found = inventory.devices if inventory else ()
     if inventory is None or (inventory.failure is None and not inventory.reported):
-        state, reason = "not-reported", explain.not_reported(spec)
+        state, reason = "not-reported", reasons.not_reported(spec)
     elif inventory.failure is not None:
         state, reason = "driver-failed", inventory.failure.reason
     else:

@@ -17,16 +17,18 @@ from heapq import heapify, heappop, heappush
 from msgspec import UNSET, structs
 
 from outfitter_proto.records import Allocation, ReasonCode, Unavailable
-from outfitter_service.core import discovery, explain, policy, sizes
+from outfitter_service.core import discovery, reasons
 from outfitter_service.core import model as m
-from outfitter_service.core.book import HostBook, QueueEntry, queue_entry
-from outfitter_service.core.draft import Draft
-from outfitter_service.core.ledger import SetScan
-from outfitter_service.core.requests import excess
-from outfitter_service.core.sizes import FullError, OversizeError
+from outfitter_service.core.decision import Draft
+from outfitter_service.core.placement import policy
+from outfitter_service.core.request_check import excess
+from outfitter_service.core.state import sizes
+from outfitter_service.core.state.host_state import HostBook, QueueEntry, queue_entry
+from outfitter_service.core.state.infos import terms
+from outfitter_service.core.state.ledger import SetScan
+from outfitter_service.core.state.overlay import View
+from outfitter_service.core.state.sizes import FullError, OversizeError
 from outfitter_service.core.states import PENDING, Step
-from outfitter_service.core.terms import terms
-from outfitter_service.core.view import View
 
 NOTHING: frozenset[str] = frozenset()
 LOOKS = 2
@@ -41,10 +43,10 @@ def admit(draft: Draft, record: Allocation) -> Allocation:
     record, obstacle = _attempt(draft, view, record, claimed | unsure, new=True)
     if obstacle is None:
         return record
-    if obstacle.reason == explain.NEXT_COMMIT:
+    if obstacle.reason == reasons.NEXT_COMMIT:
         _look_from(draft, view.book, queue_entry(record))
     elif obstacle.code == ReasonCode.BUSY and not unsure <= claimed:
-        obstacle = structs.replace(obstacle, reason=explain.NEXT_LOOK)
+        obstacle = structs.replace(obstacle, reason=reasons.NEXT_LOOK)
     if len(view.book.queue) >= draft.rules.max_waiting:
         told = f"{draft.rules.max_waiting} workers of this host wait already, and no more are let in"
         code = ReasonCode.TOO_MANY_WAITING
@@ -292,7 +294,7 @@ def _attempt(
         outcome = policy.place(view, draft.rules.specs, record.request.amounts, claimed)
         if isinstance(outcome, dict):
             if view.without >= draft.rules.max_live and all(draft.rules.specs[name].shared for name in outcome):
-                told = explain.too_many_live(draft.rules.max_live)
+                told = reasons.too_many_live(draft.rules.max_live)
                 return _fail(draft, record, ReasonCode.TOO_MANY_LIVE, told, new=new), None
             try:
                 return _grant(draft, record, outcome, new=new), None
@@ -302,14 +304,14 @@ def _attempt(
                 if not new:
                     raise
                 draft.again(record.host)
-                return record, policy.Obstacle(ReasonCode.BUSY, explain.NEXT_COMMIT, "")
+                return record, policy.Obstacle(ReasonCode.BUSY, reasons.NEXT_COMMIT, "")
         if not outcome.final:
             if later is None or outcome.code == ReasonCode.BUSY:
                 asked = discovery.ask_for_more(draft, view, record)
             elif (asked := discovery.may_be_served(draft, view, record)) is not None:
                 later.append(queue_entry(record))
             if asked is not None:
-                outcome = policy.Obstacle(ReasonCode.NOT_REPORTED, explain.not_reported(asked), asked.name)
+                outcome = policy.Obstacle(ReasonCode.NOT_REPORTED, reasons.not_reported(asked), asked.name)
             return record, outcome
         spec = draft.rules.specs.get(outcome.resource)
         if spec is None or spec.on_failure != m.OnFailure.NO_INFO:
@@ -378,15 +380,15 @@ def _fail(draft: Draft, record: Allocation, code: ReasonCode, reason: str, *, ne
 
 def _fail_oversize(draft: Draft, record: Allocation, error: OversizeError, *, new: bool = False) -> Allocation:
     """What it wants can be written in no record: waiting would not help, and nobody else is concerned."""
-    reason = explain.too_large(record.request.amounts, error.size, error.most)
+    reason = reasons.too_large(record.request.amounts, error.size, error.most)
     return _fail(draft, structs.replace(record, unavailable=m.NO_ITEMS), ReasonCode.TOO_LARGE, reason, new=new)
 
 
 def is_told(record: Allocation) -> bool:
     """A waiter knows what it waits for: its drivers have answered, and it has been looked at since."""
-    return record.reason_code != ReasonCode.NOT_REPORTED and record.reason not in explain.UNDECIDED
+    return record.reason_code != ReasonCode.NOT_REPORTED and record.reason not in reasons.UNDECIDED
 
 
 def give_up(draft: Draft, record: Allocation) -> None:
     """A pending record's `wait_s` is over."""
-    _fail(draft, record, ReasonCode.WAITED_TOO_LONG, explain.too_long(record.request.wait_s, record.reason))
+    _fail(draft, record, ReasonCode.WAITED_TOO_LONG, reasons.too_long(record.request.wait_s, record.reason))

@@ -32,7 +32,7 @@ from outfitter_proto.records import (
     Put,
     Transition,
 )
-from outfitter_service.core.ledger import Ledger
+from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.runtime.changelog.shape import Shape
 from outfitter_service.runtime.identity import Identity
 

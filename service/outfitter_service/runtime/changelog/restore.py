@@ -21,7 +21,7 @@ from outfitter_proto.bus.reading import MARKERS_WAIT_S
 from outfitter_proto.codec import UnknownTypeError, WireError, decode_ledger, encode
 from outfitter_proto.names import checkpoint_key, host_of, sweeper_writer
 from outfitter_proto.records import Allocation, AllocationState, Checkpoint, Device, Host, LedgerRecord, ResolvedRequest
-from outfitter_service.core.ledger import Ledger, PutAllocation, PutHost
+from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost
 from outfitter_service.runtime.input.scope import Remit
 
 log = structlog.get_logger("outfitter.restore")

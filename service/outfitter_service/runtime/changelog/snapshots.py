@@ -14,7 +14,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from outfitter_proto.bus import Entry
 from outfitter_proto.codec import encode
 from outfitter_proto.records import Checkpoint, LedgerRecord, Snapshot
-from outfitter_service.core.ledger import Ledger
+from outfitter_service.core.state.ledger import Ledger
 
 PIECE_BYTES = 256 * 1024
 """Records in one piece: some hundred, a millisecond or two of a commit."""

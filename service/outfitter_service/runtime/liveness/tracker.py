@@ -22,7 +22,7 @@ from msgspec import UNSET, Struct
 from outfitter_proto.bus import Bus, BusError
 from outfitter_proto.records import FINAL_STATES, Allocation, ReasonCode, Unwatched
 from outfitter_service.core import model as m
-from outfitter_service.core.ledger import Ledger
+from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.identity import Identity, SuspendWatch
 from outfitter_service.runtime.liveness.leases import Leases

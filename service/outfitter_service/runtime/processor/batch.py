@@ -29,8 +29,8 @@ from outfitter_proto.records import (
 )
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, renumber
-from outfitter_service.core.ledger import Change, DropAllocation, DropHost, Ledger, PutAllocation, PutHost
-from outfitter_service.core.plain import Grant
+from outfitter_service.core.fast_path import Grant
+from outfitter_service.core.state.ledger import Change, DropAllocation, DropHost, Ledger, PutAllocation, PutHost
 from outfitter_service.runtime.changelog.encoding import (
     batches,
     commit_entries,

@@ -22,7 +22,7 @@ from outfitter_proto.bus import BusError, Message, OffsetOutOfRangeError, TooLar
 from outfitter_proto.records import Allocation, Checkpoint
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import is_due
-from outfitter_service.core.ledger import Ledger
+from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.runtime.changelog.encoding import checkpoint
 from outfitter_service.runtime.changelog.shape import Shape
 from outfitter_service.runtime.input.input_reader import Place

@@ -12,8 +12,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from outfitter_proto.records import HOLDING_STATES, Allocation, Health
-from outfitter_service.core.book import HostBook, Inventory
-from outfitter_service.core.ledger import Ledger
+from outfitter_service.core.state.host_state import HostBook, Inventory
+from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.core.states import PENDING
 from outfitter_service.metrics import HELD_BACK, Standing
 from outfitter_service.runtime.processor.exclusivity_check import Holders, Violation

@@ -19,7 +19,7 @@ from outfitter_proto.names import Topics, transactional_id
 from outfitter_proto.records import AllocationState, Checkpoint, Host
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
-from outfitter_service.core.ledger import Ledger
+from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.metrics import Metrics, Standing
 from outfitter_service.runtime.changelog.restore import Restored, restore, rivals_since, unchanged
 from outfitter_service.runtime.changelog.shape import Ground

@@ -14,7 +14,7 @@ import structlog
 from outfitter_proto.bus import BusError, CommitUnknownError, FencedError, TooLargeError
 from outfitter_proto.records import FINAL_STATES, Allocation, ReasonCode, Transition
 from outfitter_service.core import model as m
-from outfitter_service.core.ledger import Ledger
+from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.core.states import ALLOCATED, FAILED
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.processor.batch import LOGGED, Batch

@@ -14,10 +14,10 @@ from msgspec import Raw, Struct, structs
 
 from outfitter_proto.records import Allocation, Register, ResolvedRequest, Source, Transition
 from outfitter_service.core import model as m
-from outfitter_service.core.draft import Rules
-from outfitter_service.core.ledger import Ledger
-from outfitter_service.core.requests import resolve
-from outfitter_service.core.sizes import REQUEST_BYTES
+from outfitter_service.core.decision import Rules
+from outfitter_service.core.request_check import resolve
+from outfitter_service.core.state.ledger import Ledger
+from outfitter_service.core.state.sizes import REQUEST_BYTES
 from outfitter_service.core.states import Step, advance
 
 _GRANTED = advance(None, Step.GRANT)

@@ -12,8 +12,8 @@ from msgspec import UNSET, structs
 
 from outfitter_proto.codec import MAX_MESSAGE_BYTES, encode
 from outfitter_proto.records import Allocation
+from outfitter_service.core.state.infos import Terms
 from outfitter_service.core.states import GRANTED_STATES, PENDING, Step
-from outfitter_service.core.terms import Terms
 
 ENTRY_BYTES = 16
 """What an entry of a batch takes besides its key and its value."""

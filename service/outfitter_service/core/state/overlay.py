@@ -10,8 +10,16 @@ from collections.abc import Iterator
 from itertools import islice
 
 from outfitter_proto.records import Allocation, Health
-from outfitter_service.core.book import NOT_REPORTED, HostBook, Inventory, Shelf, Tally, exclusive_ids, shared_ids
 from outfitter_service.core.model import KnownDevice
+from outfitter_service.core.state.host_state import (
+    NOT_REPORTED,
+    HostBook,
+    Inventory,
+    Shelf,
+    Tally,
+    exclusive_ids,
+    shared_ids,
+)
 
 NO_COUNTS = Tally()
 """What a view has counted before its first count; never written to."""

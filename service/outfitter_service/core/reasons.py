@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from outfitter_proto.records import MAX_REASON
-from outfitter_service.core.book import Inventory
 from outfitter_service.core.model import ResourceSpec, SpecState
+from outfitter_service.core.state.host_state import Inventory
 
 NAMED_DEVICES = 8
 """A sentence names no more devices than these."""

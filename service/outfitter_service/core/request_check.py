@@ -8,9 +8,9 @@ from functools import lru_cache
 from msgspec import UNSET, Struct
 
 from outfitter_proto.records import Allocation, ReasonCode, Register, ResolvedRequest, ResourceRequest, Unavailable
-from outfitter_service.core import explain
 from outfitter_service.core import model as m
-from outfitter_service.core.draft import Rules
+from outfitter_service.core import reasons
+from outfitter_service.core.decision import Rules
 
 _OK = m.SpecState.OK
 
@@ -65,7 +65,7 @@ def _in_effect(
     for name, amount in wanted.items():
         spec = specs.get(name)
         if spec is None:
-            problem = problem or (ReasonCode.UNKNOWN_RESOURCE, explain.unknown_resource(name, specs))
+            problem = problem or (ReasonCode.UNKNOWN_RESOURCE, reasons.unknown_resource(name, specs))
         elif amount is not None and spec.state == _OK:
             amounts[name] = amount
         else:
@@ -86,7 +86,7 @@ def _not_in_effect(
     """A resource that is not in effect fails the worker that names it, and, where its setting is wrong, the one
     that gets it by configuration, too; unless its failures mean no infos."""
     state = m.SpecState.MISCONFIGURED if spec.state == m.SpecState.OK else spec.state
-    code, reason = ReasonCode(state), explain.not_in_effect(spec)
+    code, reason = ReasonCode(state), reasons.not_in_effect(spec)
     wrong = explicit or state == m.SpecState.MISCONFIGURED
     if wrong and spec.on_failure != m.OnFailure.NO_INFO:
         return code, reason
@@ -105,11 +105,11 @@ def _operators_problem(
         for resource in wanted:
             spec = specs.get(resource)
             if spec is None:
-                return ReasonCode.UNKNOWN_RESOURCE, explain.unknown_resource(resource, specs)
+                return ReasonCode.UNKNOWN_RESOURCE, reasons.unknown_resource(resource, specs)
             if resource in amounts:
                 continue
             if resource not in unavailable:
-                return ReasonCode.INVALID_REQUEST, explain.operator_without(operator, resource)
+                return ReasonCode.INVALID_REQUEST, reasons.operator_without(operator, resource)
             if (problem := _not_in_effect(spec, unavailable, explicit=True)) is not None:
                 return problem
     reason = excess(specs, amounts, message.operators)
@@ -136,7 +136,7 @@ def excess(
             continue
         together = max if spec.shared else sum
         if together(by_operator.values()) > amounts[resource]:
-            return explain.operators_excess(spec, by_operator, amounts[resource])
+            return reasons.operators_excess(spec, by_operator, amounts[resource])
     return None
 
 

@@ -11,12 +11,12 @@ from msgspec import Struct, structs
 from outfitter_proto.codec import encode
 from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Refresh, Source, Transition
 from outfitter_service.core import model as m
-from outfitter_service.core import sizes
-from outfitter_service.core.book import HostBook
-from outfitter_service.core.ledger import Change, DropAllocation, Ledger, PutAllocation
-from outfitter_service.core.sizes import ENTRY_BYTES, FullError, OversizeError
+from outfitter_service.core.state import sizes
+from outfitter_service.core.state.host_state import HostBook
+from outfitter_service.core.state.ledger import Change, DropAllocation, Ledger, PutAllocation
+from outfitter_service.core.state.overlay import View
+from outfitter_service.core.state.sizes import ENTRY_BYTES, FullError, OversizeError
 from outfitter_service.core.states import Step, advance
-from outfitter_service.core.view import View
 
 _REFUSABLE = frozenset({Step.GRANT, Step.PREPARE, Step.REFRESH, Step.REGISTER, Step.FAIL})
 """What may be put off, or not be done at all. All else ends something or gives something back, and is always done."""

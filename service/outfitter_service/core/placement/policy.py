@@ -11,13 +11,14 @@ from collections.abc import Collection, Iterable, Mapping
 from msgspec import UNSET, Struct, UnsetType
 
 from outfitter_proto.records import Health, OperatorShare, ReasonCode, ResolvedRequest
-from outfitter_service.core import explain, matching
 from outfitter_service.core import model as m
-from outfitter_service.core.book import Inventory
+from outfitter_service.core import reasons
 from outfitter_service.core.model import Devices, KnownDevice, OnFailure, ResourceSpec, SpecState
-from outfitter_service.core.overlap import Scene
-from outfitter_service.core.terms import terms
-from outfitter_service.core.view import View
+from outfitter_service.core.placement.shared_devices import Scene
+from outfitter_service.core.state import matching
+from outfitter_service.core.state.host_state import Inventory
+from outfitter_service.core.state.infos import terms
+from outfitter_service.core.state.overlay import View
 
 _HEALTHY = Health.HEALTHY
 _OK = SpecState.OK
@@ -52,7 +53,7 @@ def place(
             return _busy(view, specs[resource], amount, free)
     for resource in alone:
         if resource in claimed:
-            return Obstacle(ReasonCode.BUSY, explain.behind([resource]), resource)
+            return Obstacle(ReasonCode.BUSY, reasons.behind([resource]), resource)
     overlapping = view.book.overlapping
     apart = not overlapping or overlapping.isdisjoint(amounts)
     scene = None if apart else Scene(view, specs, claimed)
@@ -62,7 +63,7 @@ def place(
         chosen[resource] = every if scene is None else scene.left_to_share(every)
         if len(chosen[resource]) < amounts[resource]:
             if len(every) >= amounts[resource] and scene is not None:
-                return Obstacle(ReasonCode.BUSY, explain.behind(scene.rivals), resource)
+                return Obstacle(ReasonCode.BUSY, reasons.behind(scene.rivals), resource)
             return _busy(view, specs[resource], amounts[resource], len(every))
     if scene is None:
         chosen.update({resource: view.free(resource, amount) for resource, amount in alone.items()})
@@ -71,7 +72,7 @@ def place(
         wanted = {resource: alone[resource] for resource in specs if resource in alone}
         found = scene.choose(wanted)
         if found is None:
-            reason = explain.behind(scene.rivals) if scene.rivals else explain.busy_together(wanted)
+            reason = reasons.behind(scene.rivals) if scene.rivals else reasons.busy_together(wanted)
             return Obstacle(ReasonCode.BUSY, reason, next(iter(wanted)))
         chosen.update(found)
     return {resource: chosen[resource] for resource in amounts}
@@ -83,7 +84,7 @@ def _unlocked(view: View, resource: str) -> tuple[KnownDevice, ...]:
 
 
 def _busy(view: View, spec: ResourceSpec, amount: int, free: int) -> Obstacle:
-    return Obstacle(ReasonCode.BUSY, explain.busy(spec, amount, free, view.inventory(spec.name)), spec.name)
+    return Obstacle(ReasonCode.BUSY, reasons.busy(spec, amount, free, view.inventory(spec.name)), spec.name)
 
 
 def hindrance(view: View, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int]) -> Obstacle | None:
@@ -94,7 +95,7 @@ def hindrance(view: View, specs: Mapping[str, ResourceSpec], amounts: Mapping[st
         if spec is None:
             # an earlier configuration knew it; a restart with it removed fails only those who still wait
             return Obstacle(
-                ReasonCode.UNKNOWN_RESOURCE, explain.unknown_resource(resource, specs), resource, final=True
+                ReasonCode.UNKNOWN_RESOURCE, reasons.unknown_resource(resource, specs), resource, final=True
             )
         inventory = view.inventory(resource)
         if inventory.healthy >= amount and inventory.failure is None and not inventory.asking and spec.state == _OK:
@@ -114,23 +115,23 @@ def hindrance(view: View, specs: Mapping[str, ResourceSpec], amounts: Mapping[st
 def _trouble(view: View, spec: ResourceSpec, amount: int, inventory: Inventory) -> Obstacle | None:
     name = spec.name
     if spec.state != _OK:
-        return Obstacle(ReasonCode(spec.state), explain.not_in_effect(spec), name, final=True)
+        return Obstacle(ReasonCode(spec.state), reasons.not_in_effect(spec), name, final=True)
     if inventory.asking:
-        return Obstacle(ReasonCode.NOT_REPORTED, explain.not_reported(spec), name)
+        return Obstacle(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), name)
     waits = spec.on_failure == OnFailure.WAIT
     failure = inventory.failure
     if failure is not None and amount >= failure.at_least:
-        reason = explain.driver_failed(spec, failure.reason)
+        reason = reasons.driver_failed(spec, failure.reason)
         return Obstacle(ReasonCode.DRIVER_FAILED, reason, name, final=failure.permanent and not waits)
     if not inventory.reported:
-        return Obstacle(ReasonCode.NOT_REPORTED, explain.not_reported(spec), name)
+        return Obstacle(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), name)
     if inventory.healthy >= amount:
         return None
     if spec.on_demand and may_name_more(view, spec, amount, inventory):
-        return Obstacle(ReasonCode.NOT_REPORTED, explain.not_reported(spec), name)
+        return Obstacle(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), name)
     if len(inventory.devices) < amount:
-        return Obstacle(ReasonCode.INFEASIBLE, explain.too_few(spec, amount, inventory), name, final=not waits)
-    return Obstacle(ReasonCode.INFEASIBLE, explain.too_ill(spec, amount, inventory), name)
+        return Obstacle(ReasonCode.INFEASIBLE, reasons.too_few(spec, amount, inventory), name, final=not waits)
+    return Obstacle(ReasonCode.INFEASIBLE, reasons.too_ill(spec, amount, inventory), name)
 
 
 def _trouble_together(
@@ -157,7 +158,7 @@ def _trouble_together(
     shortage = matching.match(demands, view.book.device_counts(healthy=True))
     if isinstance(shortage, matching.Shortage):
         short = {name: demands[name] for name in demands if name in shortage.resources}
-        return Obstacle(ReasonCode.INFEASIBLE, explain.too_ill_together(short, shortage.devices), next(iter(short)))
+        return Obstacle(ReasonCode.INFEASIBLE, reasons.too_ill_together(short, shortage.devices), next(iter(short)))
     return None
 
 
@@ -199,8 +200,8 @@ def _shortage(
         spec = specs[resource]
         most = amount + rival_amount(view, specs, amounts, resource)
         if spec.on_demand and may_name_more(view, spec, most, view.inventory(resource)):
-            return Obstacle(ReasonCode.NOT_REPORTED, explain.not_reported(spec), resource)
-    reason = explain.too_few_together(short, shortage.devices, _ids(view, short))
+            return Obstacle(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), resource)
+    reason = reasons.too_few_together(short, shortage.devices, _ids(view, short))
     by_choice = {specs[resource].on_failure: resource for resource in short}
     # who goes on without one of them need not wait for it; of several that is the last of the configuration
     for choice in (OnFailure.NO_INFO, OnFailure.WAIT, OnFailure.FAIL_WORKER):

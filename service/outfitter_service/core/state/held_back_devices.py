@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from outfitter_proto.records import ResourceInventory
-from outfitter_service.core.book import HostBook, Inventory, Suspect, one_name_each
 from outfitter_service.core.model import KnownDevice, ResourceSpec, SpecState
+from outfitter_service.core.state.host_state import HostBook, Inventory, Suspect, one_name_each
 
 Specs = Mapping[str, ResourceSpec]
 Inventories = Mapping[str, Inventory]

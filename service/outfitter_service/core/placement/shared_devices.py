@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from outfitter_service.core import matching
 from outfitter_service.core.model import Devices, KnownDevice, ResourceSpec
-from outfitter_service.core.view import View
+from outfitter_service.core.state import matching
+from outfitter_service.core.state.overlay import View
 
 
 class Scene:

@@ -14,11 +14,11 @@ from itertools import accumulate
 from msgspec import UNSET, Struct, structs
 
 from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Health, Host, ReasonCode
-from outfitter_service.core.matching import Viewers, counts
 from outfitter_service.core.model import DriverFailure, KnownDevice
-from outfitter_service.core.sizes import granted_bytes, info_bytes
+from outfitter_service.core.state.infos import Terms, terms
+from outfitter_service.core.state.matching import Viewers, counts
+from outfitter_service.core.state.sizes import granted_bytes, info_bytes
 from outfitter_service.core.states import PENDING
-from outfitter_service.core.terms import Terms, terms
 
 
 class Suspect(Struct, frozen=True):

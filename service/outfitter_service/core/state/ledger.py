@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from outfitter_proto.records import Allocation, Device, Host
-from outfitter_service.core.book import HostBook, Inventory, QueueEntry, exclusive_ids
+from outfitter_service.core.state.host_state import HostBook, Inventory, QueueEntry, exclusive_ids
 
 __all__ = [
     "Change",

@@ -1,0 +1,1 @@
+"""The ledger in memory: host by host, and as it will be after the decision in the making."""
