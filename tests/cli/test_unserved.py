@@ -10,8 +10,8 @@ from outfitter_proto.bus import Entry, connect
 from outfitter_proto.codec import encode
 from outfitter_proto.names import topics
 from outfitter_proto.records import DeadLetter, MessageSource, NobodysCode
-from outfitter_service.cli import unserved
-from outfitter_service.cli.unserved import Unserved
+from outfitter_service.query import unserved_hosts
+from outfitter_service.query.unserved_hosts import Unserved
 
 NOW = datetime.now(UTC)
 CLUSTER = "outfitter"
@@ -25,13 +25,13 @@ def letter(offset: int, host: str, code: str = NobodysCode.NO_MANAGER, *, ago_s:
     )  # fmt: skip
 
 
-async def found(folder: Path, *letters: DeadLetter) -> unserved.Lost:
+async def found(folder: Path, *letters: DeadLetter) -> unserved_hosts.Lost:
     """What of these is told within the last minute, while `served` has a manager."""
     async with connect(f"sqlite://{folder}/bus.db?synchronous=NORMAL") as bus:
         await all_topics.create(bus, CLUSTER, partitions=1)
         for each in letters:
             await bus.publish(topics(CLUSTER).dead_letters, 0, Entry(each.key.encode(), encode(each)))
-        return await unserved.find(bus, CLUSTER, served=["served"], since=NOW - timedelta(seconds=60))
+        return await unserved_hosts.find(bus, CLUSTER, served=["served"], since=NOW - timedelta(seconds=60))
 
 
 async def test_only_what_is_newer_is_told_of_hosts_without_a_manager(tmp_path: Path) -> None:

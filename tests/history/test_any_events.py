@@ -11,7 +11,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from core.test_promises import Core
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
-from outfitter_service.core.replay import differences
+from outfitter_service.query.replay import differences
 from outfitter_service.runtime.changelog.snapshots import Pace
 from support.chronicle import Chronicle
 

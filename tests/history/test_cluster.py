@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from outfitter_proto.bus import connect
-from outfitter_service.cli import rebuilding
 from outfitter_service.config import Connection
+from outfitter_service.query import rebuild
 from support.fleet import PARTITIONS, Fleet, hosts
 
 pytestmark = pytest.mark.timeout(120)
@@ -27,13 +27,13 @@ async def test_every_partition_is_rebuilt_with_all_its_hosts_after_its_owner_was
         await fleet.are({(name, "c"): "allocated" for name in names})
     where = Connection(bus=url, host=names[0], cluster="outfitter")
     async with connect(url) as bus:
-        parts = await rebuilding.rebuild(bus, where, None, None)
-        told = rebuilding.compare(parts, None)
+        parts = await rebuild.rebuild(bus, where, None, None)
+        told = rebuild.compare(parts, None)
         assert (told.differences, told.unknown, told.writers) == ([], [], PARTITIONS)
         assert told.records == len(fleet.records)
-        of_one = await rebuilding.rebuild(bus, where, names[0], None)
-        assert rebuilding.compare(of_one, names[0]).differences == []
-        found = rebuilding.allocations(of_one, names[0])
+        of_one = await rebuild.rebuild(bus, where, names[0], None)
+        assert rebuild.compare(of_one, names[0]).differences == []
+        found = rebuild.allocations(of_one, names[0])
         assert {(one.record.host, one.record.worker, one.record.state) for one in found} == {
             (names[0], "a", "ended"), (names[0], "b", "allocated"), (names[0], "c", "allocated"),
         }  # fmt: skip

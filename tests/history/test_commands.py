@@ -16,7 +16,7 @@ import pytest
 from outfitter_proto.bus import Entry, connect
 from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
-from outfitter_service.cli import ledger
+from outfitter_service.query import ledger_view
 from support.manager import Manager, StartManager, files_config
 
 pytestmark = pytest.mark.timeout(180)
@@ -52,7 +52,7 @@ def records(manager: Manager) -> list[dict[str, Any]]:
 
     async def look() -> list[dict[str, Any]]:
         async with connect(manager.bus_url) as bus:
-            found = await ledger.read(bus, manager.cluster, manager.host)
+            found = await ledger_view.read(bus, manager.cluster, manager.host)
             return [json.loads(stored.wire) for stored in found.allocations]
 
     return anyio.run(look)

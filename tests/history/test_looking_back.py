@@ -13,8 +13,8 @@ import pytest
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Bus, Entry, Message, Reader, connect
 from outfitter_proto.names import topics
-from outfitter_service.cli import journal, rebuilding
 from outfitter_service.config import Connection
+from outfitter_service.query import history_reader, rebuild
 from outfitter_service.runtime.changelog.snapshots import Pace
 from outfitter_service.runtime.processor.station import Limits
 from support.faulty_bus import FaultyBus
@@ -26,9 +26,9 @@ MESSAGES = 60
 @pytest.fixture
 def fine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look as closely as a history of weeks would be looked at."""
-    monkeypatch.setattr(journal, "COARSE", 2)
-    monkeypatch.setattr(journal, "MARGIN", timedelta())
-    monkeypatch.setattr(rebuilding, "FIRST_GUESS", timedelta(milliseconds=1))
+    monkeypatch.setattr(history_reader, "COARSE", 2)
+    monkeypatch.setattr(history_reader, "MARGIN", timedelta())
+    monkeypatch.setattr(rebuild, "FIRST_GUESS", timedelta(milliseconds=1))
 
 
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
@@ -55,12 +55,17 @@ async def test_a_moment_is_found_in_the_log_by_halves(place: tuple[Bus, str]) ->
             found += await reader.fetch()
     for message in found:
         moment = datetime.fromtimestamp(message.timestamp_ms / 1000, UTC)
-        offset = await journal.offset_at(bus, topic, 0, moment)
+        offset = await history_reader.offset_at(bus, topic, 0, moment)
         assert all(one.timestamp_ms < message.timestamp_ms for one in found if one.offset < offset)
-        assert sum(one.timestamp_ms < message.timestamp_ms for one in found if one.offset >= offset) <= journal.COARSE
-    assert await journal.offset_at(bus, topic, 0, datetime(2000, 1, 1, tzinfo=UTC)) == found[0].offset
+        assert (
+            sum(one.timestamp_ms < message.timestamp_ms for one in found if one.offset >= offset)
+            <= history_reader.COARSE
+        )
+    assert await history_reader.offset_at(bus, topic, 0, datetime(2000, 1, 1, tzinfo=UTC)) == found[0].offset
     end = (await bus.offsets(topic, 0))[1]
-    assert await journal.offset_at(bus, topic, 0, datetime(2999, 1, 1, tzinfo=UTC)) >= end - journal.COARSE
+    assert (
+        await history_reader.offset_at(bus, topic, 0, datetime(2999, 1, 1, tzinfo=UTC)) >= end - history_reader.COARSE
+    )
 
 
 class Hesitant(FaultyBus):
@@ -87,8 +92,8 @@ async def test_a_moment_is_found_however_slow_the_bus_is(tmp_path: Path) -> None
         topic = topics(CLUSTER).history
         for number in range(MESSAGES):
             await bus.publish(topic, 0, Entry(b"k", b"%d" % number))
-        found = await journal.offset_at(bus, topic, 0, datetime(2999, 1, 1, tzinfo=UTC))
-        assert found >= MESSAGES - journal.COARSE
+        found = await history_reader.offset_at(bus, topic, 0, datetime(2999, 1, 1, tzinfo=UTC))
+        assert found >= MESSAGES - history_reader.COARSE
 
 
 @pytest.mark.usefixtures("fine")
@@ -107,7 +112,7 @@ async def test_a_replay_goes_back_until_it_finds_a_whole_snapshot_of_the_time(tm
     where = Connection(bus=url, host=HOST, cluster=CLUSTER)
     async with connect(url) as bus:
         for moment, records in seen[::4]:
-            (part,) = await rebuilding.rebuild(bus, where, None, moment)
+            (part,) = await rebuild.rebuild(bus, where, None, moment)
             told = {key: json.loads(kept.wire) for key, kept in part.replay.records.items()}
             assert {key for key in told if not key.startswith("@")} == {
                 key for key in records if not key.startswith("@")

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from outfitter_service.core.replay import Replay, differences
+from outfitter_service.query.replay import Replay, differences
 
 BEGUN = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from outfitter_proto.bus import Entry, TooLargeError, Writer
-from outfitter_service.cli import rebuilding
 from outfitter_service.config import Connection
+from outfitter_service.query import rebuild
 from outfitter_service.runtime.changelog.snapshots import Pace
 from outfitter_service.runtime.processor.station import Limits
 from support.faulty_bus import FaultyBus, no_faults
@@ -87,9 +87,9 @@ async def marked(house: House) -> None:
             await anyio.sleep(0.005)
 
 
-async def compared(bus: NarrowBus) -> rebuilding.Comparison:
+async def compared(bus: NarrowBus) -> rebuild.Comparison:
     where = Connection(bus=bus.url, host=HOST, cluster=CLUSTER)
-    return rebuilding.compare(await rebuilding.rebuild(bus, where, None, None), None)
+    return rebuild.compare(await rebuild.rebuild(bus, where, None, None), None)
 
 
 def pieces(history: list[dict[str, Any]]) -> list[int]:

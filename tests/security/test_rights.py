@@ -25,7 +25,7 @@ from outfitter_proto.bus.kafka import KafkaBus, undecided
 from outfitter_proto.names import host_writer, managers_group, partition_writer
 from outfitter_proto.names import topics as names_of
 from outfitter_proto.records import Register, ResourceRequest
-from outfitter_service.cli import ledger
+from outfitter_service.query import ledger_view
 from support.documents import ROOT
 from support.guarded import HOST, WITHIN, client, managing
 from support.secure_broker import SecureBroker, right
@@ -144,9 +144,9 @@ async def test_with_the_least_rights_a_worker_gets_its_device_and_a_monitor_sees
             with anyio.fail_after(WITHIN):
                 assert (await ours.wait()).state == "allocated"
             async with client(secure_broker, secure_broker.oauth(people["operator"])) as reading:
-                assert {s.record.state for s in (await ledger.read(reading, cluster)).allocations} == {"allocated"}
+                assert {s.record.state for s in (await ledger_view.read(reading, cluster)).allocations} == {"allocated"}
             async with client(secure_broker, secure_broker.oauth(people["monitor"])) as watching:
-                assert {s.record.worker for s in (await ledger.read(watching, cluster)).allocations} == {"w"}
+                assert {s.record.worker for s in (await ledger_view.read(watching, cluster)).allocations} == {"w"}
                 told = [item.setting for item in await topics.check(watching, cluster)]
                 assert "(settings)" not in told
                 group = [Right("Describe", "group", managers_group(cluster))]
@@ -275,7 +275,7 @@ async def test_without_describe_configs_a_monitor_sees_that_settings_are_not_sho
     name = user()
     acls(secure_broker, "monitor", name, cluster, leave_out=1)
     async with client(secure_broker, secure_broker.oauth(name)) as bus:
-        await ledger.read(bus, cluster)
+        await ledger_view.read(bus, cluster)
         assert {item.found for item in await topics.check(bus, cluster)} == {"not shown to this principal"}
 
 
@@ -294,14 +294,14 @@ async def test_a_right_taken_away_while_a_manager_works_stops_commits_whole_unti
         managing(secure_broker.at("sasl"), login, cluster, tmp_path, host=HOST) as manager,
         client(secure_broker, secure_broker.oauth(worker)) as bus,
     ):
-        before = {s.record.worker for s in (await ledger.read(bus, cluster)).allocations}
+        before = {s.record.worker for s in (await ledger_view.read(bus, cluster)).allocations}
         secure_broker.withdraw(history)
         failed = 'outcome="unavailable"'
         async with await asked(bus, cluster) as ours:
             with anyio.fail_after(WITHIN):
                 while _failed_commits(manager.service.metrics.exposition().decode(), failed) < 2:  # noqa: ASYNC110
                     await anyio.sleep(0.05)
-            assert {s.record.worker for s in (await ledger.read(bus, cluster)).allocations} == before == set()
+            assert {s.record.worker for s in (await ledger_view.read(bus, cluster)).allocations} == before == set()
             secure_broker.allow(history)
             with anyio.fail_after(WITHIN):
                 assert (await ours.wait()).state == "allocated"
@@ -411,7 +411,7 @@ async def test_nobodys_wrong_messages_keep_a_manager_from_serving_the_others(
             assert letters[packed]["code"] == "unreadable"
             assert "unpacks to more than" in letters[packed]["reason"]
     async with client(secure_broker, secure_broker.administrator(), "open") as looking:
-        workers = {stored.record.worker for stored in (await ledger.read(looking, cluster)).allocations}
+        workers = {stored.record.worker for stored in (await ledger_view.read(looking, cluster)).allocations}
         assert workers == {"w", "second"}
 
 

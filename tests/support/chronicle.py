@@ -27,8 +27,8 @@ from outfitter_proto.records import (
 )
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules, implied
-from outfitter_service.core.replay import Replay, differences
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost
+from outfitter_service.query.replay import Replay, differences
 from outfitter_service.runtime.changelog.snapshots import Pace, Snapshots
 from outfitter_service.runtime.processor.batch import Batch
 from outfitter_service.runtime.processor.gauges import Census

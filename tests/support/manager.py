@@ -29,7 +29,7 @@ import anyio
 import pytest
 
 from outfitter_proto.bus import connect
-from outfitter_service.cli import ledger
+from outfitter_service.query import ledger_view
 
 OUTFITTER = (sys.executable, "-m", "outfitter_service.cli")
 """The command line of the interpreter that runs the tests."""
@@ -224,7 +224,7 @@ class Manager:
 
         async def look() -> list[dict[str, Any]]:
             async with connect(self.bus_url) as bus:
-                found = await ledger.read(bus, self.cluster)
+                found = await ledger_view.read(bus, self.cluster)
             return [json.loads(stored.wire) for stored in found.allocations]
 
         with ThreadPoolExecutor(1) as apart:  # the caller may have an event loop of its own

@@ -15,9 +15,9 @@ from outfitter.managers import Survey
 from outfitter_proto import codec, names
 from outfitter_proto.bus import Bus, BusAccessError, Entry, Message, Reader
 from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, Registration
-from outfitter_service.cli import ledger
 from outfitter_service.cli.errors import OutfitterCliError
 from outfitter_service.config import Connection
+from outfitter_service.query import ledger_view
 
 
 class Conversation:
@@ -27,7 +27,7 @@ class Conversation:
     def __init__(
         self, bus: Bus, where: Connection, worker: str, partition: int, answers: Reader, letters: Reader | None
     ) -> None:
-        self.records: dict[str, ledger.Stored] = {}
+        self.records: dict[str, ledger_view.Stored] = {}
         self.letters: dict[int, DeadLetter] = {}
         self.decided = 0
         self._bus = bus
@@ -46,7 +46,7 @@ class Conversation:
         Raises:
             OutfitterCliError: the host has another partition by now.
         """
-        (partition,) = await ledger.partitions(self._bus, self._where.cluster, self._where.host)
+        (partition,) = await ledger_view.partitions(self._bus, self._where.cluster, self._where.host)
         if partition != self._partition:
             raise OutfitterCliError(
                 f"partitions were added meanwhile, and host {self._where.host!r} has moved from number "
@@ -67,16 +67,16 @@ class Conversation:
                 tasks.cancel_scope.cancel()
         return enough()
 
-    async def read_ledger(self) -> ledger.Ledger:
+    async def read_ledger(self) -> ledger_view.Ledger:
         """All that is committed now of the host."""
-        return await ledger.read(self._bus, self._where.cluster, self._where.host)
+        return await ledger_view.read(self._bus, self._where.cluster, self._where.host)
 
     async def letter(self, offset: int) -> DeadLetter | None:
         """The dead letter of the message at `offset`, if there is one by now."""
         if self._letters is not None and offset not in self.letters:
             end = await self._bus.stable_end(self._topics.dead_letters, self._partition)
             while self._letters.position < end and offset not in self.letters:
-                for message in await ledger.fetch(self._letters):
+                for message in await ledger_view.fetch(self._letters):
                     self._take_letter(message)
         return self.letters.get(offset)
 
@@ -96,15 +96,15 @@ class Conversation:
 
     async def _listen(self, reader: Reader, take: Callable[[Message], None]) -> None:
         while True:
-            for message in await ledger.fetch(reader, timeout=5.0):
+            for message in await ledger_view.fetch(reader, timeout=5.0):
                 take(message)
             self._news.set()
 
     def _take(self, message: Message) -> None:
-        record = ledger.decode(message).record
+        record = ledger_view.decode(message).record
         if isinstance(record, Allocation):
             if (record.host, record.worker) == (self._where.host, self._worker):
-                self.records[record.key] = ledger.Stored(record, message.value or b"")
+                self.records[record.key] = ledger_view.Stored(record, message.value or b"")
         elif isinstance(record, Checkpoint) and record.writer in self._writers:
             ahead = record.input.ahead or {}
             self.decided = max(self.decided, record.input.to, ahead.get(self._where.host, 0))
@@ -126,8 +126,8 @@ async def conversing(where: Connection, worker: str) -> AsyncIterator[Conversati
     """
     topics = names.topics(where.cluster)
     async with AsyncExitStack() as stack:
-        bus = await stack.enter_async_context(ledger.opened(where))
-        (partition,) = await ledger.partitions(bus, where.cluster, where.host)
+        bus = await stack.enter_async_context(ledger_view.opened(where))
+        (partition,) = await ledger_view.partitions(bus, where.cluster, where.host)
         answers = await _from_now_on(stack, bus, topics.allocations, partition)
         try:
             letters = await _from_now_on(stack, bus, topics.dead_letters, partition)

@@ -16,8 +16,8 @@ from outfitter_service.cli.errors import leaves, warn
 if TYPE_CHECKING:
     from outfitter_proto.bus import Message
     from outfitter_proto.records import DeadLetter, MessageSource
-    from outfitter_service.cli.journal import Stretch
     from outfitter_service.config import Connection
+    from outfitter_service.query.history_reader import Stretch
 
 SHOWN = 20
 BODY_SHOWN = 1_000
@@ -106,17 +106,19 @@ async def _tell(where: Connection, wanted: Wanted, limit: int, follow: bool, as_
     import anyio
 
     from outfitter_proto import names
-    from outfitter_service.cli import journal, ledger
+    from outfitter_service.query import history_reader, ledger_view
 
     topic = names.topics(where.cluster).dead_letters
-    async with ledger.opened(where) as bus, AsyncExitStack() as stack:
+    async with ledger_view.opened(where) as bus, AsyncExitStack() as stack:
         stretches: list[Stretch] = []
-        for partition in await ledger.partitions(bus, where.cluster, None):
-            start = None if wanted.since is None else await journal.offset_at(bus, topic, partition, wanted.since)
-            stretches.append(await journal.stretch(stack, bus, topic, partition, start=start))
+        for partition in await ledger_view.partitions(bus, where.cluster, None):
+            start = (
+                None if wanted.since is None else await history_reader.offset_at(bus, topic, partition, wanted.since)
+            )
+            stretches.append(await history_reader.stretch(stack, bus, topic, partition, start=start))
         last: deque[Letter] = deque(maxlen=limit)
         left_out = 0
-        async for message in journal.merged(stretches):
+        async for message in history_reader.merged(stretches):
             letter = _decoded(message, wanted)
             if letter is not None:
                 left_out += len(last) == limit
@@ -134,7 +136,7 @@ async def _tell(where: Connection, wanted: Wanted, limit: int, follow: bool, as_
 
 
 async def _follow(one: Stretch, wanted: Wanted, as_json: bool) -> None:
-    from outfitter_service.cli import ledger
+    from outfitter_service.query import ledger_view
 
     messages = one.rest()
     while True:
@@ -142,7 +144,7 @@ async def _follow(one: Stretch, wanted: Wanted, as_json: bool) -> None:
             letter = _decoded(message, wanted)
             if letter is not None:
                 _show(letter, as_json=as_json)
-        messages = await ledger.fetch(one.reader, timeout=_PATIENCE)
+        messages = await ledger_view.fetch(one.reader, timeout=_PATIENCE)
 
 
 def _decoded(message: Message, wanted: Wanted) -> Letter | None:

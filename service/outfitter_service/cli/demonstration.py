@@ -29,7 +29,7 @@ from outfitter_service.cli.errors import OutfitterCliError
 
 if TYPE_CHECKING:
     from outfitter_proto.records import Allocation, InventoryDevice
-    from outfitter_service.cli.ledger import Ledger
+    from outfitter_service.query.ledger_view import Ledger
 
 GPUS = 2
 SCENE_WITHIN = 20.0
@@ -206,14 +206,14 @@ class Demonstration:
         """All that is committed, as `outfitter status` and `outfitter devices` see it."""
         import anyio
 
-        from outfitter_service.cli import ledger
         from outfitter_service.config import Connection
+        from outfitter_service.query import ledger_view
 
         where = Connection(bus=self._place.bus, host=self._place.host, cluster=DEFAULT_CLUSTER)
 
         async def look() -> Ledger:
-            async with ledger.opened(where) as bus:
-                return await ledger.read(bus, where.cluster)
+            async with ledger_view.opened(where) as bus:
+                return await ledger_view.read(bus, where.cluster)
 
         with _signals_wait():
             return anyio.run(look)

@@ -15,8 +15,8 @@ from outfitter_service.cli.registering import Duration
 if TYPE_CHECKING:
     from outfitter_proto.records import Allocation, Deregister
     from outfitter_service.cli.conversation import Conversation
-    from outfitter_service.cli.ledger import Stored
     from outfitter_service.config import Connection
+    from outfitter_service.query.ledger_view import Stored
 
 ANSWERED_WITHIN = 15.0
 """Seconds to wait for the answer by default: a manager that is busy or just starting has its turn, too."""

@@ -13,7 +13,7 @@ from outfitter_service.cli.errors import warn
 
 if TYPE_CHECKING:
     from outfitter_proto.records import Allocation, Host, ResourceInventory
-    from outfitter_service.cli.ledger import Ledger
+    from outfitter_service.query.ledger_view import Ledger
 
 NOT_REPORTED = "its driver does not report it"
 
@@ -55,15 +55,15 @@ def devices(ctx: click.Context, /, config: str | None, as_json: bool, **_options
     """
     import anyio
 
-    from outfitter_service.cli import ledger
     from outfitter_service.config import connection
+    from outfitter_service.query import ledger_view
 
     where = connection(config, options.given(ctx))
     narrowed = options.given(ctx).get("host")
 
-    async def look() -> ledger.Ledger:
-        async with ledger.opened(where) as bus:
-            return await ledger.read(bus, where.cluster, narrowed)
+    async def look() -> ledger_view.Ledger:
+        async with ledger_view.opened(where) as bus:
+            return await ledger_view.read(bus, where.cluster, narrowed)
 
     found = anyio.run(look)
     hosts = sorted(found.hosts.values(), key=lambda host: host.host)

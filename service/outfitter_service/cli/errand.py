@@ -19,11 +19,12 @@ from outfitter.operators import lease_lost
 from outfitter.session import MANAGER_PATIENCE, WorkerSession
 from outfitter.standing import Standing, environment, standing
 from outfitter_proto.records import Allocation, AllocationState, Register
-from outfitter_service.cli import ledger, output
+from outfitter_service.cli import output
 from outfitter_service.cli.child import Child
 from outfitter_service.cli.errors import OutfitterCliError, warn
 from outfitter_service.cli.signals import Received, SignalFile
 from outfitter_service.config import Connection
+from outfitter_service.query import ledger_view
 
 WAITED_TOO_LONG: Final = 124
 
@@ -86,7 +87,7 @@ class Errand:
 
     async def _hold(self) -> int:
         code = 0
-        async with ledger.opened(self._where, create=True) as bus:
+        async with ledger_view.opened(self._where, create=True) as bus:
             board = Board()
             session = WorkerSession(
                 bus,
@@ -156,7 +157,7 @@ class Errand:
                 elif standing(record) is Standing.YOURS:
                     if told:
                         waited = output.age((datetime.now(UTC) - begun).total_seconds())
-                        warn(f"has {ledger.devices_in_words(record)} after {waited}")
+                        warn(f"has {ledger_view.devices_in_words(record)} after {waited}")
                     return
                 words = _waiting_words(record)
                 if words != told:

@@ -15,7 +15,7 @@ from outfitter_service.cli.errors import OutfitterCliError
 if TYPE_CHECKING:
     from outfitter_proto.records import Allocation, Host
     from outfitter_service.cli.devices import Holder, Line
-    from outfitter_service.cli.ledger import Ledger
+    from outfitter_service.query.ledger_view import Ledger
 
 
 class Waiter(Struct, frozen=True, kw_only=True):
@@ -55,15 +55,15 @@ def explain(ctx: click.Context, /, worker: str, config: str | None, as_json: boo
     """Say where WORKER stands: what it holds, or why it waits, behind whom, and who has what it wants."""
     import anyio
 
-    from outfitter_service.cli import ledger
     from outfitter_service.config import connection
+    from outfitter_service.query import ledger_view
 
     where = connection(config, options.given(ctx))
     narrowed = options.given(ctx).get("host")
 
-    async def look() -> ledger.Ledger:
-        async with ledger.opened(where) as bus:
-            return await ledger.read(bus, where.cluster, narrowed)
+    async def look() -> ledger_view.Ledger:
+        async with ledger_view.opened(where) as bus:
+            return await ledger_view.read(bus, where.cluster, narrowed)
 
     found = anyio.run(look)
     records = found.of_worker(worker)
@@ -89,7 +89,7 @@ def _unknown(ledger: Ledger, worker: str) -> str:
 
 def _explanation(ledger: Ledger, record: Allocation) -> Explanation:
     from outfitter_service.cli.devices import lines_of
-    from outfitter_service.cli.ledger import warnings_of
+    from outfitter_service.query.ledger_view import warnings_of
 
     host = ledger.hosts.get(f"@host/{record.host}")
     wanted = set(record.request.amounts)

@@ -13,8 +13,8 @@ from outfitter_service.cli.errors import OutfitterCliError
 
 if TYPE_CHECKING:
     from outfitter_proto.bus import Bus
-    from outfitter_service.cli.ledger import Change
     from outfitter_service.config import Connection
+    from outfitter_service.query.ledger_view import Change
 
 BODY_SHOWN = 2_000
 """Characters of the record that are shown before it is deleted."""
@@ -91,7 +91,7 @@ async def _look(where: Connection, key: str) -> Found:
 
     from outfitter_proto import names
     from outfitter_proto.records import Host
-    from outfitter_service.cli import ledger as reading
+    from outfitter_service.query import ledger_view as reading
 
     host = names.host_of(key.encode())
     if key.startswith(names.checkpoint_key("")):
@@ -118,7 +118,7 @@ async def _look(where: Connection, key: str) -> Found:
 async def _standing(bus: Bus, where: Connection, partition: int) -> dict[str, Change]:
     """What stands in a partition of the ledger now, by key."""
     from outfitter_proto import names
-    from outfitter_service.cli import ledger as reading
+    from outfitter_service.query import ledger_view as reading
 
     changes = await reading.read_partition(bus, names.topics(where.cluster).allocations, partition)
     return {change.key: change for change in changes if change.message.value is not None}
@@ -127,7 +127,7 @@ async def _standing(bus: Bus, where: Connection, partition: int) -> dict[str, Ch
 async def _forget(where: Connection, key: str, partition: int) -> None:
     from outfitter_proto import names
     from outfitter_proto.bus import Entry
-    from outfitter_service.cli import ledger as reading
+    from outfitter_service.query import ledger_view as reading
 
     async with reading.opened(where) as bus:
         await bus.publish(names.topics(where.cluster).allocations, partition, Entry(key.encode(), None))

@@ -18,8 +18,8 @@ from outfitter_service.cli.errors import leaves, warn
 if TYPE_CHECKING:
     from outfitter_proto.bus import Message
     from outfitter_proto.records import Note, Refresh, Transition
-    from outfitter_service.cli.journal import Stretch
     from outfitter_service.config import Connection
+    from outfitter_service.query.history_reader import Stretch
 
 _PATIENCE = 5.0
 SHOWN = 50
@@ -116,21 +116,21 @@ def history(
 async def _tell(where: Connection, show: _Lines, follow: bool, limit: int | None) -> None:
     import anyio
 
-    from outfitter_service.cli import journal, ledger
+    from outfitter_service.query import history_reader, ledger_view
 
     wanted = show.wanted
-    async with ledger.opened(where) as bus, AsyncExitStack() as stack:
-        topic = await journal.topic_of(bus, where)
+    async with ledger_view.opened(where) as bus, AsyncExitStack() as stack:
+        topic = await history_reader.topic_of(bus, where)
         stretches: list[Stretch] = []
-        for partition in await ledger.partitions(bus, where.cluster, wanted.host):
+        for partition in await ledger_view.partitions(bus, where.cluster, wanted.host):
             start = None
             if wanted.since is not None:
-                start = await journal.offset_at(bus, topic, partition, wanted.since)
-            stretches.append(await journal.stretch(stack, bus, topic, partition, start=start))
+                start = await history_reader.offset_at(bus, topic, partition, wanted.since)
+            stretches.append(await history_reader.stretch(stack, bus, topic, partition, start=start))
         seen = False
         last: deque[Message] = deque(maxlen=limit)
         left_out = 0
-        async for message in journal.merged(stretches):
+        async for message in history_reader.merged(stretches):
             seen = True
             if limit is None:
                 show(message)
@@ -143,7 +143,7 @@ async def _tell(where: Connection, show: _Lines, follow: bool, limit: int | None
         for message in last:
             show(message)
         if not seen and wanted.since is None:
-            warn(journal.nothing(where, topic))
+            warn(history_reader.nothing(where, topic))
         if follow:
             async with anyio.create_task_group() as group:
                 for one in stretches:
@@ -151,12 +151,12 @@ async def _tell(where: Connection, show: _Lines, follow: bool, limit: int | None
 
 
 async def _follow(one: Stretch, show: _Lines) -> None:
-    from outfitter_service.cli import ledger
+    from outfitter_service.query import ledger_view
 
     for message in one.rest():
         show(message)
     while True:
-        for message in await ledger.fetch(one.reader, timeout=_PATIENCE):
+        for message in await ledger_view.fetch(one.reader, timeout=_PATIENCE):
             show(message)
 
 
@@ -224,14 +224,14 @@ class _Lines:
 
 def _cells(step: Transition | Refresh | Note, *, with_host: bool) -> list[str]:
     from outfitter_proto.records import Allocation, Note, Transition
-    from outfitter_service.cli import ledger
+    from outfitter_service.query import ledger_view
 
     if isinstance(step, Note):
         return [step.event, step.writer, step.explanation]
     worker = f"{step.host}/{step.worker}" if with_host else step.worker
     if not isinstance(step, Transition):
         return ["-", worker, f"{step.event}: {step.explanation}"]
-    devices = ledger.devices_in_words(step.record) if isinstance(step.record, Allocation) else ""
+    devices = ledger_view.devices_in_words(step.record) if isinstance(step.record, Allocation) else ""
     # not on every step that ends an allocation: only where somebody might think that it was looked at
     unconfirmed = " (unconfirmed)" if step.confirmed is False and "unconfirmed" not in step.explanation else ""
     why = step.explanation if step.explanation.startswith(step.event) else f"{step.event}: {step.explanation}"

@@ -102,8 +102,8 @@ async def _obtain(where: Connection, asked: Register, wait: float, as_json: bool
     """Publish, wait for the final answer, and withdraw what has none by then."""
     from outfitter.standing import Standing, standing
     from outfitter_proto.names import allocation_key
-    from outfitter_service.cli import ledger
     from outfitter_service.cli.conversation import conversing
+    from outfitter_service.query import ledger_view
 
     key = allocation_key(asked.host, asked.worker, asked.incarnation)
     async with conversing(where, asked.worker) as conversation:
@@ -124,13 +124,13 @@ async def _obtain(where: Connection, asked: Register, wait: float, as_json: bool
             letter = await conversation.letter(offset)
             raise OutfitterCliError(letter.reason if letter is not None else await conversation.nobody())
     record, wire = conversation.records[key]
-    for warning in ledger.warnings_of(record):
+    for warning in ledger_view.warnings_of(record):
         warn(warning)
     if as_json:
         output.print_json(Raw(wire))
     else:
         why = f" ({record.reason})" if record.reason else ""
-        output.say(f"{record.key}  {record.state}  {ledger.devices_in_words(record)}{why}")
+        output.say(f"{record.key}  {record.state}  {ledger_view.devices_in_words(record)}{why}")
     return 0 if standing(record) is Standing.YOURS else 1
 
 

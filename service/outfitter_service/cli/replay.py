@@ -11,9 +11,9 @@ from outfitter_service.cli import options, output
 from outfitter_service.cli.errors import OutfitterCliError, warn
 
 if TYPE_CHECKING:
-    from outfitter_service.cli.ledger import Stored
-    from outfitter_service.cli.rebuilding import Comparison
     from outfitter_service.config import Connection
+    from outfitter_service.query.ledger_view import Stored
+    from outfitter_service.query.rebuild import Comparison
 
 SHOWN = 50
 """Differences that are printed one by one."""
@@ -48,42 +48,42 @@ def replay(
     """
     import anyio
 
-    from outfitter_service.cli import ledger
     from outfitter_service.cli.status import print_workers
     from outfitter_service.config import connection
+    from outfitter_service.query import ledger_view
 
     now = datetime.now(UTC)
     if at is not None and at > now:
         raise click.BadParameter(f"{at:%Y-%m-%dT%H:%M:%SZ} is yet to come", ctx, param_hint="--at")
     found = anyio.run(_look, connection(config, options.given(ctx)), options.given(ctx).get("host"), at, check)
     if as_json:
-        output.print_json(ledger.as_on_the_wire(found.allocations))
+        output.print_json(ledger_view.as_on_the_wire(found.allocations))
     else:
         print_workers(found.allocations, at or now)
     return _judge(found.comparison) if found.comparison is not None else 0
 
 
 async def _look(where: Connection, host: str | None, at: datetime | None, check: bool) -> Found:
-    from outfitter_service.cli import ledger, rebuilding
+    from outfitter_service.query import ledger_view, rebuild
 
-    async with ledger.opened(where) as bus:
-        parts = await rebuilding.rebuild(bus, where, host, at)
+    async with ledger_view.opened(where) as bus:
+        parts = await rebuild.rebuild(bus, where, host, at)
         if not any(part.checkpoints for part in parts):
             raise OutfitterCliError("nothing was ever decided" + (f" for host {host}" if host else ""))
         known = any(progress.whole is not None for part in parts for progress in part.writers.values())
         for part in parts:
             missing = [name for name, one in part.writers.items() if not one.known]
-            begins = await rebuilding.oldest(bus, where, part, missing) if missing else {}
+            begins = await rebuild.oldest(bus, where, part, missing) if missing else {}
             for writer in missing:
                 told = _unknown(writer, at, begins.get(writer))
                 if not known:
                     raise OutfitterCliError(told)
                 warn(told)
-        allocations = rebuilding.allocations(parts, host)
+        allocations = rebuild.allocations(parts, host)
         comparison = None
         if check:
-            ended = parts if at is None else await rebuilding.rebuild(bus, where, host, None)
-            comparison = rebuilding.compare(ended, host)
+            ended = parts if at is None else await rebuild.rebuild(bus, where, host, None)
+            comparison = rebuild.compare(ended, host)
     return Found(allocations, comparison)
 
 

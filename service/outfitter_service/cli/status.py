@@ -13,7 +13,7 @@ from outfitter_service.cli.errors import warn
 
 if TYPE_CHECKING:
     from outfitter_proto.bus import Bus
-    from outfitter_service.cli.ledger import Ledger, Stored
+    from outfitter_service.query.ledger_view import Ledger, Stored
 
 OVER_SHOWN = 20
 """Of those that are over, how many are shown: the last ones. Those that are live are all shown."""
@@ -53,15 +53,15 @@ def status(
     """
     import anyio
 
-    from outfitter_service.cli import ledger
     from outfitter_service.config import connection
+    from outfitter_service.query import ledger_view
 
     where = connection(config, options.given(ctx))
     narrowed = options.given(ctx).get("host")
 
-    async def look() -> ledger.Ledger:
-        async with ledger.opened(where) as bus:
-            found = await ledger.read(bus, where.cluster, narrowed)
+    async def look() -> ledger_view.Ledger:
+        async with ledger_view.opened(where) as bus:
+            found = await ledger_view.read(bus, where.cluster, narrowed)
             await _warn_of_unserved(bus, where.cluster, found, narrowed)
             return found
 
@@ -72,7 +72,7 @@ def status(
         if worker in {None, stored.record.worker} and (not states or stored.record.state in states)
     ]
     if as_json:
-        output.print_json(ledger.as_on_the_wire(chosen[:limit]))
+        output.print_json(ledger_view.as_on_the_wire(chosen[:limit]))
         return
     if not chosen:
         warn(_nobody(found, narrowed, narrowly=bool(worker or states)))
@@ -116,11 +116,11 @@ def _nobody(found: Ledger, host: str | None, *, narrowly: bool) -> str:
 
 async def _warn_of_unserved(bus: Bus, cluster: str, found: Ledger, host: str | None) -> None:
     from outfitter_proto.bus import BusError
-    from outfitter_service.cli import unserved
+    from outfitter_service.query import unserved_hosts
 
     served = {record.host for record in found.hosts.values()}
     try:
-        lost = await unserved.find(bus, cluster, served=served, host=host, since=datetime.now(UTC) - RECENT)
+        lost = await unserved_hosts.find(bus, cluster, served=served, host=host, since=datetime.now(UTC) - RECENT)
     except BusError as error:
         warn(f"cannot tell which hosts have no manager: {error}")
         return
@@ -140,7 +140,7 @@ async def _warn_of_unserved(bus: Bus, cluster: str, found: Ledger, host: str | N
 
 def print_workers(found: Collection[Stored], now: datetime) -> None:
     """The table of workers, as it is (or was) at `now`."""
-    from outfitter_service.cli import ledger
+    from outfitter_service.query import ledger_view
 
     output.print_table(
         ["host", "worker", "state", "age", "devices", "queue", "reason"],
@@ -150,9 +150,9 @@ def print_workers(found: Collection[Stored], now: datetime) -> None:
                 record.worker,
                 record.state,
                 output.age((now - record.since).total_seconds()),
-                ledger.devices_in_words(record),
+                ledger_view.devices_in_words(record),
                 record.queue_position,
-                "; ".join([*([record.reason] if record.reason else []), *ledger.warnings_of(record)]) or None,
+                "; ".join([*([record.reason] if record.reason else []), *ledger_view.warnings_of(record)]) or None,
             )
             for record, _ in found
         ),

@@ -60,13 +60,13 @@ def create(
     """  # fmt: skip
     import anyio
 
-    from outfitter_service.cli import ledger
     from outfitter_service.config import connection
+    from outfitter_service.query import ledger_view
 
     where = connection(config, options.given(ctx))
 
     async def connected() -> tuple[list[str], list[Difference]]:
-        async with ledger.opened(where, create=True) as bus:
+        async with ledger_view.opened(where, create=True) as bus:
             return await make(bus, where, partitions, replication)
 
     made, differences = anyio.run(connected)
@@ -99,14 +99,15 @@ def check(ctx: click.Context, /, config: str | None, as_json: bool, **_options: 
 
     from outfitter_proto import topics as wanted
     from outfitter_proto.bus import MissingBusError
-    from outfitter_service.cli import ledger, places
+    from outfitter_service.cli import places
     from outfitter_service.config import connection
+    from outfitter_service.query import ledger_view
 
     where = connection(config, options.given(ctx))
 
     async def compare() -> list[Difference]:
         try:
-            async with ledger.opened(where) as bus:
+            async with ledger_view.opened(where) as bus:
                 found = await wanted.check(bus, where.cluster, history=where.history)
                 return found + await places.check(bus, where.cluster)
         except MissingBusError as error:
@@ -151,14 +152,14 @@ def grow(
     import anyio
     from msgspec import structs
 
-    from outfitter_service.cli import ledger
     from outfitter_service.config import connection
+    from outfitter_service.query import ledger_view
     from outfitter_service.runtime.changelog import growth
 
     where = connection(config, options.given(ctx))
 
     async def connected() -> growth.Grown:
-        async with ledger.opened(where) as bus:
+        async with ledger_view.opened(where) as bus:
             return await growth.grow(bus, where.cluster, partitions, history=where.history, force=force, say=warn)
 
     done = anyio.run(connected)

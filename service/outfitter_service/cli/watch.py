@@ -12,8 +12,8 @@ from outfitter_service.cli.errors import leaves
 
 if TYPE_CHECKING:
     from outfitter_proto.bus import Reader
-    from outfitter_service.cli.ledger import Change
     from outfitter_service.config import Connection
+    from outfitter_service.query.ledger_view import Change
 
 _PATIENCE = 5.0
 
@@ -47,12 +47,12 @@ async def _follow(where: Connection, host: str | None, show: functools.partial[N
     import anyio
 
     from outfitter_proto import names
-    from outfitter_service.cli import ledger
+    from outfitter_service.query import ledger_view
 
     topic = names.topics(where.cluster).allocations
 
-    async with ledger.opened(where) as bus, anyio.create_task_group() as group:
-        for partition in await ledger.partitions(bus, where.cluster, host):
+    async with ledger_view.opened(where) as bus, anyio.create_task_group() as group:
+        for partition in await ledger_view.partitions(bus, where.cluster, host):
             end = await bus.stable_end(topic, partition)
             reader = await bus.open_reader(topic, partition, start=None, committed=True)
             group.start_soon(_follow_partition, reader, end, host, show)
@@ -60,12 +60,12 @@ async def _follow(where: Connection, host: str | None, show: functools.partial[N
 
 async def _follow_partition(reader: Reader, end: int, host: str | None, show: functools.partial[None]) -> None:
     from outfitter_proto.records import FINAL_STATES, Allocation
-    from outfitter_service.cli import ledger
+    from outfitter_service.query import ledger_view
 
     begun: dict[str, Change] = {}
     async with reader:
         while reader.position < end:
-            for change in map(ledger.decode, await ledger.fetch(reader)):
+            for change in map(ledger_view.decode, await ledger_view.fetch(reader)):
                 begun.pop(change.key, None)
                 begun[change.key] = change
         for change in begun.values():
@@ -73,14 +73,14 @@ async def _follow_partition(reader: Reader, end: int, host: str | None, show: fu
             if change.record is not None and not over:
                 _show(change, host, show)
         while True:
-            for change in map(ledger.decode, await ledger.fetch(reader, timeout=_PATIENCE)):
+            for change in map(ledger_view.decode, await ledger_view.fetch(reader, timeout=_PATIENCE)):
                 _show(change, host, show)
 
 
 def _show(change: Change, host: str | None, show: functools.partial[None]) -> None:
-    from outfitter_service.cli import ledger
+    from outfitter_service.query import ledger_view
 
-    if not change.key.startswith("@checkpoint/") and (host is None or ledger.speaks_of(change, host)):
+    if not change.key.startswith("@checkpoint/") and (host is None or ledger_view.speaks_of(change, host)):
         show(change)
 
 
@@ -112,7 +112,7 @@ class _Words:
 
     def _line(self, change: Change) -> str | None:
         from outfitter_proto.records import Allocation, Device, Host
-        from outfitter_service.cli import ledger
+        from outfitter_service.query import ledger_view
 
         match change.record:
             case Allocation() as record:
@@ -121,7 +121,7 @@ class _Words:
                 step = record.state if before in {None, record.state} else f"{before} -> {record.state}"
                 place = "" if record.queue_position is None else f", position {record.queue_position} in the queue"
                 why = "" if record.reason is None else f" ({record.reason})"
-                return f"{record.host}/{record.worker}  {step}  {ledger.devices_in_words(record)}{place}{why}"
+                return f"{record.host}/{record.worker}  {step}  {ledger_view.devices_in_words(record)}{place}{why}"
             case Host() as record:
                 told = "; ".join(f"{name}: {_inventory(found)}" for name, found in record.resources.items())
                 managed = "managed" if record.manager.stopped_at is None else "its manager has stopped"

@@ -11,9 +11,9 @@ from datetime import datetime, timedelta
 
 from outfitter_proto import names
 from outfitter_proto.bus import Bus, Message, Reader, UnknownTopicError
-from outfitter_service.cli import ledger
 from outfitter_service.cli.errors import OutfitterCliError
 from outfitter_service.config import Connection
+from outfitter_service.query import ledger_view
 
 MARGIN = timedelta(minutes=10)
 """How far clocks and the order of messages may be apart: what is looked for is looked for so much earlier."""
@@ -85,7 +85,7 @@ class Stretch:
         while not self._messages:
             if self.reader.position >= self._end:
                 return None
-            self._messages = (await ledger.fetch(self.reader))[::-1]
+            self._messages = (await ledger_view.fetch(self.reader))[::-1]
             empty = 0 if self._messages else empty + 1
             if empty > PATIENCE:
                 raise OutfitterCliError(f"{self._where} could not be read on from offset {self.reader.position}")

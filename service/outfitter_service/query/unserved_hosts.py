@@ -12,7 +12,7 @@ import anyio
 from outfitter_proto import codec, names
 from outfitter_proto.bus import Bus
 from outfitter_proto.records import DeadLetter, NobodysCode
-from outfitter_service.cli import ledger
+from outfitter_service.query import ledger_view
 
 NEWEST = 2_000
 """Dead letters of each partition that are looked at."""
@@ -59,7 +59,7 @@ async def find(bus: Bus, cluster: str, *, served: Collection[str], since: dateti
 
     async with anyio.create_task_group() as group:
         # what stands in a wrong partition is a dead letter there
-        for partition in await ledger.partitions(bus, cluster, None):
+        for partition in await ledger_view.partitions(bus, cluster, None):
             group.start_soon(read_one, partition)
     return Lost(sorted(hosts.values()), dict(misdirected))
 
@@ -70,7 +70,7 @@ async def _newest(bus: Bus, topic: str, partition: int) -> list[DeadLetter]:
     letters: list[DeadLetter] = []
     async with await bus.open_reader(topic, partition, start=max(start, end - NEWEST), committed=True) as reader:
         while reader.position < end:
-            for message in await ledger.fetch(reader):
+            for message in await ledger_view.fetch(reader):
                 try:
                     letters.append(codec.decode_dead_letter(message.value or b""))
                 except codec.WireError:

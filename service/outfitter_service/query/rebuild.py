@@ -16,10 +16,10 @@ from msgspec import UNSET, Struct
 from outfitter_proto import names
 from outfitter_proto.bus import Bus, Message
 from outfitter_proto.records import Checkpoint
-from outfitter_service.cli import journal, ledger
 from outfitter_service.cli.errors import OutfitterCliError
 from outfitter_service.config import Connection
-from outfitter_service.core.replay import Difference, Progress, Replay, differences
+from outfitter_service.query import history_reader, ledger_view
+from outfitter_service.query.replay import Difference, Progress, Replay, differences
 
 FIRST_GUESS = timedelta(hours=26)
 """How far before the moment a snapshot is looked for first: they are made at least daily."""
@@ -60,14 +60,14 @@ async def rebuild(bus: Bus, where: Connection, host: str | None, until: datetime
         BusError: see the bus port.
         OutfitterCliError: there is no history, or it could not be read on.
     """
-    topic = await journal.topic_of(bus, where)
+    topic = await history_reader.topic_of(bus, where)
     parts: list[Part] = []
 
     async def one(partition: int) -> None:
         parts.append(await _rebuild_partition(bus, where, topic, partition, host, until))
 
     async with anyio.create_task_group() as group:
-        for partition in await ledger.partitions(bus, where.cluster, host):
+        for partition in await ledger_view.partitions(bus, where.cluster, host):
             group.start_soon(one, partition)
     return sorted(parts, key=lambda part: part.partition)
 
@@ -75,7 +75,7 @@ async def rebuild(bus: Bus, where: Connection, host: str | None, until: datetime
 async def _rebuild_partition(
     bus: Bus, where: Connection, topic: str, partition: int, host: str | None, until: datetime | None
 ) -> Part:
-    found = await ledger.read_partition(bus, names.topics(where.cluster).allocations, partition)
+    found = await ledger_view.read_partition(bus, names.topics(where.cluster).allocations, partition)
     checkpoints = {
         change.record.writer: change.record
         for change in found
@@ -91,10 +91,14 @@ async def _rebuild_partition(
     end = await bus.stable_end(topic, partition)
     begun = await _begun(bus, topic, partition)
     # whoever fell silent before the oldest that there is cannot be found, however far back one looks
-    told = {writer: one for writer, one in checkpoints.items() if begun is not None and one.at > begun - journal.MARGIN}
+    told = {
+        writer: one
+        for writer, one in checkpoints.items()
+        if begun is not None and one.at > begun - history_reader.MARGIN
+    }
     moment = _guess(told, until)
     while checkpoints:
-        start = await journal.offset_at(bus, topic, partition, moment) if moment is not None else earliest
+        start = await history_reader.offset_at(bus, topic, partition, moment) if moment is not None else earliest
         commits = {writer: checkpoint.commit for writer, checkpoint in checkpoints.items()}
         part.replay = await _play(bus, topic, partition, Replay(until=until, commits=commits), told, start, end)
         if start <= earliest or moment is None or all(part.writers[writer].known for writer in told):
@@ -115,7 +119,7 @@ def _may_write_of(checkpoint: Checkpoint, host: str | None) -> bool:
 async def _begun(bus: Bus, topic: str, partition: int) -> datetime | None:
     """When the oldest message that there is was written; None: there is none."""
     async with AsyncExitStack() as stack:
-        first = await (await journal.stretch(stack, bus, topic, partition, start=None)).next()
+        first = await (await history_reader.stretch(stack, bus, topic, partition, start=None)).next()
     return datetime.fromtimestamp(first.timestamp_ms / 1000, UTC) if first is not None else None
 
 
@@ -132,7 +136,7 @@ async def _play(
 ) -> Replay:
     """Read on until nothing more is to come of those that are `wanted`."""
     async with AsyncExitStack() as stack:
-        stretch = await journal.stretch(stack, bus, topic, partition, start=start, end=end)
+        stretch = await history_reader.stretch(stack, bus, topic, partition, start=start, end=end)
         while (message := await stretch.next()) is not None:
             replay.take(message.value or b"")
             if all((one := replay.writers.get(writer)) is not None and one.over for writer in wanted):
@@ -146,7 +150,7 @@ async def oldest(bus: Bus, where: Connection, part: Part, writers: Collection[st
     replay = Replay()
     found: dict[str, datetime] = {}
     async with AsyncExitStack() as stack:
-        stretch = await journal.stretch(stack, bus, topic, part.partition, start=None)
+        stretch = await history_reader.stretch(stack, bus, topic, part.partition, start=None)
         while len(found) < len(writers) and (message := await stretch.next()) is not None:
             replay.take(message.value or b"")
             for writer, progress in replay.writers.items():
@@ -155,13 +159,13 @@ async def oldest(bus: Bus, where: Connection, part: Part, writers: Collection[st
     return found
 
 
-def allocations(parts: list[Part], host: str | None) -> list[ledger.Stored]:
+def allocations(parts: list[Part], host: str | None) -> list[ledger_view.Stored]:
     """The allocations of a replayed state, in the order of `Ledger.allocations`."""
-    state = ledger.Ledger()
+    state = ledger_view.Ledger()
     for part in parts:
         for key, kept in part.replay.records.items():
-            if host is None or ledger.key_speaks_of(key, host):
-                state.take(ledger.decode(Message("history", part.partition, 0, key.encode(), kept.wire, 0)))
+            if host is None or ledger_view.key_speaks_of(key, host):
+                state.take(ledger_view.decode(Message("history", part.partition, 0, key.encode(), kept.wire, 0)))
     return state.allocations
 
 
@@ -188,7 +192,7 @@ def compare(parts: list[Part], host: str | None) -> Comparison:
 def _concerns(key: str, host: str | None, checkpoints: dict[str, Checkpoint]) -> bool:
     if host is None:
         return True
-    return key.removeprefix("@checkpoint/") in checkpoints or ledger.key_speaks_of(key, host)
+    return key.removeprefix("@checkpoint/") in checkpoints or ledger_view.key_speaks_of(key, host)
 
 
 def _writer_of(key: str, wire: bytes, checkpoints: dict[str, Checkpoint]) -> str:
