@@ -11,8 +11,9 @@ import click
 import pytest
 
 from outfitter_service.cli import COMMANDS, _guarded, outfitter
-from outfitter_service.cli.errors import OutfitterCliError, describe, leaves
-from outfitter_service.cli.lazy import Entry
+from outfitter_service.cli._lib.errors import describe, leaves
+from outfitter_service.cli._lib.lazy import Entry
+from outfitter_service.query.errors import OutfitterCliError
 from support import command_line
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from outfitter_service.cli import options, output
+from outfitter_service.cli._lib import options, output
 
 AGES = {0: "0s", 0.4: "0s", 59.9: "59s", 60: "1m", 3_599: "59m", 3_600: "1h", 86_399: "23h", 172_800: "2d"}
 
@@ -44,7 +44,7 @@ def test_one_very_long_name_widens_no_row_but_its_own(capsys: pytest.CaptureFixt
 
 def test_many_rows_are_printed_without_what_wraps_them(tmp_path: Path) -> None:
     code = (
-        "import sys; from outfitter_service.cli.output import print_table;"
+        "import sys; from outfitter_service.cli._lib.output import print_table;"
         "print_table(['worker'], [[str(row)] for row in range(6000)]); assert 'rich' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
@@ -57,7 +57,7 @@ def test_many_rows_are_printed_without_what_wraps_them(tmp_path: Path) -> None:
 def test_a_terminal_gets_no_escapes_when_told_no_color(tmp_path: Path, no_color: str | None) -> None:
     ours, theirs = pty.openpty()
     environment = {"PATH": os.environ["PATH"], "TERM": "xterm-256color"} | ({"NO_COLOR": no_color} if no_color else {})
-    code = "from outfitter_service.cli.output import print_table; print_table(['worker'], [['tm-1']])"
+    code = "from outfitter_service.cli._lib.output import print_table; print_table(['worker'], [['tm-1']])"
     subprocess.run([sys.executable, "-c", code], stdout=theirs, env=environment, cwd=tmp_path, check=True, timeout=60)
     os.close(theirs)
     shown = os.read(ours, 4_096)
@@ -100,7 +100,7 @@ def in_a_terminal(folder: Path, code: str, columns: int) -> list[str]:
 
 
 TABLE = (
-    "from outfitter_service.cli.output import print_table;"
+    "from outfitter_service.cli._lib.output import print_table;"
     "print_table(['worker', 'state', 'reason'], [['worker-13529-ddf41d', 'allocated', 'waits for 1 gpu: 0 of 1 free']])"
 )
 
@@ -119,7 +119,7 @@ def test_a_table_is_wrapped_between_words_and_no_word_is_broken(tmp_path: Path) 
 
 
 def test_a_long_line_goes_on_indented(tmp_path: Path) -> None:
-    code = "from outfitter_service.cli.output import say_wrapped; say_wrapped('word ' * 30)"
+    code = "from outfitter_service.cli._lib.output import say_wrapped; say_wrapped('word ' * 30)"
     first, *more = in_a_terminal(tmp_path, code, 60)
     assert len(first) <= 60
     assert all(line.startswith("    word") and len(line) <= 60 for line in more)

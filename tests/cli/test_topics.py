@@ -13,9 +13,9 @@ from outfitter_proto import names
 from outfitter_proto import topics as wanted
 from outfitter_proto.bus import TopicSpec, connect
 from outfitter_proto.partitioning import partition_of
-from outfitter_service.cli.errors import OutfitterCliError
-from outfitter_service.cli.topics import make
+from outfitter_service.cli.commands.manager.topics import make
 from outfitter_service.config import Connection
+from outfitter_service.query.errors import OutfitterCliError
 from support.broker import KafkaBroker
 from support.faulty_bus import FaultyBus
 from support.manager import OUTFITTER, Manager, ManagerError, environment, files_config

@@ -19,7 +19,7 @@ from outfitter_drivers import api
 from outfitter_drivers.gpu_discovery import HELP
 from outfitter_proto import codec
 from outfitter_service.cli import outfitter as command_line
-from outfitter_service.cli.driver_check import driver_problems
+from outfitter_service.cli._lib.driver_check import driver_problems
 from outfitter_service.config import Problem, Severity, inspect
 from support.documents import DOCUMENTS, ROOT, Snippet, here_documents, name_of, prose, shell_lines, snippets
 

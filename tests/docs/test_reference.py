@@ -9,7 +9,7 @@ import tomllib
 import pytest
 
 from outfitter_drivers.registry import GROUP
-from outfitter_service.cli.topics import BROKER_PARTITIONS
+from outfitter_service.cli.commands.manager.topics import BROKER_PARTITIONS
 from outfitter_service.config.options import RESOURCE_OPTIONS, SETTINGS, Option, ResourceOption
 from outfitter_service.core.states import diagram
 from outfitter_service.http.connections import Connections

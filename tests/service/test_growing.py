@@ -16,7 +16,7 @@ from outfitter_proto import topics as wanted
 from outfitter_proto.bus import Bus, Entry
 from outfitter_proto.names import topics, transactional_id
 from outfitter_proto.partitioning import partition_of
-from outfitter_service.cli import places
+from outfitter_service.cli._lib import ledger_location
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.changelog import growth
 from outfitter_service.runtime.changelog.growth import CannotGrowError, Grown, grow
@@ -143,7 +143,7 @@ async def test_what_is_granted_and_what_waits_goes_on_in_the_new_partition(
     assert (done.before, done.partitions, done.hosts) == (FEW, MANY, [HOST])
     assert await everywhere(bus, cluster) == {key: [NEW] for key in await everywhere(bus, cluster)}
     assert {"h/w1/1", "h/w2/1", "@host/h"} <= (await everywhere(bus, cluster)).keys()
-    assert await places.check(bus, cluster) == []
+    assert await ledger_location.check(bus, cluster) == []
     await goes_on(serve)
     assert await grow(bus, cluster, MANY) == Grown(before=MANY, partitions=MANY, hosts=[], records=0, registrations=0)
 
@@ -152,7 +152,7 @@ async def test_it_may_grow_again_and_by_any_number(serve: Serve, bus: Bus, clust
     await occupied(serve)
     for partitions in (5, 6, 9, 13):
         await grow(bus, cluster, partitions)
-        assert await places.check(bus, cluster) == []
+        assert await ledger_location.check(bus, cluster) == []
     await goes_on(serve)
 
 
@@ -341,7 +341,7 @@ async def test_partitions_that_somebody_added_by_hand_are_mended_by_it(serve: Se
     await occupied(serve)
     await say(bus, cluster, OLD, register("w3", gpu=1, lease_s=None))
     await add_partitions(bus, cluster, MANY)
-    assert [item.setting for item in await places.check(bus, cluster) if item.fatal]
+    assert [item.setting for item in await ledger_location.check(bus, cluster) if item.fatal]
     await grow(bus, cluster, MANY)
     await goes_on(serve, "w3")
 
@@ -401,7 +401,7 @@ async def test_killed_at_any_point_nobody_lends_anything_twice_and_the_next_run_
                 assert isinstance(house.failure, TopicsChangedError)
                 assert f"outfitter topics grow --partitions {MANY}" in str(house.failure)
         await grow(bus, cluster, MANY)
-        assert await places.check(bus, cluster) == []
+        assert await ledger_location.check(bus, cluster) == []
         assert {*await sent(bus, cluster, NEW)} <= {"w3"}, "what was answered is not said again"
         await goes_on(serve, "w3")
     raise AssertionError("it never came to its end")

@@ -24,7 +24,7 @@ from outfitter_proto import topics as wanted
 from outfitter_proto.bus import Entry
 from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
-from outfitter_service.cli import places
+from outfitter_service.cli._lib import ledger_location
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.changelog.growth import CannotGrowError, grow
 from outfitter_service.runtime.changelog.shape import TopicsChangedError
@@ -216,7 +216,7 @@ async def test_two_growths_that_are_killed_anywhere_are_as_if_nothing_had_been(
             if (await bus.topic(TOPICS.allocations)).partitions == size:
                 await town.say(size, dice.choice(HOSTS), f"+{before}")
             await grow(bus, CLUSTER, size)
-            assert await places.check(bus, CLUSTER) == []
+            assert await ledger_location.check(bus, CLUSTER) == []
             assert (await grow(bus, CLUSTER, size)).hosts == []
             if dice.random() < 0.5:
                 async with town.served(SERVED):
@@ -242,6 +242,6 @@ async def interrupted(town: Town, size: int, dice: random.Random) -> None:
         if dice.random() < 0.3:
             await town.tried(SERVED)
         counts = {shape.partitions for shape in (await town.bus.shapes(TOPICS)).values()}
-        if len(counts) > 1 or await places.check(town.bus, CLUSTER):
+        if len(counts) > 1 or await ledger_location.check(town.bus, CLUSTER):
             with pytest.raises(CannotGrowError, match=f"outfitter topics grow --partitions {size}"):
                 await grow(town.bus, CLUSTER, size + 3, force=True)

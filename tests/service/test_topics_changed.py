@@ -17,7 +17,7 @@ from outfitter_proto import topics as wanted
 from outfitter_proto.bus import Bus, Entry, connect
 from outfitter_proto.names import host_writer, partition_writer, topics, transactional_id
 from outfitter_proto.partitioning import partition_of
-from outfitter_service.cli import places
+from outfitter_service.cli._lib import ledger_location
 from outfitter_service.runtime.changelog.shape import TopicsChangedError
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionRemit
@@ -342,7 +342,7 @@ async def test_deleted_records_of_the_ledger_are_refused_until_somebody_says_tha
     """The last checkpoint is still there, and of what was granted before nothing."""
     await granted(serve)
     await evaporate(bus, cluster, but=2)
-    assert [(each.setting, each.fatal) for each in await places.check(bus, cluster)] == [("start", True)]
+    assert [(each.setting, each.fatal) for each in await ledger_location.check(bus, cluster)] == [("start", True)]
     for _ in range(2):
         await refused(serve, r"the records of .*allocations/1 before offset \d+ were deleted.*--adopt-ledger")
     assert await holders(bus, cluster) == []
@@ -352,7 +352,7 @@ async def test_deleted_records_of_the_ledger_are_refused_until_somebody_says_tha
             while await holders(bus, cluster) != [f"{HOST}/w2/1"]:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.02)
         await house.stop()
-    assert await places.check(bus, cluster) == []
+    assert await ledger_location.check(bus, cluster) == []
     await granted_again(serve)
 
 

@@ -19,8 +19,8 @@ except ModuleNotFoundError:
     raise SystemExit("outfitter: the command line is an extra: pip install 'outfitter[service]'") from None
 
 from outfitter_proto import __version__
-from outfitter_service.cli.errors import complain, exit_code_of
-from outfitter_service.cli.lazy import Entry, LazyGroup
+from outfitter_service.cli._lib.errors import complain, exit_code_of
+from outfitter_service.cli._lib.lazy import Entry, LazyGroup
 
 _PACKAGE = "outfitter_service.cli"
 _COLLECT_EVERY = 10_000
@@ -33,31 +33,53 @@ VERIFY_FAILED = 125
 """To `outfitter verify` 1 means violations, so that it could not look has a code of its own."""
 
 COMMANDS = {
-    "serve": Entry(f"{_PACKAGE}.serve:serve", "Manage this machine's resources (runs in the foreground)."),
-    "run": Entry(f"{_PACKAGE}.run:run", "Run a command that holds devices while it lives.", failure=RUN_FAILED),
-    "demo": Entry(f"{_PACKAGE}.demo:demo", "See registrations, allocations and a queue moving on, in a few seconds."),
-    "register": Entry(f"{_PACKAGE}.register:register", "Ask for devices on behalf of a worker."),
-    "deregister": Entry(f"{_PACKAGE}.deregister:deregister", "Give back what a worker holds."),
-    "watch": Entry(f"{_PACKAGE}.watch:watch", "Follow allocations as they change."),
-    "status": Entry(f"{_PACKAGE}.status:status", "List the workers and what they hold or wait for."),
-    "devices": Entry(f"{_PACKAGE}.devices:devices", "List the devices, their health, and who holds them."),
-    "explain": Entry(f"{_PACKAGE}.explain:explain", "Say why a worker has what it has, or why it waits."),
-    "history": Entry(f"{_PACKAGE}.history:history", "Say what happened to workers and devices, and why."),
-    "replay": Entry(f"{_PACKAGE}.replay:replay", "Show the workers as they stood at a moment in the past."),
+    "serve": Entry(
+        f"{_PACKAGE}.commands.manager.serve:serve", "Manage this machine's resources (runs in the foreground)."
+    ),
+    "run": Entry(
+        f"{_PACKAGE}.commands.worker.run:run", "Run a command that holds devices while it lives.", failure=RUN_FAILED
+    ),
+    "demo": Entry(
+        f"{_PACKAGE}.commands.worker.demo:demo",
+        "See registrations, allocations and a queue moving on, in a few seconds.",
+    ),
+    "register": Entry(f"{_PACKAGE}.commands.worker.register:register", "Ask for devices on behalf of a worker."),
+    "deregister": Entry(f"{_PACKAGE}.commands.worker.deregister:deregister", "Give back what a worker holds."),
+    "watch": Entry(f"{_PACKAGE}.commands.view.watch:watch", "Follow allocations as they change."),
+    "status": Entry(f"{_PACKAGE}.commands.view.status:status", "List the workers and what they hold or wait for."),
+    "devices": Entry(
+        f"{_PACKAGE}.commands.view.devices:devices", "List the devices, their health, and who holds them."
+    ),
+    "explain": Entry(f"{_PACKAGE}.commands.view.explain:explain", "Say why a worker has what it has, or why it waits."),
+    "history": Entry(f"{_PACKAGE}.commands.view.history:history", "Say what happened to workers and devices, and why."),
+    "replay": Entry(
+        f"{_PACKAGE}.commands.view.replay:replay", "Show the workers as they stood at a moment in the past."
+    ),
     "dead-letters": Entry(
-        f"{_PACKAGE}.dead_letters:dead_letters", "Show the messages that no manager could understand or obey."
+        f"{_PACKAGE}.commands.view.dead_letters:dead_letters",
+        "Show the messages that no manager could understand or obey.",
     ),
-    "ledger": Entry(f"{_PACKAGE}.forget:ledger", "Repair the ledger by hand."),
-    "discover": Entry(f"{_PACKAGE}.discover:discover", "Run one resource's driver once and print its infos."),
-    "topics": Entry(f"{_PACKAGE}.topics:topics", "Create or check the topics."),
+    "ledger": Entry(f"{_PACKAGE}.commands.manager.ledger:ledger", "Repair the ledger by hand."),
+    "discover": Entry(
+        f"{_PACKAGE}.commands.manager.discover:discover", "Run one resource's driver once and print its infos."
+    ),
+    "topics": Entry(f"{_PACKAGE}.commands.manager.topics:topics", "Create or check the topics."),
     "verify": Entry(
-        f"{_PACKAGE}.verify:verify", "Check on the bus that every promise was kept.", failure=VERIFY_FAILED
+        f"{_PACKAGE}.commands.manager.verify:verify",
+        "Check on the bus that every promise was kept.",
+        failure=VERIFY_FAILED,
     ),
-    "config": Entry(f"{_PACKAGE}.config:config", "Check a configuration, or show what is in effect."),
-    "schema": Entry(f"{_PACKAGE}.schema:schema", "Print the wire contract as AsyncAPI or JSON Schema."),
-    "completion": Entry(f"{_PACKAGE}.completion:completion", "Print a shell's completion of these commands."),
-    "kubernetes": Entry(f"{_PACKAGE}.kubernetes:kubernetes", "Request the configured amounts in a pod template."),
-    "yarn": Entry(f"{_PACKAGE}.yarn:yarn", "Request the configured amounts from YARN."),
+    "config": Entry(f"{_PACKAGE}.commands.manager.config:config", "Check a configuration, or show what is in effect."),
+    "schema": Entry(
+        f"{_PACKAGE}.commands.integration.schema:schema", "Print the wire contract as AsyncAPI or JSON Schema."
+    ),
+    "completion": Entry(
+        f"{_PACKAGE}.commands.integration.completion:completion", "Print a shell's completion of these commands."
+    ),
+    "kubernetes": Entry(
+        f"{_PACKAGE}.commands.integration.kubernetes:kubernetes", "Request the configured amounts in a pod template."
+    ),
+    "yarn": Entry(f"{_PACKAGE}.commands.integration.yarn:yarn", "Request the configured amounts from YARN."),
 }
 
 
@@ -103,7 +125,7 @@ def _guarded(arguments: list[str]) -> int:
 
 def _completed(asked: str) -> int:
     """A shell asks what may come next."""
-    from outfitter_service.cli.completion import complete
+    from outfitter_service.cli.commands.integration.completion import complete
 
     return complete(outfitter, asked)
 

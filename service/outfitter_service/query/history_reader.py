@@ -11,9 +11,9 @@ from datetime import datetime, timedelta
 
 from outfitter_proto import names
 from outfitter_proto.bus import Bus, Message, Reader, UnknownTopicError
-from outfitter_service.cli.errors import OutfitterCliError
 from outfitter_service.config import Connection
 from outfitter_service.query import ledger_view
+from outfitter_service.query.errors import OutfitterCliError
 
 MARGIN = timedelta(minutes=10)
 """How far clocks and the order of messages may be apart: what is looked for is looked for so much earlier."""

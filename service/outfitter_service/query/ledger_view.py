@@ -17,8 +17,8 @@ from outfitter_proto import codec, names
 from outfitter_proto.bus import Bus, Message, OffsetOutOfRangeError, Reader
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Device, Host, LedgerRecord
-from outfitter_service.cli.errors import OutfitterCliError, warn
 from outfitter_service.config import Connection
+from outfitter_service.query.errors import OutfitterCliError, warn
 
 READ_WITHIN = 120.0
 """Seconds that reading one partition to its end may take: some millions of records."""

@@ -16,9 +16,9 @@ from msgspec import UNSET, Struct
 from outfitter_proto import names
 from outfitter_proto.bus import Bus, Message
 from outfitter_proto.records import Checkpoint
-from outfitter_service.cli.errors import OutfitterCliError
 from outfitter_service.config import Connection
 from outfitter_service.query import history_reader, ledger_view
+from outfitter_service.query.errors import OutfitterCliError
 from outfitter_service.query.replay import Difference, Progress, Replay, differences
 
 FIRST_GUESS = timedelta(hours=26)

@@ -1,0 +1,141 @@
+"""What is said on behalf of a worker, and what comes back: its record, or the dead letter of what was said.
+
+It listens before it speaks, so that no answer is missed. A message that was decided without either is told by the
+checkpoint of its host's manager, which is the last record of each commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import anyio
+
+from outfitter.managers import Survey
+from outfitter_proto import codec, names
+from outfitter_proto.bus import Bus, BusAccessError, Entry, Message, Reader
+from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, Registration
+from outfitter_service.config import Connection
+from outfitter_service.query import ledger_view
+from outfitter_service.query.errors import OutfitterCliError
+
+
+class Conversation:
+    """One worker's side of it. `records` are the newest answers by key, `letters` the dead letters of what was said,
+    by its offset, `decided` is the offset before which everything of the host is decided."""
+
+    def __init__(
+        self, bus: Bus, where: Connection, worker: str, partition: int, answers: Reader, letters: Reader | None
+    ) -> None:
+        self.records: dict[str, ledger_view.Stored] = {}
+        self.letters: dict[int, DeadLetter] = {}
+        self.decided = 0
+        self._bus = bus
+        self._where = where
+        self._worker = worker
+        self._partition = partition
+        self._answers = answers
+        self._letters = letters
+        self._topics = names.topics(where.cluster)
+        self._writers = {names.host_writer(where.host), names.partition_writer(partition)}
+        self._news = anyio.Event()
+
+    async def publish(self, message: Registration) -> int:
+        """Say something; return its offset.
+
+        Raises:
+            OutfitterCliError: the host has another partition by now.
+        """
+        (partition,) = await ledger_view.partitions(self._bus, self._where.cluster, self._where.host)
+        if partition != self._partition:
+            raise OutfitterCliError(
+                f"partitions were added meanwhile, and host {self._where.host!r} has moved from number "
+                f"{self._partition} to {partition}: run this again"
+            )
+        entry = Entry(message.host.encode(), codec.encode(message))
+        return await self._bus.publish(self._topics.registrations, self._partition, entry)
+
+    async def heard(self, enough: Callable[[], bool], within: float) -> bool:
+        """Listen until `enough` says so, for at most `within` seconds; whether it did."""
+        with anyio.move_on_after(within):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._listen, self._answers, self._take)
+                tasks.start_soon(self._listen_for_letters)
+                while not enough():
+                    await self._news.wait()
+                    self._news = anyio.Event()
+                tasks.cancel_scope.cancel()
+        return enough()
+
+    async def read_ledger(self) -> ledger_view.Ledger:
+        """All that is committed now of the host."""
+        return await ledger_view.read(self._bus, self._where.cluster, self._where.host)
+
+    async def letter(self, offset: int) -> DeadLetter | None:
+        """The dead letter of the message at `offset`, if there is one by now."""
+        if self._letters is not None and offset not in self.letters:
+            end = await self._bus.stable_end(self._topics.dead_letters, self._partition)
+            while self._letters.position < end and offset not in self.letters:
+                for message in await ledger_view.fetch(self._letters):
+                    self._take_letter(message)
+        return self.letters.get(offset)
+
+    async def nobody(self) -> str:
+        """What to say when there was no answer at all."""
+        count = (await self._bus.topic(self._topics.allocations)).partitions
+        survey = Survey(self._bus, self._where.cluster, self._where.host)
+        await survey.run(count)
+        return f"no manager answers for host {self._where.host!r}: {survey.describe()}"
+
+    async def _listen_for_letters(self) -> None:
+        try:
+            if self._letters is not None:
+                await self._listen(self._letters, self._take_letter)
+        except BusAccessError:
+            self._letters = None  # may be described, and not read
+
+    async def _listen(self, reader: Reader, take: Callable[[Message], None]) -> None:
+        while True:
+            for message in await ledger_view.fetch(reader, timeout=5.0):
+                take(message)
+            self._news.set()
+
+    def _take(self, message: Message) -> None:
+        record = ledger_view.decode(message).record
+        if isinstance(record, Allocation):
+            if (record.host, record.worker) == (self._where.host, self._worker):
+                self.records[record.key] = ledger_view.Stored(record, message.value or b"")
+        elif isinstance(record, Checkpoint) and record.writer in self._writers:
+            ahead = record.input.ahead or {}
+            self.decided = max(self.decided, record.input.to, ahead.get(self._where.host, 0))
+
+    def _take_letter(self, message: Message) -> None:
+        try:
+            letter = codec.decode_dead_letter(message.value or b"")
+        except codec.WireError:
+            return  # of a later version
+        if letter.source.topic == self._topics.registrations and letter.source.partition == self._partition:
+            self.letters[letter.source.offset] = letter
+
+
+@asynccontextmanager
+async def conversing(where: Connection, worker: str) -> AsyncIterator[Conversation]:
+    """Connect, and begin to listen before anything is said.
+
+    Who may not read the dead letters hears of records alone.
+    """
+    topics = names.topics(where.cluster)
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(ledger_view.opened(where))
+        (partition,) = await ledger_view.partitions(bus, where.cluster, where.host)
+        answers = await _from_now_on(stack, bus, topics.allocations, partition)
+        try:
+            letters = await _from_now_on(stack, bus, topics.dead_letters, partition)
+        except BusAccessError:
+            letters = None
+        yield Conversation(bus, where, worker, partition, answers, letters)
+
+
+async def _from_now_on(stack: AsyncExitStack, bus: Bus, topic: str, partition: int) -> Reader:
+    _, end = await bus.offsets(topic, partition)
+    return await stack.enter_async_context(await bus.open_reader(topic, partition, start=end, committed=True))

@@ -1,0 +1,104 @@
+"""What the command line makes of exceptions: words for standard error, and an exit code.
+
+Exceptions whose class is ours, click's or the operating system's are verdicts: their message says what is
+wrong, and it is all that is shown. Any other exception is a defect of ours and is called one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import click
+
+from outfitter_proto.printable import printable
+from outfitter_service.cli._lib.lazy import Entry
+from outfitter_service.query.errors import OutfitterCliError
+
+_USAGE = 2
+
+
+def complain(error: BaseException, *, debug: bool) -> None:
+    """Say on standard error what went wrong: a line each for the causes in a group."""
+    if debug and not isinstance(error, click.UsageError):
+        import traceback
+
+        traceback.print_exception(error)
+        return
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(error.format_message(), err=True)  # the help itself
+        return
+    for leaf in leaves(error):
+        first, *more = describe(leaf).split("\n")
+        # what follows is indented: no part of a message can pass for one of its own
+        click.echo("\n".join([f"outfitter: {printable(first)}", *(f"  {printable(line)}" for line in more)]), err=True)
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The single exceptions in what may be nested groups of task groups, each message once."""
+    said: set[str] = set()
+    for leaf in _leaves(error):
+        words = describe(leaf)
+        if words not in said:
+            said.add(words)
+            yield leaf
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def describe(error: BaseException) -> str:
+    """One exception in words for people."""
+    if isinstance(error, click.UsageError):
+        command = f" (see `{error.ctx.command_path} --help`)" if error.ctx is not None else ""
+        return error.format_message() + command
+    if isinstance(error, click.ClickException):
+        return error.format_message()
+    if isinstance(error, OSError) and error.strerror:
+        files = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+        return f"{files}: {error.strerror}" if files else error.strerror
+    if _is_verdict(error):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError) and not _is_ours(error.name or ""):
+        return f"the module {error.name} is not installed: pip install 'outfitter[service]' brings what commands need"
+    return f"internal error: {type(error).__name__}: {error} (a defect of Outfitter; --debug shows where it happened)"
+
+
+def exit_code_of(error: BaseException, entry: Entry | None) -> int:
+    """The exit code for `error` in the command of `entry`."""
+    failure = entry.failure if entry is not None else 1
+    for leaf in _leaves(error):
+        if isinstance(leaf, OutfitterCliError) and leaf.exit_code is not None:
+            return leaf.exit_code
+        if isinstance(leaf, click.UsageError) and failure == 1:
+            return _USAGE
+    return failure
+
+
+def _is_verdict(error: BaseException) -> bool:
+    return _is_ours(type(error).__module__) and bool(str(error))
+
+
+def _is_ours(module: str) -> bool:
+    ours = {"outfitter", "outfitter_proto", "outfitter_drivers", "outfitter_service", "outfitter_verify"}
+    return module.partition(".")[0] in ours
+
+
+def show_warnings_of_libraries() -> None:
+    """Let what is logged at WARNING and above, by the worker's side above all, look like `warn`. What aiokafka says of
+    each attempt is left out: the worker's side says that there is trouble, and when it is over."""
+    import logging
+
+    class Line(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return f"outfitter: {printable(record.getMessage())}"
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Line())
+    handler.addFilter(lambda record: record.name.partition(".")[0] != "aiokafka")
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)

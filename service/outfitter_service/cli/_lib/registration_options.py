@@ -1,0 +1,163 @@
+"""What `register` and `run` share: the options that make a registration, and the registration they make."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outfitter_proto.names import InvalidNameError, check_name
+from outfitter_proto.units import parse_duration
+from outfitter_service.cli._lib.options import F
+
+if TYPE_CHECKING:
+    from outfitter_proto.records import Owner, Register
+
+_AMOUNT = r"[0-9]{1,19}"
+
+
+class Duration(click.ParamType[float | str]):
+    """Seconds from `30s`, `5m` or a plain number. `none` is None where that is `allowed`."""
+
+    name = "duration"
+
+    def __init__(self, *, none: bool = False) -> None:
+        self._none = none
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
+        if not isinstance(value, str):
+            return float(value)
+        if self._none and value == "none":
+            return "none"
+        try:
+            return parse_duration(value)
+        except ValueError as error:
+            self.fail(f"{error}" + (", or none" if self._none else ""), param, ctx)
+
+
+def request(command: F) -> F:
+    """Add the options of a registration; `registration` takes their values."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+_OPTIONS: tuple[Callable[[F], F], ...] = (
+    click.option(
+        "--worker", metavar="NAME", help="The worker's name [env: OUTFITTER_WORKER; else one is made up]."
+    ),
+    click.option(
+        "--resource", "resources", metavar="NAME=AMOUNT", multiple=True,
+        help="How many devices; repeatable. Without any: the amounts that the manager is configured with.",
+    ),
+    click.option(
+        "--operator", "operators", metavar="OPERATOR:NAME=AMOUNT", multiple=True,
+        help="An operator's own share of them; repeatable. Without any: every operator sees all devices.",
+    ),
+    click.option(
+        "--lease", metavar="DURATION", type=Duration(none=True),
+        help="How long the worker may be silent: 30s, or none. The manager's default otherwise.",
+    ),
+    click.option("--priority", type=click.IntRange(-1_000_000, 1_000_000), default=0, help="Higher is served first."),
+    click.option("--label", "labels", metavar="KEY=VALUE", multiple=True, help="For people who look; repeatable."),
+)  # fmt: skip
+
+
+def registration(
+    host: str,
+    *,
+    worker: str | None,
+    resources: Iterable[str],
+    operators: Iterable[str],
+    lease: float | str | None,
+    priority: int,
+    labels: Iterable[str],
+    owner: Owner | None = None,
+    wait_s: float | None = None,
+) -> Register:
+    """The registration that the options describe, as a new incarnation.
+
+    Raises:
+        click.UsageError: they describe none that a manager would take.
+    """
+    from msgspec import UNSET
+
+    from outfitter.identity import new_incarnation
+    from outfitter_proto import codec
+    from outfitter_proto.records import Register, ResourceRequest
+
+    def asked(amounts: dict[str, int]) -> dict[str, ResourceRequest]:
+        return {name: ResourceRequest(amount=amount) for name, amount in amounts.items()}
+
+    amounts = _amounts(resources, "--resource")
+    shares = _shares(operators)
+    made = Register(
+        host=host,
+        worker=worker_name(worker),
+        incarnation=new_incarnation(),
+        resources=asked(amounts) if amounts else None,
+        operators={operator: asked(share) for operator, share in shares.items()} if shares else None,
+        owner=owner,
+        lease_s=UNSET if lease is None else None if isinstance(lease, str) else lease,
+        wait_s=wait_s,
+        priority=priority,
+        labels=dict(_pair(label, "--label", "KEY=VALUE") for label in labels),
+    )
+    try:
+        codec.decode_registration(codec.encode(made))
+    except codec.WireError as error:
+        raise click.UsageError(f"no manager would take this {error}") from error
+    return made
+
+
+def worker_name(given: str | None) -> str:
+    """The worker's name: as given, else from the environment, else made up.
+
+    Below `outfitter run` the environment names the worker that runs, and a second one is not that one.
+    """
+    from outfitter.identity import new_worker_name
+
+    named = given or ("" if os.environ.get("OUTFITTER_INCARNATION") else os.environ.get("OUTFITTER_WORKER"))
+    return _checked(named, "worker", "--worker") if named else new_worker_name()
+
+
+def _shares(texts: Iterable[str]) -> dict[str, dict[str, int]]:
+    shares: dict[str, list[str]] = {}
+    for text in texts:
+        operator, colon, amounts = text.partition(":")
+        if not colon:
+            raise click.BadParameter(f"{text!r} is not OPERATOR:NAME=AMOUNT", param_hint="--operator")
+        shares.setdefault(_checked(operator, "operator", "--operator"), []).append(amounts)
+    return {operator: _amounts(amounts, "--operator") for operator, amounts in shares.items()}
+
+
+def _amounts(texts: Iterable[str], option: str) -> dict[str, int]:
+    amounts: dict[str, int] = {}
+    for text in texts:
+        name, amount = _pair(text, option, "NAME=AMOUNT")
+        _checked(name, "resource", option)
+        if name in amounts:
+            raise click.BadParameter(f"{name} is asked for twice", param_hint=option)
+        if not re.fullmatch(_AMOUNT, amount) or int(amount) < 1:
+            raise click.BadParameter(
+                f"{amount!r} is no amount of {name}: write a whole number, 1 or more", param_hint=option
+            )
+        amounts[name] = int(amount)
+    return amounts
+
+
+def _pair(text: str, option: str, form: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.BadParameter(f"{text!r} is not {form}", param_hint=option)
+    return name, value
+
+
+def _checked(name: str, what: str, option: str) -> str:
+    try:
+        return check_name(name, what)
+    except InvalidNameError as error:
+        raise click.BadParameter(str(error), param_hint=option) from error

@@ -1,0 +1,1 @@
+"""How `outfitter run` starts its command, watches it and passes signals on."""

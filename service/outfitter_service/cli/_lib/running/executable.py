@@ -1,0 +1,55 @@
+"""Whether a command can be executed, asked before anybody waits for devices on its behalf.
+
+It looks as execvpe(3) will: a name with a slash as it is, any other one in the directories of PATH. What only the
+kernel knows (an interpreter that is missing, a format it cannot run) is told when the command is started, as ever.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Mapping
+
+from outfitter_service.cli._lib.running.trampoline import CANNOT_EXECUTE, NOT_FOUND
+from outfitter_service.query.errors import OutfitterCliError
+
+_NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR})
+
+
+def check(command: str, environment: Mapping[str, str]) -> None:
+    """Return if `command` can be executed by a process with this environment.
+
+    Raises:
+        OutfitterCliError: it is not there (exit code 127), or not to be executed (126).
+    """
+    found: list[int] = []
+    for path in _candidates(command, environment):
+        problem = _problem(path)
+        if problem == 0:
+            return
+        if problem not in _NOT_THERE:
+            found.append(problem)
+    if found:
+        raise OutfitterCliError(f"{command}: {os.strerror(found[0])}", exit_code=CANNOT_EXECUTE)
+    where = "" if "/" in command or not command else " in any directory of PATH"
+    raise OutfitterCliError(f"{command or repr(command)}: not found{where}", exit_code=NOT_FOUND)
+
+
+def _candidates(command: str, environment: Mapping[str, str]) -> Iterator[str]:
+    if "/" in command:
+        yield command
+    elif command:
+        for directory in os.get_exec_path(dict(environment)):
+            yield os.path.join(directory, command)  # noqa: PTH118 - an empty entry is the working directory
+
+
+def _problem(path: str) -> int:
+    """Why `path` cannot be executed, as an error number; 0 where it can."""
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116 - as the kernel does
+    except OSError as error:
+        return error.errno or errno.ENOENT
+    if stat.S_ISDIR(mode):
+        return errno.EISDIR
+    return 0 if stat.S_ISREG(mode) and os.access(path, os.X_OK, effective_ids=True) else errno.EACCES

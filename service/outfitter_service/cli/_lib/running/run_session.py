@@ -1,0 +1,212 @@
+"""What `outfitter run` does between its start and its end: get devices, run a command with them, give them back."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import signal
+from datetime import UTC, datetime
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+
+from outfitter.board import Board
+from outfitter.errors import AllocationEndedError, LeaseLostError, NoManagerError, WaitedTooLongError
+from outfitter.heartbeats import LOOK_AGAIN
+from outfitter.operators import lease_lost
+from outfitter.session import MANAGER_PATIENCE, WorkerSession
+from outfitter.standing import Standing, environment, standing
+from outfitter_proto.records import Allocation, AllocationState, Register
+from outfitter_service.cli._lib import output
+from outfitter_service.cli._lib.running.child import Child
+from outfitter_service.cli._lib.running.signals import Received, SignalFile
+from outfitter_service.config import Connection
+from outfitter_service.query import ledger_view
+from outfitter_service.query.errors import OutfitterCliError, warn
+
+WAITED_TOO_LONG: Final = 124
+
+WITHDRAWING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that, before there is a command, mean that nobody wants it any more."""
+
+PASSED_ON: Final = (*WITHDRAWING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
+"""Signals that are for the command once it runs."""
+
+
+class Errand:
+    """One `outfitter run`. `run` gives its exit code."""
+
+    def __init__(
+        self,
+        where: Connection,
+        asked: Register,
+        child: Child,
+        *,
+        signals: SignalFile,
+        wait_for_manager: bool,
+        kill_after: float,
+    ) -> None:
+        self._where = where
+        self._asked = asked
+        self._child = child
+        self._signals = signals
+        self._patience = None if wait_for_manager else MANAGER_PATIENCE
+        self._kill_after = kill_after
+        self._withdrawn_by: int | None = None
+        self._waiting = anyio.CancelScope()
+
+    async def run(self) -> int:
+        """All of it.
+
+        Raises:
+            NoManagerError, AllocationFailedError, AllocationEndedError, BusError: there are no devices, and why.
+            OutfitterCliError: it took too long.
+        """
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._obey)
+            code = 0
+            with self._waiting:
+                code = await self._hold()
+            tasks.cancel_scope.cancel()
+        return code if self._withdrawn_by is None else 128 + self._withdrawn_by
+
+    async def _obey(self) -> None:
+        """Pass signals on; before there is anybody to pass them to, some of them end the waiting."""
+        while True:
+            self._take(await self._signals.next())
+
+    def _take(self, received: Received) -> None:
+        if self._child.started:
+            if not received.by_kernel:  # the terminal has sent it to the command, too
+                self._child.send(received.number)
+        elif received.number in WITHDRAWING and self._withdrawn_by is None:
+            self._withdrawn_by = received.number
+            self._waiting.cancel()
+
+    async def _hold(self) -> int:
+        code = 0
+        async with ledger_view.opened(self._where, create=True) as bus:
+            board = Board()
+            session = WorkerSession(
+                bus,
+                self._asked,
+                cluster=self._where.cluster,
+                board=board,
+                manager_patience=self._patience,
+                on_lease_at_risk=functools.partial(self._warn_at_risk, board),
+            )
+            session.leaving_reason = "withdrawn"  # as long as there is nothing else to say
+            async with session, anyio.create_task_group() as tasks:
+                tasks.start_soon(self._tell_progress, session.board)
+                record = await self._obtain(session)
+                try:
+                    code = await self._execute(session, record)
+                finally:
+                    tasks.cancel_scope.cancel()
+        return code
+
+    async def _obtain(self, session: WorkerSession) -> Allocation:
+        try:
+            return await session.wait()
+        except NoManagerError as error:
+            raise OutfitterCliError(f"{error}; --wait-for-manager waits for one") from error
+        except WaitedTooLongError as error:
+            raise OutfitterCliError(str(error), exit_code=WAITED_TOO_LONG) from error
+
+    async def _execute(self, session: WorkerSession, record: Allocation) -> int:
+        for name, missing in record.unavailable.items():
+            warn(f"goes on without infos of {name}: {missing.reason}")
+        self._child.come_forward()
+        while (received := self._signals.read()) is not None:
+            self._take(received)  # the terminal sent it to this process alone
+        if self._withdrawn_by is not None:
+            await anyio.lowlevel.checkpoint()  # it was withdrawn in the moment of the grant
+        session.leaving_reason = None
+        self._child.start(self._environment(record))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._guard, session.board)
+            code = await self._child.wait()
+            tasks.cancel_scope.cancel()
+        return code
+
+    def _environment(self, record: Allocation) -> dict[str, str]:
+        return {
+            **os.environ,
+            **environment(record, None),
+            **{f"OUTFITTER_KAFKA_{name.replace('-', '_').upper()}": value for name, value in self._where.login.items()},
+            "OUTFITTER_BUS": self._where.bus,
+            "OUTFITTER_CLUSTER": self._where.cluster,
+            "OUTFITTER_HOST": self._asked.host,
+            "OUTFITTER_WORKER": self._asked.worker,
+            "OUTFITTER_INCARNATION": self._asked.incarnation,
+        }
+
+    # --- while waiting -----------------------------------------------------------------------------------
+
+    async def _tell_progress(self, board: Board) -> None:
+        """Say what is waited for whenever that changes, and what came of it."""
+        begun, told = datetime.now(UTC), ""
+        notice = board.read()
+        while not notice.over:
+            record = notice.record
+            if record is not None:
+                if standing(record) is Standing.YOURS and board.lease.at_risk:
+                    pass  # read late: the manager is asked whether it stands
+                elif standing(record) is Standing.YOURS:
+                    if told:
+                        waited = output.age((datetime.now(UTC) - begun).total_seconds())
+                        warn(f"has {ledger_view.devices_in_words(record)} after {waited}")
+                    return
+                words = _waiting_words(record)
+                if words != told:
+                    warn(words)
+                    told = words
+            notice = await board.changed(notice.version)
+
+    # --- while the command runs --------------------------------------------------------------------------
+
+    async def _guard(self, board: Board) -> None:
+        """End the command when the devices are not its own any more, or are about to be somebody else's."""
+        while True:
+            notice = board.read()
+            lost = _lost(notice.record, notice.error)
+            left = self._lease_left(board)
+            if lost is None and left <= 0:
+                lost = str(lease_lost(board))
+            if lost is not None:
+                warn(f"the allocation is lost ({lost}): {self._child.command[0]} is told to end")
+                await self._child.end(within=self._kill_after)
+                return
+            # by the lease's clock: a timer of the event loop stands still while the machine is suspended
+            with anyio.move_on_after(min(left, LOOK_AGAIN) if left < math.inf else None):
+                await board.changed(notice.version)
+
+    def _warn_at_risk(self, board: Board, error: LeaseLostError) -> None:
+        if self._lease_left(board) > 0:  # else `_guard` says it
+            warn(str(error))
+
+    def _lease_left(self, board: Board) -> float:
+        """Seconds until the command must be told to end, so that it has ended with the lease."""
+        lease = board.lease
+        seconds, remaining = lease.seconds, lease.remaining
+        if seconds is None or remaining is None:
+            return math.inf
+        return remaining - min(self._kill_after, seconds / 3)
+
+
+def _waiting_words(record: Allocation) -> str:
+    place = "" if record.queue_position is None else f" (position {record.queue_position} in the queue)"
+    asked = ", ".join(f"{name}={amount}" for name, amount in record.request.amounts.items())
+    usual = "its driver makes the devices ready" if record.state == AllocationState.PREPARING else "no reason given"
+    return f"{record.worker}: {record.state}, {asked}: {record.reason or usual}{place}"
+
+
+def _lost(record: Allocation | None, error: Exception | None) -> str | None:
+    """Why the devices are not this worker's any more, or None while they are."""
+    if isinstance(error, AllocationEndedError):
+        return str(error)
+    if record is None or standing(record) is Standing.YOURS:
+        return None
+    return f"{record.state}: {record.reason}" if record.reason else record.state

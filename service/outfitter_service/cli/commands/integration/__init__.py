@@ -1,0 +1,1 @@
+"""Commands whose output other programs read."""

@@ -1,0 +1,1 @@
+"""Commands for whoever runs managers and their topics."""

@@ -1,0 +1,204 @@
+"""`outfitter config check` and `outfitter config show`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+from msgspec import structs
+
+from outfitter_service.cli._lib import output
+from outfitter_service.cli._lib.options import config as config_option
+from outfitter_service.cli._lib.options import json_output
+from outfitter_service.config import (
+    ConfigurationError,
+    Problem,
+    ResourceConfig,
+    Settings,
+    Severity,
+    inspect,
+)
+from outfitter_service.config.options import LIST_KEY
+from outfitter_service.config.problems import masked
+from outfitter_service.core.model import SpecState
+
+
+@click.group()
+def config() -> None:
+    """Check a configuration, or show what is in effect."""
+
+
+@config.command()
+@click.argument("file", type=click.Path(), required=False)
+@config_option
+@json_output
+def check(file: str | None, config: str | None, as_json: bool) -> int:
+    """Report all that is wrong with FILE: exit code 1 if anything is.
+
+    Without FILE it is the file that would be found. Warnings and information leave the exit code at 0.
+    """
+    from outfitter_service.cli._lib.driver_check import driver_problems
+
+    inspection = inspect(file or config)
+    found = [*inspection.problems, *driver_problems(inspection)]
+    if inspection.settings is not None and not any(problem.key == LIST_KEY for problem in found):
+        found += _nothing(inspection.settings)
+    told = [problem for problem in found if problem.severity is not Severity.INFO]
+    ok = not any(problem.severity is Severity.ERROR for problem in found)
+    if as_json:
+        output.print_json({"ok": ok, "problems": [_plain(problem) for problem in told]})
+    for problem in found:
+        if problem.severity is Severity.INFO or not as_json:
+            output.say(str(problem), err=problem.severity is Severity.INFO)
+    if not as_json and not told:
+        output.say("ok")
+    return 0 if ok else 1
+
+
+def _nothing(settings: Settings) -> Iterator[Problem]:
+    """That there is nothing to serve, where that is so."""
+    if not settings.resources:
+        yield Problem(
+            file=str(settings.file or ""),
+            key=LIST_KEY,
+            problem="lists no resource: a manager would serve none",
+            suggestion='write external-resources = ["gpu"], and an amount and a driver for it',
+            severity=Severity.WARNING,
+        )
+
+
+def _plain(problem: Problem) -> dict[str, str | None]:
+    return {
+        "key": problem.key or None,
+        "found": problem.found,
+        "problem": problem.problem,
+        "suggestion": problem.suggestion,
+        "severity": str(problem.severity),
+        "file": problem.file or None,
+    }
+
+
+@config.command()
+@click.argument("file", type=click.Path(), required=False)
+@config_option
+@click.option("--set", "pairs", metavar="KEY=VALUE", multiple=True, help="A value as on the command line of `serve`.")
+@json_output
+def show(file: str | None, config: str | None, pairs: tuple[str, ...], as_json: bool) -> None:
+    """Print each value in effect with FILE, and its origin.
+
+    Without FILE it is the file that would be found. Secrets are masked.
+    Resources that are switched off or misconfigured are told apart from those in effect.
+    """
+    from outfitter_service.cli._lib.driver_check import driver_problems
+
+    inspection = inspect(file or config, dict(_pair(pair) for pair in pairs))
+    if inspection.settings is None:
+        raise ConfigurationError(inspection.errors)
+    refused = list(driver_problems(inspection))
+    for problem in (*inspection.problems, *refused):
+        if problem.severity is not Severity.INFO:
+            output.say(str(problem), err=True)
+    settings = _without(inspection.settings, refused)
+    if as_json:
+        output.print_json(_shown(settings))
+    else:
+        output.print_table(["key", "value", "origin"], _rows(settings))
+
+
+def _without(settings: Settings, refused: list[Problem]) -> Settings:
+    """The settings as a manager would have them: resources whose drivers cannot be had are misconfigured."""
+    errors = {problem.resource: problem for problem in reversed(refused) if problem.severity is Severity.ERROR}
+    resources = [
+        structs.replace(item, state=SpecState.MISCONFIGURED, reason=f"{found.key}: {found.problem}")
+        if (found := errors.get(item.name)) is not None
+        else item
+        for item in settings.resources
+    ]
+    return structs.replace(settings, resources=tuple(resources))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--set")
+    return key.strip(), value
+
+
+def mask(key: str, value: Any) -> Any:
+    """The value, with what must not be seen replaced; see `masked`."""
+    return masked(key, value) if isinstance(value, str) else value
+
+
+def _shown(settings: Settings) -> dict[str, Any]:
+    return {
+        "resources": {item.name: _resource(item) for item in settings.resources if item.in_effect},
+        "not_in_effect": {
+            item.name: {"state": str(item.state), "reason": item.reason}
+            for item in settings.resources
+            if not item.in_effect
+        },
+        "settings": {
+            name: {"value": mask(name, value), "origin": settings.origins[name]} for name, value in _values(settings)
+        },
+        "file": str(settings.file) if settings.file else None,
+        "origins": {key: origin for key, origin in settings.origins.items() if key.startswith("external-resource")},
+    }
+
+
+def _resource(item: ResourceConfig) -> dict[str, Any]:
+    return {
+        "amount": item.amount,
+        "driver": item.driver,
+        "params": {key: mask(key, value) for key, value in item.params.items()},
+        "kubernetes_key": item.kubernetes_key,
+        "yarn_key": item.yarn_key,
+        "sharing": item.sharing,
+        "on_failure": str(item.on_failure),
+        "driver_timeout": item.timeout,
+        "state": str(item.state),
+    }
+
+
+def _values(settings: Settings) -> list[tuple[str, Any]]:
+    from outfitter_service.config.options import KAFKA, SETTINGS
+
+    values = [(option.name, getattr(settings, option.field)) for option in SETTINGS]
+    of_kafka = settings.bus.startswith("kafka://")
+    return [(name, value) for name, value in values if of_kafka or value is not None or not name.startswith(KAFKA)]
+
+
+def _rows(settings: Settings) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = [
+        (name, _text(mask(name, value)) or "none", settings.origins[name]) for name, value in _values(settings)
+    ]
+    names = ";".join(item.name for item in settings.resources) or "none"
+    rows.append(("external-resources", names, settings.origins["external-resources"]))
+    for item in settings.resources:
+        if not item.in_effect:
+            rows.append((f"external-resource.{item.name}", f"{item.state}: {item.reason}", ""))
+            continue
+        values = {
+            "amount": item.amount,
+            "driver-factory.class": item.driver,
+            "kubernetes.config-key": item.kubernetes_key,
+            "yarn.config-key": item.yarn_key,
+            "sharing": item.sharing,
+            "on-failure": item.on_failure,
+            "driver-timeout": item.timeout,
+            **{f"param.{key}": mask(key, value) for key, value in item.params.items()},
+        }
+        rows += [
+            (item.key(option), _text(value), settings.origins[item.key(option)]) for option, value in values.items()
+        ]
+    return rows
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        from outfitter_proto.units import format_duration
+
+        return format_duration(value)
+    return None if value is None else str(value)

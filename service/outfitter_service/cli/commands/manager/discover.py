@@ -1,0 +1,125 @@
+"""`outfitter discover`: one call of one resource's driver, as Flink makes it. No manager, no bus, no ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from outfitter_service.cli._lib import options, output
+from outfitter_service.query.errors import OutfitterCliError, warn
+
+if TYPE_CHECKING:
+    from outfitter_drivers.api import ExternalResourceDriver, ExternalResourceInfo, Worker
+    from outfitter_service.config import Inspection, ResourceConfig
+
+
+CLOSE_WITHIN = 5.0
+"""Seconds that a driver may take to let go of everything."""
+
+
+@click.command()
+@click.argument("resource")
+@options.config
+@options.host
+@click.option("--amount", type=int, help="How many, at least 1; the configured amount otherwise.")
+@options.json_output
+def discover(resource: str, config: str | None, host: str | None, amount: int | None, as_json: bool) -> None:
+    """Run the driver of RESOURCE once, and print what it says of the devices.
+
+    It is asked for the amount, and may name more devices. With --json: a list of property objects. On failure the
+    exit code is 1, nothing is printed, and the reason is on standard error.
+    """
+    import anyio
+
+    from outfitter_drivers.api import Worker
+    from outfitter_proto.names import default_host
+    from outfitter_service.config import inspect
+
+    if amount is not None and not 0 < amount < 2**63:
+        raise OutfitterCliError(f"--amount is {amount}; valid is a whole number from 1 to {2**63 - 1}")
+    chosen = _chosen(inspect(config, {} if host is None else {"host": host}, required=True), resource)
+    wanted = amount or chosen.amount
+    if not wanted:
+        raise OutfitterCliError(chosen.reason or f"{chosen.key('amount')} is not known; say --amount")
+    with contextlib.redirect_stdout(sys.stderr):  # what a driver prints is words, not data
+        driver = _built(chosen)
+        found = anyio.run(_call, driver, wanted, Worker(host=host or default_host(), resource=resource))
+    infos = [dict(info) for info in found]
+    if as_json:
+        output.print_json(infos)
+        return
+    keys = list(dict.fromkeys(key for info in infos for key in info))
+    output.print_table(keys, ([info.get(key) for key in keys] for info in infos))
+
+
+def _chosen(inspection: Inspection, resource: str) -> ResourceConfig:
+    from outfitter_service.config import ConfigurationError
+
+    if inspection.settings is None:
+        raise ConfigurationError(inspection.errors)
+    known = {config.name: config for config in inspection.settings.resources}
+    if resource not in known:
+        raise OutfitterCliError(
+            f"resource {resource!r} is not configured; configured are: {', '.join(known) or 'none'}"
+        )
+    wrong = [problem for problem in inspection.errors if problem.resource == resource]
+    if wrong:
+        raise ConfigurationError(wrong)
+    return known[resource]
+
+
+def _built(config: ResourceConfig) -> ExternalResourceDriver:
+    from outfitter_drivers import registry
+    from outfitter_drivers.api import DriverParams
+
+    if config.driver is None:
+        raise OutfitterCliError(
+            config.reason or f"{config.name} has no driver; set {config.key('driver-factory.class')}"
+        )
+    params = DriverParams(config.params, directory=config.directory)
+    try:
+        driver = registry.create_driver(config.driver, params)
+    except Exception as error:
+        # a factory's own code: whatever it raises is its verdict
+        what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise OutfitterCliError(f"the driver of {config.name} cannot be made: {what}") from error
+    for warning in params.warnings:
+        warn(f"{config.key('param.')}{warning}")
+    if config.timeout is not None:
+        driver.call_timeout = config.timeout
+    return driver
+
+
+async def _call(driver: ExternalResourceDriver, amount: int, worker: Worker) -> list[ExternalResourceInfo]:
+    """The one call, within its limit. Flink takes fewer devices than it asked for silently; here that is a failure.
+
+    Raises:
+        OutfitterCliError: it failed, took too long, or named fewer devices than `amount`.
+    """
+    import anyio
+
+    from outfitter_drivers.api import DriverError, ExternalResourceInfo
+
+    try:
+        with anyio.fail_after(driver.call_timeout):
+            found = await driver.retrieve_resource_info(amount, worker)
+        infos = list(found or ())
+    except TimeoutError as error:
+        raise OutfitterCliError(
+            f"the driver of {worker.resource} has not answered within {driver.call_timeout:g} s"
+        ) from error
+    except Exception as error:
+        # a driver's own code: whatever it raises is its verdict
+        what = str(error) if isinstance(error, DriverError) else f"{type(error).__name__}: {error}"
+        raise OutfitterCliError(f"the driver of {worker.resource} failed: {what}") from error
+    finally:
+        with anyio.move_on_after(CLOSE_WITHIN, shield=True):
+            await driver.aclose()
+    if wrong := [info for info in infos if not isinstance(info, ExternalResourceInfo)]:
+        raise OutfitterCliError(f"the driver of {worker.resource} named {wrong[0]!r}, which is no ExternalResourceInfo")
+    if len(infos) < amount:
+        raise OutfitterCliError(f"{amount} {worker.resource} wanted, and its driver names {len(infos)}")
+    return infos

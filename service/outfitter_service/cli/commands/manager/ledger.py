@@ -1,0 +1,133 @@
+"""`outfitter ledger forget`: delete one record of the ledger by hand, for a ledger that its managers refuse."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from outfitter_service.cli._lib import options, output
+from outfitter_service.query.errors import OutfitterCliError
+
+if TYPE_CHECKING:
+    from outfitter_proto.bus import Bus
+    from outfitter_service.config import Connection
+    from outfitter_service.query.ledger_view import Change
+
+BODY_SHOWN = 2_000
+"""Characters of the record that are shown before it is deleted."""
+
+
+class Found(NamedTuple):
+    """What is known of a key: its partition, what stands under it, and what its host's record says of its manager."""
+
+    host: str
+    partition: int
+    change: Change | None
+    near: list[str]
+    manager: str
+
+
+@click.group()
+def ledger() -> None:
+    """Repair the ledger by hand."""
+
+
+@ledger.command()
+@click.argument("key")
+@options.bus
+@options.config
+@options.cluster
+@click.option("--yes", is_flag=True, help="Do not ask: the manager is stopped, and the worker is dead.")
+@click.pass_context
+def forget(ctx: click.Context, /, key: str, config: str | None, yes: bool, **_options: object) -> None:
+    """Delete the record under KEY (HOST/WORKER/INCARNATION, @host/HOST, @device/HOST/ID) from the ledger.
+
+    For a record that is damaged, so that managers refuse its host: their message names the key. What it held counts as
+    free afterwards. It says what that needs first, and asks.
+    """  # fmt: skip
+    import anyio
+
+    from outfitter_service.config import connection
+
+    where = connection(config, options.given(ctx))
+    found = anyio.run(_look, where, key)
+    if found.change is None:
+        near = f"; near it: {', '.join(found.near)}" if found.near else ""
+        raise OutfitterCliError(f"nothing stands under {key} in partition {found.partition} of the ledger{near}")
+    if not yes:
+        for line in _precautions(found, key):
+            output.say(line, err=True)
+        _ask()
+    anyio.run(_forget, where, key, found.partition)
+    output.say(f"{key}  forgotten")
+
+
+def _ask() -> None:
+    if not sys.stdin.isatty():
+        raise OutfitterCliError("nothing was deleted: nobody is there to answer; --yes goes on without asking")
+    if not click.confirm("Delete it?", err=True):
+        raise OutfitterCliError("nothing was deleted")
+
+
+def _precautions(found: Found, key: str) -> Iterator[str]:
+    text = ((found.change.message.value if found.change else None) or b"").decode("utf-8", "backslashreplace")
+    yield f"Under {key} stands, in partition {found.partition}:"
+    yield f"  {text[:BODY_SHOWN]}" + ("…" if len(text) > BODY_SHOWN else "")
+    yield "Before it is deleted:"
+    yield f"- In host scope stop the manager of {found.host}, and start it again afterwards. {found.manager}"
+    yield (
+        f"- In cluster scope nothing need be stopped. Restart the manager that serves partition {found.partition} "
+        "afterwards."
+    )
+    if not key.startswith("@"):
+        yield "- What this allocation held counts as free then. Make sure that its worker is dead."
+
+
+async def _look(where: Connection, key: str) -> Found:
+    from difflib import get_close_matches
+
+    from outfitter_proto import names
+    from outfitter_proto.records import Host
+    from outfitter_service.query import ledger_view as reading
+
+    host = names.host_of(key.encode())
+    if key.startswith(names.checkpoint_key("")):
+        raise OutfitterCliError(
+            f"{key} is a checkpoint: it counts the fencing tokens and says what was read, and nothing works without it"
+        )
+    if not host:
+        raise OutfitterCliError(
+            f"{key!r} is no key of the ledger: write HOST/WORKER/INCARNATION, @host/HOST or @device/HOST/ID"
+        )
+    async with reading.opened(where) as bus:
+        (partition,) = await reading.partitions(bus, where.cluster, host)
+        there = await _standing(bus, where, partition)
+    record = there[names.host_key(host)].record if names.host_key(host) in there else None
+    stopped = record.manager.stopped_at if isinstance(record, Host) else None
+    said = (
+        "It has not said that it was stopped."
+        if stopped is None
+        else f"It was stopped at {stopped:%Y-%m-%dT%H:%M:%SZ}."
+    )
+    return Found(host, partition, there.get(key), get_close_matches(key, there, n=3), said)
+
+
+async def _standing(bus: Bus, where: Connection, partition: int) -> dict[str, Change]:
+    """What stands in a partition of the ledger now, by key."""
+    from outfitter_proto import names
+    from outfitter_service.query import ledger_view as reading
+
+    changes = await reading.read_partition(bus, names.topics(where.cluster).allocations, partition)
+    return {change.key: change for change in changes if change.message.value is not None}
+
+
+async def _forget(where: Connection, key: str, partition: int) -> None:
+    from outfitter_proto import names
+    from outfitter_proto.bus import Entry
+    from outfitter_service.query import ledger_view as reading
+
+    async with reading.opened(where) as bus:
+        await bus.publish(names.topics(where.cluster).allocations, partition, Entry(key.encode(), None))

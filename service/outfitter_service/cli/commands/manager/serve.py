@@ -1,0 +1,96 @@
+"""`outfitter serve`: the manager in the foreground, until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import anyio
+import click
+
+from outfitter_service.cli._lib import options
+from outfitter_service.query.errors import warn
+
+if TYPE_CHECKING:
+    from outfitter_service.runtime.manager.service import Service
+
+
+@click.command()
+@options.connection
+@click.option("--http", metavar="HOST:PORT", help="Where /metrics, /livez and /readyz are served [127.0.0.1:9477].")
+@click.option(
+    "--scope", type=click.Choice(["host", "cluster"]), help="This machine's workers, or a share of all. [host]"
+)
+@click.option("--replica", metavar="NAME", help="Cluster scope: this manager's own stable name in the group.")
+@click.option("--strict", is_flag=True, help="Refuse to start when any resource is misconfigured.")
+@click.option("--log-format", type=click.Choice(["auto", "text", "json"]), help="Log lines for people or programs.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Least important line.")
+@click.option(
+    "--take-over", is_flag=True, help="Serve a host whose ledger another machine wrote, because that one is gone."
+)
+@click.option(
+    "--adopt-ledger",
+    is_flag=True,
+    help="Take the ledger as it stands although its topic was made anew or restored: no worker runs that it lacks.",
+)
+@click.pass_context
+def serve(ctx: click.Context, /, config: str | None, take_over: bool, adopt_ledger: bool, **_options: object) -> None:
+    """Serve this host's workers: answer registrations, run drivers, keep leases, publish allocations."""
+    from outfitter_service import logs, memory
+    from outfitter_service.config import Severity, load
+    from outfitter_service.runtime.liveness import descriptors
+    from outfitter_service.runtime.manager.service import Service
+
+    settings = load(config, options.given(ctx, "scope", "replica", "http", "strict", "log-format", "log-level"))
+    logs.configure(settings.log_format, settings.log_level)
+    for problem in settings.problems:
+        if problem.severity is not Severity.INFO:
+            warn(str(problem))
+    memory.tune()
+    descriptors.raise_limit()
+    service = Service(settings, take_over=take_over, adopt_ledger=adopt_ledger)
+    anyio.run(_serve, service, backend_options={"use_uvloop": _has_uvloop()})
+
+
+async def _serve(service: Service) -> None:
+    from outfitter_service.http.server import listening
+
+    # who serves the host is asked before the port: of two managers of a host neither is helped by another port
+    with service.alone(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with listening(service, service.settings.http) as address, anyio.create_task_group() as tasks:
+            who = f"host {service.settings.host}" if service.settings.scope == "host" else "cluster scope"
+            warn(
+                f"{who} on {service.settings.bus} (cluster {service.settings.cluster}), "
+                f"metrics at http://{address}/metrics"
+            )
+
+            async def obey() -> None:
+                async for _signal in signals:
+                    if not service.stopping:
+                        _end_by_force(service.settings.shutdown_timeout)
+                    service.stop()
+
+            tasks.start_soon(obey)
+            await service.run()
+            tasks.cancel_scope.cancel()
+
+
+def _end_by_force(after_s: float) -> None:
+    """What hangs in a thread (a driver's blocking call) can be neither cancelled nor waited for: the process ends
+    without it. It is as harmless as SIGKILL."""
+
+    def end() -> None:
+        warn(f"the shutdown took longer than {after_s:g} s, ending as it stands")
+        os._exit(1)
+
+    timer = threading.Timer(after_s, end)
+    timer.daemon = True
+    timer.start()
+
+
+def _has_uvloop() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("uvloop") is not None

@@ -1,0 +1,221 @@
+"""`outfitter topics create`, `check` and `grow`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from outfitter_service.cli._lib import options, output
+from outfitter_service.query.errors import OutfitterCliError, warn
+
+if TYPE_CHECKING:
+    from outfitter_proto.bus import Bus
+    from outfitter_proto.topics import Difference
+    from outfitter_service.config import Connection
+
+LOCAL_PARTITIONS = 1
+"""On a bus of one machine there is one host, and hence nothing to divide."""
+
+BROKER_PARTITIONS = 12
+"""Elsewhere: an operator reads its host's partition, and twelve keep 12,000 workers at 1,000 a partition."""
+
+
+@click.group()
+def topics() -> None:
+    """Create, check or grow the four topics of a cluster."""
+
+
+@topics.command()
+@options.bus
+@options.config
+@options.cluster
+@click.option(
+    "--partitions",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    help=f"How many each topic gets: {BROKER_PARTITIONS} by default, {LOCAL_PARTITIONS} on the embedded bus. "
+    "Later it takes `outfitter topics grow`, with all managers stopped.",
+)
+@click.option(
+    "--replication",
+    type=click.IntRange(1, 100),
+    metavar="N",
+    help="Copies of each partition: as many as there are brokers by default, at most 3. Of 3 or more, 2 acknowledge.",
+)
+@options.json_output
+@click.pass_context
+def create(
+    ctx: click.Context,
+    /,
+    config: str | None,
+    partitions: int | None,
+    replication: int | None,
+    as_json: bool,
+    **_options: object,
+) -> int:
+    """Make those topics that do not exist, and leave those that do as they are.
+
+    What is not as it should be is told afterwards, as by `check`.
+    """  # fmt: skip
+    import anyio
+
+    from outfitter_service.config import connection
+    from outfitter_service.query import ledger_view
+
+    where = connection(config, options.given(ctx))
+
+    async def connected() -> tuple[list[str], list[Difference]]:
+        async with ledger_view.opened(where, create=True) as bus:
+            return await make(bus, where, partitions, replication)
+
+    made, differences = anyio.run(connected)
+    if as_json:
+        output.print_json({"created": made, "differences": [_plain(item) for item in differences]})
+    else:
+        for name in made:
+            output.say(name)
+        if not made:
+            warn("all topics were there already")
+        for item in differences:
+            warn(f"{_headline(item)}: {item.why}. To mend it: {item.remedy}")
+    return 1 if any(item.fatal for item in differences) else 0
+
+
+@topics.command()
+@options.bus
+@options.config
+@options.cluster
+@options.json_output
+@click.pass_context
+def check(ctx: click.Context, /, config: str | None, as_json: bool, **_options: object) -> int:
+    """Say how the topics differ from what they must be, why it matters, and how to mend it: exit code 1 if they do.
+
+    What "must be" otherwise keeps a manager from starting; the rest is logged when it starts. It reads all of the
+    ledger: each host's records must be where its name and the number of partitions put them, in the topic that they
+    were written to.
+    """
+    import anyio
+
+    from outfitter_proto import topics as wanted
+    from outfitter_proto.bus import MissingBusError
+    from outfitter_service.cli._lib import ledger_location
+    from outfitter_service.config import connection
+    from outfitter_service.query import ledger_view
+
+    where = connection(config, options.given(ctx))
+
+    async def compare() -> list[Difference]:
+        try:
+            async with ledger_view.opened(where) as bus:
+                found = await wanted.check(bus, where.cluster, history=where.history)
+                return found + await ledger_location.check(bus, where.cluster)
+        except MissingBusError as error:
+            warn(str(error))
+            return wanted.all_missing(where.cluster, history=where.history)
+
+    differences = anyio.run(compare)
+    if as_json:
+        output.print_json({"ok": not differences, "differences": [_plain(item) for item in differences]})
+    elif differences:
+        for item in sorted(differences, key=lambda item: not item.fatal):
+            for line in (_headline(item), f"    why: {item.why}", f"    to mend it: {item.remedy}"):
+                output.say(line)
+    else:
+        output.say("ok")
+    return 1 if differences else 0
+
+
+@topics.command()
+@options.bus
+@options.config
+@options.cluster
+@click.option(
+    "--partitions",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    required=True,
+    help="How many each topic is to have.",
+)
+@click.option(
+    "--force", is_flag=True, help="Although some managers have not said that they stopped: they were killed, say."
+)
+@options.json_output
+@click.pass_context
+def grow(
+    ctx: click.Context, /, config: str | None, partitions: int, force: bool, as_json: bool, **_options: object
+) -> None:
+    """Give all topics more partitions, and move each host's records to where they belong then.
+
+    Stop all managers first; workers may run on. None can start before this is done: whatever ends it, run it again.
+    """
+    import anyio
+    from msgspec import structs
+
+    from outfitter_service.config import connection
+    from outfitter_service.query import ledger_view
+    from outfitter_service.runtime.changelog import growth
+
+    where = connection(config, options.given(ctx))
+
+    async def connected() -> growth.Grown:
+        async with ledger_view.opened(where) as bus:
+            return await growth.grow(bus, where.cluster, partitions, history=where.history, force=force, say=warn)
+
+    done = anyio.run(connected)
+    if as_json:
+        output.print_json(structs.asdict(done))
+    else:
+        output.say(
+            f"{done.partitions} partitions: {len(done.hosts)} hosts moved, {done.records} records; "
+            f"{done.registrations} registrations sent again"
+        )
+        if done.hosts:
+            warn(
+                "start the managers again once all workers know of the new partitions: those of Outfitter's own client "
+                "do at once, others within their client's metadata.max.age.ms (5 minutes by default)"
+            )
+
+
+def _headline(item: Difference) -> str:
+    return f"{item.topic}: {item.setting} is {item.found}, {'must' if item.fatal else 'should'} be {item.wanted}"
+
+
+def _plain(item: Difference) -> dict[str, object]:
+    return item._asdict()
+
+
+async def make(
+    bus: Bus, where: Connection, partitions: int | None, replication: int | None
+) -> tuple[list[str], list[Difference]]:
+    """Make the topics that are missing; return the names of those made, and what is not as it should be.
+
+    Raises:
+        OutfitterCliError: there are topics, with another number of `partitions` than was asked for.
+    """
+    from outfitter_proto import topics as wanted
+
+    count = await _partitions(bus, where, partitions)
+    made = await wanted.create(bus, where.cluster, partitions=count, replication=replication, history=where.history)
+    if not made:
+        await _partitions(bus, where, partitions)  # perhaps a manager has made them just now
+    return made, await wanted.check(bus, where.cluster, history=where.history)
+
+
+async def _partitions(bus: Bus, where: Connection, asked: int | None) -> int:
+    """How many partitions new topics get: as many as those that are there have.
+
+    Raises:
+        OutfitterCliError: another number was asked for.
+    """
+    from outfitter_proto import topics as wanted
+
+    there = await wanted.partition_count(bus, where.cluster)
+    if there is None:
+        return asked or (LOCAL_PARTITIONS if bus.local else BROKER_PARTITIONS)
+    if asked not in {None, there}:
+        raise OutfitterCliError(
+            f"cluster {where.cluster!r} has {there} partitions already, and all four topics need as many: "
+            "leave --partitions out"
+        )
+    return there

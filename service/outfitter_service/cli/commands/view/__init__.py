@@ -1,0 +1,1 @@
+"""Commands that show the ledger and its history."""

@@ -1,0 +1,200 @@
+"""`outfitter dead-letters`: the messages that could not be understood or obeyed, readable, and why."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+from msgspec import UNSET, Struct
+
+from outfitter_service.cli._lib import options, output
+from outfitter_service.cli._lib.errors import leaves
+from outfitter_service.query.errors import warn
+
+if TYPE_CHECKING:
+    from outfitter_proto.bus import Message
+    from outfitter_proto.records import DeadLetter, MessageSource
+    from outfitter_service.config import Connection
+    from outfitter_service.query.history_reader import Stretch
+
+SHOWN = 20
+BODY_SHOWN = 1_000
+"""Characters of a message that are shown to people."""
+_PATIENCE = 5.0
+
+
+class Letter(Struct, frozen=True, kw_only=True):
+    """A dead letter, decoded. `text` is the message, or as much of it as was kept, where it is UTF-8; else `base64`."""
+
+    at: datetime
+    source: MessageSource
+    key: str | None
+    code: str | None
+    field: str | None
+    reason: str
+    length: int
+    sha256: str
+    writer: str
+    text: str | None
+    base64: bytes | None
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """What is asked for; None: whatever it is."""
+
+    host: str | None
+    code: str | None
+    reason: str | None
+    since: datetime | None
+
+    def takes(self, letter: DeadLetter) -> bool:
+        return (
+            (self.since is None or letter.at >= self.since)
+            and self.host in {None, letter.message_key}
+            and (self.code is None or letter.code == self.code)
+            and (self.reason is None or self.reason.lower() in letter.reason.lower())
+        )
+
+
+@click.command("dead-letters")
+@options.looking_on
+@click.option(
+    "--code", metavar="CODE",
+    help="Only with this code: no-key, bad-key, wrong-partition, unreadable or no-manager. Others have none.",
+)  # fmt: skip
+@click.option("--reason", metavar="TEXT", help="Only those whose reason contains this.")
+@click.option(
+    "--since", metavar="TIME", callback=options.moment, help="Not before: 2026-01-31T12:00:00Z, or 10m (ago)."
+)
+@click.option("--limit", type=options.COUNT, metavar="N", default=SHOWN, show_default=True, help="The last N of them.")
+@click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@options.json_lines
+@click.pass_context
+def dead_letters(
+    ctx: click.Context,
+    /,
+    config: str | None,
+    code: str | None,
+    reason: str | None,
+    since: datetime | None,
+    limit: int,
+    follow: bool,
+    as_json: bool,
+    **_options: object,
+) -> None:
+    """Show the messages that no manager could understand or obey, the oldest first: why, where they stood, their text.
+
+    --host shows those whose key is that host. With --json a line is an object; `text` is the message where that is
+    UTF-8, and else null and `base64` has its bytes. At most 4 KiB of a message are kept.
+    """
+    import anyio
+
+    from outfitter_service.config import connection
+
+    wanted = Wanted(host=options.given(ctx).get("host"), code=code, reason=reason, since=since)
+    try:
+        anyio.run(_tell, connection(config, options.given(ctx)), wanted, limit, follow, as_json)
+    except BaseExceptionGroup as group:
+        if any(isinstance(leaf, BrokenPipeError) for leaf in leaves(group)):
+            raise BrokenPipeError from None  # whoever read along has seen enough
+        raise
+
+
+async def _tell(where: Connection, wanted: Wanted, limit: int, follow: bool, as_json: bool) -> None:
+    import anyio
+
+    from outfitter_proto import names
+    from outfitter_service.query import history_reader, ledger_view
+
+    topic = names.topics(where.cluster).dead_letters
+    async with ledger_view.opened(where) as bus, AsyncExitStack() as stack:
+        stretches: list[Stretch] = []
+        for partition in await ledger_view.partitions(bus, where.cluster, None):
+            start = (
+                None if wanted.since is None else await history_reader.offset_at(bus, topic, partition, wanted.since)
+            )
+            stretches.append(await history_reader.stretch(stack, bus, topic, partition, start=start))
+        last: deque[Letter] = deque(maxlen=limit)
+        left_out = 0
+        async for message in history_reader.merged(stretches):
+            letter = _decoded(message, wanted)
+            if letter is not None:
+                left_out += len(last) == limit
+                last.append(letter)
+        if left_out:
+            warn(f"the last {limit} of {limit + left_out}: --limit shows more")
+        if not last and not follow:
+            warn("there are no such dead letters")
+        for letter in last:
+            _show(letter, as_json=as_json)
+        if follow:
+            async with anyio.create_task_group() as group:
+                for one in stretches:
+                    group.start_soon(_follow, one, wanted, as_json)
+
+
+async def _follow(one: Stretch, wanted: Wanted, as_json: bool) -> None:
+    from outfitter_service.query import ledger_view
+
+    messages = one.rest()
+    while True:
+        for message in messages:
+            letter = _decoded(message, wanted)
+            if letter is not None:
+                _show(letter, as_json=as_json)
+        messages = await ledger_view.fetch(one.reader, timeout=_PATIENCE)
+
+
+def _decoded(message: Message, wanted: Wanted) -> Letter | None:
+    from outfitter_proto import codec
+
+    try:
+        letter = codec.decode_dead_letter(message.value or b"")
+    except codec.UnknownTypeError:
+        return None
+    except codec.WireError as error:
+        warn(f"passed over offset {message.offset} of {message.topic}/{message.partition}: {error}")
+        return None
+    return plain(letter) if wanted.takes(letter) else None
+
+
+def plain(letter: DeadLetter) -> Letter:
+    """A dead letter with its message as text, if that is one; a character that the cut has halved is left out."""
+    try:
+        text: str | None = letter.body.decode()
+    except UnicodeDecodeError as error:
+        cut = len(letter.body) < letter.length and error.start > len(letter.body) - 4
+        text = letter.body[: error.start].decode() if cut else None
+    return Letter(
+        at=letter.at,
+        source=letter.source,
+        key=letter.message_key,
+        code=None if letter.code is UNSET else letter.code,
+        field=letter.field,
+        reason=letter.reason,
+        length=letter.length,
+        sha256=letter.sha256,
+        writer=letter.writer,
+        text=text,
+        base64=letter.body if text is None else None,
+    )
+
+
+def _show(letter: Letter, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json(letter)
+        return
+    age = output.age((datetime.now(UTC) - letter.at).total_seconds())
+    key = "no key" if letter.key is None else f"key {letter.key}"
+    code = f"  {letter.code}" if letter.code else ""
+    source = letter.source
+    output.say(
+        f"{letter.at:%Y-%m-%dT%H:%M:%SZ} ({age} ago)  {source.topic}/{source.partition} at {source.offset}  {key}{code}"
+    )
+    output.say(f"  {letter.reason}" + (f" (at {letter.field})" if letter.field else ""))
+    text = f"{letter.length} bytes that are no text" if letter.text is None else letter.text
+    more = f"… ({letter.length} bytes in all)" if len(text) > BODY_SHOWN else ""
+    output.say(f"  {text[:BODY_SHOWN]}{more}" if text else "  (no body)")

@@ -1,0 +1,161 @@
+"""`outfitter devices`: what the drivers report, and who holds it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+from msgspec import UNSET, Struct
+
+from outfitter_service.cli._lib import options, output
+from outfitter_service.query.errors import warn
+
+if TYPE_CHECKING:
+    from outfitter_proto.records import Allocation, Host, ResourceInventory
+    from outfitter_service.query.ledger_view import Ledger
+
+NOT_REPORTED = "its driver does not report it"
+
+
+class Holder(Struct, frozen=True, kw_only=True):
+    """An allocation that holds a device, `since` when it is in that state. `delayed_by` is why a device that is being
+    given back is not free yet."""
+
+    worker: str
+    incarnation: str
+    state: str
+    token: int | None
+    since: datetime
+    delayed_by: str | None = None
+
+
+class Line(Struct, frozen=True, kw_only=True):
+    """One device of one host. `state` is what the ledger says of it beyond allocations (a quarantine), or None."""
+
+    host: str
+    resource: str
+    id: str
+    health: str
+    sharing: str
+    reason: str | None = None
+    state: str | None = None
+    properties: dict[str, str] = {}
+    holders: list[Holder] = []
+
+
+@click.command()
+@options.looking_on
+@options.json_output
+@click.pass_context
+def devices(ctx: click.Context, /, config: str | None, as_json: bool, **_options: object) -> None:
+    """List the devices of all hosts, or of --host: their health, and who holds them.
+
+    Resources without devices are told on standard error, with the reason.
+    """
+    import anyio
+
+    from outfitter_service.config import connection
+    from outfitter_service.query import ledger_view
+
+    where = connection(config, options.given(ctx))
+    narrowed = options.given(ctx).get("host")
+
+    async def look() -> ledger_view.Ledger:
+        async with ledger_view.opened(where) as bus:
+            return await ledger_view.read(bus, where.cluster, narrowed)
+
+    found = anyio.run(look)
+    hosts = sorted(found.hosts.values(), key=lambda host: host.host)
+    lines = [line for host in hosts for line in lines_of(found, host)]
+    for host in hosts:
+        _tell_absent(host)
+    if as_json:
+        output.print_json(lines)
+    else:
+        output.print_table(["host", "resource", "index", "device", "health", "held by", "for"], map(_row, lines))
+
+
+def lines_of(ledger: Ledger, host: Host) -> list[Line]:
+    """The devices that are reported for a host, and those that are held although nobody reports them any more."""
+    noted = {device.id: device for device in ledger.devices.values() if device.host == host.host}
+    lines: list[Line] = []
+    for resource, inventory in host.resources.items():
+        for device in inventory.devices:
+            note = noted.get(device.id)
+            lines.append(
+                Line(
+                    host=host.host,
+                    resource=resource,
+                    id=device.id,
+                    health=device.health,
+                    sharing=inventory.sharing,
+                    reason=device.reason or (note.reason if note else None),
+                    state=note.state if note else None,
+                    properties=device.properties,
+                    holders=[_holder(record) for record in ledger.holders(host.host, device.id)],
+                )
+            )
+    return lines + list(_unreported(ledger, host, {line.id for line in lines}))
+
+
+def _unreported(ledger: Ledger, host: Host, reported: set[str]) -> list[Line]:
+    lines: dict[str, Line] = {}
+    cut = {name for name, inventory in host.resources.items() if _left_out(inventory)}
+    for record in ledger.live(host.host):
+        for resource, held in record.resources.items():
+            for device in held:
+                device_id = device.get("id", "")
+                if device_id not in reported and device_id not in lines:
+                    lines[device_id] = Line(
+                        host=host.host,
+                        resource=resource,
+                        id=device_id,
+                        health="unknown",
+                        sharing="shared" if resource in record.shared else "exclusive",
+                        reason="it is not among the devices that are listed" if resource in cut else NOT_REPORTED,
+                        properties=device,
+                        holders=[_holder(record) for record in ledger.holders(host.host, device_id)],
+                    )
+    return list(lines.values())
+
+
+def _holder(record: Allocation) -> Holder:
+    return Holder(
+        worker=record.worker,
+        incarnation=record.incarnation,
+        state=record.state,
+        token=record.token,
+        since=record.since,
+        delayed_by=record.delayed_by or None,
+    )
+
+
+def _left_out(inventory: ResourceInventory) -> int:
+    """How many devices are reported and not listed one by one."""
+    return 0 if inventory.total is UNSET else inventory.total - len(inventory.devices)
+
+
+def _tell_absent(host: Host) -> None:
+    for resource, inventory in host.resources.items():
+        if left_out := _left_out(inventory):
+            warn(f"{host.host} has {left_out} more {resource} than are listed")
+        if not inventory.devices:
+            why = f": {inventory.reason}" if inventory.reason else ""
+            warn(f"{host.host} has no {resource} ({inventory.state}{why})")
+    if host.manager.stopped_at is not None:
+        warn(f"nobody manages {host.host} now: what is shown is what its manager said last")
+
+
+def _row(line: Line) -> tuple[object, ...]:
+    now = datetime.now(UTC)
+    health = line.health if line.reason is None else f"{line.health} ({line.reason})"
+    return (
+        line.host,
+        line.resource,
+        line.properties.get("index"),
+        line.id,
+        health if line.state is None else f"{health}, {line.state}",
+        ", ".join(holder.worker for holder in line.holders) or None,
+        ", ".join(output.age((now - holder.since).total_seconds()) for holder in line.holders) or None,
+    )

@@ -1,0 +1,260 @@
+"""`outfitter history`: what happened to workers and devices, and why, from the history topic."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+from msgspec import Raw, Struct
+
+from outfitter_proto.printable import printable
+from outfitter_service.cli._lib import options, output
+from outfitter_service.cli._lib.errors import leaves
+from outfitter_service.query.errors import warn
+
+if TYPE_CHECKING:
+    from outfitter_proto.bus import Message
+    from outfitter_proto.records import Note, Refresh, Transition
+    from outfitter_service.config import Connection
+    from outfitter_service.query.history_reader import Stretch
+
+_PATIENCE = 5.0
+SHOWN = 50
+"""How many steps are shown where it is not said how many: the last ones."""
+_WIDTHS = (20, 9, 20)
+_HEADINGS = ("time", "step", "worker", "what, and why")
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """What is asked for; None: whatever it is."""
+
+    host: str | None
+    worker: str | None
+    incarnation: str | None
+    device: str | None
+    since: datetime | None
+    until: datetime | None
+
+    def takes(self, step: Transition | Refresh | Note) -> bool:
+        from outfitter_proto.records import Note
+
+        if (self.since is not None and step.at < self.since) or (self.until is not None and step.at > self.until):
+            return False
+        if isinstance(step, Note):
+            of_host = self.host is None or step.writer == f"host/{self.host}"
+            return of_host and self.worker is self.incarnation is self.device is None
+        return (
+            self.host in {None, step.host}
+            and self.worker in {None, step.worker}
+            and self.incarnation in {None, step.incarnation}
+            and (self.device is None or self.device in _device_names(step))
+        )
+
+
+@click.command()
+@click.option("--worker", metavar="NAME", help="Of workers of that name only.")
+@click.option("--incarnation", metavar="ID", help="Of that run of a worker only.")
+@click.option("--device", metavar="ID", help="What a device was in: its id, UUID or another of its names.")
+@click.option(
+    "--since", metavar="TIME", callback=options.moment, help="Not before: 2026-01-31T12:00:00Z, or 10m (ago)."
+)
+@click.option("--until", metavar="TIME", callback=options.moment, help="Not after.")
+@click.option(
+    "--limit", type=options.COUNT, metavar="N",
+    help=f"The last N steps; the last {SHOWN} unless --since, --follow or --json is given.",
+)  # fmt: skip
+@click.option("--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@options.looking_on
+@options.json_lines
+@click.pass_context
+def history(
+    ctx: click.Context,
+    /,
+    worker: str | None,
+    incarnation: str | None,
+    device: str | None,
+    since: datetime | None,
+    until: datetime | None,
+    limit: int | None,
+    follow: bool,
+    config: str | None,
+    as_json: bool,
+    **_options: object,
+) -> None:
+    """Say what happened and why, the oldest first: the last steps of all hosts' workers, or of --host's.
+
+    Each line has the time, the state that a worker came to (- where its record was only brought up to date), the worker
+    (with its host where several are shown), its devices, and why. With --json there is a line for each step since the
+    oldest that is kept: {"partition", "offset", "key", "record"}.
+    """
+    import anyio
+
+    from outfitter_service.config import connection
+
+    wanted = Wanted(
+        host=options.given(ctx).get("host"),
+        worker=worker,
+        incarnation=incarnation,
+        device=device,
+        since=since,
+        until=until,
+    )
+    if limit is None and not (as_json or follow or since):
+        limit = SHOWN
+    show = _Lines(wanted, as_json=as_json)
+    try:
+        anyio.run(_tell, connection(config, options.given(ctx)), show, follow, limit)
+    except BaseExceptionGroup as group:
+        if any(isinstance(leaf, BrokenPipeError) for leaf in leaves(group)):
+            raise BrokenPipeError from None  # whoever read along has seen enough
+        raise
+
+
+async def _tell(where: Connection, show: _Lines, follow: bool, limit: int | None) -> None:
+    import anyio
+
+    from outfitter_service.query import history_reader, ledger_view
+
+    wanted = show.wanted
+    async with ledger_view.opened(where) as bus, AsyncExitStack() as stack:
+        topic = await history_reader.topic_of(bus, where)
+        stretches: list[Stretch] = []
+        for partition in await ledger_view.partitions(bus, where.cluster, wanted.host):
+            start = None
+            if wanted.since is not None:
+                start = await history_reader.offset_at(bus, topic, partition, wanted.since)
+            stretches.append(await history_reader.stretch(stack, bus, topic, partition, start=start))
+        seen = False
+        last: deque[Message] = deque(maxlen=limit)
+        left_out = 0
+        async for message in history_reader.merged(stretches):
+            seen = True
+            if limit is None:
+                show(message)
+            elif show.wants(message):
+                left_out += len(last) == limit
+                last.append(message)
+        if left_out:
+            warn(f"the last {limit} of {len(last) + left_out} steps: --limit or --since shows more")
+        show.measure(last)
+        for message in last:
+            show(message)
+        if not seen and wanted.since is None:
+            warn(history_reader.nothing(where, topic))
+        if follow:
+            async with anyio.create_task_group() as group:
+                for one in stretches:
+                    group.start_soon(_follow, one, show)
+
+
+async def _follow(one: Stretch, show: _Lines) -> None:
+    from outfitter_service.query import ledger_view
+
+    for message in one.rest():
+        show(message)
+    while True:
+        for message in await ledger_view.fetch(one.reader, timeout=_PATIENCE):
+            show(message)
+
+
+class _Lines:
+    """Prints what is wanted, line by line: columns grow with what they have had to hold."""
+
+    def __init__(self, wanted: Wanted, *, as_json: bool) -> None:
+        self.wanted = wanted
+        self._as_json = as_json
+        self._widths = list(_WIDTHS)
+        self._begun = False
+
+    def wants(self, message: Message) -> bool:
+        """Whether it is one that is shown."""
+        return self._step(message) is not None
+
+    def measure(self, messages: Iterable[Message]) -> None:
+        """Make the columns as wide as these need."""
+        for message in messages:
+            if (step := self._step(message)) is None:
+                continue
+            self._widen([f"{step.at:%Y-%m-%dT%H:%M:%SZ}", *_cells(step, with_host=self.wanted.host is None)])
+
+    def __call__(self, message: Message) -> None:
+        step = self._step(message)
+        if step is None:
+            return
+        if self._as_json:
+            key = (message.key or b"").decode("utf-8", "replace")
+            told = {
+                "partition": message.partition,
+                "offset": message.offset,
+                "key": key,
+                "record": Raw(message.value or b""),
+            }
+            output.print_json(told)
+            return
+        if not self._begun:
+            self._begun = True
+            self._print([heading.upper() for heading in _HEADINGS])
+        self._print([f"{step.at:%Y-%m-%dT%H:%M:%SZ}", *_cells(step, with_host=self.wanted.host is None)])
+
+    def _step(self, message: Message) -> Transition | Refresh | Note | None:
+        from outfitter_proto import codec
+        from outfitter_proto.records import Note, Refresh, Transition
+
+        try:
+            step = codec.decode_history(message.value or b"")
+        except codec.UnknownTypeError:
+            return None
+        except codec.WireError as error:
+            warn(f"passed over offset {message.offset} of {message.topic}/{message.partition}: {error}")
+            return None
+        return step if isinstance(step, Transition | Refresh | Note) and self.wanted.takes(step) else None
+
+    def _print(self, cells: list[str]) -> None:
+        cells = [printable(cell) for cell in cells]
+        self._widen(cells)
+        padded = [cell.ljust(width) for cell, width in zip(cells[:-1], self._widths, strict=True)]
+        output.say_wrapped("  ".join([*padded, cells[-1]]))
+
+    def _widen(self, cells: list[str]) -> None:
+        self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, cells[:-1], strict=True)]
+
+
+def _cells(step: Transition | Refresh | Note, *, with_host: bool) -> list[str]:
+    from outfitter_proto.records import Allocation, Note, Transition
+    from outfitter_service.query import ledger_view
+
+    if isinstance(step, Note):
+        return [step.event, step.writer, step.explanation]
+    worker = f"{step.host}/{step.worker}" if with_host else step.worker
+    if not isinstance(step, Transition):
+        return ["-", worker, f"{step.event}: {step.explanation}"]
+    devices = ledger_view.devices_in_words(step.record) if isinstance(step.record, Allocation) else ""
+    # not on every step that ends an allocation: only where somebody might think that it was looked at
+    unconfirmed = " (unconfirmed)" if step.confirmed is False and "unconfirmed" not in step.explanation else ""
+    why = step.explanation if step.explanation.startswith(step.event) else f"{step.event}: {step.explanation}"
+    return [step.to, worker, f"{devices}; {why}{unconfirmed}" if devices else f"{why}{unconfirmed}"]
+
+
+def _device_names(step: Transition | Refresh) -> set[str]:
+    """All names of the devices in a step's record; of one that was brought up to date, of those that changed."""
+    from msgspec import UNSET
+
+    from outfitter_proto.records import Allocation, Transition
+
+    if not isinstance(step, Transition):
+        resources = step.changed.get("resources", {})
+        return {name for infos in resources.values() for info in infos for name in (info.get("id"), info.get("uuid"))}
+    record = step.record
+    if not isinstance(record, Allocation):
+        return set()
+    found: set[str] = set()
+    for infos in record.resources.values():
+        for info in infos:
+            found |= {info[key] for key in ("id", "uuid") if key in info}
+            if record.aliases is not UNSET:
+                found.update(record.aliases.get(info.get("id", ""), ()))
+    return found

@@ -1,0 +1,159 @@
+"""`outfitter status`: every worker, and what it holds or waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+from outfitter_service.cli._lib import options, output
+from outfitter_service.query.errors import warn
+
+if TYPE_CHECKING:
+    from outfitter_proto.bus import Bus
+    from outfitter_service.query.ledger_view import Ledger, Stored
+
+OVER_SHOWN = 20
+"""Of those that are over, how many are shown: the last ones. Those that are live are all shown."""
+
+RECENT = timedelta(hours=1)
+"""For how long a message that went to the dead letters is spoken of."""
+
+STATES = ("pending", "preparing", "allocated", "releasing", "ended", "failed")
+
+
+@click.command()
+@options.looking_on
+@click.option("--worker", metavar="NAME", help="Only workers of this name.")
+@click.option("--state", "states", type=click.Choice(STATES), multiple=True, help="Only in this state; repeatable.")
+@click.option("--limit", type=options.COUNT, metavar="N", help="At most N workers.")
+@click.option("--all", "everything", is_flag=True, help=f"All that are over, too, and not the last {OVER_SHOWN} only.")
+@options.json_output
+@click.pass_context
+def status(
+    ctx: click.Context,
+    /,
+    config: str | None,
+    worker: str | None,
+    states: Sequence[str],
+    limit: int | None,
+    everything: bool,
+    as_json: bool,
+    **_options: object,
+) -> None:
+    """List the workers of all hosts, or of --host: what they hold, or why they wait.
+
+    Those that are live come first, then those that ended or failed, the last ones first.
+
+    With --json: an array of all their allocation records as they stand on the bus, in the order of registrations, those
+    that are over included until they are deleted there. Standard error names hosts that workers ask for and that no
+    manager serves, and counts messages that were lost to the dead letters within the last hour.
+    """
+    import anyio
+
+    from outfitter_service.config import connection
+    from outfitter_service.query import ledger_view
+
+    where = connection(config, options.given(ctx))
+    narrowed = options.given(ctx).get("host")
+
+    async def look() -> ledger_view.Ledger:
+        async with ledger_view.opened(where) as bus:
+            found = await ledger_view.read(bus, where.cluster, narrowed)
+            await _warn_of_unserved(bus, where.cluster, found, narrowed)
+            return found
+
+    found = anyio.run(look)
+    chosen = [
+        stored
+        for stored in found.allocations
+        if worker in {None, stored.record.worker} and (not states or stored.record.state in states)
+    ]
+    if as_json:
+        output.print_json(ledger_view.as_on_the_wire(chosen[:limit]))
+        return
+    if not chosen:
+        warn(_nobody(found, narrowed, narrowly=bool(worker or states)))
+    shown = sorted_for_people(chosen)
+    left_out = 0
+    if not (everything or worker or states):
+        shown, left_out = _without_long_over(shown)
+    if limit is not None:
+        left_out += max(0, len(shown) - limit)
+        shown = shown[:limit]
+    print_workers(shown, datetime.now(UTC))
+    if left_out:
+        warn(f"and {left_out} more" + ("" if limit is not None else " that are over: --all shows them"))
+
+
+def _without_long_over(workers: Sequence[Stored]) -> tuple[list[Stored], int]:
+    """All that are live and the first of those that are over; how many that leaves out."""
+    over = [stored for stored in workers if is_over(stored)]
+    return [*workers[: len(workers) - len(over)], *over[:OVER_SHOWN]], max(0, len(over) - OVER_SHOWN)
+
+
+def is_over(stored: Stored) -> bool:
+    from outfitter_proto.records import FINAL_STATES
+
+    return stored.record.state in FINAL_STATES
+
+
+def sorted_for_people(workers: Iterable[Stored]) -> list[Stored]:
+    """The live ones as they are, then those that are over, the last one first."""
+    found = list(workers)
+    over = sorted((stored for stored in found if is_over(stored)), key=lambda stored: stored.record.since, reverse=True)
+    return [*(stored for stored in found if not is_over(stored)), *over]
+
+
+def _nobody(found: Ledger, host: str | None, *, narrowly: bool) -> str:
+    hosts = sorted(record.host for record in found.hosts.values())
+    if host is not None and host not in hosts:
+        return f"nothing is known of host {host!r}: it has no manager, and had none"
+    return "no worker is like that" if narrowly else "no workers"
+
+
+async def _warn_of_unserved(bus: Bus, cluster: str, found: Ledger, host: str | None) -> None:
+    from outfitter_proto.bus import BusError
+    from outfitter_service.query import unserved_hosts
+
+    served = {record.host for record in found.hosts.values()}
+    try:
+        lost = await unserved_hosts.find(bus, cluster, served=served, host=host, since=datetime.now(UTC) - RECENT)
+    except BusError as error:
+        warn(f"cannot tell which hosts have no manager: {error}")
+        return
+    for one in lost.hosts:
+        ago = output.age((datetime.now(UTC) - one.last).total_seconds())
+        warn(
+            f"no manager serves host {one.host!r}: {one.messages} of its messages went to the dead letters, "
+            f"the last one {ago} ago. Start one with `outfitter serve --host {one.host}`"
+        )
+    if lost.misdirected:
+        counts = ", ".join(f"{code}: {count}" for code, count in sorted(lost.misdirected.items()))
+        warn(
+            f"messages that reached no manager within the last hour: {counts}. "
+            f"`outfitter dead-letters --code {min(lost.misdirected)}` shows what was wrong"
+        )
+
+
+def print_workers(found: Collection[Stored], now: datetime) -> None:
+    """The table of workers, as it is (or was) at `now`."""
+    from outfitter_service.query import ledger_view
+
+    output.print_table(
+        ["host", "worker", "state", "age", "devices", "queue", "reason"],
+        (
+            (
+                record.host,
+                record.worker,
+                record.state,
+                output.age((now - record.since).total_seconds()),
+                ledger_view.devices_in_words(record),
+                record.queue_position,
+                "; ".join([*([record.reason] if record.reason else []), *ledger_view.warnings_of(record)]) or None,
+            )
+            for record, _ in found
+        ),
+    )

@@ -1,0 +1,156 @@
+"""`outfitter watch`: allocations and hosts as they change."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import click
+
+from outfitter_service.cli._lib import options, output
+from outfitter_service.cli._lib.errors import leaves
+
+if TYPE_CHECKING:
+    from outfitter_proto.bus import Reader
+    from outfitter_service.config import Connection
+    from outfitter_service.query.ledger_view import Change
+
+_PATIENCE = 5.0
+
+
+@click.command()
+@click.argument("worker", required=False)
+@options.looking_on
+@options.json_lines
+@click.pass_context
+def watch(ctx: click.Context, /, worker: str | None, config: str | None, as_json: bool, **_options: object) -> None:
+    """Print each change of an allocation or of a host's devices as a line, until Ctrl-C.
+
+    All hosts' or --host's, all workers' or WORKER's. What there is at the start comes first, as far as it is not
+    over. With --json a line is {"partition", "offset", "key", "record"}: the record as it stands on the bus, or
+    null where it was deleted.
+    """
+    import anyio
+
+    from outfitter_service.config import connection
+
+    show = functools.partial(_show_json if as_json else _Words().show, worker)
+    try:
+        anyio.run(_follow, connection(config, options.given(ctx)), options.given(ctx).get("host"), show)
+    except BaseExceptionGroup as group:
+        if any(isinstance(leaf, BrokenPipeError) for leaf in leaves(group)):
+            raise BrokenPipeError from None  # whoever read along has seen enough
+        raise
+
+
+async def _follow(where: Connection, host: str | None, show: functools.partial[None]) -> None:
+    import anyio
+
+    from outfitter_proto import names
+    from outfitter_service.query import ledger_view
+
+    topic = names.topics(where.cluster).allocations
+
+    async with ledger_view.opened(where) as bus, anyio.create_task_group() as group:
+        for partition in await ledger_view.partitions(bus, where.cluster, host):
+            end = await bus.stable_end(topic, partition)
+            reader = await bus.open_reader(topic, partition, start=None, committed=True)
+            group.start_soon(_follow_partition, reader, end, host, show)
+
+
+async def _follow_partition(reader: Reader, end: int, host: str | None, show: functools.partial[None]) -> None:
+    from outfitter_proto.records import FINAL_STATES, Allocation
+    from outfitter_service.query import ledger_view
+
+    begun: dict[str, Change] = {}
+    async with reader:
+        while reader.position < end:
+            for change in map(ledger_view.decode, await ledger_view.fetch(reader)):
+                begun.pop(change.key, None)
+                begun[change.key] = change
+        for change in begun.values():
+            over = isinstance(change.record, Allocation) and change.record.state in FINAL_STATES
+            if change.record is not None and not over:
+                _show(change, host, show)
+        while True:
+            for change in map(ledger_view.decode, await ledger_view.fetch(reader, timeout=_PATIENCE)):
+                _show(change, host, show)
+
+
+def _show(change: Change, host: str | None, show: functools.partial[None]) -> None:
+    from outfitter_service.query import ledger_view
+
+    if not change.key.startswith("@checkpoint/") and (host is None or ledger_view.speaks_of(change, host)):
+        show(change)
+
+
+def _show_json(worker: str | None, change: Change) -> None:
+    import msgspec
+
+    if not _wanted(worker, change):
+        return
+    message = change.message
+    record = None if message.value is None else msgspec.Raw(message.value)
+    output.print_json({"partition": message.partition, "offset": message.offset, "key": change.key, "record": record})
+
+
+def _wanted(worker: str | None, change: Change) -> bool:
+    return worker is None or (not change.key.startswith("@") and change.key.split("/")[1:2] == [worker])
+
+
+class _Words:
+    """Changes in words: where a worker came from needs what was seen of it before."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, str] = {}
+
+    def show(self, worker: str | None, change: Change) -> None:
+        if _wanted(worker, change):
+            line = self._line(change)
+            if line:
+                output.say(f"{_clock()}  {line}")
+
+    def _line(self, change: Change) -> str | None:
+        from outfitter_proto.records import Allocation, Device, Host
+        from outfitter_service.query import ledger_view
+
+        match change.record:
+            case Allocation() as record:
+                before = self._states.get(change.key)
+                self._states[change.key] = record.state
+                step = record.state if before in {None, record.state} else f"{before} -> {record.state}"
+                place = "" if record.queue_position is None else f", position {record.queue_position} in the queue"
+                why = "" if record.reason is None else f" ({record.reason})"
+                return f"{record.host}/{record.worker}  {step}  {ledger_view.devices_in_words(record)}{place}{why}"
+            case Host() as record:
+                told = "; ".join(f"{name}: {_inventory(found)}" for name, found in record.resources.items())
+                managed = "managed" if record.manager.stopped_at is None else "its manager has stopped"
+                return f"{record.host}  {managed}  {told or 'no resources'}"
+            case Device() as record:
+                return f"{record.host}  device {record.id}: {record.state}" + (
+                    f" ({record.reason})" if record.reason else ""
+                )
+            case _:
+                known = self._states.pop(change.key, None)
+                return None if known is None else f"{change.key}  forgotten"
+
+
+def _inventory(found: object) -> str:
+    from msgspec import UNSET
+
+    from outfitter_proto.records import Health, ResourceInventory
+
+    if not isinstance(found, ResourceInventory):
+        return "unknown"
+    if not found.devices:
+        return f"{found.state}" + (f" ({found.reason})" if found.reason else "")
+    if found.total is UNSET or found.healthy is UNSET:
+        healthy = sum(device.health == Health.HEALTHY for device in found.devices)
+        return f"{len(found.devices)} devices, {healthy} healthy"
+    return f"{found.total} devices, {found.healthy} healthy"
+
+
+def _clock() -> str:
+    from datetime import datetime
+
+    return datetime.now().astimezone().strftime("%H:%M:%S")

@@ -1,0 +1,184 @@
+"""`outfitter deregister`: say on behalf of a worker that it is done, and what came of that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import click
+from msgspec import Struct
+
+from outfitter_service.cli._lib import options, output
+from outfitter_service.cli._lib.registration_options import Duration
+from outfitter_service.query.errors import OutfitterCliError, warn
+
+if TYPE_CHECKING:
+    from outfitter_proto.records import Allocation, Deregister
+    from outfitter_service.cli._lib.conversation import Conversation
+    from outfitter_service.config import Connection
+    from outfitter_service.query.ledger_view import Stored
+
+ANSWERED_WITHIN = 15.0
+"""Seconds to wait for the answer by default: a manager that is busy or just starting has its turn, too."""
+
+REPEATED_WITHIN = 2.0
+"""Seconds to wait for an answer where the allocation was over already: a manager need not say so once more, but a
+newer registration may be on its way."""
+
+
+class Ending(Struct, frozen=True, kw_only=True):
+    """What came of a deregistration. `state` is `sent` where nothing was waited for."""
+
+    host: str
+    worker: str
+    incarnation: str | None
+    state: str
+    reason: str | None = None
+
+
+@click.command()
+@options.connection
+@click.option(
+    "--worker", metavar="NAME", envvar="OUTFITTER_WORKER", show_envvar=True, required=True, help="The worker's name."
+)
+@click.option("--incarnation", metavar="ID", help="This run of it alone; the current one otherwise.")
+@click.option("--reason", metavar="TEXT", default="by hand", help="What history is to say.")
+@click.option(
+    "--wait", type=Duration(), metavar="DURATION", default=ANSWERED_WITHIN, show_default=True,
+    help="How long to wait for the manager's answer; 0 only sends.",
+)  # fmt: skip
+@options.json_output
+@click.pass_context
+def deregister(
+    ctx: click.Context,
+    /,
+    config: str | None,
+    worker: str,
+    incarnation: str | None,
+    reason: str,
+    wait: float,
+    as_json: bool,
+    **_options: object,
+) -> None:
+    """Give back what a worker of this host (or --host) holds, or take it out of the queue.
+
+    The exit code is 0 when the manager has ended the allocation or has begun to take its devices back (`releasing`),
+    or when it was over before. It is 1, with the reason, when there is no such worker, or no manager answers.
+    """  # fmt: skip
+    import anyio
+
+    from outfitter_proto import codec
+    from outfitter_proto.records import Deregister
+    from outfitter_service.config import connection
+
+    where = connection(config, options.given(ctx))
+    leaving = Deregister(host=where.host, worker=worker, incarnation=incarnation, reason=reason[:200])
+    try:
+        codec.decode_registration(codec.encode(leaving))
+    except codec.WireError as error:
+        raise click.UsageError(f"no manager would take this {error}") from error
+    ending = anyio.run(_send, where, leaving) if not wait else anyio.run(_end, where, leaving, wait)
+    if as_json:
+        output.print_json(ending)
+    else:
+        run = f"/{ending.incarnation}" if ending.incarnation else ""
+        why = f" ({ending.reason})" if ending.reason else ""
+        output.say(f"{ending.host}/{ending.worker}{run}  {ending.state}{why}")
+
+
+async def _send(where: Connection, leaving: Deregister) -> Ending:
+    """Send it, and wait for nothing."""
+    from outfitter_service.cli._lib.conversation import conversing
+
+    async with conversing(where, leaving.worker) as conversation:
+        await conversation.publish(leaving)
+    return Ending(host=leaving.host, worker=leaving.worker, incarnation=leaving.incarnation, state="sent")
+
+
+async def _end(where: Connection, leaving: Deregister, wait: float) -> Ending:
+    """Send it, and wait for what comes of it.
+
+    Raises:
+        OutfitterCliError: nothing came of it, and why; or nobody answers.
+    """
+    from outfitter_service.cli._lib.conversation import conversing
+
+    async with conversing(where, leaving.worker) as conversation:
+        found = await conversation.read_ledger()
+        before = {stored.record.key: stored for stored in found.allocations if stored.record.worker == leaving.worker}
+        if not any(host.host == leaving.host for host in found.hosts.values()):
+            raise OutfitterCliError(await conversation.nobody())
+        current = _meant(before, leaving)
+        over = current is not None and _is_over(current)
+        offset = await conversation.publish(leaving)
+
+        def ended() -> Allocation | None:
+            record = _meant(before | conversation.records, leaving)
+            return record if record is not None and record.key in conversation.records and _is_over(record) else None
+
+        def answered() -> bool:
+            return ended() is not None or offset in conversation.letters or conversation.decided > offset
+
+        await conversation.heard(answered, min(wait, REPEATED_WITHIN) if over else wait)
+        record = ended()
+        if record is None:
+            letter = await conversation.letter(offset)
+            if letter is not None:
+                raise OutfitterCliError(letter.reason)
+            if current is None or not over:
+                raise OutfitterCliError(await _without_answer(conversation, leaving, offset, wait))
+            warn(f"it was over already, since {current.since:%Y-%m-%dT%H:%M:%SZ}")
+            record = current
+        if record.source.offset < 0:
+            raise OutfitterCliError(f"{record.key} is not registered here: {record.reason}")
+        _name_those_that_still_hold(before, record)
+        return Ending(
+            host=record.host,
+            worker=record.worker,
+            incarnation=record.incarnation,
+            state=record.state,
+            reason=record.reason,
+        )
+
+
+def _meant(records: Mapping[str, Stored], leaving: Deregister) -> Allocation | None:
+    """The run that a deregistration is about: the one it names, else the newest that was registered."""
+    return max(
+        (
+            record
+            for record, _ in records.values()
+            if leaving.incarnation == record.incarnation or (leaving.incarnation is None and record.source.offset >= 0)
+        ),
+        key=lambda record: record.source.offset,
+        default=None,
+    )
+
+
+def _is_over(record: Allocation) -> bool:
+    from outfitter_proto.records import FINAL_STATES, AllocationState
+
+    return record.state in FINAL_STATES or record.state == AllocationState.RELEASING
+
+
+def _name_those_that_still_hold(before: Mapping[str, Stored], ended: Allocation) -> None:
+    from outfitter_proto.records import HOLDING_STATES
+
+    for record, _ in before.values():
+        if record.key != ended.key and record.state in HOLDING_STATES:
+            warn(
+                f"an older run of {record.worker} is still {record.state}: "
+                f"`outfitter deregister --worker {record.worker} --incarnation {record.incarnation}` ends it, too"
+            )
+
+
+async def _without_answer(conversation: Conversation, leaving: Deregister, offset: int, wait: float) -> str:
+    if conversation.decided > offset:
+        return (
+            f"the manager of {leaving.host} has read the deregistration, and nothing came of it: "
+            f"{leaving.host}/{leaving.worker} is not registered there, as far as can be seen from here"
+        )
+    return (
+        f"no answer within {wait:g} s: {await conversation.nobody()}; "
+        "the deregistration was sent and takes effect when a manager reads it "
+        "(one that refuses very many messages a minute answers only the first of them)"
+    )

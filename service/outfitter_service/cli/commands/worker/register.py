@@ -1,0 +1,146 @@
+"""`outfitter register`: a registration by hand, for workers that are no processes of this machine, and for trying.
+
+It names no owner and sends no heartbeats: what it gets is held for one lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+from msgspec import Raw
+
+from outfitter_service.cli._lib import options, output, registration_options
+from outfitter_service.query.errors import OutfitterCliError, warn
+
+if TYPE_CHECKING:
+    from outfitter_proto.records import Register
+    from outfitter_service.cli._lib.conversation import Conversation
+    from outfitter_service.config import Connection
+
+LEASE_KNOWN_WITHIN = 3.0
+"""Seconds to wait for a manager to say how long its default lease is."""
+
+ENDED_WITHIN = 5.0
+"""Seconds to wait for the manager's answer to a withdrawal."""
+
+
+@click.command()
+@options.connection
+@registration_options.request
+@click.option(
+    "--wait",
+    type=registration_options.Duration(),
+    metavar="DURATION",
+    help="Wait for the answer and print it. What is still pending by then is deregistered.",
+)
+@options.json_output
+@click.pass_context
+def register(
+    ctx: click.Context,
+    /,
+    config: str | None,
+    wait: float | None,
+    as_json: bool,
+    bus: str | None,
+    host: str | None,
+    cluster: str | None,
+    **request: Any,
+) -> int:
+    """Ask for devices on behalf of a worker, and say until when the lease lasts, if they are granted.
+
+    It has no owner process and no heartbeats: register again within its lease, or deregister.
+
+    Without --wait it is sent, and nobody may have answered yet. With --wait: print the final allocation record (with
+    --json as it stands on the bus), and exit with 0 when it is allocated and with 1 when it is not.
+    """  # fmt: skip
+    del bus, host, cluster  # `connection` has looked at them, and at where else they may be
+    import anyio
+
+    from outfitter_service.config import connection
+
+    where = connection(config, options.given(ctx))
+    asked = registration_options.registration(where.host, **request)
+    if wait is None:
+        return anyio.run(_announce, where, asked, as_json)
+    return anyio.run(_obtain, where, asked, wait, as_json)
+
+
+async def _announce(where: Connection, asked: Register, as_json: bool) -> int:
+    """Publish, and say until when it can hold: one lease from before it was sent."""
+    from msgspec import UNSET
+
+    from outfitter_proto.names import allocation_key
+    from outfitter_service.cli._lib.conversation import conversing
+
+    async with conversing(where, asked.worker) as conversation:
+        sent_at = datetime.now(UTC)
+        await conversation.publish(asked)
+        key = allocation_key(asked.host, asked.worker, asked.incarnation)
+        lease = asked.lease_s
+        known = lease is not UNSET or await conversation.heard(lambda: key in conversation.records, LEASE_KNOWN_WITHIN)
+        if lease is UNSET:
+            lease = conversation.records[key].record.request.lease_s if known else None
+    until = sent_at + timedelta(seconds=lease) if isinstance(lease, float | int) else None
+    if not known:
+        warn(f"no manager of host {where.host} has answered yet; how long this holds is for its default lease to say")
+    if as_json:
+        output.print_json(
+            {"host": asked.host, "worker": asked.worker, "incarnation": asked.incarnation, "holds_until": until}
+        )
+    elif known:
+        limit = "without a lease" if until is None else f"with a lease until {until:%Y-%m-%dT%H:%M:%SZ}"
+        output.say(f"{key}  sent, {limit}")
+    else:
+        output.say(f"{key}  sent")
+    return 0
+
+
+async def _obtain(where: Connection, asked: Register, wait: float, as_json: bool) -> int:
+    """Publish, wait for the final answer, and withdraw what has none by then."""
+    from outfitter.standing import Standing, standing
+    from outfitter_proto.names import allocation_key
+    from outfitter_service.cli._lib.conversation import conversing
+    from outfitter_service.query import ledger_view
+
+    key = allocation_key(asked.host, asked.worker, asked.incarnation)
+    async with conversing(where, asked.worker) as conversation:
+
+        def stands(*among: Standing) -> bool:
+            return key in conversation.records and standing(conversation.records[key].record) in among
+
+        answered = False
+        try:
+            offset = await conversation.publish(asked)
+            answered = await conversation.heard(
+                lambda: offset in conversation.letters or stands(Standing.YOURS, Standing.OVER, Standing.FAILED), wait
+            )
+        finally:
+            if not answered:  # too late, or interrupted
+                await _withdraw(conversation, asked, lambda: stands(Standing.OVER, Standing.FAILED))
+        if key not in conversation.records:
+            letter = await conversation.letter(offset)
+            raise OutfitterCliError(letter.reason if letter is not None else await conversation.nobody())
+    record, wire = conversation.records[key]
+    for warning in ledger_view.warnings_of(record):
+        warn(warning)
+    if as_json:
+        output.print_json(Raw(wire))
+    else:
+        why = f" ({record.reason})" if record.reason else ""
+        output.say(f"{record.key}  {record.state}  {ledger_view.devices_in_words(record)}{why}")
+    return 0 if standing(record) is Standing.YOURS else 1
+
+
+async def _withdraw(conversation: Conversation, asked: Register, done: Callable[[], bool]) -> None:
+    """Deregister what was registered, whatever ends this meanwhile."""
+    import anyio
+
+    from outfitter_proto.records import Deregister
+
+    leaving = Deregister(host=asked.host, worker=asked.worker, incarnation=asked.incarnation, reason="withdrawn")
+    with anyio.CancelScope(shield=True):
+        await conversation.publish(leaving)
+        await conversation.heard(done, ENDED_WITHIN)

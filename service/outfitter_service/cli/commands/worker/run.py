@@ -1,0 +1,86 @@
+"""`outfitter run`: a command that holds devices while it lives."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NoReturn
+
+import click
+
+from outfitter_service.cli._lib import options, registration_options
+from outfitter_service.cli._lib.errors import show_warnings_of_libraries
+from outfitter_service.cli._lib.running import executable
+
+KILL_AFTER = 10.0
+"""Seconds between telling the command to end, because its devices are lost, and killing it."""
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@options.connection
+@registration_options.request
+@click.option(
+    "--wait",
+    type=registration_options.Duration(),
+    metavar="DURATION",
+    help="Give up when it takes longer (exit code 124).",
+)
+@click.option("--wait-for-manager", is_flag=True, help="Wait for a manager, however long there is none.")
+@click.option(
+    "--kill-after",
+    type=registration_options.Duration(),
+    metavar="DURATION",
+    default=KILL_AFTER,
+    show_default=True,
+    help="When the devices are lost: how long after SIGTERM the command is killed.",
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    config: str | None,
+    wait: float | None,
+    wait_for_manager: bool,
+    kill_after: float,
+    command: tuple[str, ...],
+    bus: str | None,
+    host: str | None,
+    cluster: str | None,
+    **request: Any,
+) -> NoReturn:
+    """Wait for devices, run COMMAND with them, and give them back when it ends.
+
+    COMMAND finds its devices in the variables that their drivers set (CUDA_VISIBLE_DEVICES …), and a RuntimeContext()
+    in it attaches to the allocation. Signals are passed on. Ctrl-C while waiting withdraws.
+
+    The exit code is COMMAND's, or 128 plus the signal that ended it; 125 when Outfitter failed, 126 when COMMAND
+    cannot be executed, 127 when it is not found, 124 when it waited longer than --wait.
+
+    COMMAND dies with `outfitter run`, whatever kills it. Processes that COMMAND starts do not: end them in it.
+    When the allocation is lost while COMMAND runs (deregistered by somebody else, or its lease about to end without
+    a manager on this machine that watches the process), it gets SIGTERM, and SIGKILL after --kill-after.
+    """  # fmt: skip
+    del bus, host, cluster  # `connection` has looked at them, and at where else they may be
+    import anyio
+
+    from outfitter_proto.processes import process_owner
+    from outfitter_service.cli._lib.running.child import Child
+    from outfitter_service.cli._lib.running.run_session import PASSED_ON, Errand
+    from outfitter_service.cli._lib.running.signals import SignalFile
+    from outfitter_service.config import connection
+
+    show_warnings_of_libraries()
+    where = connection(config, options.given(ctx))
+    executable.check(command[0], os.environ)  # no record changes its PATH
+    asked = registration_options.registration(where.host, **request, owner=process_owner(), wait_s=wait)
+    with SignalFile(PASSED_ON) as signals, Child(command, mask=signals.blocked_before) as child:
+
+        async def work() -> int:
+            errand = Errand(
+                where, asked, child, signals=signals, wait_for_manager=wait_for_manager, kill_after=kill_after
+            )
+            return await errand.run()
+
+        code = anyio.run(work)
+    # Everything is given back and closed, and taking an interpreter down costs as much as starting one.
+    os._exit(code)
