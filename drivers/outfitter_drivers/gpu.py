@@ -24,7 +24,7 @@ from outfitter_drivers.api import (
 )
 from outfitter_drivers.discovery_script import DEFAULT_TIMEOUT, AllocateReleaseDriver, ScriptDriver
 from outfitter_drivers.nvidia import DEFAULT_POLL_INTERVAL, NvidiaDriver
-from outfitter_proto import ownership
+from outfitter_proto.support import file_ownership
 
 FLINK_DEFAULT_PATH = "plugins/external-resource-gpu/nvidia-gpu-discovery.sh"
 """Where Flink has its own NVIDIA script, and what its plugin runs when no path is configured."""
@@ -108,7 +108,7 @@ def resolved(path: str, directory: Path | None) -> Path:
 
 def _told(config: DriverParams, script: Path) -> str:
     """The script, with a warning where others could write what the manager runs."""
-    if doubt := ownership.doubt(script):
+    if doubt := file_ownership.doubt(script):
         config.warn(f"{PATH}: {doubt}, and so what runs as this user")
     return str(script)
 

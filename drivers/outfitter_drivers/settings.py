@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Collection, Mapping
 
-from outfitter_proto.units import format_duration, parse_duration
+from outfitter_proto.support.units import format_duration, parse_duration
 
 MAX_DEVICES = 10_000
 """More devices of one resource than any host has: beyond it a number is a slip of the finger."""
@@ -46,7 +46,7 @@ def whole_number(params: Mapping[str, str], key: str, *, minimum: int, maximum: 
 
 
 def seconds(params: Mapping[str, str], key: str, *, default: float, maximum: float) -> float:
-    """The setting as a duration in seconds: see `outfitter_proto.units`.
+    """The setting as a duration in seconds: see `outfitter_proto.support.units`.
 
     Raises:
         ValueError: it is anything else, or above `maximum` seconds.

@@ -17,8 +17,8 @@ from outfitter import identity
 from outfitter.errors import InvalidRequestError
 from outfitter_proto import codec, names
 from outfitter_proto.bus import DEFAULT_BUS
-from outfitter_proto.processes import process_owner
 from outfitter_proto.records import Owner, Register, ResourceRequest
+from outfitter_proto.support.processes import process_owner
 
 Amounts = Mapping[str, int]
 

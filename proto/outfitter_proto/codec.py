@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from outfitter_proto.bounds import WITHIN_BYTES, excess, excess_of_owner
+from outfitter_proto.decoding.bounds import WITHIN_BYTES, excess, excess_of_owner
 from outfitter_proto.records import (
     NAME_PATTERN,
     DeadLetter,
@@ -82,7 +82,7 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def _translate(what: str, value: bytes, kind: Any, error: Exception) -> WireError:
-    from outfitter_proto import faults
+    from outfitter_proto.decoding import faults
 
     fault = faults.locate(value, kind, error)
     if fault.field == "$.type" and fault.problem.startswith("Invalid value "):
@@ -140,7 +140,7 @@ def _obeyed(
     Raises:
         WireError: they are not.
     """
-    from outfitter_proto import unknown
+    from outfitter_proto.decoding import unknown
 
     if not unknown.is_about_unknown_fields(error):
         raise _translate(what, value, Registration, error) if exact else WireError(what, str(error)) from error
@@ -191,7 +191,7 @@ def _are_known(names: Iterable[str]) -> bool:
 
 
 def _misnamed(what: str, message: Registration) -> WireError:
-    from outfitter_proto import faults
+    from outfitter_proto.decoding import faults
 
     fault = faults.misnamed(message, _is_name)
     return WireError(what, fault.problem, fault.field)
@@ -210,7 +210,7 @@ def _known_part(
     Raises:
         WireError: they are not.
     """
-    from outfitter_proto import unknown
+    from outfitter_proto.decoding import unknown
 
     if not unknown.is_about_unknown_fields(error):
         raise _translate(what, value, kind, error) from error

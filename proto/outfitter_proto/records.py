@@ -50,7 +50,7 @@ half of the work."""
 Amount = Annotated[int, Meta(ge=1, le=MAX_AMOUNT)]
 Seconds = Annotated[float, Meta(gt=0, le=366 * 86_400)]
 KernelNumber = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": MAX_KERNEL_NUMBER})]
-"""Its upper bound is checked where it comes in, by `outfitter_proto.bounds`: msgspec's are of 63 bits."""
+"""Its upper bound is checked where it comes in, by `outfitter_proto.decoding.bounds`: msgspec's are of 63 bits."""
 Utc = Annotated[datetime, Meta(tz=True)]
 
 
@@ -142,7 +142,8 @@ class Owner(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=T
 
 
 Requests = Annotated[dict[Name, ResourceRequest], Meta(extra_json_schema={"maxProperties": MAX_RESOURCES})]
-"""Its bounds, as those of a registration's other parts, are checked where it comes in: see `outfitter_proto.bounds`."""
+"""Its bounds, as those of a registration's other parts, are checked where it comes in: see
+`outfitter_proto.decoding.bounds`."""
 
 
 class Register(

@@ -22,9 +22,9 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.producer import sender as aiokafka_sender
 
-from outfitter_proto.bus.kafka.cluster import REQUEST_TIMEOUT
-from outfitter_proto.bus.kafka.producer import BUILDER_BYTES, NEXT_TRANSACTION_WAIT, RETRY_BACKOFF_MS
-from outfitter_proto.bus.kafka.reader import FETCH_BYTES, LONG_POLL
+from outfitter_proto.bus.kafka.connecting.cluster import REQUEST_TIMEOUT
+from outfitter_proto.bus.kafka.reading.reader import FETCH_BYTES, LONG_POLL
+from outfitter_proto.bus.kafka.writing.producer import BUILDER_BYTES, NEXT_TRANSACTION_WAIT, RETRY_BACKOFF_MS
 
 MOST_RECORDS = 1000
 """Records a transaction at most, as the service's `Limits.batch_records`."""

@@ -17,7 +17,7 @@ from bench import loads, machine
 from outfitter_proto import codec
 from outfitter_proto.bus import Bus, Entry
 from outfitter_proto.bus.kafka.adapter import KafkaBus
-from outfitter_proto.bus.kafka.reader import FETCH_BYTES
+from outfitter_proto.bus.kafka.reading.reader import FETCH_BYTES
 from outfitter_proto.names import host_writer, topics, transactional_id
 from outfitter_proto.records import Allocation, Checkpoint, InputPosition, LedgerRecord, Owner
 from outfitter_service import memory

@@ -28,10 +28,10 @@ from outfitter_proto.bus import (
 )
 from outfitter_proto.bus.embedded import log
 from outfitter_proto.bus.embedded.database import Database
+from outfitter_proto.bus.embedded.location import parse
 from outfitter_proto.bus.embedded.lock import Lock
-from outfitter_proto.bus.embedded.place import parse
+from outfitter_proto.bus.embedded.notify import Belfry
 from outfitter_proto.bus.embedded.thread import JobThread, TurnTimeoutError
-from outfitter_proto.bus.embedded.wake import Belfry
 
 COMMITTER = Path(__file__).parent / "committing_process.py"
 
@@ -308,7 +308,7 @@ def test_a_bus_used_after_fork_raises_with_the_remedy_and_its_parent_goes_on(emb
 LOCKING = """
 import os, signal, sys
 from outfitter_proto.bus.embedded.lock import Lock
-from outfitter_proto.bus.embedded.place import parse
+from outfitter_proto.bus.embedded.location import parse
 
 lock = Lock(parse(sys.argv[1]))
 lock.__enter__()

@@ -17,7 +17,7 @@ from outfitter_proto.bus import Entry, Message, OffsetOutOfRangeError, TopicSpec
 from outfitter_proto.bus.embedded import EmbeddedBus, log
 from outfitter_proto.bus.embedded.database import Database
 from outfitter_proto.bus.embedded.housekeeping import DAY_MS, Housekeeping
-from outfitter_proto.bus.embedded.place import parse
+from outfitter_proto.bus.embedded.location import parse
 
 COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
 

@@ -16,7 +16,7 @@ import pytest
 from outfitter_proto.bus import BusConfigurationError, Entry, TopicSpec, connect
 from outfitter_proto.bus.embedded import log
 from outfitter_proto.bus.embedded.database import Database
-from outfitter_proto.bus.embedded.place import Place, check_directory, parse
+from outfitter_proto.bus.embedded.location import Place, check_directory, parse
 
 
 @pytest.mark.parametrize(

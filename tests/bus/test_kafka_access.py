@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from outfitter_proto.bus import BusConfigurationError
-from outfitter_proto.bus.kafka.access import access
+from outfitter_proto.bus.kafka.connecting.login import access
 from outfitter_verify import UnreadableError, verify
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from outfitter_proto.bus import BusConfigurationError
 from outfitter_proto.bus.addresses import Node, brokers
-from outfitter_proto.bus.kafka.access import access
+from outfitter_proto.bus.kafka.connecting.login import access
 from outfitter_service.config import ConfigurationError, connection
 from outfitter_verify import UnreadableError, addresses, verify
 

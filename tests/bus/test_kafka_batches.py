@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outfitter_proto.bus import BusUnavailableError
-from outfitter_proto.bus.kafka import batches, codecs
-from outfitter_proto.bus.kafka.reader import KafkaReader
+from outfitter_proto.bus.kafka.reading import batches, codecs
+from outfitter_proto.bus.kafka.reading.reader import KafkaReader
 
 CONTROL = 0x20
 TRANSACTIONAL = 0x10

@@ -7,22 +7,22 @@ import asyncio
 import pytest
 
 from outfitter_proto.bus import TopicSpec, connect
-from outfitter_proto.bus.kafka import directory
-from outfitter_proto.bus.kafka.access import Node
-from outfitter_proto.bus.kafka.directory import Directory
+from outfitter_proto.bus.kafka.connecting import broker_directory
+from outfitter_proto.bus.kafka.connecting.broker_directory import Directory
+from outfitter_proto.bus.kafka.connecting.login import Node
 from support.broker import KafkaBroker
 
 A, B, C = Node("a", 1), Node("b", 2), Node("c", 3)
 
 
 def test_whoever_hung_is_asked_last_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory, "DOUBT_S", 1000.0)
+    monkeypatch.setattr(broker_directory, "DOUBT_S", 1000.0)
     found = Directory([A, B])
     found.learn([B, C])
     assert found.order() == [A, B, C]
     found.doubt(A)
     assert found.order() == [B, C, A]
-    monkeypatch.setattr(directory, "DOUBT_S", 0.0)
+    monkeypatch.setattr(broker_directory, "DOUBT_S", 0.0)
     assert found.order() == [A, B, C]
 
 
@@ -46,7 +46,7 @@ def test_a_leader_counts_until_a_later_epoch_of_its_partition_is_known() -> None
 async def test_a_broker_that_hangs_is_waited_for_once_and_not_by_each_client_on_its_own(
     kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory, "DOUBT_S", 1000.0)
+    monkeypatch.setattr(broker_directory, "DOUBT_S", 1000.0)
     visits = 0
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -32,8 +32,8 @@ from outfitter_proto.bus import (
     connect,
 )
 from outfitter_proto.bus.kafka import KafkaBus
-from outfitter_proto.bus.kafka.cluster import REQUEST_TIMEOUT
-from outfitter_proto.bus.kafka.noise import LOGGERS
+from outfitter_proto.bus.kafka.connecting.cluster import REQUEST_TIMEOUT
+from outfitter_proto.bus.kafka.connecting.log_throttle import LOGGERS
 from support.broker import Broker, KafkaBroker
 
 pytestmark = pytest.mark.kafka

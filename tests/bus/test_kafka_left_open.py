@@ -17,10 +17,11 @@ from aiokafka import errors as kafka_errors
 
 from chaos.harm import Harmed, harmed_cluster
 from outfitter_proto.bus import Bus, BusUnavailableError, Entry, TopicSpec, Writer, connect
-from outfitter_proto.bus.kafka import KafkaBus, adapter, undecided
-from outfitter_proto.bus.kafka.producer import Last, TransactionalProducer
-from outfitter_proto.bus.kafka.protocol import DescribeProducersRequest, DescribeTransactionsRequest
-from outfitter_proto.bus.kafka.writer import KafkaWriter
+from outfitter_proto.bus.kafka import KafkaBus, adapter
+from outfitter_proto.bus.kafka.connecting.protocol import DescribeProducersRequest, DescribeTransactionsRequest
+from outfitter_proto.bus.kafka.writing import open_transactions
+from outfitter_proto.bus.kafka.writing.producer import Last, TransactionalProducer
+from outfitter_proto.bus.kafka.writing.writer import KafkaWriter
 from support.broker import LAUNCHER
 from support.kafka_proxy import ADD_PARTITIONS_TO_TXN, INIT_PRODUCER_ID, Harm
 
@@ -272,8 +273,8 @@ async def test_what_was_left_open_is_aborted_where_the_broker_does_not_tell_how_
 async def test_whose_transactions_are_open_is_said_as_far_as_it_can_be_known(case: Case) -> None:
     assert isinstance(case.bus, KafkaBus)
     cluster = case.bus._cluster
-    assert await undecided.sentence(cluster, case.ledger, 0) == "no transaction is open there any more"
-    said = await undecided.sentence(cluster, "no-such-topic", 0)
+    assert await open_transactions.sentence(cluster, case.ledger, 0) == "no transaction is open there any more"
+    said = await open_transactions.sentence(cluster, "no-such-topic", 0)
     assert said.startswith("whose transaction is open there is not known: ")
     assert "no-such-topic" in said
 

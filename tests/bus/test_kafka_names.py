@@ -22,10 +22,10 @@ from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
 from outfitter_proto.bus import Entry, TopicSpec, connect
-from outfitter_proto.bus.kafka import connection as connection_module
-from outfitter_proto.bus.kafka import producer as producer_module
+from outfitter_proto.bus.kafka.connecting import connection as connection_module
+from outfitter_proto.bus.kafka.connecting.log_throttle import EVERY, LOGGERS, OncePerInterval
 from outfitter_proto.bus.kafka.coordination import Coordination
-from outfitter_proto.bus.kafka.noise import EVERY, LOGGERS, OncePerInterval
+from outfitter_proto.bus.kafka.writing import producer as producer_module
 from support.broker import KafkaBroker
 
 MODULES = (

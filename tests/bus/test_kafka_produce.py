@@ -8,9 +8,9 @@ from aiokafka.protocol.produce import ProduceRequest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outfitter_proto.bus.kafka.access import access
-from outfitter_proto.bus.kafka.connection import Connector
-from outfitter_proto.bus.kafka.protocol import pieces
+from outfitter_proto.bus.kafka.connecting.connection import Connector
+from outfitter_proto.bus.kafka.connecting.login import access
+from outfitter_proto.bus.kafka.connecting.protocol import pieces
 from support.broker import KafkaBroker
 
 RECORDS = st.binary(max_size=40) | st.binary(max_size=40).map(bytearray) | st.none()

@@ -31,11 +31,11 @@ from outfitter_proto.bus import (
 )
 from outfitter_proto.bus.embedded import log
 from outfitter_proto.bus.embedded.database import Database
+from outfitter_proto.bus.embedded.groups import new_member, share_out
+from outfitter_proto.bus.embedded.location import Place, parse
 from outfitter_proto.bus.embedded.membership import EmbeddedMembership
-from outfitter_proto.bus.embedded.place import Place, parse
-from outfitter_proto.bus.embedded.roster import new_member, share_out
-from outfitter_proto.bus.embedded.wake import Belfry
-from outfitter_proto.bus.kafka import noise
+from outfitter_proto.bus.embedded.notify import Belfry
+from outfitter_proto.bus.kafka.connecting import log_throttle
 from outfitter_proto.bus.ownership import Ownership
 from support.broker import Broker, KafkaBroker
 from support.member import LIMIT_S, MemberProcess, member_process
@@ -436,7 +436,7 @@ async def test_a_join_that_is_cancelled_lets_go_of_its_connections(
     topic = KafkaBroker.new_cluster()
     async with connect(kafka_broker.url) as bus:
         await bus.create_topics([TopicSpec(topic, 1, {})])
-        quiet = noise._holders
+        quiet = log_throttle._holders
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(
                 partial(bus.join, topic, topic, replica=None, session_timeout=LONG, heartbeat_interval=0.2)
@@ -446,7 +446,7 @@ async def test_a_join_that_is_cancelled_lets_go_of_its_connections(
             assert any(connections())
             tasks.cancel_scope.cancel()
         assert not any(connections())
-        assert noise._holders == quiet
+        assert log_throttle._holders == quiet
 
 
 # --- the parts -----------------------------------------------------------------------------------------

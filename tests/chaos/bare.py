@@ -24,9 +24,9 @@ from aiokafka.errors import IllegalOperation, KafkaError
 from aiokafka.producer import sender as aiokafka_sender
 
 from outfitter_proto.bus.kafka.adapter import TAKE_WITHIN, TRANSACTION_TIMEOUT, WATCHDOG
-from outfitter_proto.bus.kafka.cluster import REQUEST_TIMEOUT
-from outfitter_proto.bus.kafka.producer import BUILDER_BYTES, NEXT_TRANSACTION_WAIT, RETRY_BACKOFF_MS
-from outfitter_proto.bus.kafka.reader import LONG_POLL
+from outfitter_proto.bus.kafka.connecting.cluster import REQUEST_TIMEOUT
+from outfitter_proto.bus.kafka.reading.reader import LONG_POLL
+from outfitter_proto.bus.kafka.writing.producer import BUILDER_BYTES, NEXT_TRANSACTION_WAIT, RETRY_BACKOFF_MS
 from outfitter_proto.names import checkpoint_key
 from support.manager import environment
 

@@ -15,7 +15,7 @@ from aiokafka.errors import KafkaError
 
 from chaos.harm import Harmed
 from outfitter_proto.bus import Bus, Entry, TopicSpec, connect
-from outfitter_proto.bus.kafka.producer import TransactionalProducer
+from outfitter_proto.bus.kafka.writing.producer import TransactionalProducer
 from support.broker import KafkaBroker
 from support.kafka_proxy import END_TXN, Fault, Harm
 

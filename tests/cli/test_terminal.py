@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import outfitter_service
-from outfitter_proto.printable import printable, printable_json
+from outfitter_proto.support.printable import printable, printable_json
 from outfitter_service.cli._lib import output
 from outfitter_service.cli._lib.errors import complain
 from outfitter_service.query.errors import OutfitterCliError, warn

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from outfitter_proto.units import parse_duration
+from outfitter_proto.support.units import parse_duration
 from outfitter_service.config import inspect, options
 from outfitter_service.config.names import resource_names
 from outfitter_service.config.sources import MAX_BYTES, MAX_KEY

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outfitter_proto.bus.kafka import access
+from outfitter_proto.bus.kafka.connecting import login as access
 from outfitter_service.config import ConfigurationError, Severity, connection, inspect, load, options
 
 FILE = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outfitter_proto import ownership
+from outfitter_proto.support import file_ownership
 from outfitter_service.config import ConfigurationError, connection, inspect, load, sources
 from support.command_line import outfitter
 
@@ -25,16 +25,16 @@ def test_a_file_is_ours_roots_or_of_who_called_sudo(tmp_path: Path, monkeypatch:
     path.touch(mode=0o664)
     stranger = os.geteuid() + 4711
     monkeypatch.delenv("SUDO_UID", raising=False)
-    assert ownership._doubt("f", as_seen(path)) is None
-    assert ownership._doubt("f", as_seen(path, uid=0)) is None
-    assert "belongs to user" in (ownership._doubt("f", as_seen(path, uid=stranger)) or "")
-    assert "everybody may write f" in (ownership._doubt("f", as_seen(path, mode=0o100666)) or "")
-    assert "everybody may write d" in (ownership._doubt("d", as_seen(tmp_path, mode=0o40777)) or "")
-    assert ownership._doubt("d", as_seen(tmp_path, mode=0o41777)) is None  # sticky: what is ours there stays ours
+    assert file_ownership._doubt("f", as_seen(path)) is None
+    assert file_ownership._doubt("f", as_seen(path, uid=0)) is None
+    assert "belongs to user" in (file_ownership._doubt("f", as_seen(path, uid=stranger)) or "")
+    assert "everybody may write f" in (file_ownership._doubt("f", as_seen(path, mode=0o100666)) or "")
+    assert "everybody may write d" in (file_ownership._doubt("d", as_seen(tmp_path, mode=0o40777)) or "")
+    assert file_ownership._doubt("d", as_seen(tmp_path, mode=0o41777)) is None  # sticky: what is ours there stays ours
     for word in (str(stranger), "x", "-1", "9" * 5000):
         monkeypatch.setenv("SUDO_UID", word)
         believed = os.geteuid() == 0 and word == str(stranger)
-        assert (ownership._doubt("f", as_seen(path, uid=stranger)) is None) == believed
+        assert (file_ownership._doubt("f", as_seen(path, uid=stranger)) is None) == believed
 
 
 @pytest.mark.parametrize("what", ["file", "directory"])
@@ -71,7 +71,7 @@ def test_a_stranger_s_default_file_is_passed_over(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sources, "DEFAULT_FILES", (Path("outfitter.toml"),))
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     if (tmp_path / "outfitter.toml").stat().st_uid == 0:
-        monkeypatch.setattr(ownership, "_ours", lambda: {4711})
+        monkeypatch.setattr(file_ownership, "_ours", lambda: {4711})
     assert connection(environment={}).bus != "sqlite:////nowhere/theirs.db"
     with pytest.raises(ConfigurationError, match="belongs to user"):
         load(environment={})

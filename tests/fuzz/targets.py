@@ -22,9 +22,9 @@ from outfitter_drivers.script import parse_indexes
 from outfitter_proto import codec
 from outfitter_proto.bus import BusError, TopicSpec
 from outfitter_proto.bus.embedded import housekeeping, log
-from outfitter_proto.bus.kafka import batches, codecs
+from outfitter_proto.bus.kafka.reading import batches, codecs
 from outfitter_proto.names import check_name
-from outfitter_proto.units import parse_duration
+from outfitter_proto.support.units import parse_duration
 from outfitter_service.config import ConfigurationError, options, sources
 from outfitter_service.config.names import resource_names
 from outfitter_service.requests import RequestError, request_in_pod_template

@@ -17,8 +17,8 @@ from outfitter.testing import FakeOutfitter
 from outfitter_proto import names
 from outfitter_proto.bus import BusUnavailableError, connect
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.processes import process_owner
 from outfitter_proto.records import Register
+from outfitter_proto.support.processes import process_owner
 from support.faulty_bus import FaultyBus
 from support.scripted_manager import ScriptedManager, host_record, publish_record
 

@@ -18,7 +18,6 @@ import outfitter
 from outfitter import ExternalResourceInfo, ExternalResourceInfos, identity, standing
 from outfitter.lease import Lease
 from outfitter.standing import Standing
-from outfitter_proto.processes import process_owner
 from outfitter_proto.records import (
     NAME_PATTERN,
     Allocation,
@@ -28,6 +27,7 @@ from outfitter_proto.records import (
     ResourceRequest,
     Source,
 )
+from outfitter_proto.support.processes import process_owner
 
 INFOS = st.lists(
     st.dictionaries(st.sampled_from(["index", "local_index", "uuid"]), st.text("0123456789ab", max_size=3)).map(

@@ -21,7 +21,8 @@ from confluent_kafka.admin import AclBinding
 from outfitter.session import WorkerSession
 from outfitter_proto import rights, topics
 from outfitter_proto.bus import Bus, BusAuthorizationError, BusConfigurationError, Entry, Right
-from outfitter_proto.bus.kafka import KafkaBus, undecided
+from outfitter_proto.bus.kafka import KafkaBus
+from outfitter_proto.bus.kafka.writing import open_transactions
 from outfitter_proto.names import host_writer, managers_group, partition_writer
 from outfitter_proto.names import topics as names_of
 from outfitter_proto.records import Register, ResourceRequest
@@ -358,7 +359,7 @@ async def test_whose_transaction_is_open_is_not_told_to_who_may_not_read_and_tha
     secure_broker.allow(right(f"User:{name}", "Describe", "topic", topic))
     async with client(secure_broker, secure_broker.oauth(name)) as bus:
         assert isinstance(bus, KafkaBus)
-        said = await undecided.sentence(bus._cluster, topic, 0)
+        said = await open_transactions.sentence(bus._cluster, topic, 0)
     assert "whose transaction is open there is not told: " in said
     assert f"Read on topic '{topic}' is not granted to User:{name}" in said
 

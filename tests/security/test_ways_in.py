@@ -21,7 +21,8 @@ from outfitter_proto.bus import (
     TopicSpec,
     connect,
 )
-from outfitter_proto.bus.kafka import KafkaBus, connection, diagnosis
+from outfitter_proto.bus.kafka import KafkaBus
+from outfitter_proto.bus.kafka.connecting import connection, diagnosis
 from support.secure_broker import SESSION_S, SecureBroker, right
 
 pytestmark = pytest.mark.kafka

@@ -16,7 +16,7 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from outfitter_proto.bus import Bus, Entry
-from outfitter_proto.bus.kafka import batches
+from outfitter_proto.bus.kafka.reading import batches
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionRemit
 from support.faulty_bus import FaultyBus

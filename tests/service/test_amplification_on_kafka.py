@@ -13,7 +13,8 @@ from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.produce import ProduceRequest
 
 from outfitter_proto import topics as all_topics
-from outfitter_proto.bus.kafka import KafkaBus, allowance, batches
+from outfitter_proto.bus.kafka import KafkaBus
+from outfitter_proto.bus.kafka.reading import answer_allowance, batches
 from outfitter_proto.names import topics
 from service.test_amplification import packed
 from support.broker import KafkaBroker
@@ -73,7 +74,7 @@ async def test_answers_to_packed_registrations_are_packed_as_well(
     kafka_broker: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Once a manager has written plain what it may be ahead of its input."""
-    monkeypatch.setattr(allowance, "MOST_BYTES", WRITTEN_PLAIN)
+    monkeypatch.setattr(answer_allowance, "MOST_BYTES", WRITTEN_PLAIN)
     first = WRITTEN_PLAIN // RECORD_BYTES
     cluster, make = KafkaBroker.new_cluster(), FLOODS[kind]
     names = topics(cluster)
@@ -102,7 +103,7 @@ async def test_answers_to_plain_registrations_are_plain(kafka_broker: KafkaBroke
             await through(house, log, names.registrations, bodies, codec=0, most=50_000)
             ledger = await log.batches(names.allocations)
             await house.stop()
-    assert sum(len(batch.data) for batch in ledger) > allowance.MOST_BYTES
+    assert sum(len(batch.data) for batch in ledger) > answer_allowance.MOST_BYTES
     assert {batch.attributes & 7 for batch in ledger} == {0}
 
 

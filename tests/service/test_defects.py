@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import to_builtins
 
-from outfitter_proto.processes import process_owner
+from outfitter_proto.support.processes import process_owner
 from outfitter_service.core import model as m
 from outfitter_service.runtime.processor import batch, event_queue
 from service.conftest import Serve

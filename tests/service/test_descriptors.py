@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from outfitter_proto.bus import Entry, connect
-from outfitter_proto.processes import process_owner, start_ticks
+from outfitter_proto.support.processes import process_owner, start_ticks
 from outfitter_service.runtime.liveness import descriptors
 from support.manager import Manager, StartManager
 

@@ -14,8 +14,8 @@ import pytest
 from outfitter_drivers.api import Device
 from outfitter_proto import topics
 from outfitter_proto.bus import TopicSpec
-from outfitter_proto.processes import process_owner
 from outfitter_proto.records import Health
+from outfitter_proto.support.processes import process_owner
 from outfitter_service.runtime.changelog.snapshots import Pace
 from outfitter_service.runtime.processor.processor import Limits
 from service.conftest import Serve

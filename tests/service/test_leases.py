@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from outfitter_proto.bus import BusUnavailableError
-from outfitter_proto.processes import boot_id, pid_namespace
 from outfitter_proto.records import Allocation, Owner, ResolvedRequest, Source
+from outfitter_proto.support.processes import boot_id, pid_namespace
 from outfitter_service.core.state.ledger import Ledger, PutAllocation
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import host_identity

@@ -104,7 +104,7 @@ def test_libraries_are_heard_at_debug_only(threshold: str, seen: bool, capsys: p
     try:
         logs.configure("json", threshold)
         logging.getLogger("aiokafka.consumer.group_coordinator").error("Group Coordinator Request failed")
-        logging.getLogger("outfitter_proto.bus.kafka.connection").error("sent in the clear")
+        logging.getLogger("outfitter_proto.bus.kafka.connecting.connection").error("sent in the clear")
         logging.getLogger("outfitter.http").error("ours")
     finally:
         structlog.configure(**configured)

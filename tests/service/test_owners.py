@@ -18,8 +18,8 @@ import pytest
 from msgspec import UNSET, structs
 
 from outfitter_proto.bus import BusUnavailableError, Entry
-from outfitter_proto.processes import boot_id, pid_namespace, process_owner, start_ticks, time_namespace
 from outfitter_proto.records import Owner, Unwatched
+from outfitter_proto.support.processes import boot_id, pid_namespace, process_owner, start_ticks, time_namespace
 from outfitter_service.runtime.liveness import descriptors, process_watch
 from outfitter_service.runtime.liveness.process_watch import OwnerWatch
 from outfitter_service.runtime.processor.processor import Limits

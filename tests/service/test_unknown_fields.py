@@ -11,7 +11,7 @@ import pytest
 from outfitter import RuntimeContext
 from outfitter_proto import names
 from outfitter_proto.bus import Entry, connect
-from outfitter_proto.unknown import UNNAMED
+from outfitter_proto.decoding.unknown import UNNAMED
 from service.conftest import Serve
 from support.house import deregister, heartbeat, register, static
 from support.manager import Manager

@@ -21,7 +21,6 @@ from outfitter.testing import FakeOutfitter
 from outfitter_proto import codec, names, topics
 from outfitter_proto.bus import Bus, Entry, connect
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.processes import boot_id, pid_namespace
 from outfitter_proto.records import (
     Allocation,
     Checkpoint,
@@ -32,6 +31,7 @@ from outfitter_proto.records import (
     ManagerIdentity,
     Register,
 )
+from outfitter_proto.support.processes import boot_id, pid_namespace
 
 PATIENCE = 20.0
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outfitter_proto import units
+from outfitter_proto.support import units
 
 DURATIONS = {
     "30s": 30.0,

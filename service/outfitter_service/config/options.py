@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from outfitter_proto.bus import DEFAULT_BUS, addresses
 from outfitter_proto.names import DEFAULT_CLUSTER, check_name, default_host
 from outfitter_proto.records import MAX_AMOUNT
-from outfitter_proto.units import parse_duration
+from outfitter_proto.support.units import parse_duration
 
 _YEAR = 366 * 86_400.0
 _TRUE = frozenset({"true", "yes", "on", "1"})
@@ -256,7 +256,8 @@ SETTINGS: tuple[Option, ...] = (
 )  # fmt: skip
 
 KAFKA = "kafka."
-"""How to be let in by Kafka's brokers: the settings below it are those of `outfitter_proto.bus.kafka.access`."""
+"""How to be let in by Kafka's brokers: the settings below it are those of
+`outfitter_proto.bus.kafka.connecting.login`."""
 
 SETTINGS += (
     Option(

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 
 from msgspec import Struct, structs
 
-from outfitter_proto.printable import printable
+from outfitter_proto.support.printable import printable
 
 MASK = "***"
 

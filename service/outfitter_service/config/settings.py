@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from outfitter_proto import ownership
+from outfitter_proto.support import file_ownership
 from outfitter_service.config import options, resources, sources
 from outfitter_service.config.names import resource_names
 from outfitter_service.config.problems import ConfigurationError, Problem, Severity, nearest
@@ -271,7 +271,7 @@ class _Reading:
         if not str(values["bus"]).startswith("kafka://"):
             return
         from outfitter_proto.bus import BusConfigurationError
-        from outfitter_proto.bus.kafka import access
+        from outfitter_proto.bus.kafka.connecting import login as access
 
         given = {
             name.removeprefix(options.KAFKA): values[option.field]
@@ -287,7 +287,7 @@ class _Reading:
         """A warning for each secret that everybody on this machine may read."""
         for option in options.SETTINGS:
             value = values[option.field]
-            if option.name in options.SECRET_FILES and value and (why := ownership.read_by_others(Path(value))):
+            if option.name in options.SECRET_FILES and value and (why := file_ownership.read_by_others(Path(value))):
                 item = self.settings.get(option.name) or Given(value, "default", option.name)
                 self._say(item, f"names a secret, and {why}", None, Severity.WARNING)
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from outfitter_proto import ownership
-from outfitter_proto.printable import printable
+from outfitter_proto.support import file_ownership
+from outfitter_proto.support.printable import printable
 from outfitter_service.config.problems import ConfigurationError, Problem, Severity
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def find(path: str | Path | None, environment: Mapping[str, str]) -> Path | None
     for file in DEFAULT_FILES:
         if not file.exists():
             continue
-        if (doubt := ownership.doubt(file)) is None:
+        if (doubt := file_ownership.doubt(file)) is None:
             return file
         log.warning("%s", _passed_over(file, doubt))
     return None
@@ -83,7 +83,7 @@ def _passed_over(file: Path, doubt: str) -> str:
 def none_found() -> ConfigurationError:
     """The error that says which files were tried."""
     tried = ", ".join(f"./{file}" if not file.is_absolute() else str(file) for file in DEFAULT_FILES)
-    doubts = [_passed_over(file, doubt) for file in DEFAULT_FILES if (doubt := ownership.doubt(file))]
+    doubts = [_passed_over(file, doubt) for file in DEFAULT_FILES if (doubt := file_ownership.doubt(file))]
     why = "; ".join(doubts) or f"neither of {tried} exists"
     problem = Problem(
         file="",
@@ -95,7 +95,7 @@ def none_found() -> ConfigurationError:
 
 def _doubts(path: Path) -> Iterator[Problem]:
     """A warning where somebody else may decide what stands in a file that was named."""
-    if doubt := ownership.doubt(path):
+    if doubt := file_ownership.doubt(path):
         yield Problem(
             file=str(path),
             key="",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from outfitter_proto.printable import printable
+from outfitter_proto.support.printable import printable
 
 
 class OutfitterCliError(Exception):

@@ -11,8 +11,8 @@ from msgspec import Struct, structs
 
 from outfitter_proto import __version__
 from outfitter_proto.names import host_writer, partition_writer
-from outfitter_proto.processes import boot_id, pid_namespace, time_namespace
 from outfitter_proto.records import ManagerIdentity
+from outfitter_proto.support.processes import boot_id, pid_namespace, time_namespace
 from outfitter_service.runtime.clock import Clock
 
 SUSPEND_THRESHOLD_S = 1.0

@@ -12,13 +12,13 @@ from functools import partial
 from typing import NamedTuple
 from weakref import WeakSet
 
-from outfitter_proto.bus.embedded import log, roster
+from outfitter_proto.bus.embedded import groups, log
 from outfitter_proto.bus.embedded.database import Database
 from outfitter_proto.bus.embedded.housekeeping import Housekeeping
+from outfitter_proto.bus.embedded.location import parse
 from outfitter_proto.bus.embedded.membership import EmbeddedMembership
-from outfitter_proto.bus.embedded.place import parse
+from outfitter_proto.bus.embedded.notify import Belfry
 from outfitter_proto.bus.embedded.reader import EmbeddedReader
-from outfitter_proto.bus.embedded.wake import Belfry
 from outfitter_proto.bus.embedded.writer import EmbeddedWriter
 from outfitter_proto.bus.port import (
     Bus,
@@ -141,7 +141,7 @@ class EmbeddedBus(Bus):
         self, group: str, topic: str, *, replica: str | None, session_timeout: float, heartbeat_interval: float
     ) -> Membership:
         held = self._open
-        member = roster.new_member(await self._find(topic), group, replica=replica, session_timeout=session_timeout)
+        member = groups.new_member(await self._find(topic), group, replica=replica, session_timeout=session_timeout)
         membership = EmbeddedMembership(
             held.reading, held.writing, held.belfry, member, replica=replica, heartbeat_interval=heartbeat_interval
         )

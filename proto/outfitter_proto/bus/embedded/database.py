@@ -14,8 +14,8 @@ from typing import Final, TypeVar
 
 import anyio
 
+from outfitter_proto.bus.embedded.location import Identity, Place
 from outfitter_proto.bus.embedded.lock import Lock
-from outfitter_proto.bus.embedded.place import Identity, Place
 from outfitter_proto.bus.embedded.thread import TIME_LIMIT_S, EndTimeoutError, JobThread, TurnTimeoutError
 from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavailableError, CommitUnknownError
 

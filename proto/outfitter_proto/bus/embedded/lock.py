@@ -12,7 +12,7 @@ import fcntl
 import os
 import weakref
 
-from outfitter_proto.bus.embedded import place as places
+from outfitter_proto.bus.embedded import location as places
 
 
 class Lock:

@@ -9,9 +9,9 @@ from functools import partial
 
 import anyio
 
-from outfitter_proto.bus.embedded import roster
+from outfitter_proto.bus.embedded import groups
 from outfitter_proto.bus.embedded.database import Database
-from outfitter_proto.bus.embedded.wake import Belfry, Ear
+from outfitter_proto.bus.embedded.notify import Belfry, Ear
 from outfitter_proto.bus.ownership import Ownership
 from outfitter_proto.bus.port import BusError, BusUnavailableError, MemberReplacedError, Membership
 
@@ -29,7 +29,7 @@ class EmbeddedMembership(Membership):
         reading: Database,
         writing: Database,
         belfry: Belfry,
-        member: roster.Member,
+        member: groups.Member,
         *,
         replica: str | None,
         heartbeat_interval: float,
@@ -94,7 +94,7 @@ class EmbeddedMembership(Membership):
                 self._ear.close()
             try:
                 if leave:
-                    await self._writing.commit(partial(roster.leave, member=self._member), after=self._ring)
+                    await self._writing.commit(partial(groups.leave, member=self._member), after=self._ring)
             except BusError as error:
                 _log.warning("group %s: could not leave, the session's end will do it: %s", self._member.group, error)
         self._ownership.assign(frozenset())
@@ -121,14 +121,14 @@ class EmbeddedMembership(Membership):
 
     async def _beat(self) -> None:
         async with self._turn:
-            job = roster.beat if self._joined else roster.join
+            job = groups.beat if self._joined else groups.join
             self._take(await self._writing.commit(partial(job, member=self._member), after=self._ring))
 
     async def _look(self) -> None:
         async with self._turn:
-            self._take(await self._reading.read(partial(roster.look, member=self._member)))
+            self._take(await self._reading.read(partial(groups.look, member=self._member)))
 
-    def _take(self, standing: roster.Standing) -> None:
+    def _take(self, standing: groups.Standing) -> None:
         if standing.holder == self._member.process:
             self._joined = True
             self._ownership.assign(standing.partitions)
@@ -143,7 +143,7 @@ class EmbeddedMembership(Membership):
                 )
             )
 
-    def _ring(self, standing: roster.Standing) -> None:
+    def _ring(self, standing: groups.Standing) -> None:
         """What the thread does after each commit, whether its caller still waits or not."""
         self._written = True
         if standing.moved:

@@ -8,7 +8,7 @@ import anyio
 
 from outfitter_proto.bus.embedded import log
 from outfitter_proto.bus.embedded.database import Database
-from outfitter_proto.bus.embedded.wake import LOOK_ANYWAY_S, Ear
+from outfitter_proto.bus.embedded.notify import LOOK_ANYWAY_S, Ear
 from outfitter_proto.bus.port import BusUnavailableError, Message, Reader
 
 

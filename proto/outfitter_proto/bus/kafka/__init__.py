@@ -16,6 +16,6 @@ Nothing here changes anything global in aiokafka: a worker's process may use aio
 """
 
 from outfitter_proto.bus.kafka.adapter import KafkaBus
-from outfitter_proto.bus.kafka.repair import bear_emptied_control_batches
+from outfitter_proto.bus.kafka.reading.user_consumer_fix import bear_emptied_control_batches
 
 __all__ = ["KafkaBus", "bear_emptied_control_batches"]

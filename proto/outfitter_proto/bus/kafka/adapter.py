@@ -11,14 +11,12 @@ import anyio
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest, DescribeConfigsRequest
 
-from outfitter_proto.bus.kafka import authorization, noise, undecided
-from outfitter_proto.bus.kafka.access import access
-from outfitter_proto.bus.kafka.allowance import Allowance
-from outfitter_proto.bus.kafka.cluster import EARLIEST, LATEST, REQUEST_TIMEOUT, Cluster
-from outfitter_proto.bus.kafka.connection import Connector
-from outfitter_proto.bus.kafka.membership import KafkaMembership
-from outfitter_proto.bus.kafka.producer import Last, TransactionalProducer
-from outfitter_proto.bus.kafka.protocol import (
+from outfitter_proto.bus.kafka import authorization
+from outfitter_proto.bus.kafka.connecting import log_throttle
+from outfitter_proto.bus.kafka.connecting.cluster import EARLIEST, LATEST, REQUEST_TIMEOUT, Cluster
+from outfitter_proto.bus.kafka.connecting.connection import Connector
+from outfitter_proto.bus.kafka.connecting.login import access
+from outfitter_proto.bus.kafka.connecting.protocol import (
     INVALID_PARTITIONS,
     OK,
     TOPIC_AUTHORIZATION_FAILED,
@@ -26,9 +24,13 @@ from outfitter_proto.bus.kafka.protocol import (
     MetadataRequest,
     refusal,
 )
-from outfitter_proto.bus.kafka.publisher import Outbox
-from outfitter_proto.bus.kafka.reader import KafkaReader
-from outfitter_proto.bus.kafka.writer import KafkaWriter, topic_of
+from outfitter_proto.bus.kafka.membership import KafkaMembership
+from outfitter_proto.bus.kafka.reading.answer_allowance import Allowance
+from outfitter_proto.bus.kafka.reading.reader import KafkaReader
+from outfitter_proto.bus.kafka.writing import open_transactions
+from outfitter_proto.bus.kafka.writing.producer import Last, TransactionalProducer
+from outfitter_proto.bus.kafka.writing.publisher import Outbox
+from outfitter_proto.bus.kafka.writing.writer import KafkaWriter, topic_of
 from outfitter_proto.bus.port import (
     Bus,
     BusConfigurationError,
@@ -212,7 +214,7 @@ class KafkaBus(Bus):
             self._connector, identity, request_timeout=REQUEST_TIMEOUT, transaction_timeout=self._transaction_timeout
         )
         producer.last = self._last.get(identity)
-        release = noise.quieten()
+        release = log_throttle.quieten()
         taken = False
         try:
             with anyio.fail_after(TAKE_WITHIN):
@@ -250,13 +252,13 @@ class KafkaBus(Bus):
 
     async def tenure(self, identity: str) -> str | None:
         """The producer id and epoch that the coordinator knows the transactional id by."""
-        found = await undecided.holder(self._cluster, identity)
+        found = await open_transactions.holder(self._cluster, identity)
         return f"{found[0]}/{found[1]}" if found is not None else None
 
     async def has_committed(self, identity: str) -> bool:
         """See `Bus.has_committed`. A coordinator remembers the last transaction only, and not even that once
         somebody has taken the id. It forgets who was silent for `transactional.id.expiration.ms` (7 d)."""
-        found = await undecided.last(self._cluster, identity)
+        found = await open_transactions.last(self._cluster, identity)
         return found is not None and found.committed
 
     def _remember(self, identity: str, last: Last | None) -> None:
@@ -300,12 +302,12 @@ class KafkaBus(Bus):
         pause, slowest = _STABLE_POLL
         with anyio.move_on_after(DECIDED_WITHIN):
             while (stable := await self._cluster.offset(topic, partition, LATEST, committed=True)) < end:
-                if taking is not None and await undecided.belongs_to(self._cluster, taking, topic, partition):
+                if taking is not None and await open_transactions.belongs_to(self._cluster, taking, topic, partition):
                     return stable
                 await anyio.sleep(pause)
                 pause = min(2 * pause, slowest)
             return end
-        why = await undecided.sentence(self._cluster, topic, partition)
+        why = await open_transactions.sentence(self._cluster, topic, partition)
         raise BusUnavailableError(
             f"{self.url}: the end of {topic}/{partition} has been undecided for {DECIDED_WITHIN:g} s: {why}"
         )

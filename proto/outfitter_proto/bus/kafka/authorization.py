@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from outfitter_proto.bus.kafka.access import Access
-from outfitter_proto.bus.kafka.cluster import Cluster
-from outfitter_proto.bus.kafka.protocol import OK, MetadataRequest, coordinator_of, denial
+from outfitter_proto.bus.kafka.connecting.cluster import Cluster
+from outfitter_proto.bus.kafka.connecting.login import Access
+from outfitter_proto.bus.kafka.connecting.protocol import OK, MetadataRequest, coordinator_of, denial
 from outfitter_proto.bus.port import Right
 
 _BITS = {"Read": 3, "Write": 4, "Create": 5, "Describe": 8, "DescribeConfigs": 10}

@@ -24,8 +24,8 @@ from aiokafka.consumer.subscription_state import SubscriptionState
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.protocol.group import HeartbeatRequest
 
-from outfitter_proto.bus.kafka.access import Access
-from outfitter_proto.bus.kafka.protocol import OK, refusal
+from outfitter_proto.bus.kafka.connecting.login import Access
+from outfitter_proto.bus.kafka.connecting.protocol import OK, refusal
 from outfitter_proto.bus.ownership import Ownership
 from outfitter_proto.bus.port import BusConfigurationError, MemberReplacedError
 

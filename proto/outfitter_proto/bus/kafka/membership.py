@@ -11,8 +11,8 @@ from aiokafka import errors as kafka_errors
 from aiokafka.client import AIOKafkaClient
 from aiokafka.consumer.subscription_state import SubscriptionState
 
-from outfitter_proto.bus.kafka import noise
-from outfitter_proto.bus.kafka.connection import Connector
+from outfitter_proto.bus.kafka.connecting import log_throttle
+from outfitter_proto.bus.kafka.connecting.connection import Connector
 from outfitter_proto.bus.kafka.coordination import RETRY_BACKOFF_MS, Coordination
 from outfitter_proto.bus.ownership import Ownership
 from outfitter_proto.bus.port import BusUnavailableError, Membership
@@ -33,7 +33,7 @@ class KafkaMembership(Membership):
         self._ownership = Ownership()
         self._coordination: Coordination | None = None
         self._closed = False
-        self._release = noise.quieten()
+        self._release = log_throttle.quieten()
         self._client = AIOKafkaClient(
             bootstrap_servers=[str(node) for node in connector.access.nodes],
             client_id=group,

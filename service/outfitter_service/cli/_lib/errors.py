@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import click
 
-from outfitter_proto.printable import printable
+from outfitter_proto.support.printable import printable
 from outfitter_service.cli._lib.lazy import Entry
 from outfitter_service.query.errors import OutfitterCliError
 

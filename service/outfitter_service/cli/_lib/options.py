@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from outfitter_proto.names import InvalidNameError, check_name
-from outfitter_proto.units import parse_duration
+from outfitter_proto.support.units import parse_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from outfitter_proto.printable import printable, printable_json
+from outfitter_proto.support.printable import printable, printable_json
 
 NARROWEST = 40
 """Columns below which lines are not wrapped: the terminal itself does it as well."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outfitter_proto.names import InvalidNameError, check_name
-from outfitter_proto.units import parse_duration
+from outfitter_proto.support.units import parse_duration
 from outfitter_service.cli._lib.options import F
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from collections.abc import Callable
 
 from msgspec import UNSET, Struct
 
-from outfitter_proto.processes import read_start_ticks
 from outfitter_proto.records import Owner, Unwatched
+from outfitter_proto.support.processes import read_start_ticks
 from outfitter_service.runtime.liveness import descriptors
 
 LOOKS = 100

@@ -198,7 +198,7 @@ def _text(value: Any) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        from outfitter_proto.units import format_duration
+        from outfitter_proto.support.units import format_duration
 
         return format_duration(value)
     return None if value is None else str(value)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import Raw, Struct
 
-from outfitter_proto.printable import printable
+from outfitter_proto.support.printable import printable
 from outfitter_service.cli._lib import options, output
 from outfitter_service.cli._lib.errors import leaves
 from outfitter_service.query.errors import warn

@@ -63,7 +63,7 @@ def run(
     del bus, host, cluster  # `connection` has looked at them, and at where else they may be
     import anyio
 
-    from outfitter_proto.processes import process_owner
+    from outfitter_proto.support.processes import process_owner
     from outfitter_service.cli._lib.running.child import Child
     from outfitter_service.cli._lib.running.run_session import PASSED_ON, Errand
     from outfitter_service.cli._lib.running.signals import SignalFile

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from outfitter_proto.bus.embedded.log import Topic
-from outfitter_proto.processes import boot_id
+from outfitter_proto.support.processes import boot_id
 
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS member (

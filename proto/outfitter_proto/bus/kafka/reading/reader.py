@@ -13,11 +13,11 @@ from typing import Any
 import anyio
 from aiokafka.protocol.fetch import FetchRequest
 
-from outfitter_proto.bus.kafka import batches
-from outfitter_proto.bus.kafka.allowance import Allowance
-from outfitter_proto.bus.kafka.batches import Batch
-from outfitter_proto.bus.kafka.cluster import ANSWER_WITHIN, EARLIEST, LATEST, Cluster
-from outfitter_proto.bus.kafka.protocol import OFFSET_OUT_OF_RANGE, OK, refusal
+from outfitter_proto.bus.kafka.connecting.cluster import ANSWER_WITHIN, EARLIEST, LATEST, Cluster
+from outfitter_proto.bus.kafka.connecting.protocol import OFFSET_OUT_OF_RANGE, OK, refusal
+from outfitter_proto.bus.kafka.reading import batches
+from outfitter_proto.bus.kafka.reading.answer_allowance import Allowance
+from outfitter_proto.bus.kafka.reading.batches import Batch
 from outfitter_proto.bus.port import (
     BusConfigurationError,
     BusUnavailableError,

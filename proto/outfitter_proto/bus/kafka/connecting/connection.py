@@ -30,11 +30,11 @@ from aiokafka.protocol.types import Int32
 from aiokafka.util import wait_for
 
 from outfitter_proto.bus.addresses import Node
-from outfitter_proto.bus.kafka import diagnosis
-from outfitter_proto.bus.kafka.access import Access
-from outfitter_proto.bus.kafka.diagnosis import LoginRefusedError, ended
-from outfitter_proto.bus.kafka.directory import Directory
-from outfitter_proto.bus.kafka.protocol import MetadataRequest, SaslAuthenticateRequest, pieces
+from outfitter_proto.bus.kafka.connecting import diagnosis
+from outfitter_proto.bus.kafka.connecting.broker_directory import Directory
+from outfitter_proto.bus.kafka.connecting.diagnosis import LoginRefusedError, ended
+from outfitter_proto.bus.kafka.connecting.login import Access
+from outfitter_proto.bus.kafka.connecting.protocol import MetadataRequest, SaslAuthenticateRequest, pieces
 from outfitter_proto.bus.port import BusAuthenticationError, BusError, BusUnavailableError
 
 log = logging.getLogger(__name__)

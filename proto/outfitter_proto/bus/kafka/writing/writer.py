@@ -13,10 +13,10 @@ from typing import Any
 import anyio
 from aiokafka import errors as kafka_errors
 
-from outfitter_proto.bus.kafka.allowance import Allowance
-from outfitter_proto.bus.kafka.codecs import FAST, SMALL
-from outfitter_proto.bus.kafka.producer import BUILDER_BYTES, TransactionalProducer, gzip
-from outfitter_proto.bus.kafka.protocol import TOPIC_AUTHORIZATION_FAILED, refusal
+from outfitter_proto.bus.kafka.connecting.protocol import TOPIC_AUTHORIZATION_FAILED, refusal
+from outfitter_proto.bus.kafka.reading.answer_allowance import Allowance
+from outfitter_proto.bus.kafka.reading.codecs import FAST, SMALL
+from outfitter_proto.bus.kafka.writing.producer import BUILDER_BYTES, TransactionalProducer, gzip
 from outfitter_proto.bus.port import (
     BusUnavailableError,
     CommitUnknownError,

@@ -10,15 +10,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from outfitter_proto.bus.addresses import Node
-from outfitter_proto.bus.kafka.cluster import Cluster
-from outfitter_proto.bus.kafka.producer import Last
-from outfitter_proto.bus.kafka.protocol import (
+from outfitter_proto.bus.kafka.connecting.cluster import Cluster
+from outfitter_proto.bus.kafka.connecting.protocol import (
     OK,
     DescribeProducersRequest,
     DescribeTransactionsRequest,
     coordinator_of,
     refusal,
 )
+from outfitter_proto.bus.kafka.writing.producer import Last
 from outfitter_proto.bus.port import BusError
 
 

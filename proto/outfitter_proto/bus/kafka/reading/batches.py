@@ -15,7 +15,7 @@ from aiokafka import errors as kafka_errors
 from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.util import calc_crc32c
 
-from outfitter_proto.bus.kafka import codecs
+from outfitter_proto.bus.kafka.reading import codecs
 from outfitter_proto.bus.port import Message
 
 MAX_RECORDS = 20_000

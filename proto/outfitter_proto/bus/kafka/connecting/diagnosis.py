@@ -19,7 +19,7 @@ from aiokafka.conn import AIOKafkaConnection
 from aiokafka.protocol.admin import SaslHandShakeRequest
 
 from outfitter_proto.bus.addresses import Node
-from outfitter_proto.bus.kafka.access import Access, called
+from outfitter_proto.bus.kafka.connecting.login import Access, called
 from outfitter_proto.bus.port import BusAuthenticationError, BusConfigurationError, BusError, BusUnavailableError
 
 PROBE_WITHIN = 2.0

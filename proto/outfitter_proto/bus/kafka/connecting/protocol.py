@@ -26,7 +26,7 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-from outfitter_proto.bus.kafka.access import Access
+from outfitter_proto.bus.kafka.connecting.login import Access
 from outfitter_proto.bus.port import (
     BusAuthorizationError,
     BusConfigurationError,

@@ -16,7 +16,7 @@ LOGGERS = (
     "aiokafka.conn",
     "aiokafka.producer.sender",
     "aiokafka.consumer.group_coordinator",
-    "outfitter_proto.bus.kafka.connection",
+    "outfitter_proto.bus.kafka.connecting.connection",
 )
 
 _holders = 0

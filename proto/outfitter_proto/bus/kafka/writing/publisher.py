@@ -13,8 +13,8 @@ from typing import Any
 from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from outfitter_proto.bus.kafka.cluster import REQUEST_TIMEOUT, Cluster
-from outfitter_proto.bus.kafka.protocol import OK, refusal
+from outfitter_proto.bus.kafka.connecting.cluster import REQUEST_TIMEOUT, Cluster
+from outfitter_proto.bus.kafka.connecting.protocol import OK, refusal
 from outfitter_proto.bus.port import BusUnavailableError, Entry, TooLargeError
 
 BATCH_BYTES = 256 * 1024

@@ -15,9 +15,9 @@ import anyio
 from aiokafka.protocol.offset import OffsetRequest
 
 from outfitter_proto.bus.addresses import Node
-from outfitter_proto.bus.kafka import diagnosis
-from outfitter_proto.bus.kafka.connection import Connection, Connector
-from outfitter_proto.bus.kafka.protocol import (
+from outfitter_proto.bus.kafka.connecting import diagnosis
+from outfitter_proto.bus.kafka.connecting.connection import Connection, Connector
+from outfitter_proto.bus.kafka.connecting.protocol import (
     MOVED,
     OK,
     TOPIC_AUTHORIZATION_FAILED,

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 import msgspec
 from msgspec import inspect
 
-from outfitter_proto.faults import Step, path
+from outfitter_proto.decoding.faults import Step, path
 
 MOST_TOLD = 8
 """Of one message's unknown fields so many are named; the others are counted."""

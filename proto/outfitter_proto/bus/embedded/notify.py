@@ -19,7 +19,7 @@ from typing import Final
 
 import anyio
 
-from outfitter_proto.bus.embedded import place as places
+from outfitter_proto.bus.embedded import location as places
 from outfitter_proto.bus.port import BusConfigurationError
 
 LOOK_ANYWAY_S: Final = 1.0

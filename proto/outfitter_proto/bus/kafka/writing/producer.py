@@ -27,9 +27,9 @@ from aiokafka.producer.sender import AddPartitionsToTxnHandler, BaseHandler, Sen
 from aiokafka.producer.transaction_manager import TransactionState
 from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest
 
-from outfitter_proto.bus.kafka import batches
-from outfitter_proto.bus.kafka.connection import Connector
-from outfitter_proto.bus.kafka.protocol import OK, DescribeTransactionsRequest
+from outfitter_proto.bus.kafka.connecting.connection import Connector
+from outfitter_proto.bus.kafka.connecting.protocol import OK, DescribeTransactionsRequest
+from outfitter_proto.bus.kafka.reading import batches
 from outfitter_proto.bus.port import Entry
 
 log = logging.getLogger(__name__)

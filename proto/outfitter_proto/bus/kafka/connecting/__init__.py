@@ -1,0 +1,1 @@
+"""Connections to brokers: log-in, errors that name their cause, and the cluster's leaders."""

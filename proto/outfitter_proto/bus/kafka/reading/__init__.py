@@ -1,0 +1,1 @@
+"""Reading from Kafka: a fetch loop, record batches and their codecs."""

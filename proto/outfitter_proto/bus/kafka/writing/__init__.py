@@ -1,0 +1,1 @@
+"""Writing to Kafka: in transactions, and outside of them."""

@@ -1,0 +1,1 @@
+"""Small helpers that know nothing of the wire's records but processes' owners."""
