@@ -12,16 +12,16 @@ from collections.abc import Callable, Mapping
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Self
 
-from outfitter import settings, standing
-from outfitter.board import Board
 from outfitter.errors import ContextStateError, InvalidRequestError, LeaseLostError, UsedAfterForkError
 from outfitter.operators import OperatorContext, OperatorView
-from outfitter.standing import Standing
+from outfitter.session import settings, status
+from outfitter.session.status import Standing
+from outfitter.session.watch import Board
 from outfitter_proto import names
 from outfitter_proto.records import Owner
 
 if TYPE_CHECKING:
-    from outfitter.backend import Backend
+    from outfitter.session.backend import Backend
 
 _entered: set[tuple[int, str, str, str, str]] = set()
 """Workers of this process that are in a context: process, bus, cluster, host, worker."""
@@ -121,7 +121,7 @@ class RuntimeContext(OperatorContext):
     def waiting_because(self) -> str | None:
         """Why entering still waits, in the manager's words; None before it has said so, and once it waits no more."""
         record = self._board().read().record
-        return record.reason if record is not None and standing.standing(record) is Standing.WAITING else None
+        return record.reason if record is not None and status.standing(record) is Standing.WAITING else None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ class RuntimeContext(OperatorContext):
     # --- blocking ----------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        from outfitter.backend import wait_for
+        from outfitter.session.backend import wait_for
 
         backend = self._begin()
         try:
@@ -158,7 +158,7 @@ class RuntimeContext(OperatorContext):
         self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
-        from outfitter.backend import LEAVE_WITHIN, warn_slow
+        from outfitter.session.backend import LEAVE_WITHIN, warn_slow
 
         if (backend := self._leave()) is not None:
             try:
@@ -190,7 +190,7 @@ class RuntimeContext(OperatorContext):
 
         import anyio
 
-        from outfitter.backend import LEAVE_WITHIN, warn_slow
+        from outfitter.session.backend import LEAVE_WITHIN, warn_slow
 
         if (backend := self._leave()) is not None:
             with anyio.move_on_after(LEAVE_WITHIN, shield=True) as scope:
@@ -201,8 +201,8 @@ class RuntimeContext(OperatorContext):
     # --- inside ------------------------------------------------------------------------------------------
 
     def _make_backend(self) -> Backend:
-        from outfitter.backend import SessionThread  # only now is an event loop needed
-        from outfitter.session import MANAGER_PATIENCE
+        from outfitter.session.backend import SessionThread  # only now is an event loop needed
+        from outfitter.session.worker_session import MANAGER_PATIENCE
 
         patience: float | None = self._wait_for_manager
         if isinstance(self._wait_for_manager, bool):

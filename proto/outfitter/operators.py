@@ -9,16 +9,15 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from typing import NamedTuple
 
-from outfitter import standing
-from outfitter.board import Board, Notice
 from outfitter.errors import (
     AllocationFailedError,
     AllocationNotUsableError,
     ContextStateError,
-    LeaseLostError,
     UsedAfterForkError,
 )
 from outfitter.infos import ExternalResourceInfos
+from outfitter.session import status
+from outfitter.session.watch import Board, Notice, lease_lost
 from outfitter_proto.records import Allocation
 
 
@@ -56,7 +55,7 @@ class OperatorContext(ABC):
         A named operator's own, for a process that is started for it; else those of the whole worker, to
         which `local_index` refers.
         """
-        return standing.environment(self.record, self.operator)
+        return status.environment(self.record, self.operator)
 
     def get_external_resource_infos(self, name: str, *, strict: bool = True) -> ExternalResourceInfos:
         """The infos of resource `name` (Flink: `RuntimeContext.getExternalResourceInfos`).
@@ -72,9 +71,9 @@ class OperatorContext(ABC):
             NoDriverError, ResourceDisabledError, AllocationFailedError: it has no infos, and why.
         """
         try:
-            return standing.infos(self.record, name, self.operator)
+            return status.infos(self.record, name, self.operator)
         except AllocationFailedError as error:
-            if strict or (error.record is not None and standing.standing(error.record) is not standing.Standing.YOURS):
+            if strict or (error.record is not None and status.standing(error.record) is not status.Standing.YOURS):
                 raise
             return ExternalResourceInfos()
 
@@ -82,8 +81,8 @@ class OperatorContext(ABC):
         """The infos of all resources that this operator has any record of; those without infos are left out."""
         record = self.record
         return {
-            name: standing.infos(record, name, self.operator)
-            for name in standing.resource_names(record, self.operator)
+            name: status.infos(record, name, self.operator)
+            for name in status.resource_names(record, self.operator)
             if name in record.resources and name not in record.unavailable
         }
 
@@ -173,19 +172,9 @@ def _usable(board: Board, notice: Notice) -> Allocation:
         raise notice.error.with_traceback(None)  # it is raised again and again: its frames must not pile up
     if notice.record is None:
         raise AllocationNotUsableError("there is no allocation record yet")
-    refusal = standing.refusal(notice.record)
+    refusal = status.refusal(notice.record)
     if refusal is not None:
         raise refusal
     if board.lease.at_risk:
         raise lease_lost(board)
     return notice.record
-
-
-def lease_lost(board: Board) -> LeaseLostError:
-    """What to say when the lease is at risk."""
-    left, record = board.lease.remaining or 0.0, board.read().record
-    when = f"ends in {left:.1f} s" if left > 0 else f"ended {-left:.1f} s ago"
-    return LeaseLostError(
-        f"no heartbeat of {record.key if record else 'this worker'} was acknowledged for most of its lease, "
-        f"which {when}: stop using its devices"
-    )

@@ -19,13 +19,12 @@ from typing import Any, NamedTuple
 
 from msgspec import UNSET, UnsetType, structs
 
-from outfitter import standing
-from outfitter.board import Board
 from outfitter.context import RuntimeContext
 from outfitter.errors import LeaseLostError, NoManagerError
-from outfitter.lease import Lease
-from outfitter.operators import lease_lost
-from outfitter.settings import Settings
+from outfitter.session import status
+from outfitter.session.lease import Lease
+from outfitter.session.settings import Settings
+from outfitter.session.watch import Board, lease_lost
 from outfitter_proto import names
 from outfitter_proto.records import (
     FINAL_STATES,
@@ -153,7 +152,7 @@ class FakeOutfitter:
             self._now += max((board.lease.seconds or 0.0 for board, _ in boards), default=0.0)
         for board, tell in boards:
             record = board.read().record
-            if board.lease.at_risk and record is not None and standing.standing(record) is standing.Standing.YOURS:
+            if board.lease.at_risk and record is not None and status.standing(record) is status.Standing.YOURS:
                 board.touch()
                 if tell is not None:
                     tell(lease_lost(board))
@@ -346,10 +345,10 @@ class _FakeBackend:
     def _post(self, record: Allocation) -> None:
         self.board.lease.grant(record.request.lease_s)
         self.board.post(record)
-        if self._ready.done() or (meaning := standing.standing(record)) is standing.Standing.WAITING:
+        if self._ready.done() or (meaning := status.standing(record)) is status.Standing.WAITING:
             return
-        refusal = standing.refusal(record)
-        if meaning is standing.Standing.YOURS or refusal is None:
+        refusal = status.refusal(record)
+        if meaning is status.Standing.YOURS or refusal is None:
             self.board.lease.confirm(self._fake._now)
             self._ready.set_result(None)
         else:

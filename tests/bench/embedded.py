@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from bench import machine
 from outfitter import RuntimeContext
-from outfitter.session import WorkerSession
+from outfitter.session.worker_session import WorkerSession
 from outfitter_proto import bus as buses
 from outfitter_proto.records import Register, ResourceRequest
 from support.manager import Manager, environment, files_config

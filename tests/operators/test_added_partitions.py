@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from operators.conftest import HOST
-from outfitter.session import WorkerSession
+from outfitter.session.worker_session import WorkerSession
 from outfitter.testing import FakeOutfitter
 from outfitter_proto.bus import Bus, Entry, connect
 from outfitter_proto.codec import decode_registration, encode

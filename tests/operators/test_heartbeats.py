@@ -7,12 +7,12 @@ import logging
 import anyio
 import pytest
 
-from outfitter.board import Board
 from outfitter.errors import AllocationEndedError, LeaseLostError
-from outfitter.heartbeats import LeaseKeeper
-from outfitter.lease import Lease
+from outfitter.session.heartbeats import LeaseKeeper
+from outfitter.session.lease import Lease
+from outfitter.session.outage_log import Trouble
+from outfitter.session.watch import Board
 from outfitter.testing import FakeOutfitter
-from outfitter.trouble import Trouble
 from outfitter_proto.bus import BusUnavailableError
 from outfitter_proto.records import Allocation, Register
 

@@ -22,7 +22,7 @@ import pytest
 import outfitter
 from operators.conftest import HOST, Stage
 from outfitter import RuntimeContext
-from outfitter.session import MANAGER_PATIENCE, WorkerSession
+from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
 from outfitter.testing import FakeOutfitter
 from outfitter_proto import topics
 from outfitter_proto.bus import BusConfigurationError, BusUnavailableError, connect
@@ -164,7 +164,7 @@ def test_a_callback_that_raises_does_not_stop_the_heartbeats(real: Stage, manage
 
 @pytest.fixture
 def _surveyed_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outfitter.session.SURVEY_WITHIN", 60.0)
+    monkeypatch.setattr("outfitter.session.worker_session.SURVEY_WITHIN", 60.0)
 
 
 @pytest.mark.usefixtures("_surveyed_from_the_start")
@@ -405,7 +405,7 @@ def test_a_signal_that_wakes_nobody_is_handled_while_a_context_is_entered() -> N
     program = """
         import _thread, signal, sys, threading
         from concurrent.futures import Future
-        from outfitter.backend import wait_for
+        from outfitter.session.backend import wait_for
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.setswitchinterval(1000)  # the other thread goes on when this one falls asleep, and not before
         ready, waiting, handled = Future(), threading.Event(), threading.Event()

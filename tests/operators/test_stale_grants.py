@@ -10,9 +10,9 @@ from msgspec import structs
 
 import outfitter
 from operators.conftest import HOST
-from outfitter.board import Board
-from outfitter.lease import Lease, boot_time
-from outfitter.session import WorkerSession
+from outfitter.session.lease import Lease, boot_time
+from outfitter.session.watch import Board
+from outfitter.session.worker_session import WorkerSession
 from outfitter.testing import FakeOutfitter
 from outfitter_proto import names
 from outfitter_proto.bus import BusUnavailableError, connect

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 import outfitter
-from outfitter import ExternalResourceInfo, ExternalResourceInfos, identity, standing
-from outfitter.lease import Lease
-from outfitter.standing import Standing
+from outfitter import ExternalResourceInfo, ExternalResourceInfos
+from outfitter.session import identity, status
+from outfitter.session.lease import Lease
+from outfitter.session.status import Standing
 from outfitter_proto.records import (
     NAME_PATTERN,
     Allocation,
@@ -275,8 +276,8 @@ def test_a_reader_needs_four_words(
     changes: dict[str, str], meaning: Standing, error: type[outfitter.AllocationError] | None
 ) -> None:
     record = structs.replace(RECORD, **changes)
-    assert standing.standing(record) is meaning
-    refusal = standing.refusal(record)
+    assert status.standing(record) is meaning
+    refusal = status.refusal(record)
     assert type(refusal) is (error or type(None))
     assert refusal is None or str(refusal).endswith(": because")
 
@@ -288,8 +289,8 @@ def test_a_shared_resource_is_seen_whole_by_every_operator_that_asked_for_it() -
         resources={"gpu": [{"id": "g"}], "nic": [{"id": "a"}, {"id": "b"}]},
         operators={"infer": OperatorShare(resources={})},
     )
-    assert len(standing.infos(record, "nic", "infer")) == 2
-    assert len(standing.infos(record, "nic", "other")) == 2
+    assert len(status.infos(record, "nic", "infer")) == 2
+    assert len(status.infos(record, "nic", "other")) == 2
 
 
 def test_of_shared_devices_that_are_said_once_every_operator_sees_all_and_has_the_variables() -> None:
@@ -308,12 +309,12 @@ def test_of_shared_devices_that_are_said_once_every_operator_sees_all_and_has_th
         },
     )
     for operator in ("infer", "load", "another", None):
-        assert [one["id"] for one in standing.infos(record, "nic", operator)] == ["a", "b"]
-    assert [one["id"] for one in standing.infos(record, "gpu", "infer")] == ["g"]
-    assert [one["id"] for one in standing.infos(record, "gpu", "another")] == ["h"]
-    assert standing.resource_names(record, "load") == ["nic"]
-    assert standing.environment(record, "infer") == {"VISIBLE": "g,a,b", "MODE": "fast", "NICS": "a,b"}
-    assert standing.environment(record, "load") == {"VISIBLE": "a,b", "NICS": "a,b", "MODE": "fast"}
+        assert [one["id"] for one in status.infos(record, "nic", operator)] == ["a", "b"]
+    assert [one["id"] for one in status.infos(record, "gpu", "infer")] == ["g"]
+    assert [one["id"] for one in status.infos(record, "gpu", "another")] == ["h"]
+    assert status.resource_names(record, "load") == ["nic"]
+    assert status.environment(record, "infer") == {"VISIBLE": "g,a,b", "MODE": "fast", "NICS": "a,b"}
+    assert status.environment(record, "load") == {"VISIBLE": "a,b", "NICS": "a,b", "MODE": "fast"}
 
 
 def test_of_an_older_record_that_lists_shared_devices_in_each_share_everybody_sees_all_of_them() -> None:
@@ -324,5 +325,5 @@ def test_of_an_older_record_that_lists_shared_devices_in_each_share_everybody_se
         operators={"infer": OperatorShare(resources={"nic": ["a", "b"]}, env={"NICS": "a,b"})},
     )
     for operator in ("infer", "another", None):
-        assert [one["id"] for one in standing.infos(record, "nic", operator)] == ["a", "b"]
-    assert standing.environment(record, "infer") == {"NICS": "a,b"}
+        assert [one["id"] for one in status.infos(record, "nic", operator)] == ["a", "b"]
+    assert status.environment(record, "infer") == {"NICS": "a,b"}

@@ -11,7 +11,7 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from outfitter.session import WorkerSession
+from outfitter.session.worker_session import WorkerSession
 from outfitter_proto.bus import BusAuthenticationError, connect
 from outfitter_proto.names import topics as names_of
 from outfitter_proto.records import Register, ResourceRequest

@@ -18,7 +18,7 @@ from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from confluent_kafka.admin import AclBinding
 
-from outfitter.session import WorkerSession
+from outfitter.session.worker_session import WorkerSession
 from outfitter_proto import rights, topics
 from outfitter_proto.bus import Bus, BusAuthorizationError, BusConfigurationError, Entry, Right
 from outfitter_proto.bus.kafka import KafkaBus

@@ -15,9 +15,9 @@ from unittest.mock import patch
 import msgspec
 from msgspec import UNSET, Struct, structs
 
-from outfitter import standing
-from outfitter.lease import Lease
-from outfitter.session import WorkerSession
+from outfitter.session import status
+from outfitter.session.lease import Lease
+from outfitter.session.worker_session import WorkerSession
 from outfitter_proto.bus import (
     BusError,
     CommitUnknownError,
@@ -504,10 +504,10 @@ def _by_any_acknowledgement(self: Lease, sent_at: float) -> bool:
 
 async def _whatever_became_of_the_lease(self: WorkerSession) -> Allocation:
     notice = self.board.read()
-    while notice.record is None or (refusal := standing.refusal(notice.record)) is not None:
+    while notice.record is None or (refusal := status.refusal(notice.record)) is not None:
         if notice.error is not None:
             raise notice.error
-        if notice.record is not None and standing.standing(notice.record) is not standing.Standing.WAITING:
+        if notice.record is not None and status.standing(notice.record) is not status.Standing.WAITING:
             raise refusal
         notice = await self.board.changed(notice.version)
     return notice.record

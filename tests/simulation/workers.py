@@ -19,11 +19,11 @@ from typing import NamedTuple
 import anyio
 from msgspec import UNSET, UnsetType, structs
 
-from outfitter.board import Board
 from outfitter.errors import AllocationError
-from outfitter.lease import Lease
-from outfitter.session import WorkerSession
-from outfitter.standing import Standing, standing
+from outfitter.session.lease import Lease
+from outfitter.session.status import Standing, standing
+from outfitter.session.watch import Board
+from outfitter.session.worker_session import WorkerSession
 from outfitter_proto import codec
 from outfitter_proto.bus import Bus, BusError, Entry
 from outfitter_proto.names import DEFAULT_CLUSTER, topics

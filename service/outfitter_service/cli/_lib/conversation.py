@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import anyio
 
-from outfitter.managers import Survey
+from outfitter.session.manager_lookup import Survey
 from outfitter_proto import codec, names
 from outfitter_proto.bus import Bus, BusAccessError, Entry, Message, Reader
 from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, Registration

@@ -85,7 +85,7 @@ def registration(
     """
     from msgspec import UNSET
 
-    from outfitter.identity import new_incarnation
+    from outfitter.session.identity import new_incarnation
     from outfitter_proto import codec
     from outfitter_proto.records import Register, ResourceRequest
 
@@ -118,7 +118,7 @@ def worker_name(given: str | None) -> str:
 
     Below `outfitter run` the environment names the worker that runs, and a second one is not that one.
     """
-    from outfitter.identity import new_worker_name
+    from outfitter.session.identity import new_worker_name
 
     named = given or ("" if os.environ.get("OUTFITTER_INCARNATION") else os.environ.get("OUTFITTER_WORKER"))
     return _checked(named, "worker", "--worker") if named else new_worker_name()

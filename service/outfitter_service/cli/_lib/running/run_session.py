@@ -12,12 +12,11 @@ from typing import Final
 import anyio
 import anyio.lowlevel
 
-from outfitter.board import Board
 from outfitter.errors import AllocationEndedError, LeaseLostError, NoManagerError, WaitedTooLongError
-from outfitter.heartbeats import LOOK_AGAIN
-from outfitter.operators import lease_lost
-from outfitter.session import MANAGER_PATIENCE, WorkerSession
-from outfitter.standing import Standing, environment, standing
+from outfitter.session.heartbeats import LOOK_AGAIN
+from outfitter.session.status import Standing, environment, standing
+from outfitter.session.watch import Board, lease_lost
+from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
 from outfitter_proto.records import Allocation, AllocationState, Register
 from outfitter_service.cli._lib import output
 from outfitter_service.cli._lib.running.child import Child

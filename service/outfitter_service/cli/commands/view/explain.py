@@ -128,7 +128,7 @@ def _ahead(ledger: Ledger, record: Allocation) -> Iterator[Waiter]:
 
 
 def _sentences(record: Allocation, told: Explanation, host: Host | None) -> Iterator[str]:
-    from outfitter.standing import Standing, standing
+    from outfitter.session.status import Standing, standing
 
     asked = _asked(told.amounts)
     age, since = _age(told.since), f"{told.since:%Y-%m-%dT%H:%M:%SZ}"

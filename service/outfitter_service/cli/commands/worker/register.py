@@ -100,7 +100,7 @@ async def _announce(where: Connection, asked: Register, as_json: bool) -> int:
 
 async def _obtain(where: Connection, asked: Register, wait: float, as_json: bool) -> int:
     """Publish, wait for the final answer, and withdraw what has none by then."""
-    from outfitter.standing import Standing, standing
+    from outfitter.session.status import Standing, standing
     from outfitter_proto.names import allocation_key
     from outfitter_service.cli._lib.conversation import conversing
     from outfitter_service.query import ledger_view

@@ -16,10 +16,10 @@ from typing import Protocol
 
 import anyio
 
-from outfitter.board import Board
 from outfitter.errors import ContextStateError, LeaseLostError, OutfitterError
-from outfitter.session import WorkerSession
-from outfitter.settings import Settings
+from outfitter.session.settings import Settings
+from outfitter.session.watch import Board
+from outfitter.session.worker_session import WorkerSession
 from outfitter_proto.bus import BusError, connect
 
 LEAVE_WITHIN = 8.0

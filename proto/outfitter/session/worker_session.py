@@ -19,12 +19,12 @@ from typing import Self
 
 import anyio
 
-from outfitter import standing
-from outfitter.board import Board
 from outfitter.errors import AllocationEndedError, LeaseLostError, NoManagerError, WaitedTooLongError
-from outfitter.heartbeats import RETRY_DELAYS, LeaseKeeper
-from outfitter.managers import Survey
-from outfitter.trouble import Trouble
+from outfitter.session import status
+from outfitter.session.heartbeats import RETRY_DELAYS, LeaseKeeper
+from outfitter.session.manager_lookup import Survey
+from outfitter.session.outage_log import Trouble
+from outfitter.session.watch import Board
 from outfitter_proto import codec, names
 from outfitter_proto.bus.port import (
     Bus,
@@ -470,7 +470,7 @@ class WorkerSession:
             self._look_who_watches()
 
     def _say_left_out(self, record: Allocation) -> None:
-        left_out = standing.left_out(record)
+        left_out = status.left_out(record)
         for name in left_out.keys() - self._left_out:
             log.warning("%s: variable %r of its record is not set: %s", record.key, name, left_out[name])
         self._left_out |= left_out.keys()
@@ -510,10 +510,10 @@ class WorkerSession:
             if notice.error is not None:
                 raise notice.error
             if notice.record is not None:
-                refusal = standing.refusal(notice.record)
+                refusal = status.refusal(notice.record)
                 if refusal is None and not self.board.lease.at_risk:
                     return notice.record
-                if refusal is not None and standing.standing(notice.record) is not standing.Standing.WAITING:
+                if refusal is not None and status.standing(notice.record) is not status.Standing.WAITING:
                     raise refusal
             notice = await self.board.changed(notice.version)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from outfitter.lease import Clock
+from outfitter.session.lease import Clock
 
 SAY_AGAIN_AFTER = 60.0
 """Seconds between two lines about one trouble."""

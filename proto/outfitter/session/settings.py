@@ -13,8 +13,8 @@ from types import EllipsisType
 
 from msgspec import UNSET, Struct
 
-from outfitter import identity
 from outfitter.errors import InvalidRequestError
+from outfitter.session import identity
 from outfitter_proto import codec, names
 from outfitter_proto.bus import DEFAULT_BUS
 from outfitter_proto.records import Owner, Register, ResourceRequest

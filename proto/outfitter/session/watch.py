@@ -10,8 +10,11 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from outfitter.errors import AllocationEndedError
-from outfitter.lease import Lease
+from outfitter.errors import (
+    AllocationEndedError,
+    LeaseLostError,
+)
+from outfitter.session.lease import Lease
 from outfitter_proto.records import FINAL_STATES, Allocation
 
 
@@ -98,3 +101,13 @@ class Board:
             with self._changed:
                 self._pokes.pop(poke, None)
         return self._notice
+
+
+def lease_lost(board: Board) -> LeaseLostError:
+    """What to say when the lease is at risk."""
+    left, record = board.lease.remaining or 0.0, board.read().record
+    when = f"ends in {left:.1f} s" if left > 0 else f"ended {-left:.1f} s ago"
+    return LeaseLostError(
+        f"no heartbeat of {record.key if record else 'this worker'} was acknowledged for most of its lease, "
+        f"which {when}: stop using its devices"
+    )

@@ -10,12 +10,11 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from outfitter.board import Board
 from outfitter.errors import LeaseLostError
-from outfitter.lease import Clock
-from outfitter.operators import lease_lost
-from outfitter.standing import Standing, standing
-from outfitter.trouble import Trouble
+from outfitter.session.lease import Clock
+from outfitter.session.outage_log import Trouble
+from outfitter.session.status import Standing, standing
+from outfitter.session.watch import Board, lease_lost
 from outfitter_proto.bus.port import BusError
 
 PUBLISH_WITHIN = 5.0
