@@ -19,8 +19,8 @@ import anyio.to_thread
 
 from outfitter_drivers import settings
 from outfitter_drivers.api import Device, DriverParams, ExternalResourceDriverFactory, TemporaryDriverError
-from outfitter_drivers.description import described_device, natural_order
 from outfitter_drivers.polling import PollingDriver
+from outfitter_drivers.support.description import described_device, natural_order
 from outfitter_proto.records import Health
 
 MAX_FILE_BYTES = 64 * 1024

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from outfitter_drivers import gpu_coordination as coordination
+from outfitter_drivers.gpu import coordination
 from outfitter_drivers.program import MAX_STDOUT_BYTES, Why, run_to_end
 
 PROGRAM = "outfitter-gpu-discovery"

@@ -22,8 +22,8 @@ from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from outfitter_drivers.api import PermanentDriverError, TemporaryDriverError
-from outfitter_drivers.device_name import hides_something, is_blank
 from outfitter_drivers.program import MAX_STDOUT_BYTES, Run, Why, run_to_end
+from outfitter_drivers.support.device_name import hides_something, is_blank
 
 logger = logging.getLogger("outfitter.drivers")
 

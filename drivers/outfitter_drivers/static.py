@@ -29,7 +29,7 @@ from outfitter_drivers.api import (
     NotEnoughDevicesError,
     Worker,
 )
-from outfitter_drivers.description import described_device, natural_order
+from outfitter_drivers.support.description import described_device, natural_order
 from outfitter_proto.records import Health
 
 # Host names have dots themselves: a host ends where the first of these words follows.

@@ -20,9 +20,9 @@ from outfitter_drivers.api import (
     TemporaryDriverError,
     Worker,
 )
-from outfitter_drivers.discovery_script import AllocateReleaseDriver, ScriptDriver
-from outfitter_drivers.gpu import FLINK_DEFAULT_PATH, GPUDriverFactory
-from outfitter_drivers.nvidia import NvidiaDriver, parse_gpus
+from outfitter_drivers.gpu.discovery_script import AllocateReleaseDriver, ScriptDriver
+from outfitter_drivers.gpu.factory import FLINK_DEFAULT_PATH, GPUDriverFactory
+from outfitter_drivers.gpu.nvidia import NvidiaDriver, parse_gpus
 from outfitter_proto.records import Health
 from support.gpu_machine import executable, nvidia_smi
 

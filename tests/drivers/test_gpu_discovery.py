@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outfitter_drivers import gpu_coordination as coordination
-from outfitter_drivers.gpu_coordination import CoordinationError, Owner
+from outfitter_drivers.gpu import coordination
+from outfitter_drivers.gpu.coordination import CoordinationError, Owner
 from support.gpu_machine import PROGRAM, answer, discovery, nvidia_smi
 from support.processes import wait_until_ended
 
@@ -131,7 +131,8 @@ def test_it_needs_nothing_but_the_standard_library() -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=_source_path(), check=True)
     assert done.stdout.split() == [
         "outfitter_drivers",
-        "outfitter_drivers.gpu_coordination",
+        "outfitter_drivers.gpu",
+        "outfitter_drivers.gpu.coordination",
         "outfitter_drivers.gpu_discovery",
         "outfitter_drivers.program",
     ]

@@ -9,7 +9,7 @@ import pytest
 
 from outfitter_drivers import registry
 from outfitter_drivers.api import DriverParams
-from outfitter_drivers.gpu import GPUDriverFactory
+from outfitter_drivers.gpu.factory import GPUDriverFactory
 from outfitter_drivers.static import StaticDriverFactory
 
 

@@ -20,8 +20,8 @@ from outfitter_drivers.api import (
     TemporaryDriverError,
     Worker,
 )
-from outfitter_drivers.discovery_script import ScriptDriver
-from outfitter_drivers.gpu import GPUDriverFactory
+from outfitter_drivers.gpu.discovery_script import ScriptDriver
+from outfitter_drivers.gpu.factory import GPUDriverFactory
 from outfitter_drivers.script import parse_indexes, run_script, shortened
 from support.gpu_machine import executable
 from support.processes import has_ended, wait_until_ended

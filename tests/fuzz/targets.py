@@ -13,12 +13,12 @@ from pathlib import Path
 
 from aiokafka.record._crc32c import crc as crc32c
 
-from outfitter_drivers import gpu_coordination
 from outfitter_drivers.api import PermanentDriverError, TemporaryDriverError
-from outfitter_drivers.description import described_device
-from outfitter_drivers.device_name import is_blank
-from outfitter_drivers.nvidia import parse_gpus
+from outfitter_drivers.gpu import coordination as gpu_coordination
+from outfitter_drivers.gpu.nvidia import parse_gpus
 from outfitter_drivers.script import parse_indexes
+from outfitter_drivers.support.description import described_device
+from outfitter_drivers.support.device_name import is_blank
 from outfitter_proto import codec
 from outfitter_proto.bus import BusError, TopicSpec
 from outfitter_proto.bus.embedded import housekeeping, log

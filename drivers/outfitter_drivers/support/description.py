@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from outfitter_drivers import settings
 from outfitter_drivers.api import Device
-from outfitter_drivers.device_name import hides_something, is_blank
+from outfitter_drivers.support.device_name import hides_something, is_blank
 from outfitter_proto import environment
 from outfitter_proto.records import Health
 

@@ -25,7 +25,7 @@ from outfitter_drivers.api import (
     TemporaryDriverError,
     Worker,
 )
-from outfitter_drivers.nvidia import cuda_environment
+from outfitter_drivers.gpu.nvidia import cuda_environment
 from outfitter_drivers.program import inherited
 from outfitter_drivers.script import Outcome, logger, parse_indexes, run_script
 

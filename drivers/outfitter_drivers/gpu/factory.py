@@ -22,8 +22,8 @@ from outfitter_drivers.api import (
     ExternalResourceDriverFactory,
     NotOnThisMachineError,
 )
-from outfitter_drivers.discovery_script import DEFAULT_TIMEOUT, AllocateReleaseDriver, ScriptDriver
-from outfitter_drivers.nvidia import DEFAULT_POLL_INTERVAL, NvidiaDriver
+from outfitter_drivers.gpu.discovery_script import DEFAULT_TIMEOUT, AllocateReleaseDriver, ScriptDriver
+from outfitter_drivers.gpu.nvidia import DEFAULT_POLL_INTERVAL, NvidiaDriver
 from outfitter_proto.support import file_ownership
 
 FLINK_DEFAULT_PATH = "plugins/external-resource-gpu/nvidia-gpu-discovery.sh"

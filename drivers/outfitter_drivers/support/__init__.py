@@ -1,0 +1,1 @@
+"""What several drivers share and third parties do not import."""
