@@ -19,7 +19,7 @@ from msgspec import Struct
 from bench.turns import FLOODS, WITHIN_S, Bodies, Flood, publish
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Bus, connect
-from support.house import CLUSTER, HOST, TOPICS, register, static
+from support.in_process_manager import CLUSTER, HOST, TOPICS, register, static
 from support.manager import Manager
 
 LIMIT_S = 1.0

@@ -27,7 +27,18 @@ from outfitter_service import memory
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionRemit
 from outfitter_service.runtime.processor.processor import Limits
-from support.house import CLUSTER, HOST, TOPICS, House, bulky, deregister, heartbeat, register, serving, static
+from support.in_process_manager import (
+    CLUSTER,
+    HOST,
+    TOPICS,
+    House,
+    bulky,
+    deregister,
+    heartbeat,
+    register,
+    serving,
+    static,
+)
 
 FLOOD = 10_000
 WITHIN_S = 300.0

@@ -24,7 +24,7 @@ from service.test_large_commits import NarrowBus
 from support.broker import KafkaBroker
 from support.faulty_bus import FaultyBus
 from support.fleet import PARTITIONS, Fleet
-from support.house import CLUSTER, TOPICS, House, bulky, register, serving, static
+from support.in_process_manager import CLUSTER, TOPICS, House, bulky, register, serving, static
 from support.verdict import verdict
 
 FLOOD = 20_000

@@ -18,7 +18,7 @@ from outfitter_service.runtime.manager.cluster_member import Replica
 from outfitter_service.runtime.processor.batch_limits import Portion
 from outfitter_service.runtime.processor.station import Limits
 from support.faulty_bus import FaultyBus
-from support.house import CLUSTER, House, register, serving, static
+from support.in_process_manager import CLUSTER, House, register, serving, static
 
 IDENTITY = of_partition(replica_identity(CLUSTER), 0)
 

@@ -18,7 +18,7 @@ from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.identity import replica_identity
 from outfitter_service.runtime.manager.cluster_member import Replica
 from support.faulty_bus import FaultyBus
-from support.house import CLUSTER, register
+from support.in_process_manager import CLUSTER, register
 
 
 class Member(Membership):

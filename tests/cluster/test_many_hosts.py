@@ -22,7 +22,7 @@ from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionRemit
 from outfitter_service.runtime.processor import commit_loop
 from support.faulty_bus import FaultyBus
-from support.house import CLUSTER, register, serving, static
+from support.in_process_manager import CLUSTER, register, serving, static
 
 HOSTS = [f"h{number}" for number in range(12)]
 AT_ONCE = 5

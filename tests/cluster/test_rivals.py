@@ -13,7 +13,7 @@ from outfitter_service.runtime.input.scope import PartitionRemit
 from outfitter_service.runtime.processor.processor import ForeignManagerError
 from support.faulty_bus import FaultyBus
 from support.fleet import Fleet, hosts
-from support.house import CLUSTER, serving, static
+from support.in_process_manager import CLUSTER, serving, static
 
 
 @pytest.fixture

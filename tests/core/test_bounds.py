@@ -15,8 +15,8 @@ from outfitter_service.core import request_check
 from outfitter_service.core.decide import Decision, decide, is_due
 from outfitter_service.core.queue import LOOKS
 from outfitter_service.core.state.ledger import DropAllocation
+from support.core_driver import Desk, asks
 from support.decided import decision_of
-from support.desk import Desk, asks
 
 
 def dropped(desk: Desk) -> list[list[str]]:

@@ -11,7 +11,7 @@ from outfitter_proto.codec import encode
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import is_due
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost
-from support.desk import HOST, Desk
+from support.core_driver import HOST, Desk
 
 YEAR = timedelta(days=400)
 

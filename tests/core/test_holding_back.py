@@ -12,7 +12,7 @@ from outfitter_proto.records import Host, ManagerIdentity
 from outfitter_service.core import model as m
 from outfitter_service.core.hosts import host_record
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost
-from support.desk import HOST, START, Desk, asks, device, ill
+from support.core_driver import HOST, START, Desk, asks, device, ill
 
 GPU = m.ResourceSpec(name="gpu", amount=1)
 SCRIPT = m.ResourceSpec(name="gpu", amount=1, on_demand=True)

@@ -5,7 +5,7 @@ import pytest
 from outfitter_proto.records import Owner, Unwatched
 from outfitter_service.core import model as m
 from outfitter_service.core.state.ledger import DropAllocation
-from support.desk import Desk, asks
+from support.core_driver import Desk, asks
 
 GPU = m.ResourceSpec(name="gpu", amount=1)
 

@@ -16,8 +16,8 @@ from outfitter_proto.records import HOLDING_STATES, Allocation
 from outfitter_service.core import model as m
 from outfitter_service.core.state.host_state import exclusive_ids
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost, SetInventory
+from support.core_driver import HOST, Desk, asks, device, ill
 from support.core_world import whole
-from support.desk import HOST, Desk, asks, device, ill
 
 A, B, C = (m.ResourceSpec(name=name) for name in "abc")
 

@@ -13,7 +13,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core import reasons
 from outfitter_service.core.decide import is_due
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost
-from support.desk import HOST, Desk, asks, device, ill
+from support.core_driver import HOST, Desk, asks, device, ill
 
 ASKED = m.ResourceSpec(name="gpu", amount=1, on_demand=True)
 SILENT = m.ResourceSpec(name="gpu", amount=1)

@@ -7,7 +7,7 @@ from outfitter.session import status
 from outfitter_proto.records import Health
 from outfitter_service.core import model as m
 from outfitter_service.core.state.ledger import Inventory, SetInventory
-from support.desk import Desk, asks, device, ill
+from support.core_driver import Desk, asks, device, ill
 
 GPU = m.ResourceSpec(name="gpu", amount=1)
 FPGA = m.ResourceSpec(name="fpga", amount=1)

@@ -11,9 +11,9 @@ from outfitter_proto.records import Register, ResourceRequest, Source
 from outfitter_service.core import fast_path
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, work_out
+from support.core_driver import HOST, Desk, asks, device, ill
 from support.core_world import whole
 from support.decided import apply, decision_of
-from support.desk import HOST, Desk, asks, device, ill
 
 MAYBE = st.sampled_from([False, False, False, True])
 DEVICES = st.sampled_from(

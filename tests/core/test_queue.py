@@ -4,7 +4,7 @@ import pytest
 
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import SHOWN_POSITIONS, renumber
-from support.desk import Desk, asks, device, ill
+from support.core_driver import Desk, asks, device, ill
 
 GPU = m.ResourceSpec(name="gpu", amount=1)
 FPGA = m.ResourceSpec(name="fpga", amount=1)

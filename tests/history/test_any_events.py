@@ -13,7 +13,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
 from outfitter_service.query.replay import differences
 from outfitter_service.runtime.changelog.snapshots import Pace
-from support.chronicle import Chronicle
+from support.recorded_writer import Chronicle
 
 
 class Histories(Core):

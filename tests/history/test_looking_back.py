@@ -18,7 +18,7 @@ from outfitter_service.query import history_reader, rebuild
 from outfitter_service.runtime.changelog.snapshots import Pace
 from outfitter_service.runtime.processor.station import Limits
 from support.faulty_bus import FaultyBus
-from support.house import CLUSTER, HOST, deregister, register, serving, static
+from support.in_process_manager import CLUSTER, HOST, deregister, register, serving, static
 
 MESSAGES = 60
 

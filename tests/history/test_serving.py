@@ -16,7 +16,19 @@ from outfitter_service.query import rebuild
 from outfitter_service.runtime.changelog.snapshots import Pace
 from outfitter_service.runtime.processor.station import Limits
 from support.faulty_bus import FaultyBus, no_faults
-from support.house import CLUSTER, HOST, TOPICS, WITHIN_S, House, another, bulky, deregister, register, serving, static
+from support.in_process_manager import (
+    CLUSTER,
+    HOST,
+    TOPICS,
+    WITHIN_S,
+    House,
+    another,
+    bulky,
+    deregister,
+    register,
+    serving,
+    static,
+)
 
 WORKERS = 30
 SMALL = Pace(piece_bytes=1)

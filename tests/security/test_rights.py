@@ -28,8 +28,8 @@ from outfitter_proto.names import topics as names_of
 from outfitter_proto.records import Register, ResourceRequest
 from outfitter_service.query import ledger_view
 from support.documents import ROOT
-from support.guarded import HOST, WITHIN, client, managing
 from support.secure_broker import SecureBroker, right
+from support.secured_manager import HOST, WITHIN, client, managing
 
 pytestmark = pytest.mark.kafka
 

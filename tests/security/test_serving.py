@@ -22,9 +22,9 @@ from outfitter_proto.bus import Entry, connect
 from outfitter_proto.bus.kafka import KafkaBus
 from outfitter_proto.names import topics as names_of
 from outfitter_service.runtime.dead_letter_quota import A_MINUTE
-from support.guarded import HOST
 from support.manager import Manager, ManagerError, StartManager, files_config
 from support.secure_broker import SecureBroker, right
+from support.secured_manager import HOST
 
 pytestmark = pytest.mark.kafka
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.faulty_bus import FaultyBus
-from support.house import House, serving
+from support.in_process_manager import House, serving
 
 Serve = Callable[..., AbstractAsyncContextManager[House]]
 

@@ -20,7 +20,7 @@ from outfitter_proto.bus.kafka.reading import batches
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionRemit
 from support.faulty_bus import FaultyBus
-from support.house import CLUSTER, HOST, TOPICS, House, heartbeat, register, serving, static
+from support.in_process_manager import CLUSTER, HOST, TOPICS, House, heartbeat, register, serving, static
 from support.verdict import verdict
 
 MOST_TIMES = 10

@@ -18,7 +18,7 @@ from outfitter_proto.bus.kafka.reading import answer_allowance, batches
 from outfitter_proto.names import topics
 from service.test_amplification import packed
 from support.broker import KafkaBroker
-from support.house import House, deregister, register, serving, static
+from support.in_process_manager import House, deregister, register, serving, static
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 

@@ -19,7 +19,7 @@ from outfitter_proto.bus import Entry, TooLargeError, TopicSpec
 from outfitter_proto.codec import WireError, decode_registration
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
-from support.house import CLUSTER, HOST, TOPICS, deregister, heartbeat, register, static
+from support.in_process_manager import CLUSTER, HOST, TOPICS, deregister, heartbeat, register, static
 from support.verdict import verdict
 
 

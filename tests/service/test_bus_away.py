@@ -20,7 +20,7 @@ from outfitter_proto.bus.embedded.database import Database
 from service.conftest import Serve
 from support.broker import Broker
 from support.faulty_bus import FaultyBus, no_faults
-from support.house import CLUSTER, HOST, TOPICS, House, bulky, deregister, heartbeat, register, static
+from support.in_process_manager import CLUSTER, HOST, TOPICS, House, bulky, deregister, heartbeat, register, static
 from support.manager import StartManager
 from support.verdict import verdict
 

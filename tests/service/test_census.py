@@ -23,7 +23,7 @@ from outfitter_service.runtime.processor import gauges as census_module
 from outfitter_service.runtime.processor.gauges import OTHER, Census
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
-from support.house import deregister, register, static
+from support.in_process_manager import deregister, register, static
 from support.wire_samples import AT
 
 HOLDING = {"preparing", "allocated", "releasing"}

@@ -23,7 +23,7 @@ from outfitter_verify import Report
 from service.conftest import Serve
 from support import verdict as checker
 from support.faulty_bus import FaultyBus, no_faults
-from support.house import (
+from support.in_process_manager import (
     CLUSTER,
     HOST,
     TOPICS,
@@ -36,7 +36,7 @@ from support.house import (
     static,
     workshop,
 )
-from support.workshop import BENCHES, Bench
+from support.preparing_driver import BENCHES, Bench
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -11,9 +11,9 @@ from outfitter_proto.support.processes import process_owner
 from outfitter_service.core import model as m
 from outfitter_service.runtime.processor import batch, event_queue
 from service.conftest import Serve
-from support.house import deregister, register, workshop
+from support.in_process_manager import deregister, register, workshop
+from support.preparing_driver import BENCHES, Bench
 from support.verdict import verdict
-from support.workshop import BENCHES, Bench
 
 
 @pytest.mark.parametrize("kind", [m.OwnerDied, m.LeaseExpired, m.Prepared, m.Unprepared])

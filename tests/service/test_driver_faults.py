@@ -38,7 +38,7 @@ from outfitter_service.runtime.drivers.supervisor import Loaded, Supervisor
 from outfitter_service.runtime.drivers.translation import AT_A_STRETCH, MOST_DEVICES, SHORTEST_DELAY_S, known_devices
 from service.conftest import Serve
 from simulation.loop import running
-from support.house import another, deregister, register
+from support.in_process_manager import another, deregister, register
 from support.processes import wait_until_ended
 
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import anyio
 
 from outfitter_proto.bus import Entry, connect
-from support.house import TOPICS, register
+from support.in_process_manager import TOPICS, register
 from support.manager import Manager, StartManager
 
 LEASE_S = 4.0

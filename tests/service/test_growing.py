@@ -27,7 +27,7 @@ from outfitter_service.runtime.processor.processor import Limits
 from outfitter_service.runtime.sweeper.group_member import Sweeper
 from support.broker import KafkaBroker
 from support.faulty_bus import FaultyBus, Killed, no_faults
-from support.house import HOST, House, deregister, heartbeat, register, serving, static
+from support.in_process_manager import HOST, House, deregister, heartbeat, register, serving, static
 from support.remaking import add_partitions, ledger
 
 FEW, MANY = 4, 8

@@ -33,7 +33,7 @@ from outfitter_service.runtime.input.scope import PartitionRemit
 from outfitter_service.runtime.processor.processor import Limits
 from outfitter_service.runtime.sweeper.group_member import Sweeper
 from support.faulty_bus import FaultyBus
-from support.house import House, serving, static
+from support.in_process_manager import House, serving, static
 from support.remaking import ledger
 from support.verdict import verdict
 

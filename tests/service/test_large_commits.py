@@ -13,7 +13,7 @@ from outfitter_service.core import model as m
 from outfitter_service.runtime.processor import event_queue
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
-from support.house import TOPICS, bulky, deregister, register, static
+from support.in_process_manager import TOPICS, bulky, deregister, register, static
 from support.verdict import verdict
 
 

@@ -20,7 +20,7 @@ from outfitter_service.runtime.changelog.snapshots import Pace
 from outfitter_service.runtime.processor.processor import Limits
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
-from support.house import CLUSTER, House, deregister, register, static
+from support.in_process_manager import CLUSTER, House, deregister, register, static
 from support.reporting import SOURCES, Source, reporting
 from support.verdict import verdict
 

@@ -20,7 +20,7 @@ from outfitter_service.runtime.liveness.tracker import LAST_WORDS_S, Attendance
 from outfitter_service.runtime.processor.processor import Limits
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus, no_faults
-from support.house import CLUSTER, HOST, TOPICS, another, deregister, heartbeat, register, static
+from support.in_process_manager import CLUSTER, HOST, TOPICS, another, deregister, heartbeat, register, static
 from support.verdict import verdict
 from support.wire_samples import AT
 

@@ -13,7 +13,7 @@ from outfitter_proto.bus import Entry
 from outfitter_service.runtime.changelog.restore import LedgerRefusedError
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
-from support.house import TOPICS, another, register, static
+from support.in_process_manager import TOPICS, another, register, static
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 

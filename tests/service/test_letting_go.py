@@ -21,7 +21,7 @@ from outfitter_service.runtime.input.scope import HostRemit
 from service.conftest import Serve
 from service.test_taking_anew import TaintedBus
 from support.faulty_bus import FaultyBus
-from support.house import HOST, TOPICS, register, static
+from support.in_process_manager import HOST, TOPICS, register, static
 
 
 @pytest.fixture

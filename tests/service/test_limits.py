@@ -20,7 +20,7 @@ from outfitter_service.runtime.processor.processor import Limits
 from service.conftest import Serve
 from service.test_large_commits import NarrowBus
 from support.faulty_bus import FaultyBus, no_faults
-from support.house import HOST, TOPICS, House, bulky, deregister, heartbeat, register, static
+from support.in_process_manager import HOST, TOPICS, House, bulky, deregister, heartbeat, register, static
 from support.verdict import verdict
 
 FLOOD = 2 * READ_AHEAD + 2000

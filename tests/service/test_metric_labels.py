@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from outfitter_service.metrics import ALLOCATION_BUCKETS, Metrics
 from service.conftest import Serve
-from support.house import deregister, register, static
+from support.in_process_manager import deregister, register, static
 from support.manager import StartManager
 
 

@@ -9,7 +9,7 @@ from anyio import to_thread
 
 from outfitter_verify import verify
 from service.conftest import Serve
-from support.house import HOST, deregister, register
+from support.in_process_manager import HOST, deregister, register
 
 RESOURCES = """
 lease-grace = "0s"

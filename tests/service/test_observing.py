@@ -11,7 +11,7 @@ import pytest
 from outfitter_proto.records import AllocationState, ReasonCode
 from outfitter_service.metrics import Metrics
 from service.conftest import Serve
-from support.house import deregister, heartbeat, register, static
+from support.in_process_manager import deregister, heartbeat, register, static
 from support.manager import StartManager
 
 ZERO = {

@@ -17,7 +17,7 @@ from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.outage_log import SAY_AGAIN_S, Outage
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus, no_faults
-from support.house import register, static
+from support.in_process_manager import register, static
 
 
 class Hands(Clock):

@@ -25,7 +25,7 @@ from outfitter_service.runtime.liveness.process_watch import OwnerWatch
 from outfitter_service.runtime.processor.processor import Limits
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus, no_faults
-from support.house import HOST, TOPICS, House, another, deregister, heartbeat, register, static
+from support.in_process_manager import HOST, TOPICS, House, another, deregister, heartbeat, register, static
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from outfitter_drivers.api import Grant, PermanentDriverError, TemporaryDriverEr
 from outfitter_proto.bus import CommitUnknownError
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus, no_faults
-from support.house import deregister, register, static, workshop
+from support.in_process_manager import deregister, register, static, workshop
+from support.preparing_driver import BENCHES, Bench
 from support.verdict import verdict
-from support.workshop import BENCHES, Bench
 
 TIMEOUT = 'driver-timeout = "200ms"'
 

@@ -14,7 +14,7 @@ from outfitter_service import config as configuration
 from outfitter_service.runtime.manager import service
 from outfitter_service.runtime.manager.service import Service
 from support.faulty_bus import FaultyBus
-from support.house import static
+from support.in_process_manager import static
 
 POINTS = ("start:before", "start:after", "create_topics:before", "topic:before", "topic:after")
 

@@ -16,7 +16,7 @@ from outfitter_service.runtime.processor import processor
 from outfitter_service.runtime.processor.processor import ForeignManagerError
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
-from support.house import HOST, TOPICS, another, register, static
+from support.in_process_manager import HOST, TOPICS, another, register, static
 from support.scripted_manager import host_record
 from support.verdict import verdict
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from service.conftest import Serve
-from support.house import another, deregister, heartbeat, register, static
+from support.in_process_manager import another, deregister, heartbeat, register, static
 from support.manager import add_device, files_config
 from support.verdict import verdict
 

@@ -17,7 +17,7 @@ from outfitter_service.runtime.changelog.restore import LedgerRefusedError, rest
 from outfitter_service.runtime.input.scope import HostRemit, PartitionRemit
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
-from support.house import HOST, TOPICS, register, static
+from support.in_process_manager import HOST, TOPICS, register, static
 
 REMIT = HostRemit(HOST, f"host/{HOST}")
 EVERYBODY = PartitionRemit(0, 1, "partition/0")

@@ -13,7 +13,7 @@ from outfitter_service.runtime.processor import processor
 from outfitter_service.runtime.processor.processor import ForeignManagerError, Limits
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
-from support.house import HOST, House, another, register, static
+from support.in_process_manager import HOST, House, another, register, static
 from support.manager import ManagerError, StartManager
 from support.verdict import verdict
 

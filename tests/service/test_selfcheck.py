@@ -14,7 +14,7 @@ from outfitter_service.runtime.processor import batch
 from outfitter_service.runtime.processor.exclusivity_check import Holders, Violation
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
-from support.house import TOPICS, another, register, static
+from support.in_process_manager import TOPICS, another, register, static
 from support.wire_samples import AT
 
 

@@ -17,10 +17,10 @@ from outfitter_proto.bus import BusUnavailableError
 from outfitter_verify import embedded
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
-from support.house import another, register, static, workshop
+from support.in_process_manager import another, register, static, workshop
 from support.manager import OUTFITTER, Manager, ManagerError, StartManager, files_config
+from support.preparing_driver import BENCHES, Bench
 from support.verdict import verdict
-from support.workshop import BENCHES, Bench
 
 DRIVERS = '''"""Drivers that do not let go."""
 import threading

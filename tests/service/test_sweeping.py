@@ -37,7 +37,7 @@ from outfitter_service.runtime.sweeper import group_member as sweeper_module
 from outfitter_service.runtime.sweeper.group_member import CANDIDATES, Sweeper, at_work, is_candidate
 from support import verdict as checker
 from support.faulty_bus import FaultyBus
-from support.house import CLUSTER, HOST, TOPICS, House, deregister, heartbeat, register, serving, static
+from support.in_process_manager import CLUSTER, HOST, TOPICS, House, deregister, heartbeat, register, serving, static
 from support.wire_samples import SAMPLES
 
 WITHIN_S = 20.0

@@ -22,7 +22,7 @@ from outfitter_proto.records import DeadLetter
 from outfitter_service.runtime.dead_letter_quota import A_MINUTE
 from outfitter_verify import verify
 from support.broker import KafkaBroker
-from support.house import register
+from support.in_process_manager import register
 from support.manager import Manager, StartManager
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]

@@ -16,7 +16,7 @@ from outfitter_service.runtime.processor.processor import ForeignManagerError
 from service.conftest import Serve
 from service.test_owners import body, owner_of
 from support.faulty_bus import FaultyBus, no_faults
-from support.house import another, register, static
+from support.in_process_manager import another, register, static
 
 
 class TaintedBus(FaultyBus):

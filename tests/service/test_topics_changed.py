@@ -23,7 +23,7 @@ from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionRemit
 from outfitter_service.runtime.processor.processor import Limits
 from support.broker import Broker, KafkaBroker
-from support.house import HOST, House, deregister, register, serving, static
+from support.in_process_manager import HOST, House, deregister, register, serving, static
 from support.manager import Manager, ManagerError, StartManager
 from support.remaking import add_partitions, evaporate, ledger, remake, restore
 

@@ -14,7 +14,7 @@ from outfitter_proto.names import topics
 from outfitter_service.runtime.changelog.shape import TopicsChangedError
 from outfitter_service.runtime.processor.processor import Limits
 from support.faulty_bus import FaultyBus
-from support.house import CLUSTER, House, deregister, register, serving, static
+from support.in_process_manager import CLUSTER, House, deregister, register, serving, static
 from support.remaking import add_partitions
 
 OFTEN = Limits(lease_grace_s=0.1, look_s=0.05)

@@ -13,7 +13,7 @@ from outfitter_proto import names
 from outfitter_proto.bus import Entry, connect
 from outfitter_proto.decoding.unknown import UNNAMED
 from service.conftest import Serve
-from support.house import deregister, heartbeat, register, static
+from support.in_process_manager import deregister, heartbeat, register, static
 from support.manager import Manager
 from support.verdict import verdict
 

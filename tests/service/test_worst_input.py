@@ -16,7 +16,7 @@ from outfitter_proto.codec import MAX_MESSAGE_BYTES
 from service.conftest import Serve
 from service.test_amplification import packed, read
 from support.faulty_bus import FaultyBus
-from support.house import HOST, TOPICS, House, bulky, deregister, heartbeat, register, static
+from support.in_process_manager import HOST, TOPICS, House, bulky, deregister, heartbeat, register, static
 from support.verdict import verdict
 
 TIMES = 30

@@ -31,8 +31,8 @@ from outfitter_service.core.decide import Decision, Rules, decide, implied, is_d
 from outfitter_service.core.hosts import host_record
 from outfitter_service.core.state.host_state import HostBook, queue_entry
 from outfitter_service.core.state.ledger import DropAllocation, Ledger, PutAllocation, PutHost, SetInventory, SetScan
+from support.core_driver import HOST, START
 from support.decided import apply, decision_of
-from support.desk import HOST, START
 
 ALIASES = {"g0": ("p0",), "g1": ("p1", "x1")}
 """Devices with several names; `p0` is also what another resource calls `g0`."""

@@ -71,7 +71,7 @@ def workshop(bench: str, extra: str = "") -> str:
     """TOML of the resource `gpu` whose devices lie on a bench (support/workshop.py)."""
     return (
         'external-resources = ["gpu"]\n[external-resource.gpu]\namount = 1\n'
-        f'driver = "support.workshop:WorkshopFactory"\nparam.bench = "{bench}"\n{extra}'
+        f'driver = "support.preparing_driver:WorkshopFactory"\nparam.bench = "{bench}"\n{extra}'
     )
 
 

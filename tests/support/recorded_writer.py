@@ -32,7 +32,7 @@ from outfitter_service.query.replay import Replay, differences
 from outfitter_service.runtime.changelog.snapshots import Pace, Snapshots
 from outfitter_service.runtime.processor.batch import Batch
 from outfitter_service.runtime.processor.gauges import Census
-from support.desk import HOST, START
+from support.core_driver import HOST, START
 
 TOPICS = topics()
 

@@ -1,7 +1,8 @@
 """A driver for tests that prepares devices and takes them back, and a bench on which one sees what was done to them.
 
 The bench outlives managers, as hardware does; `param.bench` names it, and the driver is configured by its Python path
-`support.workshop:WorkshopFactory`. It keeps the rules that drivers must keep (idempotent, no token below the highest
+`support.preparing_driver:WorkshopFactory`. It keeps the rules that drivers must keep (idempotent, no token below the
+highest
 seen), and writes down where the manager broke its own: two calls about one device at once, a device made ready for a
 worker while it is another one's.
 """
