@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Self
 from outfitter.errors import ContextStateError, InvalidRequestError, LeaseLostError, UsedAfterForkError
 from outfitter.operators import OperatorContext, OperatorView
 from outfitter.session import settings, status
-from outfitter.session.status import Standing
-from outfitter.session.watch import Board
+from outfitter.session.status import AllocationStatus
+from outfitter.session.watch import AllocationWatch
 from outfitter_proto import names
 from outfitter_proto.records import Owner
 
@@ -121,7 +121,7 @@ class RuntimeContext(OperatorContext):
     def waiting_because(self) -> str | None:
         """Why entering still waits, in the manager's words; None before it has said so, and once it waits no more."""
         record = self._board().read().record
-        return record.reason if record is not None and status.standing(record) is Standing.WAITING else None
+        return record.reason if record is not None and status.standing(record) is AllocationStatus.WAITING else None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -263,7 +263,7 @@ class RuntimeContext(OperatorContext):
                     code="invalid-request", record=held,
                 )  # fmt: skip
 
-    def _board(self) -> Board:
+    def _board(self) -> AllocationWatch:
         self._check_process()
         if self._backend is None:
             raise ContextStateError(f"{self!r} was not entered: use `with context:` or `async with context:`")

@@ -17,7 +17,7 @@ from outfitter.errors import (
 )
 from outfitter.infos import ExternalResourceInfos
 from outfitter.session import status
-from outfitter.session.watch import Board, Notice, lease_lost
+from outfitter.session.watch import AllocationWatch, Snapshot, lease_lost
 from outfitter_proto.records import Allocation
 
 
@@ -39,7 +39,7 @@ class OperatorContext(ABC):
         """Whose share this is. None: an operator that the registration does not name."""
 
     @abstractmethod
-    def _board(self) -> Board:
+    def _board(self) -> AllocationWatch:
         """The board, after checking that it may be looked at here and now."""
 
     @property
@@ -73,7 +73,9 @@ class OperatorContext(ABC):
         try:
             return status.infos(self.record, name, self.operator)
         except AllocationFailedError as error:
-            if strict or (error.record is not None and status.standing(error.record) is not status.Standing.YOURS):
+            if strict or (
+                error.record is not None and status.standing(error.record) is not status.AllocationStatus.YOURS
+            ):
                 raise
             return ExternalResourceInfos()
 
@@ -162,11 +164,11 @@ class OperatorView(OperatorContext):
     def operator(self) -> str | None:
         return self._operator
 
-    def _board(self) -> Board:
+    def _board(self) -> AllocationWatch:
         return self._context._board()
 
 
-def _usable(board: Board, notice: Notice) -> Allocation:
+def _usable(board: AllocationWatch, notice: Snapshot) -> Allocation:
     """The record of `notice`, if its devices may be used now."""
     if notice.error is not None:
         raise notice.error.with_traceback(None)  # it is raised again and again: its frames must not pile up

@@ -24,7 +24,7 @@ from outfitter.errors import LeaseLostError, NoManagerError
 from outfitter.session import status
 from outfitter.session.lease import Lease
 from outfitter.session.settings import Settings
-from outfitter.session.watch import Board, lease_lost
+from outfitter.session.watch import AllocationWatch, lease_lost
 from outfitter_proto import names
 from outfitter_proto.records import (
     FINAL_STATES,
@@ -77,7 +77,7 @@ class FakeOutfitter:
         self._unavailable: dict[str, Unavailable] = {}
         self._verdict: tuple[AllocationState, str | None, str | None] = (AllocationState.ALLOCATED, None, None)
         self._workers: dict[str, _Worker] = {}
-        self._boards: dict[str, tuple[Board, Callable[[LeaseLostError], object] | None]] = {}
+        self._boards: dict[str, tuple[AllocationWatch, Callable[[LeaseLostError], object] | None]] = {}
         self.absent = False
         """True: nobody answers a registration, and entering raises `NoManagerError`."""
         self._now = 0.0
@@ -152,7 +152,7 @@ class FakeOutfitter:
             self._now += max((board.lease.seconds or 0.0 for board, _ in boards), default=0.0)
         for board, tell in boards:
             record = board.read().record
-            if board.lease.at_risk and record is not None and status.standing(record) is status.Standing.YOURS:
+            if board.lease.at_risk and record is not None and status.standing(record) is status.AllocationStatus.YOURS:
                 board.touch()
                 if tell is not None:
                     tell(lease_lost(board))
@@ -320,7 +320,7 @@ class _FakeBackend:
     def __init__(
         self, fake: FakeOutfitter, settings: Settings, tell: Callable[[LeaseLostError], object] | None
     ) -> None:
-        self.board = Board(Lease(lambda: fake._now))
+        self.board = AllocationWatch(Lease(lambda: fake._now))
         self._fake = fake
         self._registration = settings.registration
         self._tell = tell
@@ -345,10 +345,10 @@ class _FakeBackend:
     def _post(self, record: Allocation) -> None:
         self.board.lease.grant(record.request.lease_s)
         self.board.post(record)
-        if self._ready.done() or (meaning := status.standing(record)) is status.Standing.WAITING:
+        if self._ready.done() or (meaning := status.standing(record)) is status.AllocationStatus.WAITING:
             return
         refusal = status.refusal(record)
-        if meaning is status.Standing.YOURS or refusal is None:
+        if meaning is status.AllocationStatus.YOURS or refusal is None:
             self.board.lease.confirm(self._fake._now)
             self._ready.set_result(None)
         else:

@@ -68,7 +68,7 @@ ALLOCATION_BUCKETS = (
 COMMIT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
-class Standing(Struct, frozen=True, kw_only=True):
+class StateCounts(Struct, frozen=True, kw_only=True):
     """What the gauges show at one moment, counted from committed records.
 
     `devices` by (resource, `free` | `held` | `unhealthy` | `unknown` | `held-back`), `allocations` by (resource,
@@ -88,7 +88,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     oldest_unanswered_s: float = 0.0
 
     @classmethod
-    def together(cls, parts: Iterable[Standing]) -> Standing:
+    def together(cls, parts: Iterable[StateCounts]) -> StateCounts:
         """What several processors of one manager show."""
         found = [*parts]
         return cls(
@@ -106,12 +106,12 @@ class Standing(Struct, frozen=True, kw_only=True):
 
 
 class _StandingCollector(Collector):
-    def __init__(self, resources: Iterable[str], standing: Callable[[], Standing | None]) -> None:
+    def __init__(self, resources: Iterable[str], standing: Callable[[], StateCounts | None]) -> None:
         self._resources = list(resources)
         self._standing = standing
 
     def collect(self) -> Iterator[Metric]:
-        now = self._standing() or Standing.together(())
+        now = self._standing() or StateCounts.together(())
         devices = GaugeMetricFamily(
             "outfitter_devices", "Devices known to the manager, by resource and state.", labels=["resource", "state"]
         )
@@ -289,7 +289,7 @@ class Metrics:
                 self.driver_failures.labels(name, call)
                 self.driver_seconds.labels(name, call)
 
-    def show(self, standing: Callable[[], Standing | None]) -> None:
+    def show(self, standing: Callable[[], StateCounts | None]) -> None:
         """Register where the gauges of state come from; called once."""
         self.registry.register(_StandingCollector(self.resources, standing))
 

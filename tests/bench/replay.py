@@ -22,7 +22,7 @@ from outfitter_proto.names import host_writer, topics, transactional_id
 from outfitter_proto.records import Allocation, Checkpoint, InputPosition, LedgerRecord, Owner
 from outfitter_service import memory
 from outfitter_service.runtime.changelog.restore import restore
-from outfitter_service.runtime.input.scope import HostRemit
+from outfitter_service.runtime.input.scope import HostScope
 
 WRITTEN_AT_ONCE = 700
 NO_MORE_WITHIN_MS = 5000
@@ -74,7 +74,7 @@ async def by_service(url: str, cluster: str) -> Replayed:
     """As a manager does when it starts."""
     memory.tune()
     async with KafkaBus(url) as bus:
-        remit = HostRemit(loads.HOST, host_writer(loads.HOST))
+        remit = HostScope(loads.HOST, host_writer(loads.HOST))
         before = machine.resident_bytes()
         found = await restore(bus, topics(cluster).allocations, 0, remit)
         return Replayed(

@@ -25,13 +25,13 @@ from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Bus, Entry, connect
 from outfitter_service import memory
 from outfitter_service.runtime.identity import of_partition, replica_identity
-from outfitter_service.runtime.input.scope import PartitionRemit
+from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.processor.processor import Limits
 from support.in_process_manager import (
     CLUSTER,
     HOST,
     TOPICS,
-    House,
+    InProcessManager,
     bulky,
     deregister,
     heartbeat,
@@ -113,7 +113,7 @@ async def publish(bus: Bus, bodies: Callable[[], Bodies], key: Callable[[int], s
     return len(entries)
 
 
-async def through(house: House) -> None:
+async def through(house: InProcessManager) -> None:
     """Wait until everything is decided and told."""
     _, end = await house.bus.offsets(TOPICS.registrations, 0)
     with anyio.fail_after(WITHIN_S):
@@ -188,12 +188,12 @@ FLOODS: dict[str, Flood] = {
 
 
 @asynccontextmanager
-async def manager(bus: Bus, folder: Path, flood: Flood) -> AsyncIterator[House]:
+async def manager(bus: Bus, folder: Path, flood: Flood) -> AsyncIterator[InProcessManager]:
     config = static(flood.devices, extra=f'sharing = "{flood.sharing}"\n')
     scope: dict[str, Any] = {}
     if flood.hosts:
         identity = of_partition(replica_identity(CLUSTER), 0)
-        scope = {"identity": identity, "remit": PartitionRemit(0, 1, identity.writer)}
+        scope = {"identity": identity, "remit": PartitionScope(0, 1, identity.writer)}
     async with serving(bus, config, folder, limits=Limits(lease_grace_s=0.1), **scope, **flood.rules) as house:
         house.metrics.show(house.processor.standing)
         yield house
@@ -219,7 +219,7 @@ async def measure(name: str, folder: Path) -> Turns:
             return await _watched(name, house, lambda: _nothing(house), watcher)
 
 
-async def _say(bus: Bus, house: House, flood: Flood, key: Callable[[int], str]) -> int:
+async def _say(bus: Bus, house: InProcessManager, flood: Flood, key: Callable[[int], str]) -> int:
     count = await publish(bus, flood.bodies, key)
     await through(house)
     count += await publish(bus, flood.after, key)
@@ -231,14 +231,14 @@ async def _say(bus: Bus, house: House, flood: Flood, key: Callable[[int], str]) 
     return count
 
 
-async def _nothing(house: House) -> int:
+async def _nothing(house: InProcessManager) -> int:
     await house.ready()
     await through(house)
     return 0
 
 
 async def _watched(
-    name: str, house: House, happens: Callable[[], Awaitable[int]], watcher: Watcher | None = None
+    name: str, house: InProcessManager, happens: Callable[[], Awaitable[int]], watcher: Watcher | None = None
 ) -> Turns:
     watcher = watcher or Watcher()
     async with anyio.create_task_group() as tasks:
@@ -255,7 +255,7 @@ async def _watched(
     )
 
 
-async def _scrape(house: House) -> None:
+async def _scrape(house: InProcessManager) -> None:
     while True:
         house.metrics.exposition()
         await anyio.sleep(1.0)

@@ -30,7 +30,7 @@ from outfitter_proto.bus.embedded import log
 from outfitter_proto.bus.embedded.database import Database
 from outfitter_proto.bus.embedded.location import parse
 from outfitter_proto.bus.embedded.lock import Lock
-from outfitter_proto.bus.embedded.notify import Belfry
+from outfitter_proto.bus.embedded.notify import Notifier
 from outfitter_proto.bus.embedded.thread import JobThread, TurnTimeoutError
 
 COMMITTER = Path(__file__).parent / "committing_process.py"
@@ -229,7 +229,7 @@ async def test_a_commit_wakes_the_readers_of_its_partitions_and_no_others(embedd
     async with connect(embedded_url) as bus, database(embedded_url) as reading:
         await bus.create_topics([TopicSpec("t", 2, {}), TopicSpec("u", 2, {})])
         topics = {topic.name: topic.id for topic in await reading.read(log.all_topics)}
-        belfry = Belfry(parse(embedded_url))
+        belfry = Notifier(parse(embedded_url))
         ears = {(name, part): belfry.listen(topics[name], part) for name in "tu" for part in (0, 1)}
         async with await bus.open_writer("w", 1) as writer:
             await writer.commit([("u", [Entry(b"k", b"v")]), ("t", [])])

@@ -16,7 +16,7 @@ import pytest
 from outfitter_proto.bus import BusConfigurationError, Entry, TopicSpec, connect
 from outfitter_proto.bus.embedded import log
 from outfitter_proto.bus.embedded.database import Database
-from outfitter_proto.bus.embedded.location import Place, check_directory, parse
+from outfitter_proto.bus.embedded.location import Location, check_directory, parse
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from outfitter_proto.bus.embedded.location import Place, check_directory, parse
     ],
 )
 def test_a_url_names_an_absolute_path_with_three_slashes_or_four(url: str, path: str, synchronous: str) -> None:
-    assert parse(url) == Place(Path(path), synchronous)
+    assert parse(url) == Location(Path(path), synchronous)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_directory_is_ours_or_roots_or_shared_with_its_group(
 
 @pytest.mark.parametrize("name", ["bus.db", "bus.db-wal", "bus.db-shm", "bus.db-journal", "bus.lock", "bus.wake"])
 def test_what_lies_beside_is_of_somebody_who_may_write_the_directory_and_no_others(tmp_path: Path, name: str) -> None:
-    place = Place(tmp_path / "bus.db", "FULL")
+    place = Location(tmp_path / "bus.db", "FULL")
     path = tmp_path / name
     path.touch(mode=0o660)
     place.check_rights(path, path.lstat())
@@ -280,7 +280,7 @@ async def test_a_file_that_is_just_becoming_a_bus_is_no_strangers(tmp_path: Path
         connection.set_trace_callback(make)
         return log.recognise(connection)
 
-    database = Database(Place(path, "FULL"))
+    database = Database(Location(path, "FULL"))
     with closing(other):
         await database.open(look, lambda _: other.close())
     await database.close()

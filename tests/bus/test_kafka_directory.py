@@ -8,7 +8,7 @@ import pytest
 
 from outfitter_proto.bus import TopicSpec, connect
 from outfitter_proto.bus.kafka.connecting import broker_directory
-from outfitter_proto.bus.kafka.connecting.broker_directory import Directory
+from outfitter_proto.bus.kafka.connecting.broker_directory import BrokerDirectory
 from outfitter_proto.bus.kafka.connecting.login import Node
 from support.broker import KafkaBroker
 
@@ -17,7 +17,7 @@ A, B, C = Node("a", 1), Node("b", 2), Node("c", 3)
 
 def test_whoever_hung_is_asked_last_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_directory, "DOUBT_S", 1000.0)
-    found = Directory([A, B])
+    found = BrokerDirectory([A, B])
     found.learn([B, C])
     assert found.order() == [A, B, C]
     found.doubt(A)
@@ -27,13 +27,13 @@ def test_whoever_hung_is_asked_last_for_a_while(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_only_broker_is_never_doubted() -> None:
-    found = Directory([A])
+    found = BrokerDirectory([A])
     found.doubt(A)
     assert not found.doubtful(A)
 
 
 def test_a_leader_counts_until_a_later_epoch_of_its_partition_is_known() -> None:
-    found = Directory([A])
+    found = BrokerDirectory([A])
     assert found.newest("topic", 0, 7)
     assert found.newest("topic", 0, 7)
     assert found.newest("topic", 0, 8)

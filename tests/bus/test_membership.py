@@ -32,9 +32,9 @@ from outfitter_proto.bus import (
 from outfitter_proto.bus.embedded import log
 from outfitter_proto.bus.embedded.database import Database
 from outfitter_proto.bus.embedded.groups import new_member, share_out
-from outfitter_proto.bus.embedded.location import Place, parse
+from outfitter_proto.bus.embedded.location import Location, parse
 from outfitter_proto.bus.embedded.membership import EmbeddedMembership
-from outfitter_proto.bus.embedded.notify import Belfry
+from outfitter_proto.bus.embedded.notify import Notifier
 from outfitter_proto.bus.kafka.connecting import log_throttle
 from outfitter_proto.bus.ownership import Ownership
 from support.broker import Broker, KafkaBroker
@@ -344,10 +344,10 @@ async def test_without_its_file_a_member_keeps_what_it_has_and_confirms_nothing(
             assert await silent(member)
 
 
-class _CancellingBelfry(Belfry):
+class _CancellingBelfry(Notifier):
     """Cancels a scope in the moment in which a commit has happened and its caller has not heard of it."""
 
-    def __init__(self, place: Place, scope: anyio.CancelScope) -> None:
+    def __init__(self, place: Location, scope: anyio.CancelScope) -> None:
         super().__init__(place)
         self._cancel = scope.cancel
         self._loop = asyncio.get_running_loop()

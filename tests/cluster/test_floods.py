@@ -18,13 +18,13 @@ from outfitter_proto.bus import Bus, Entry, Message, Reader, TooLargeError, conn
 from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.runtime.identity import of_partition, replica_identity
-from outfitter_service.runtime.input.scope import PartitionRemit
+from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.processor.station import Limits
 from service.test_large_commits import NarrowBus
 from support.broker import KafkaBroker
 from support.faulty_bus import FaultyBus
 from support.fleet import PARTITIONS, Fleet
-from support.in_process_manager import CLUSTER, TOPICS, House, bulky, register, serving, static
+from support.in_process_manager import CLUSTER, TOPICS, InProcessManager, bulky, register, serving, static
 from support.verdict import verdict
 
 FLOOD = 20_000
@@ -44,10 +44,10 @@ async def bus(tmp_path: Path) -> AsyncIterator[FaultyBus]:
 
 
 @asynccontextmanager
-async def managed(bus: Bus, folder: Path, limits: Limits | None = None) -> AsyncIterator[House]:
+async def managed(bus: Bus, folder: Path, limits: Limits | None = None) -> AsyncIterator[InProcessManager]:
     """A manager of the whole partition, another one each time."""
     identity = of_partition(replica_identity(CLUSTER), 0)
-    remit = PartitionRemit(0, 1, identity.writer)
+    remit = PartitionScope(0, 1, identity.writer)
     async with serving(bus, static(1), folder, identity=identity, remit=remit, limits=limits, ready=False) as house:
         yield house
 
@@ -85,7 +85,7 @@ async def place(
                         return found
 
 
-async def through(house: House, end: int) -> None:
+async def through(house: InProcessManager, end: int) -> None:
     """Wait until everything before `end` is decided, in turn."""
     await house.until(lambda records: records.get("@checkpoint/partition/0", {}).get("input", {}).get("to", 0) >= end)
 

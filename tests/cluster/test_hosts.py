@@ -13,23 +13,23 @@ from outfitter_service.config import load
 from outfitter_service.core.model import DriverReport
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.identity import of_partition, replica_identity
-from outfitter_service.runtime.input.scope import PartitionRemit
+from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.manager.cluster_member import Replica
-from outfitter_service.runtime.processor.batch_limits import Portion
+from outfitter_service.runtime.processor.batch_limits import BatchLimits
 from outfitter_service.runtime.processor.station import Limits
 from support.faulty_bus import FaultyBus
-from support.in_process_manager import CLUSTER, House, register, serving, static
+from support.in_process_manager import CLUSTER, InProcessManager, register, serving, static
 
 IDENTITY = of_partition(replica_identity(CLUSTER), 0)
 
 
-async def say(house: House, body: dict[str, Any]) -> None:
+async def say(house: InProcessManager, body: dict[str, Any]) -> None:
     await house.publish(json.dumps(body).encode(), body["host"].encode())
 
 
 async def test_hosts_beyond_the_bound_are_dead_letters_and_those_that_are_known_are_served_on(tmp_path: Path) -> None:
     limits = Limits(lease_grace_s=0.1, hosts=2)
-    remit = PartitionRemit(0, 1, IDENTITY.writer)
+    remit = PartitionScope(0, 1, IDENTITY.writer)
     async with (
         FaultyBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus,
         serving(bus, static(2), tmp_path, identity=IDENTITY, remit=remit, limits=limits) as house,
@@ -46,7 +46,7 @@ async def test_hosts_beyond_the_bound_are_dead_letters_and_those_that_are_known_
 
 async def test_a_host_that_was_forgotten_by_a_commit_without_an_answer_is_looked_at_no_more(tmp_path: Path) -> None:
     url = f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL"
-    remit = PartitionRemit(0, 1, IDENTITY.writer)
+    remit = PartitionScope(0, 1, IDENTITY.writer)
     forgotten = anyio.Event()
     async with (
         FaultyBus(url) as said,
@@ -117,7 +117,7 @@ async def test_a_replica_without_its_first_assignment_is_not_ready_and_says_what
 
 
 def test_a_message_that_was_too_large_means_nothing_in_an_input_that_begins_anew() -> None:
-    portion = Portion(records=10, max_bytes=10_000)
+    portion = BatchLimits(records=10, max_bytes=10_000)
     portion.refuse(7)
     portion.forget()
     assert portion.indigestible is None
@@ -125,7 +125,7 @@ def test_a_message_that_was_too_large_means_nothing_in_an_input_that_begins_anew
 
 async def test_what_a_driver_says_of_a_host_that_is_not_known_any_more_is_not_kept(tmp_path: Path) -> None:
     """Its driver was being asked while the host was forgotten."""
-    remit = PartitionRemit(0, 1, IDENTITY.writer)
+    remit = PartitionScope(0, 1, IDENTITY.writer)
     async with (
         FaultyBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus,
         serving(bus, static(2), tmp_path, identity=IDENTITY, remit=remit) as house,

@@ -19,7 +19,7 @@ from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.drivers import loading
 from outfitter_service.runtime.drivers import pool as drivers
 from outfitter_service.runtime.identity import of_partition, replica_identity
-from outfitter_service.runtime.input.scope import PartitionRemit
+from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.processor import commit_loop
 from support.faulty_bus import FaultyBus
 from support.in_process_manager import CLUSTER, register, serving, static
@@ -59,7 +59,7 @@ async def test_deadlines_of_some_hosts_are_looked_at_in_a_turn_and_those_of_all_
     looked: set[str] = set()
     is_due = commit_loop.is_due
     identity = of_partition(replica_identity(CLUSTER), 0)
-    remit = PartitionRemit(0, 1, identity.writer)
+    remit = PartitionScope(0, 1, identity.writer)
     with turns() as found:
 
         def look(ledger: Any, rules: Any, host: str, now: Any) -> bool:

@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outfitter_proto.bus import Message
-from outfitter_service.runtime.input.input_reader import Place, Window
-from outfitter_service.runtime.input.lookahead import ENTRY_BYTES, Outlook
-from outfitter_service.runtime.input.scope import PartitionRemit
+from outfitter_service.runtime.input.input_reader import Cursor, PrefetchBuffer
+from outfitter_service.runtime.input.lookahead import ENTRY_BYTES, LookAheadBuffer
+from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.processor.batch import Batch
-from outfitter_service.runtime.processor.batch_limits import Portion
-from outfitter_service.runtime.processor.pending_commit import Work
+from outfitter_service.runtime.processor.batch_limits import BatchLimits
+from outfitter_service.runtime.processor.pending_commit import PendingCommit
 
 HOSTS = (b"a", b"b", b"c", None)
-REMIT = PartitionRemit(0, 1, "partition/0")
-PORTION = Portion(records=1000, max_bytes=800_000)
+REMIT = PartitionScope(0, 1, "partition/0")
+PORTION = BatchLimits(records=1000, max_bytes=800_000)
 MOST = 4
 """Messages that each window takes."""
 
@@ -48,27 +48,27 @@ class Partition:
         self.light = light
         self.room = room
         self.settled: list[Message] = []
-        self.told = Place(topic_id="t", position=0)
+        self.told = Cursor(topic_id="t", position=0)
         self.begin()
 
     def begin(self) -> None:
         """A manager takes the partition, and knows what the last checkpoint told."""
-        self.place = Place(topic_id="t", position=self.told.position, ahead=dict(self.told.ahead))
-        self.intake = Window(MOST)
+        self.place = Cursor(topic_id="t", position=self.told.position, ahead=dict(self.told.ahead))
+        self.intake = PrefetchBuffer(MOST)
         self.read = self.place.position
-        self.outlook: Outlook | None = None
+        self.outlook: LookAheadBuffer | None = None
         self.works = [self.work(self.place)]
 
-    def work(self, after: Work | Place) -> Work:
+    def work(self, after: PendingCommit | Cursor) -> PendingCommit:
         ahead = {key: offset for key, offset in after.ahead.items() if offset > after.position}
-        return Work(batch=Decided(), position=after.position, ahead=ahead)
+        return PendingCommit(batch=Decided(), position=after.position, ahead=ahead)
 
     def fetch(self) -> None:
         if not self.intake.full:
             self.intake.put(self.log[self.read : self.read + 2])
             self.read = min(self.read + 2, len(self.log))
         if self.outlook is None and self.intake.full:
-            self.outlook = Outlook(self.read, self.place, REMIT, light=self.light, room=self.room, most=MOST)
+            self.outlook = LookAheadBuffer(self.read, self.place, REMIT, light=self.light, room=self.room, most=MOST)
 
     def look(self) -> None:
         outlook = self.outlook
@@ -107,7 +107,7 @@ class Partition:
         self.place.position, self.place.ahead = work.position, work.ahead
         told = work.reading(self.place, 0, 0)
         ahead = {host.encode(): offset for host, offset in (told.ahead or {}).items()}
-        self.told = Place(topic_id="t", position=told.to, ahead=ahead)
+        self.told = Cursor(topic_id="t", position=told.to, ahead=ahead)
         self.judge()
 
     def fail(self) -> None:
@@ -178,12 +178,12 @@ def test_what_was_passed_over_comes_again_in_its_order_when_the_commit_fails() -
         step(partition)
 
 
-def outlook(light: int = 2, room: int = 1000, ahead: dict[bytes, int] | None = None) -> tuple[Outlook, Place]:
-    place = Place(topic_id="t", position=0, ahead=ahead or {})
-    return Outlook(10, place, REMIT, light=light, room=room, most=100), place
+def outlook(light: int = 2, room: int = 1000, ahead: dict[bytes, int] | None = None) -> tuple[LookAheadBuffer, Cursor]:
+    place = Cursor(topic_id="t", position=0, ahead=ahead or {})
+    return LookAheadBuffer(10, place, REMIT, light=light, room=room, most=100), place
 
 
-def kept(outlook: Outlook) -> list[int]:
+def kept(outlook: LookAheadBuffer) -> list[int]:
     return [each.offset for each in outlook.messages]
 
 

@@ -15,18 +15,18 @@ from outfitter_service.core import request_check
 from outfitter_service.core.decide import Decision, decide, is_due
 from outfitter_service.core.queue import LOOKS
 from outfitter_service.core.state.ledger import DropAllocation
-from support.core_driver import Desk, asks
+from support.core_driver import CoreDriver, asks
 from support.decided import decision_of
 
 
-def dropped(desk: Desk) -> list[list[str]]:
+def dropped(desk: CoreDriver) -> list[list[str]]:
     """The keys that each decision forgot, where it did."""
     found = [[one.key for one in decision.changes if isinstance(one, DropAllocation)] for decision in desk.decisions]
     return [keys for keys in found if keys]
 
 
 def test_beyond_so_many_waiters_a_worker_is_told_that_there_are_too_many() -> None:
-    desk = Desk(m.ResourceSpec(name="gpu"), m.ResourceSpec(name="fpga"), max_waiting=2)
+    desk = CoreDriver(m.ResourceSpec(name="gpu"), m.ResourceSpec(name="fpga"), max_waiting=2)
     desk.report("a")
     desk.report("f", resource="fpga")
     for worker in "xyz":
@@ -42,7 +42,7 @@ def test_beyond_so_many_waiters_a_worker_is_told_that_there_are_too_many() -> No
 
 
 def test_beyond_so_many_that_live_without_a_device_of_their_own_a_worker_is_told_so() -> None:
-    desk = Desk(m.ResourceSpec(name="gpu"), m.ResourceSpec(name="net", shared=True), max_live=3)
+    desk = CoreDriver(m.ResourceSpec(name="gpu"), m.ResourceSpec(name="net", shared=True), max_live=3)
     desk.report("a", "b")
     desk.register("late", resources=asks(net=1))
     desk.register("v", resources={}, lease_s=None)
@@ -61,7 +61,7 @@ def test_beyond_so_many_that_live_without_a_device_of_their_own_a_worker_is_told
 
 
 def test_those_that_waited_for_a_shared_device_are_let_in_up_to_the_bound() -> None:
-    desk = Desk(m.ResourceSpec(name="net", shared=True), max_live=2)
+    desk = CoreDriver(m.ResourceSpec(name="net", shared=True), max_live=2)
     for worker in "uvwx":
         assert desk.register(worker, resources=asks(net=1)).state == "pending"
     desk.report("n", resource="net")
@@ -69,7 +69,7 @@ def test_those_that_waited_for_a_shared_device_are_let_in_up_to_the_bound() -> N
 
 
 def test_of_a_long_reason_the_beginning_is_kept_and_the_goodbye_obeyed() -> None:
-    desk = Desk()
+    desk = CoreDriver()
     desk.report("a")
     desk.register("w", 1)
     desk.deregister("w", reason="x" * 60_000)
@@ -79,7 +79,7 @@ def test_of_a_long_reason_the_beginning_is_kept_and_the_goodbye_obeyed() -> None
 
 
 def test_of_too_many_that_are_over_those_that_ended_first_are_forgotten_before_their_time() -> None:
-    desk = Desk(max_over=3, chunk=2)
+    desk = CoreDriver(max_over=3, chunk=2)
     for number in range(8):
         desk.deregister(f"w{number}")
         desk.now += timedelta(seconds=1)
@@ -93,7 +93,7 @@ def test_of_too_many_that_are_over_those_that_ended_first_are_forgotten_before_t
 
 
 def test_those_that_ended_in_one_second_go_up_to_the_bound_and_no_further() -> None:
-    desk = Desk(max_over=3)
+    desk = CoreDriver(max_over=3)
     for number in range(5):
         desk.deregister(f"w{number}")
     desk.pass_time(1)
@@ -101,7 +101,7 @@ def test_those_that_ended_in_one_second_go_up_to_the_bound_and_no_further() -> N
 
 
 def test_a_worker_that_is_started_again_and_again_is_remembered_by_its_last_runs() -> None:
-    desk = Desk(max_incarnations=3)
+    desk = CoreDriver(max_incarnations=3)
     desk.report("a", "b")
     desk.register("w", 1, incarnation="first")  # holds on: nobody has seen it dead
     for number in range(1, 7):
@@ -116,7 +116,7 @@ def test_a_worker_that_is_started_again_and_again_is_remembered_by_its_last_runs
 
 def test_a_run_that_ends_because_of_a_newer_one_is_not_forgotten_in_the_same_breath() -> None:
     """Its worker has yet to hear of it: not before it must have been committed."""
-    desk = Desk(max_incarnations=1)
+    desk = CoreDriver(max_incarnations=1)
     desk.register("w", 1)
     desk.register("w", 1, incarnation="2")
     assert (desk.state("w"), desk.state("w", "2")) == ("ended", "pending")
@@ -128,7 +128,7 @@ def test_a_run_that_ends_because_of_a_newer_one_is_not_forgotten_in_the_same_bre
     assert dropped(desk) == [["h/w/1", "h/w/2"]]
 
 
-def storm(desk: Desk, kind: str, count: int, *, per_commit: int = 50) -> list[int]:
+def storm(desk: CoreDriver, kind: str, count: int, *, per_commit: int = 50) -> list[int]:
     """Many runs of one worker within a second; how many changes each message led to."""
     begun = len(desk.decisions)
     for number in range(count):
@@ -143,7 +143,7 @@ def storm(desk: Desk, kind: str, count: int, *, per_commit: int = 50) -> list[in
 
 @pytest.mark.parametrize("kind", ["unseen", "fails", "waits"])
 def test_however_fast_runs_of_one_worker_end_so_many_are_remembered_and_a_good_one_is_answered(kind: str) -> None:
-    desk = Desk(max_incarnations=8, chunk=16)
+    desk = CoreDriver(max_incarnations=8, chunk=16)
     if kind == "fails":
         desk.report("a", "b")
     changes = storm(desk, kind, 1000)
@@ -157,7 +157,7 @@ def test_however_fast_runs_of_one_worker_end_so_many_are_remembered_and_a_good_o
 
 
 def test_what_an_earlier_version_has_piled_up_goes_in_pieces() -> None:
-    desk = Desk(max_incarnations=8, max_over=50, chunk=16)
+    desk = CoreDriver(max_incarnations=8, max_over=50, chunk=16)
     tight, desk.rules = desk.rules, structs.replace(desk.rules, max_incarnations=10_000, max_over=10_000)
     storm(desk, "unseen", 500)
     desk.commit()
@@ -173,7 +173,7 @@ def test_what_an_earlier_version_has_piled_up_goes_in_pieces() -> None:
 
 
 def test_runs_that_hold_devices_are_neither_forgotten_nor_looked_at_again_and_again() -> None:
-    desk = Desk(max_incarnations=4)
+    desk = CoreDriver(max_incarnations=4)
     for number in range(200):
         desk.register("w", resources={}, incarnation=f"{number}")
     assert all(len(decision.changes) <= 2 and len(decision.cut) <= 1 for decision in desk.decisions)
@@ -182,7 +182,7 @@ def test_runs_that_hold_devices_are_neither_forgotten_nor_looked_at_again_and_ag
 
 
 def test_a_flood_of_workers_that_end_is_forgotten_as_fast_as_it_comes() -> None:
-    desk = Desk(max_over=10, chunk=4)
+    desk = CoreDriver(max_over=10, chunk=4)
     for number in range(500):
         desk.deregister(f"w{number}")
         if number % 20 == 0:
@@ -207,7 +207,7 @@ def test_to_forget_a_run_and_to_take_that_back_takes_no_longer_the_more_there_ar
 
         __hash__ = str.__hash__
 
-    desk = Desk(max_incarnations=100_000)
+    desk = CoreDriver(max_incarnations=100_000)
     storm(desk, "unseen", 2000)
     desk.commit()
     book = desk.book
@@ -221,7 +221,7 @@ def test_to_forget_a_run_and_to_take_that_back_takes_no_longer_the_more_there_ar
 
 
 def test_what_nobody_has_configured_is_not_kept_for_others() -> None:
-    desk = Desk(m.ResourceSpec(name="gpu"))
+    desk = CoreDriver(m.ResourceSpec(name="gpu"))
     desk.report("a")
     request_check._alike.cache_clear()
     assert desk.register("v", resources=asks(gpu=1, made_up=1)).state == "failed"
@@ -229,7 +229,7 @@ def test_what_nobody_has_configured_is_not_kept_for_others() -> None:
 
 
 def test_records_of_workers_that_want_the_same_have_it_in_common() -> None:
-    desk = Desk(m.ResourceSpec(name="gpu"), m.ResourceSpec(name="fpga"))
+    desk = CoreDriver(m.ResourceSpec(name="gpu"), m.ResourceSpec(name="fpga"))
     desk.report("a", "b", "c")
     desk.report("f", "g", resource="fpga")
     one = desk.register("v", resources=asks(gpu=1, fpga=1))
@@ -273,12 +273,12 @@ def requests_of(kind: str) -> list[dict[str, int]]:
     return [dict.fromkeys(some, 1) for some in sets[:WAITING]]
 
 
-def crowded(kind: str, state: str) -> tuple[Desk, Counted]:
+def crowded(kind: str, state: str) -> tuple[CoreDriver, Counted]:
     """Very many wait for a resource, none of which anybody can have now."""
     on_demand = state == "asking"
     specs = [m.ResourceSpec(name=name, on_failure=m.OnFailure.WAIT, on_demand=on_demand) for name in KINDS]
     counted = Counted({spec.name: spec for spec in specs})
-    desk = Desk(*specs, chunk=CHUNK)
+    desk = CoreDriver(*specs, chunk=CHUNK)
     desk.rules = structs.replace(desk.rules, specs=counted)
     if state == "busy":
         for name in KINDS:

@@ -11,32 +11,32 @@ from outfitter_proto.codec import encode
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import is_due
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost
-from support.core_driver import HOST, Desk
+from support.core_driver import HOST, CoreDriver
 
 YEAR = timedelta(days=400)
 
 
-def tick_if_due(desk: Desk) -> None:
+def tick_if_due(desk: CoreDriver) -> None:
     """What a manager does four times a second."""
     desk.commit()
     if is_due(desk.ledger, desk.rules, HOST, desk.now):
         desk.say(m.Tick(host=HOST))
 
 
-def restarted(desk: Desk) -> Desk:
+def restarted(desk: CoreDriver) -> CoreDriver:
     """Another manager that knows the records alone."""
     ledger = Ledger()
     ledger.restore(PutHost(desk.book.record))
     for record in desk.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
-    again = Desk(*desk.rules.specs.values(), ledger=ledger)
+    again = CoreDriver(*desk.rules.specs.values(), ledger=ledger)
     again.rules = desk.rules
     again.now = desk.now
     return again
 
 
 def test_retention_goes_on_after_a_clock_that_was_ahead() -> None:
-    desk = Desk(retention_s=3600.0)
+    desk = CoreDriver(retention_s=3600.0)
     desk.report("g0")
     desk.now += YEAR
     desk.register("w0", 1)
@@ -53,7 +53,7 @@ def test_retention_goes_on_after_a_clock_that_was_ahead() -> None:
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_what_ended_in_the_future_is_forgotten_one_retention_after_the_clock_is_right(restart: bool) -> None:
-    desk = Desk(retention_s=3600.0)
+    desk = CoreDriver(retention_s=3600.0)
     desk.report("g0")
     desk.now += YEAR
     desk.register("w", 1)
@@ -72,7 +72,7 @@ def test_what_ended_in_the_future_is_forgotten_one_retention_after_the_clock_is_
 
 
 def test_who_registered_while_the_clock_was_ahead_waits_as_long_as_it_asked_for_and_no_longer() -> None:
-    desk = Desk()
+    desk = CoreDriver()
     desk.report("g0")
     desk.register("holder", 1)
     desk.now += YEAR
@@ -88,7 +88,7 @@ def test_who_registered_while_the_clock_was_ahead_waits_as_long_as_it_asked_for_
 
 
 def test_many_records_of_the_future_are_put_right_in_pieces() -> None:
-    desk = Desk(retention_s=60.0, chunk=2)
+    desk = CoreDriver(retention_s=60.0, chunk=2)
     desk.now += YEAR
     for n in range(7):
         desk.deregister(f"w{n}")
@@ -100,7 +100,7 @@ def test_many_records_of_the_future_are_put_right_in_pieces() -> None:
 
 
 def test_records_of_the_future_are_within_the_bound_of_records_that_are_over() -> None:
-    desk = Desk(max_over=3)
+    desk = CoreDriver(max_over=3)
     desk.now += YEAR
     for n in range(8):
         desk.deregister(f"w{n}")
@@ -111,7 +111,7 @@ def test_records_of_the_future_are_within_the_bound_of_records_that_are_over() -
 
 
 def test_a_host_whose_record_is_of_the_future_is_forgotten_in_time() -> None:
-    desk = Desk(retention_s=60.0, forgets_hosts=True)
+    desk = CoreDriver(retention_s=60.0, forgets_hosts=True)
     desk.ledger.apply([PutHost(structs.replace(desk.book.record, since=desk.now + YEAR))])
     tick_if_due(desk)
     desk.now += timedelta(seconds=61)
@@ -121,14 +121,14 @@ def test_a_host_whose_record_is_of_the_future_is_forgotten_in_time() -> None:
 
 def test_a_clock_that_goes_back_a_little_moves_nothing() -> None:
     """Managers of a group take over from each other with clocks that differ by some."""
-    desk = Desk()
+    desk = CoreDriver()
     desk.deregister("w")
     desk.now -= timedelta(seconds=2)
     assert not is_due(desk.ledger, desk.rules, HOST, desk.now)
 
 
 def test_what_is_remembered_of_a_worker_is_bounded_although_the_clock_goes_back() -> None:
-    desk = Desk(max_incarnations=2, chunk=1)
+    desk = CoreDriver(max_incarnations=2, chunk=1)
     for commit in range(10):
         for run in range(6):
             desk.register("w", 1, incarnation=f"{commit}-{run}")
@@ -140,7 +140,7 @@ def test_what_is_remembered_of_a_worker_is_bounded_although_the_clock_goes_back(
 
 def test_what_is_over_and_became_too_large_to_write_loses_its_devices_when_the_clock_was_set_back() -> None:
     """The topics take less than they did. Its devices are in history; retention must go on."""
-    desk = Desk(retention_s=3600.0)
+    desk = CoreDriver(retention_s=3600.0)
     desk.report(m.KnownDevice(id="g0", aliases=("other",), properties={"note": "n" * 3000}))
     desk.now += YEAR
     desk.register("w", 1)

@@ -9,23 +9,23 @@ from outfitter_proto.records import MAX_LISTED_DEVICES
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import implied
 from outfitter_service.core.state.ledger import Ledger, PutAllocation
-from support.core_driver import Desk, asks, device, ill
+from support.core_driver import CoreDriver, asks, device, ill
 
 PREPARES = m.ResourceSpec(name="gpu", amount=1, prepares=True)
 CONFIRMS = m.ResourceSpec(name="gpu", amount=1, confirms=True)
 GPU = m.ResourceSpec(name="gpu", amount=1)
 
 
-def prepared(desk: Desk, worker: str, *, token: int = 1, error: str | None = None) -> None:
+def prepared(desk: CoreDriver, worker: str, *, token: int = 1, error: str | None = None) -> None:
     desk.say(m.Prepared(allocation=f"h/{worker}/1", token=token, error=error))
 
 
-def unprepared(desk: Desk, worker: str, *, token: int = 1, confirmed: bool = True) -> None:
+def unprepared(desk: CoreDriver, worker: str, *, token: int = 1, confirmed: bool = True) -> None:
     desk.say(m.Unprepared(allocation=f"h/{worker}/1", token=token, confirmed=confirmed))
 
 
 def test_a_driver_that_prepares_is_asked_to_before_the_worker_is_told_that_it_has_the_device() -> None:
-    desk = Desk(PREPARES)
+    desk = CoreDriver(PREPARES)
     desk.report("a")
     assert desk.register("w", 1).state == "preparing"
     assert desk.decisions[-1].commands == [m.Prepare(allocation="h/w/1", token=1)]
@@ -35,7 +35,7 @@ def test_a_driver_that_prepares_is_asked_to_before_the_worker_is_told_that_it_ha
 
 
 def test_a_failed_prepare_is_taken_back_and_fails_the_worker_and_only_then_the_device_is_lent() -> None:
-    desk = Desk(PREPARES)
+    desk = CoreDriver(PREPARES)
     desk.report("a")
     desk.register("w", 1)
     desk.register("next", 1)
@@ -49,7 +49,7 @@ def test_a_failed_prepare_is_taken_back_and_fails_the_worker_and_only_then_the_d
 
 @pytest.mark.parametrize("spec", [PREPARES, CONFIRMS])
 def test_devices_whose_driver_takes_them_back_are_lent_only_after_it_did(spec: m.ResourceSpec) -> None:
-    desk = Desk(spec)
+    desk = CoreDriver(spec)
     desk.report("a")
     desk.register("w", 1)
     prepared(desk, "w")
@@ -62,7 +62,7 @@ def test_devices_whose_driver_takes_them_back_are_lent_only_after_it_did(spec: m
 
 
 def test_a_worker_that_ends_while_its_devices_are_prepared_releases_them() -> None:
-    desk = Desk(PREPARES)
+    desk = CoreDriver(PREPARES)
     desk.report("a")
     desk.register("w", 1)
     desk.die("w")
@@ -74,7 +74,7 @@ def test_a_worker_that_ends_while_its_devices_are_prepared_releases_them() -> No
 
 
 def test_answers_with_another_token_change_nothing() -> None:
-    desk = Desk(PREPARES)
+    desk = CoreDriver(PREPARES)
     desk.report("a")
     desk.register("w", 1)
     prepared(desk, "w", token=7)
@@ -85,14 +85,14 @@ def test_answers_with_another_token_change_nothing() -> None:
 
 
 def test_answers_about_unknown_allocations_change_nothing() -> None:
-    desk = Desk(PREPARES)
+    desk = CoreDriver(PREPARES)
     prepared(desk, "w")
     unprepared(desk, "w")
     assert desk.ledger.allocations == {}
 
 
 def test_a_second_end_while_releasing_changes_nothing() -> None:
-    desk = Desk(CONFIRMS)
+    desk = CoreDriver(CONFIRMS)
     desk.report("a")
     desk.register("w", 1)
     desk.deregister("w")
@@ -104,7 +104,7 @@ def test_a_second_end_while_releasing_changes_nothing() -> None:
     ("confirmed", "told"), [(True, "released"), (False, "released (unconfirmed: no in-use check)")]
 )
 def test_history_says_whether_an_in_use_check_confirmed_the_release(confirmed: bool, told: str) -> None:
-    desk = Desk(CONFIRMS)
+    desk = CoreDriver(CONFIRMS)
     desk.report("a")
     desk.register("w", 1)
     desk.deregister("w")
@@ -114,7 +114,7 @@ def test_history_says_whether_an_in_use_check_confirmed_the_release(confirmed: b
 
 
 def test_a_record_implies_the_command_that_is_issued_again_after_a_restart() -> None:
-    desk = Desk(PREPARES)
+    desk = CoreDriver(PREPARES)
     desk.report("a")
     assert implied(desk.register("w", 1)) == m.Prepare(allocation="h/w/1", token=1)
     prepared(desk, "w")
@@ -127,7 +127,7 @@ def test_a_record_implies_the_command_that_is_issued_again_after_a_restart() -> 
 
 
 def test_a_holder_is_told_that_its_device_fell_ill_and_that_it_healed_and_keeps_it() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a")
     granted = desk.register("w", 1)
     desk.report(ill("a", "ECC errors"))
@@ -139,7 +139,7 @@ def test_a_holder_is_told_that_its_device_fell_ill_and_that_it_healed_and_keeps_
 
 
 def test_a_holder_of_a_device_that_is_gone_is_told_that_its_health_is_unknown() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a", "b")
     desk.register("w", 1)
     desk.report("b")
@@ -150,7 +150,7 @@ def test_a_holder_of_a_device_that_is_gone_is_told_that_its_health_is_unknown() 
 
 
 def test_a_holder_of_shared_devices_is_told_of_changes_too() -> None:
-    desk = Desk(m.ResourceSpec(name="gpu", amount=1, shared=True))
+    desk = CoreDriver(m.ResourceSpec(name="gpu", amount=1, shared=True))
     desk.report("a", "b")
     desk.register("w", 1)
     desk.report("a", ill("b"))
@@ -158,7 +158,7 @@ def test_a_holder_of_shared_devices_is_told_of_changes_too() -> None:
 
 
 def test_a_device_with_a_new_id_and_its_old_one_as_alias_keeps_the_id_it_was_granted_by() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("0")
     desk.register("w", 1, operators={"o": asks(gpu=1)})
     desk.report(device("GPU-1", aliases=("0",)))
@@ -168,7 +168,7 @@ def test_a_device_with_a_new_id_and_its_old_one_as_alias_keeps_the_id_it_was_gra
 
 
 def test_many_holders_are_told_in_pieces() -> None:
-    desk = Desk(GPU, chunk=2)
+    desk = CoreDriver(GPU, chunk=2)
     desk.report(*"abcdefg")
     for name in "abcdefg":
         desk.register(name, 1)
@@ -177,7 +177,7 @@ def test_many_holders_are_told_in_pieces() -> None:
 
 
 def test_a_failed_driver_leaves_what_holders_were_told() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a")
     before = desk.register("w", 1)
     desk.fail("hangs")
@@ -185,7 +185,7 @@ def test_a_failed_driver_leaves_what_holders_were_told() -> None:
 
 
 def test_a_report_that_says_nothing_new_changes_nothing() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a")
     assert desk.report("a").changes == []
     desk.fail("hangs")
@@ -193,7 +193,7 @@ def test_a_report_that_says_nothing_new_changes_nothing() -> None:
 
 
 def test_the_hosts_record_says_what_each_driver_said() -> None:
-    desk = Desk(GPU, m.ResourceSpec(name="fpga"), m.ResourceSpec(name="off", state=m.SpecState.DISABLED))
+    desk = CoreDriver(GPU, m.ResourceSpec(name="fpga"), m.ResourceSpec(name="off", state=m.SpecState.DISABLED))
     desk.report(ill("a"))
     resources = desk.book.record.resources
     assert {name: resource.state for name, resource in resources.items()} == {
@@ -207,7 +207,7 @@ def test_the_hosts_record_says_what_each_driver_said() -> None:
 
 
 def test_the_hosts_record_lists_the_first_devices_and_counts_them_all() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report(*(f"{number:04}" for number in range(MAX_LISTED_DEVICES)), "one-more", ill("one-ill"))
     told = desk.book.record.resources["gpu"]
     assert (told.total, told.healthy) == (MAX_LISTED_DEVICES + 2, MAX_LISTED_DEVICES + 1)
@@ -217,13 +217,13 @@ def test_the_hosts_record_lists_the_first_devices_and_counts_them_all() -> None:
 # --- another configuration under live records ----------------------------------------------------------
 
 
-def restarted(desk: Desk, *specs: m.ResourceSpec) -> Desk:
+def restarted(desk: CoreDriver, *specs: m.ResourceSpec) -> CoreDriver:
     """A manager with another configuration that knows the records alone."""
     ledger = Ledger()
     for record in desk.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
     ledger.resume(commit=desk.ledger.commits, token=desk.ledger.token)
-    again = Desk(*specs, ledger=ledger)
+    again = CoreDriver(*specs, ledger=ledger)
     again.offset = desk.offset
     again.say(m.Reschedule(host="h"))
     return again
@@ -239,7 +239,7 @@ def restarted(desk: Desk, *specs: m.ResourceSpec) -> Desk:
     ],
 )
 def test_a_restart_with_another_configuration_never_touches_live_allocations(specs: list[m.ResourceSpec]) -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a", "b")
     granted = desk.register("w")
     desk = restarted(desk, *specs)
@@ -261,7 +261,7 @@ def test_a_restart_with_another_configuration_never_touches_live_allocations(spe
     ],
 )
 def test_a_restart_without_the_resource_fails_those_who_still_wait_for_it(spec: m.ResourceSpec, code: str) -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a")
     desk.register("holder", 1)
     desk.register("w", 1)
@@ -270,7 +270,7 @@ def test_a_restart_without_the_resource_fails_those_who_still_wait_for_it(spec: 
 
 
 def test_a_waiter_keeps_the_amounts_it_was_resolved_with() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.register("w")
     desk = restarted(desk, m.ResourceSpec(name="gpu", amount=3))
     desk.report("a", "b", "c")
@@ -278,7 +278,7 @@ def test_a_waiter_keeps_the_amounts_it_was_resolved_with() -> None:
 
 
 def test_after_a_restart_nobody_is_granted_what_the_records_say_is_held() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a", "b")
     desk.register("w", 1)
     desk.register("waiter", 2)
@@ -292,7 +292,7 @@ def test_after_a_restart_nobody_is_granted_what_the_records_say_is_held() -> Non
 
 def test_after_a_restart_a_device_is_held_under_its_aliases_before_its_own_driver_has_reported() -> None:
     fpga = m.ResourceSpec(name="fpga", amount=1)
-    desk = Desk(GPU, fpga)
+    desk = CoreDriver(GPU, fpga)
     desk.report(device("GPU-1", aliases=("0000:01:00",)))
     desk.register("w", 1)
     desk = restarted(desk, GPU, fpga)
@@ -302,7 +302,7 @@ def test_after_a_restart_a_device_is_held_under_its_aliases_before_its_own_drive
     assert desk.has("other", "fpga") == ["0000:01:00"]
 
 
-def delayed(desk: Desk, worker: str, words: str, *, token: int = 1) -> None:
+def delayed(desk: CoreDriver, worker: str, words: str, *, token: int = 1) -> None:
     desk.say(m.ReleaseDelayed(allocation=f"h/{worker}/1", token=token, words=words))
 
 
@@ -313,7 +313,7 @@ def delayed(desk: Desk, worker: str, words: str, *, token: int = 1) -> None:
 def test_while_it_is_taken_back_the_record_says_what_that_waits_for_and_afterwards_why_it_ended(
     goodbye: str | None, words: list[str]
 ) -> None:
-    desk = Desk(CONFIRMS)
+    desk = CoreDriver(CONFIRMS)
     desk.report("a")
     desk.register("w", 1)
     desk.deregister("w", reason=goodbye)
@@ -326,7 +326,7 @@ def test_while_it_is_taken_back_the_record_says_what_that_waits_for_and_afterwar
 
 
 def test_words_that_are_repeated_or_come_late_change_nothing() -> None:
-    desk = Desk(CONFIRMS)
+    desk = CoreDriver(CONFIRMS)
     desk.report("a")
     desk.register("w", 1)
     delayed(desk, "w", "too early")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from outfitter_proto.records import Deregister, Register, Source
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
-from support.core_driver import HOST, Desk, asks, specs
+from support.core_driver import HOST, CoreDriver, asks, specs
 
 
 def test_a_failed_answer_stays_what_it_was_when_its_worker_deregisters() -> None:
-    desk = Desk()
+    desk = CoreDriver()
     desk.report("a")
     assert desk.register("w", 5).state == "failed"
     decision = desk.deregister("w")
@@ -18,7 +18,7 @@ def test_a_failed_answer_stays_what_it_was_when_its_worker_deregisters() -> None
 
 
 def test_a_device_that_was_prepared_is_not_lent_again_without_its_driver_though_its_settings_are_wrong_now() -> None:
-    desk = Desk(m.ResourceSpec(name="gpu", amount=1, prepares=True))
+    desk = CoreDriver(m.ResourceSpec(name="gpu", amount=1, prepares=True))
     desk.report("a")
     record = desk.register("w", 1)
     desk.say(m.Prepared(allocation=record.key, token=record.token or 0))
@@ -30,7 +30,7 @@ def test_a_device_that_was_prepared_is_not_lent_again_without_its_driver_though_
 
 
 def test_whom_an_older_incarnation_kept_waiting_is_served_behind_the_newer_one_that_comes_before_them() -> None:
-    desk = Desk(m.ResourceSpec(name="gpu"), m.ResourceSpec(name="fpga"))
+    desk = CoreDriver(m.ResourceSpec(name="gpu"), m.ResourceSpec(name="fpga"))
     desk.report("a", "b")
     desk.report("f", resource="fpga")
     desk.register("holder", resources=asks(fpga=1))

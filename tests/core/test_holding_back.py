@@ -12,7 +12,7 @@ from outfitter_proto.records import Host, ManagerIdentity
 from outfitter_service.core import model as m
 from outfitter_service.core.hosts import host_record
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost
-from support.core_driver import HOST, START, Desk, asks, device, ill
+from support.core_driver import HOST, START, CoreDriver, asks, device, ill
 
 GPU = m.ResourceSpec(name="gpu", amount=1)
 SCRIPT = m.ResourceSpec(name="gpu", amount=1, on_demand=True)
@@ -21,14 +21,14 @@ LICENCE = m.ResourceSpec(name="licence", amount=1)
 MONITOR = m.ResourceSpec(name="gpu", amount=1, shared=True)
 
 
-def restarted(desk: Desk, *specs: m.ResourceSpec, **rules: Any) -> Desk:
+def restarted(desk: CoreDriver, *specs: m.ResourceSpec, **rules: Any) -> CoreDriver:
     """The core after a restart with these resources: from the ledger alone, the host announced as a manager does it."""
     ledger = Ledger()
     for record in desk.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
     ledger.restore(PutHost(desk.book.record))
     ledger.resume(commit=desk.ledger.commits, token=desk.ledger.token)
-    again = Desk(*specs or desk.rules.specs.values(), ledger=ledger, **rules)
+    again = CoreDriver(*specs or desk.rules.specs.values(), ledger=ledger, **rules)
     again.now, again.offset = desk.now, desk.offset
     record = host_record(again.book.record, again.rules, {}, again.now)
     if record is not None:
@@ -37,9 +37,9 @@ def restarted(desk: Desk, *specs: m.ResourceSpec, **rules: Any) -> Desk:
     return again
 
 
-def lent(*specs: m.ResourceSpec, devices: tuple[str, ...] = ("gpu:0", "gpu:1"), workers: int = 1) -> Desk:
+def lent(*specs: m.ResourceSpec, devices: tuple[str, ...] = ("gpu:0", "gpu:1"), workers: int = 1) -> CoreDriver:
     """Workers w1, w2, … have the first devices of `gpu`."""
-    desk = Desk(*specs or (GPU,))
+    desk = CoreDriver(*specs or (GPU,))
     desk.report(*devices)
     for number in range(1, workers + 1):
         desk.register(f"w{number}", 1)
@@ -49,7 +49,7 @@ def lent(*specs: m.ResourceSpec, devices: tuple[str, ...] = ("gpu:0", "gpu:1"), 
     return desk
 
 
-def healths(desk: Desk, resource: str = "gpu") -> dict[str, str]:
+def healths(desk: CoreDriver, resource: str = "gpu") -> dict[str, str]:
     return {one.id: one.health for one in desk.book.record.resources[resource].devices}
 
 
@@ -333,7 +333,7 @@ def test_a_host_whose_devices_are_all_known_keeps_nothing_of_it() -> None:
 
 
 def test_a_device_that_is_held_and_not_listed_is_not_new() -> None:
-    desk = Desk()
+    desk = CoreDriver()
     desk.report(*(f"{number:04}" for number in range(300)))
     desk.register("w1", 1)
     desk.register("w2", 299)

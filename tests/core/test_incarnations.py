@@ -5,13 +5,13 @@ import pytest
 from outfitter_proto.records import Owner, Unwatched
 from outfitter_service.core import model as m
 from outfitter_service.core.state.ledger import DropAllocation
-from support.core_driver import Desk, asks
+from support.core_driver import CoreDriver, asks
 
 GPU = m.ResourceSpec(name="gpu", amount=1)
 
 
-def desk_with(*devices: str) -> Desk:
-    desk = Desk(GPU)
+def desk_with(*devices: str) -> CoreDriver:
+    desk = CoreDriver(GPU)
     desk.report(*devices)
     return desk
 
@@ -37,7 +37,7 @@ def test_an_older_incarnation_keeps_its_devices_until_its_lease_has_ended() -> N
 
 
 def test_an_older_incarnation_that_waits_ends_at_once() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.register("w", 1)
     desk.register("w", 1, incarnation="2")
     assert (desk.state("w"), desk["w"].reason_code) == ("ended", "superseded")
@@ -63,7 +63,7 @@ def test_a_repeated_registration_of_an_older_incarnation_renews_nothing() -> Non
 
 
 def test_a_superseded_incarnation_does_not_come_back_when_the_newer_one_is_forgotten() -> None:
-    desk = Desk(GPU, retention_s=10)
+    desk = CoreDriver(GPU, retention_s=10)
     desk.report("a", "b")
     desk.register("w", 1, lease_s=None)
     desk.register("w", 1, incarnation="2")
@@ -74,7 +74,7 @@ def test_a_superseded_incarnation_does_not_come_back_when_the_newer_one_is_forgo
 
 
 def test_the_newest_of_those_that_are_remembered_is_current() -> None:
-    desk = Desk(GPU, retention_s=100)
+    desk = CoreDriver(GPU, retention_s=100)
     for incarnation in ("1", "2"):
         desk.register("w", 1, incarnation=incarnation)
     desk.pass_time(90)
@@ -211,7 +211,7 @@ def test_who_is_over_or_superseded_is_told_nothing_about_its_owner() -> None:
 def test_a_registration_with_the_default_lease_is_the_same_after_the_default_has_changed() -> None:
     desk = desk_with("a")
     first = desk.register("w", 1)
-    desk.rules = Desk(GPU, lease_s=99).rules
+    desk.rules = CoreDriver(GPU, lease_s=99).rules
     assert desk.register("w", 1) == first
     assert desk.decisions[-1].refused is None
 
@@ -300,7 +300,7 @@ def test_the_end_of_what_has_ended_already_changes_nothing() -> None:
 
 
 def test_a_death_or_a_silent_lease_ends_a_waiter_too() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.register("w1", 1)
     desk.register("w2", 1)
     desk.die("w1")
@@ -320,7 +320,7 @@ def test_each_grant_has_a_higher_token() -> None:
 
 
 def test_records_that_are_over_are_forgotten_after_the_retention() -> None:
-    desk = Desk(GPU, retention_s=100)
+    desk = CoreDriver(GPU, retention_s=100)
     desk.report("a")
     desk.register("ended", 1)
     desk.deregister("ended")
@@ -336,7 +336,7 @@ def test_records_that_are_over_are_forgotten_after_the_retention() -> None:
 
 
 def test_many_old_records_are_forgotten_in_pieces() -> None:
-    desk = Desk(GPU, retention_s=100, chunk=2)
+    desk = CoreDriver(GPU, retention_s=100, chunk=2)
     desk.report("a")
     for i in range(9):
         desk.register(f"w{i}", 2)
@@ -345,7 +345,7 @@ def test_many_old_records_are_forgotten_in_pieces() -> None:
 
 
 def test_a_forgotten_worker_may_come_back() -> None:
-    desk = Desk(GPU, retention_s=100)
+    desk = CoreDriver(GPU, retention_s=100)
     desk.report("a")
     desk.register("w", 1)
     desk.deregister("w")
@@ -354,7 +354,7 @@ def test_a_forgotten_worker_may_come_back() -> None:
 
 
 def test_every_step_is_told_with_its_cause_and_the_record_after_it() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.register("w", 1)
     desk.report("a")
     desk.deregister("w", reason="finished")

@@ -16,29 +16,29 @@ from outfitter_proto.records import HOLDING_STATES, Allocation
 from outfitter_service.core import model as m
 from outfitter_service.core.state.host_state import exclusive_ids
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost, SetInventory
-from support.core_driver import HOST, Desk, asks, device, ill
+from support.core_driver import HOST, CoreDriver, asks, device, ill
 from support.core_world import whole
 
 A, B, C = (m.ResourceSpec(name=name) for name in "abc")
 
 
-def connected() -> Desk:
+def connected() -> CoreDriver:
     """Resources a and b show one device, which only c's driver knows."""
-    desk = Desk(A, B, C)
+    desk = CoreDriver(A, B, C)
     desk.report("/dev/x0", resource="a")
     desk.report("PCI-0", resource="b")
     desk.report(device("UUID-0", aliases=("/dev/x0", "PCI-0")), resource="c")
     return desk
 
 
-def restarted(desk: Desk, **rules: Any) -> Desk:
+def restarted(desk: CoreDriver, **rules: Any) -> CoreDriver:
     """The core after a crash: from the ledger alone, no driver having reported."""
     ledger = Ledger()
     for record in desk.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
     ledger.restore(PutHost(desk.book.record))
     ledger.resume(commit=desk.ledger.commits, token=desk.ledger.token)
-    again = Desk(*desk.rules.specs.values(), ledger=ledger, **rules)
+    again = CoreDriver(*desk.rules.specs.values(), ledger=ledger, **rules)
     again.now, again.offset = desk.now, desk.offset
     again.say(m.Reschedule(host=HOST))
     return again
@@ -50,7 +50,7 @@ def test_a_grant_keeps_all_names_of_its_devices_whoever_connects_them() -> None:
 
 @pytest.mark.parametrize("amount", [1, 2])
 def test_a_grant_of_devices_with_names_of_their_own_keeps_those_first(amount: int) -> None:
-    desk = Desk(A, C)
+    desk = CoreDriver(A, C)
     desk.report(device("y", aliases=("z", "b")), "x", resource="a")
     desk.report(device("a", aliases=("y",)), resource="c")
     assert desk.register("w1", resources=asks(a=amount)).aliases == {"y": ["z", "b", "a"]}
@@ -67,7 +67,7 @@ def test_a_device_stays_held_under_all_names_when_the_driver_that_connects_them_
 
 
 def test_a_device_stays_held_under_all_names_while_it_is_released() -> None:
-    desk = Desk(m.ResourceSpec(name="a", confirms=True), B, C)
+    desk = CoreDriver(m.ResourceSpec(name="a", confirms=True), B, C)
     desk.report("/dev/x0", resource="a")
     desk.report("PCI-0", resource="b")
     desk.register("w1", resources=asks(a=1))
@@ -104,7 +104,7 @@ def test_names_of_free_devices_are_known_after_a_restart_as_well() -> None:
 
 
 def test_a_name_that_is_learnt_after_the_grant_is_in_the_record_of_its_holder() -> None:
-    desk = Desk(A, B)
+    desk = CoreDriver(A, B)
     desk.report("GPU-a", resource="a")
     desk.register("w1", resources=asks(a=1))
     desk.report(device("GPU-a", aliases=("0",)), resource="a")
@@ -116,7 +116,7 @@ def test_a_name_that_is_learnt_after_the_grant_is_in_the_record_of_its_holder() 
 
 
 def test_a_device_whose_id_changes_stays_with_its_holder() -> None:
-    desk = Desk(A)
+    desk = CoreDriver(A)
     desk.report("0", resource="a")
     desk.register("w1", resources=asks(a=1))
     desk.report(device("GPU-a", aliases=("0",)), resource="a")
@@ -125,7 +125,7 @@ def test_a_device_whose_id_changes_stays_with_its_holder() -> None:
 
 
 def test_names_that_are_connected_for_a_moment_stay_so_for_a_holder_who_was_not_told_yet() -> None:
-    desk = Desk(A, B, C)
+    desk = CoreDriver(A, B, C)
     desk.report("/dev/x0", resource="a")
     desk.report("PCI-0", resource="b")
     desk.register("w1", resources=asks(a=1))
@@ -141,7 +141,7 @@ def test_names_that_are_connected_for_a_moment_stay_so_for_a_holder_who_was_not_
 
 
 def test_names_are_listed_of_as_many_devices_as_the_record_of_a_host_lists() -> None:
-    desk = Desk(A)
+    desk = CoreDriver(A)
     desk.report(*(device(f"g{n}", aliases=(f"p{n}",)) for n in range(300)), resource="a")
     assert desk.book.record.resources["a"].names[:2] == [["g0", "p0"], ["g1", "p1"]]
     assert len(desk.book.record.resources["a"].names) == 256
@@ -150,7 +150,7 @@ def test_names_are_listed_of_as_many_devices_as_the_record_of_a_host_lists() -> 
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
 def test_devices_that_a_report_connects_are_one_in_whatever_order_it_names_them(order: tuple[int, ...]) -> None:
     named = [device("a", aliases=("x",)), device("b", aliases=("y",)), device("c", aliases=("x", "y"))]
-    desk = Desk(A)
+    desk = CoreDriver(A)
     desk.report(*(named[place] for place in order), resource="a")
     assert desk.book.inventories["a"].healthy == 1
     assert desk.register("w1", resources=asks(a=1)).state == "allocated"
@@ -158,7 +158,7 @@ def test_devices_that_a_report_connects_are_one_in_whatever_order_it_names_them(
 
 
 def test_names_that_only_a_repeated_entry_of_a_report_has_count_as_well() -> None:
-    desk = Desk(A, B)
+    desk = CoreDriver(A, B)
     desk.report(device("GPU-a", aliases=("pci1",)), device("pci1", aliases=("cuda0",)), resource="a")
     desk.report("cuda0", resource="b")
     assert desk.register("w1", resources=asks(a=1)).aliases == {"GPU-a": ["pci1", "cuda0"]}
@@ -168,7 +168,7 @@ def test_names_that_only_a_repeated_entry_of_a_report_has_count_as_well() -> Non
 @pytest.mark.parametrize("repeated", [("a", "a"), ("a", "x")])
 def test_a_device_that_is_named_twice_has_the_names_and_the_illness_of_both(repeated: tuple[str, str]) -> None:
     first, second = repeated
-    desk = Desk(A, B)
+    desk = CoreDriver(A, B)
     desk.report(device(first, aliases=("x",)), ill(second, "overheated"), resource="a")
     [known] = desk.book.inventories["a"].devices
     assert (known.id, known.health, known.reason) == ("a", "unhealthy", "overheated")
@@ -199,7 +199,7 @@ class Names(RuleBasedStateMachine):
     @initialize(shared=st.sampled_from([None, None, "b"]), confirms=st.booleans(), chunk=st.integers(1, 3))
     def begin(self, shared: str | None, confirms: bool, chunk: int) -> None:
         specs = [m.ResourceSpec(name=name, shared=name == shared, confirms=confirms and name == "a") for name in "abc"]
-        self.desk = Desk(*specs, chunk=chunk)
+        self.desk = CoreDriver(*specs, chunk=chunk)
         self.told: dict[str, list[tuple[str, ...]]] = {}
         self.held: dict[str, dict[str, set[str]]] = {}
         self.count = 0

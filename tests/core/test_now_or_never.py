@@ -13,28 +13,28 @@ from outfitter_service.core import model as m
 from outfitter_service.core import reasons
 from outfitter_service.core.decide import is_due
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost
-from support.core_driver import HOST, Desk, asks, device, ill
+from support.core_driver import HOST, CoreDriver, asks, device, ill
 
 ASKED = m.ResourceSpec(name="gpu", amount=1, on_demand=True)
 SILENT = m.ResourceSpec(name="gpu", amount=1)
 FPGA = m.ResourceSpec(name="fpga", amount=1)
 
 
-def tick(desk: Desk, seconds: float = 0.25) -> None:
+def tick(desk: CoreDriver, seconds: float = 0.25) -> None:
     """Time passes, and a manager looks at deadlines as it does four times a second."""
     desk.now += timedelta(seconds=seconds)
     if is_due(desk.ledger, desk.rules, HOST, desk.now):
         desk.say(m.Tick(host=HOST))
 
 
-def restarted(desk: Desk) -> Desk:
+def restarted(desk: CoreDriver) -> CoreDriver:
     """Another manager that knows the records alone."""
     ledger = Ledger()
     ledger.restore(PutHost(desk.book.record))
     for record in desk.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
     ledger.resume(commit=desk.ledger.commits, token=desk.ledger.token)
-    again = Desk(*desk.rules.specs.values(), ledger=ledger)
+    again = CoreDriver(*desk.rules.specs.values(), ledger=ledger)
     again.now, again.offset = desk.now, desk.offset
     again.say(m.Reschedule(host=HOST))
     return again
@@ -43,7 +43,7 @@ def restarted(desk: Desk) -> Desk:
 @pytest.mark.parametrize("wait_s", [0, 0.1])
 @pytest.mark.parametrize("spec", [ASKED, SILENT])
 def test_who_can_not_wait_is_granted_what_is_free_when_its_driver_answers(spec: m.ResourceSpec, wait_s: float) -> None:
-    desk = Desk(spec)
+    desk = CoreDriver(spec)
     assert desk.register("w", 1, wait_s=wait_s).reason_code == "not-reported"
     tick(desk, 5)
     assert desk.state("w") == "pending"
@@ -54,7 +54,7 @@ def test_who_can_not_wait_is_granted_what_is_free_when_its_driver_answers(spec: 
 
 @pytest.mark.parametrize("spec", [ASKED, SILENT])
 def test_who_can_not_wait_gives_up_at_the_answer_if_nothing_is_free_then(spec: m.ResourceSpec) -> None:
-    desk = Desk(spec)
+    desk = CoreDriver(spec)
     desk.register("first", 1)
     desk.register("w", 1, wait_s=0)
     desk.register("patient", 1)
@@ -68,7 +68,7 @@ def test_who_can_not_wait_gives_up_at_the_answer_if_nothing_is_free_then(spec: m
 
 
 def test_who_can_not_wait_gives_up_at_once_where_all_drivers_have_answered() -> None:
-    desk = Desk(SILENT)
+    desk = CoreDriver(SILENT)
     desk.report("a")
     desk.register("holder", 1)
     desk.register("w", 1, wait_s=0)
@@ -78,7 +78,7 @@ def test_who_can_not_wait_gives_up_at_once_where_all_drivers_have_answered() -> 
 
 @pytest.mark.parametrize("spec", [ASKED, SILENT])
 def test_a_failure_is_an_answer(spec: m.ResourceSpec) -> None:
-    desk = Desk(spec)
+    desk = CoreDriver(spec)
     desk.register("w", 1, wait_s=0)
     tick(desk, 5)
     desk.fail("it hangs")
@@ -88,7 +88,7 @@ def test_a_failure_is_an_answer(spec: m.ResourceSpec) -> None:
 @pytest.mark.parametrize("first", ["gpu", "fpga"])
 @pytest.mark.parametrize("wanted", [{"gpu": 1, "fpga": 1}, {"fpga": 1, "gpu": 1}])
 def test_of_two_drivers_the_later_answer_decides(first: str, wanted: dict[str, int]) -> None:
-    desk = Desk(SILENT, FPGA)
+    desk = CoreDriver(SILENT, FPGA)
     second = {"gpu": "fpga", "fpga": "gpu"}[first]
     desk.register("w", resources=asks(**wanted), wait_s=0)
     desk.report("a", resource=first)
@@ -100,7 +100,7 @@ def test_of_two_drivers_the_later_answer_decides(first: str, wanted: dict[str, i
 
 @pytest.mark.parametrize("wanted", [{"gpu": 1, "fpga": 1}, {"fpga": 1, "gpu": 1}])
 def test_a_driver_that_failed_meanwhile_may_be_well_when_the_later_one_answers(wanted: dict[str, int]) -> None:
-    desk = Desk(SILENT, FPGA)
+    desk = CoreDriver(SILENT, FPGA)
     desk.register("w", resources=asks(**wanted), wait_s=0)
     desk.fail("for now")
     tick(desk, 5)
@@ -111,7 +111,7 @@ def test_a_driver_that_failed_meanwhile_may_be_well_when_the_later_one_answers(w
 
 
 def test_a_driver_that_is_asked_for_another_first_is_asked_for_each() -> None:
-    desk = Desk(ASKED)
+    desk = CoreDriver(ASKED)
     desk.register("first", 1)
     desk.register("w", 1, wait_s=0)
     tick(desk, 5)
@@ -123,7 +123,7 @@ def test_a_driver_that_is_asked_for_another_first_is_asked_for_each() -> None:
 
 
 def test_who_waits_already_gives_up_in_time_while_a_driver_is_asked_for_another() -> None:
-    desk = Desk(ASKED)
+    desk = CoreDriver(ASKED)
     desk.register("holder", 1)
     desk.report("a", asked=1)
     desk.register("w", 1, wait_s=10)
@@ -138,7 +138,7 @@ def test_who_waits_already_gives_up_in_time_while_a_driver_is_asked_for_another(
 @pytest.mark.parametrize("spec", [ASKED, SILENT])
 @pytest.mark.parametrize("free", [True, False])
 def test_after_a_restart_it_is_decided_by_what_the_driver_says_then(spec: m.ResourceSpec, free: bool) -> None:
-    desk = Desk(spec)
+    desk = CoreDriver(spec)
     desk.register("w", 1, wait_s=0)
     desk.now += timedelta(seconds=120)
     desk = restarted(desk)
@@ -149,7 +149,7 @@ def test_after_a_restart_it_is_decided_by_what_the_driver_says_then(spec: m.Reso
 
 
 def test_a_restart_gives_no_time_to_who_had_its_answer() -> None:
-    desk = Desk(SILENT)
+    desk = CoreDriver(SILENT)
     desk.report("a")
     desk.register("holder", 1)
     desk.register("w", 1, wait_s=10)
@@ -159,7 +159,7 @@ def test_a_restart_gives_no_time_to_who_had_its_answer() -> None:
 
 
 def test_who_can_not_wait_is_not_passed_over_between_a_report_and_what_follows_from_it() -> None:
-    desk = Desk(SILENT)
+    desk = CoreDriver(SILENT)
     desk.register("w", 1, wait_s=0)
     report = m.DriverReport(host=HOST, resource="gpu", devices=(m.KnownDevice(id="a", properties={}),))
     follow_ups = desk.only(report).follow_ups
@@ -171,7 +171,7 @@ def test_who_can_not_wait_is_not_passed_over_between_a_report_and_what_follows_f
 
 
 def test_many_who_can_not_wait_cost_no_ticks_while_a_driver_is_asked() -> None:
-    desk = Desk(SILENT)
+    desk = CoreDriver(SILENT)
     for number in range(20):
         desk.register(f"w{number}", 1, wait_s=0)
     desk.now += timedelta(seconds=1)
@@ -183,7 +183,7 @@ def test_many_who_can_not_wait_cost_no_ticks_while_a_driver_is_asked() -> None:
 
 @pytest.mark.parametrize("priority", [0, 1])
 def test_who_registers_while_others_are_looked_at_anew_is_decided_when_that_is_done(priority: int) -> None:
-    desk = Desk(SILENT, FPGA)
+    desk = CoreDriver(SILENT, FPGA)
     desk.report("a", ill("b"))
     desk.register("big", 2)
     assert desk["big"].reason_code == "infeasible"
@@ -203,7 +203,7 @@ def test_who_registers_while_others_are_looked_at_anew_is_decided_when_that_is_d
 def test_who_waits_for_the_next_commit_is_looked_at_then_whoever_else_waits() -> None:
     """A worker whose earlier run ends in the same decision, which has no room for the grant as well."""
     net = m.ResourceSpec(name="net", shared=True)
-    desk = Desk(SILENT, net)
+    desk = CoreDriver(SILENT, net)
     desk.report("a")
     desk.report(*[device(f"n{number}", aliases=(f"{'x' * 100}{number}",)) for number in range(20)], resource="net")
     desk.register("holder", 1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import decide
 from outfitter_service.core.state.ledger import Ledger, PutAllocation
-from support.core_driver import HOST, Desk, asks, device
+from support.core_driver import HOST, CoreDriver, asks, device
 from support.decided import apply, decision_of
 
 HINT = "the script prints fixed devices; see param.discovery-script.inventory-amount"
@@ -27,7 +27,7 @@ def always(*devices: str) -> Script:
     return lambda _amount: list(devices)
 
 
-class ScriptedDesk(Desk):
+class ScriptedDesk(CoreDriver):
     """A desk whose driver is a script, asked as the manager asks one: for the amount, then for less."""
 
     def __init__(self, script: Script, *specs: m.ResourceSpec, ledger: Ledger | None = None) -> None:
@@ -203,7 +203,7 @@ def test_a_driver_that_named_fewer_than_it_was_asked_for_is_not_asked_for_more()
 
 
 def test_what_a_driver_says_of_a_host_that_was_forgotten_meanwhile_leaves_nothing_behind() -> None:
-    desk = Desk(SCRIPT, forgets_hosts=True, retention_s=10)
+    desk = CoreDriver(SCRIPT, forgets_hosts=True, retention_s=10)
     desk.register("w", 1)
     desk.deregister("w")
     desk.pass_time(60)
@@ -217,11 +217,11 @@ def test_what_a_driver_says_of_a_host_that_was_forgotten_meanwhile_leaves_nothin
     assert desk.ledger.hosts == {}
 
 
-def questions(desk: Desk) -> list[m.Discover]:
+def questions(desk: CoreDriver) -> list[m.Discover]:
     return [one for said in desk.decisions for one in said.commands if isinstance(one, m.Discover)]
 
 
-def answered(desk: Desk, fails: Callable[[int], m.DriverFailure | None], *, most: int = 100) -> int:
+def answered(desk: CoreDriver, fails: Callable[[int], m.DriverFailure | None], *, most: int = 100) -> int:
     """Answer all questions, with a failure for what the worker wants or with devices; how many there were."""
     for count in range(most):
         put = questions(desk)
@@ -248,7 +248,7 @@ ON_DEMAND = m.ResourceSpec(name="gpu", on_demand=True)
 
 @pytest.mark.parametrize("priority", [0, 5])
 def test_a_worker_whose_questions_fail_for_now_starves_nobody_who_wants_fewer(priority: int) -> None:
-    desk = Desk(ON_DEMAND)
+    desk = CoreDriver(ON_DEMAND)
     desk.register("big", 1000, priority=priority)
     for index in range(6):
         desk.register(f"w{index}", 1)
@@ -266,7 +266,7 @@ def test_a_worker_whose_questions_fail_for_now_starves_nobody_who_wants_fewer(pr
 
 
 def test_a_success_serves_whom_it_serves_before_anybody_is_asked_again() -> None:
-    desk = Desk(ON_DEMAND)
+    desk = CoreDriver(ON_DEMAND)
     desk.register("big", 5)
     desk.fail("did not end within 10 s")
     desk.register("one", 1)
@@ -284,7 +284,7 @@ def test_a_success_serves_whom_it_serves_before_anybody_is_asked_again() -> None
 
 @pytest.mark.parametrize("amount", [2, 10**6])
 def test_a_failure_for_good_fails_those_who_want_as_many(amount: int) -> None:
-    desk = Desk(ON_DEMAND)
+    desk = CoreDriver(ON_DEMAND)
     desk.register("evil", amount)
     desk.register("more", amount + 1)
     desk.register("w", 1)
@@ -293,7 +293,7 @@ def test_a_failure_for_good_fails_those_who_want_as_many(amount: int) -> None:
 
 
 def test_a_failure_for_one_device_counts_for_all() -> None:
-    desk = Desk(ON_DEMAND)
+    desk = CoreDriver(ON_DEMAND)
     desk.register("w", 1)
     desk.register("more", 5)
     assert answered(desk, above(0, permanent=True)) == 1
@@ -301,7 +301,7 @@ def test_a_failure_for_one_device_counts_for_all() -> None:
 
 
 def test_a_driver_that_is_broken_is_asked_for_few_of_many_amounts() -> None:
-    desk = Desk(ON_DEMAND)
+    desk = CoreDriver(ON_DEMAND)
     for amount in range(40, 0, -1):
         desk.register(f"w{amount}", amount)
     assert answered(desk, above(0)) == 2
@@ -312,7 +312,7 @@ def test_a_driver_that_is_broken_is_asked_for_few_of_many_amounts() -> None:
 
 
 def test_those_who_want_many_different_amounts_wait_for_few_failures() -> None:
-    desk = Desk(ON_DEMAND)
+    desk = CoreDriver(ON_DEMAND)
     for amount in range(200, 100, -1):
         desk.register(f"evil{amount}", amount)
     desk.register("five", 5)
@@ -322,7 +322,7 @@ def test_those_who_want_many_different_amounts_wait_for_few_failures() -> None:
 
 
 def test_retries_take_turns_over_what_is_wanted() -> None:
-    desk = Desk(ON_DEMAND)
+    desk = CoreDriver(ON_DEMAND)
     desk.register("odd", 300)
     desk.register("good", 500)
     fails = {300: m.DriverFailure(reason="did not end within 10 s")}
@@ -336,7 +336,7 @@ def test_retries_take_turns_over_what_is_wanted() -> None:
 
 
 def test_a_retry_that_is_due_while_the_driver_is_asked_is_not_lost() -> None:
-    desk = Desk(ON_DEMAND)
+    desk = CoreDriver(ON_DEMAND)
     desk.register("two", 2)
     desk.fail("did not end within 10 s")
     desk.decisions.clear()
@@ -347,7 +347,7 @@ def test_a_retry_that_is_due_while_the_driver_is_asked_is_not_lost() -> None:
 
 
 def test_a_failure_that_concerns_nobody_any_more_is_forgotten_with_its_delay() -> None:
-    desk = Desk(ON_DEMAND)
+    desk = CoreDriver(ON_DEMAND)
     desk.register("two", 2)
     desk.fail("did not end within 10 s")
     desk.deregister("two")
@@ -356,7 +356,7 @@ def test_a_failure_that_concerns_nobody_any_more_is_forgotten_with_its_delay() -
 
 
 def test_one_that_wants_its_devices_now_waits_for_the_answer_to_its_own_question() -> None:
-    desk = Desk(ON_DEMAND)
+    desk = CoreDriver(ON_DEMAND)
     desk.register("big", 1000, wait_s=0)
     desk.register("w", 1, wait_s=0)
     desk.pass_time(1)
@@ -378,7 +378,7 @@ def test_one_that_wants_its_devices_now_waits_for_the_answer_to_its_own_question
 def test_nobody_starves_behind_those_whose_amounts_fail(
     amounts: list[int], fails: set[int], waits: m.OnFailure, permanent: bool, chunk: int, data: st.DataObject
 ) -> None:
-    desk = Desk(m.ResourceSpec(name="gpu", on_demand=True, on_failure=waits), chunk=chunk)
+    desk = CoreDriver(m.ResourceSpec(name="gpu", on_demand=True, on_failure=waits), chunk=chunk)
     failure = m.DriverFailure(reason="no", permanent=permanent)
     due = False  # as in the manager: a retry is due after each failure that may pass
     left = list(enumerate(amounts))

@@ -9,29 +9,29 @@ import pytest
 from outfitter_proto.records import Allocation
 from outfitter_service.core import model as m
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost
-from support.core_driver import HOST, Desk, asks
+from support.core_driver import HOST, CoreDriver, asks
 
 SHARED = m.ResourceSpec(name="gpu", amount=1, shared=True)
 EXCLUSIVE = m.ResourceSpec(name="gpu", amount=1)
 TWO = {"one": asks(gpu=1), "two": asks(gpu=1)}
 
 
-def reconfigured(desk: Desk, *specs: m.ResourceSpec) -> Desk:
+def reconfigured(desk: CoreDriver, *specs: m.ResourceSpec) -> CoreDriver:
     """Another manager, with other resources, that knows the records alone."""
     ledger = Ledger()
     ledger.restore(PutHost(desk.book.record))
     for record in desk.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
     ledger.resume(commit=desk.ledger.commits, token=desk.ledger.token)
-    after = Desk(*specs, ledger=ledger)
+    after = CoreDriver(*specs, ledger=ledger)
     after.now, after.offset = desk.now, desk.offset
     after.say(m.Reschedule(host=HOST))
     return after
 
 
-def waiting(spec: m.ResourceSpec, amount: int, **fields: Any) -> Desk:
+def waiting(spec: m.ResourceSpec, amount: int, **fields: Any) -> CoreDriver:
     """A worker that waits for a driver which has not reported yet."""
-    desk = Desk(spec)
+    desk = CoreDriver(spec)
     assert desk.register("w", amount, **fields).reason_code == "not-reported"
     return desk
 
@@ -59,7 +59,7 @@ def test_they_fail_at_the_restart_whatever_drivers_say() -> None:
 @pytest.mark.parametrize("scarce", [False, True])
 def test_they_keep_nobody_waiting_who_wants_the_same(scarce: bool) -> None:
     """Before them or behind them."""
-    desk = Desk(SHARED)
+    desk = CoreDriver(SHARED)
     desk.register("before", 1)
     desk.register("w", 1, operators=TWO)
     desk.register("behind", 1)
@@ -104,7 +104,7 @@ def test_a_worker_whose_resource_is_switched_off_meanwhile_goes_on_without_it_if
 
 def test_a_registration_whose_operators_ask_for_too_much_is_told_what_may_be_asked_for() -> None:
     operators = {"one": asks(gpu=1), "two": asks(gpu=3)}
-    exclusive, shared = [Desk(spec).register("w", 2, operators=operators) for spec in (EXCLUSIVE, SHARED)]
+    exclusive, shared = [CoreDriver(spec).register("w", 2, operators=operators) for spec in (EXCLUSIVE, SHARED)]
     assert exclusive.reason == (
         "the operators ask for 4 gpu together, the worker for 2; gpu is not shared here: the worker may ask for 4, "
         "or the operators for at most 2 together (two: 3, one: 1)"
@@ -117,7 +117,7 @@ def test_a_registration_whose_operators_ask_for_too_much_is_told_what_may_be_ask
 
 
 def test_of_many_operators_with_long_names_the_largest_are_named_and_what_may_be_asked_for_is_not_cut_off() -> None:
-    desk = Desk(EXCLUSIVE)
+    desk = CoreDriver(EXCLUSIVE)
     operators = {f"{'o' * 240}{number}": asks(gpu=number) for number in range(1, 257)}
     reason = desk.register("w", 1, operators=operators).reason
     assert reason is not None

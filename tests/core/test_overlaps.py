@@ -7,15 +7,15 @@ from itertools import permutations
 import pytest
 
 from outfitter_service.core import model as m
-from support.core_driver import Desk, asks, device, ill
+from support.core_driver import CoreDriver, asks, device, ill
 
 GPU = m.ResourceSpec(name="gpu", amount=1)
 CUDA = m.ResourceSpec(name="cuda", amount=1)
 MON = m.ResourceSpec(name="mon", amount=1, shared=True)
 
 
-def overlapping(gpu: list[str], cuda: list[str], *more: m.ResourceSpec) -> Desk:
-    desk = Desk(GPU, CUDA, *more)
+def overlapping(gpu: list[str], cuda: list[str], *more: m.ResourceSpec) -> CoreDriver:
+    desk = CoreDriver(GPU, CUDA, *more)
     desk.report(*gpu)
     desk.report(*cuda, resource="cuda")
     return desk
@@ -42,7 +42,7 @@ def test_more_than_resources_show_between_them_fails_at_once_and_blocks_nobody(
 
 
 def test_aliases_count_as_the_device_that_they_name() -> None:
-    desk = Desk(GPU, CUDA)
+    desk = CoreDriver(GPU, CUDA)
     desk.report(device("GPU-1", aliases=("0000:01",)))
     desk.report("0000:01", resource="cuda")
     record = desk.register("w", resources=asks(gpu=1, cuda=1))
@@ -51,7 +51,7 @@ def test_aliases_count_as_the_device_that_they_name() -> None:
 
 
 def test_a_third_resource_that_connects_names_makes_them_one_device() -> None:
-    desk = Desk(GPU, CUDA, m.ResourceSpec(name="nic"))
+    desk = CoreDriver(GPU, CUDA, m.ResourceSpec(name="nic"))
     desk.report("a")
     desk.report("b", resource="cuda")
     desk.report(device("n", aliases=("a", "b")), resource="nic")
@@ -60,7 +60,7 @@ def test_a_third_resource_that_connects_names_makes_them_one_device() -> None:
 
 def test_three_resources_that_overlap_in_part_are_matched_as_a_whole() -> None:
     """Each pair could be met, the three can not."""
-    desk = Desk(GPU, CUDA, m.ResourceSpec(name="xpu"))
+    desk = CoreDriver(GPU, CUDA, m.ResourceSpec(name="xpu"))
     desk.report("a", "b")
     desk.report("a", "b", resource="cuda")
     desk.report("b", "a", resource="xpu")
@@ -81,7 +81,7 @@ def test_only_the_resources_that_are_in_each_others_way_are_named() -> None:
 
 
 def test_ill_devices_that_would_do_are_waited_for() -> None:
-    desk = Desk(GPU, CUDA)
+    desk = CoreDriver(GPU, CUDA)
     desk.report("a", ill("b"))
     desk.report("a", resource="cuda")
     record = desk.register("w", resources=asks(gpu=1, cuda=1))
@@ -101,7 +101,7 @@ def test_a_driver_that_failed_for_now_does_not_hide_that_the_others_can_never_be
 
 
 def test_what_can_not_be_met_once_a_driver_has_reported_fails_then() -> None:
-    desk = Desk(GPU, CUDA)
+    desk = CoreDriver(GPU, CUDA)
     desk.report("g0")
     assert desk.register("w", resources=asks(gpu=1, cuda=1)).reason_code == "not-reported"
     desk.report("g0", resource="cuda")
@@ -123,7 +123,7 @@ def test_what_can_not_be_met_once_a_driver_has_reported_fails_then() -> None:
 def test_what_happens_to_resources_that_can_not_be_met_together_is_as_on_failure_says(
     gpu: str, cuda: str, state: str, has: list[str], wanted: dict[str, int]
 ) -> None:
-    desk = Desk(
+    desk = CoreDriver(
         m.ResourceSpec(name="gpu", on_failure=m.OnFailure(gpu)),
         m.ResourceSpec(name="cuda", on_failure=m.OnFailure(cuda)),
     )
@@ -136,7 +136,7 @@ def test_what_happens_to_resources_that_can_not_be_met_together_is_as_on_failure
 
 
 def test_devices_that_turn_out_to_be_one_are_counted_once() -> None:
-    desk = Desk(GPU, m.ResourceSpec(name="nic"))
+    desk = CoreDriver(GPU, m.ResourceSpec(name="nic"))
     desk.report("a", "b")
     desk.report(device("0", aliases=("a", "b")), resource="nic")
     assert desk.register("two", 2).reason_code == "infeasible"
@@ -151,7 +151,7 @@ def test_devices_that_turn_out_to_be_one_are_counted_once() -> None:
 
 def test_a_driver_that_is_asked_is_asked_for_enough_to_serve_all_resources_of_a_request() -> None:
     on_demand = m.ResourceSpec(name="cuda", on_demand=True)
-    desk = Desk(GPU, on_demand)
+    desk = CoreDriver(GPU, on_demand)
     desk.report("g0")
     desk.register("w", resources=asks(gpu=1, cuda=1))
     desk.report("g0", resource="cuda", asked=1)
@@ -162,7 +162,7 @@ def test_a_driver_that_is_asked_is_asked_for_enough_to_serve_all_resources_of_a_
 
 
 def test_a_driver_that_names_no_more_when_asked_fails_what_can_not_be_met() -> None:
-    desk = Desk(GPU, m.ResourceSpec(name="cuda", on_demand=True))
+    desk = CoreDriver(GPU, m.ResourceSpec(name="cuda", on_demand=True))
     desk.report("g0")
     desk.register("w", resources=asks(gpu=1, cuda=1))
     desk.report("g0", resource="cuda", asked=1)
@@ -178,7 +178,7 @@ def test_a_driver_that_names_no_more_when_asked_fails_what_can_not_be_met() -> N
 def test_a_grant_is_found_where_the_first_choice_would_leave_nothing_for_another_resource(
     order: tuple[str, str], wanted: dict[str, int]
 ) -> None:
-    desk = Desk(*[m.ResourceSpec(name=name) for name in order])
+    desk = CoreDriver(*[m.ResourceSpec(name=name) for name in order])
     desk.report("g0", "g1")
     desk.report("g0", resource="cuda")
     record = desk.register("w", resources=asks(**wanted))
@@ -187,7 +187,7 @@ def test_a_grant_is_found_where_the_first_choice_would_leave_nothing_for_another
 
 
 def test_a_grant_is_found_through_a_chain_of_resources() -> None:
-    desk = Desk(GPU, CUDA, m.ResourceSpec(name="xpu"))
+    desk = CoreDriver(GPU, CUDA, m.ResourceSpec(name="xpu"))
     desk.report("a", "b", "z")
     desk.report("a", "b", resource="cuda")
     desk.report("a", resource="xpu")
@@ -197,7 +197,7 @@ def test_a_grant_is_found_through_a_chain_of_resources() -> None:
 
 @pytest.mark.parametrize("wanted", [{"gpu": 1, "mon": 1}, {"mon": 1, "gpu": 1}])
 def test_a_worker_sees_its_own_device_through_its_shared_resource_too(wanted: dict[str, int]) -> None:
-    desk = Desk(GPU, MON)
+    desk = CoreDriver(GPU, MON)
     desk.report("g0")
     desk.report("g0", resource="mon")
     record = desk.register("w", resources=asks(**wanted))
@@ -249,7 +249,7 @@ def test_who_would_need_the_device_that_another_waits_for_waits_behind() -> None
 
 
 def test_who_waits_for_a_device_alone_is_not_passed_by_those_who_would_share_it() -> None:
-    desk = Desk(GPU, MON)
+    desk = CoreDriver(GPU, MON)
     desk.report("g0")
     desk.report("g0", resource="mon")
     desk.register("viewer", resources=asks(mon=1))
@@ -262,7 +262,7 @@ def test_who_waits_for_a_device_alone_is_not_passed_by_those_who_would_share_it(
 
 
 def test_who_waits_to_share_devices_is_not_passed_by_those_who_would_have_them_alone() -> None:
-    desk = Desk(GPU, MON)
+    desk = CoreDriver(GPU, MON)
     desk.report("g0", "g1")
     desk.report("g0", "g1", resource="mon")
     desk.register("holder", 1)
@@ -273,7 +273,7 @@ def test_who_waits_to_share_devices_is_not_passed_by_those_who_would_have_them_a
 
 
 def test_who_waits_to_share_many_devices_is_in_no_way_of_who_shares_few() -> None:
-    desk = Desk(GPU, MON)
+    desk = CoreDriver(GPU, MON)
     desk.report("g0", "g1")
     desk.report("g0", "g1", resource="mon")
     desk.register("holder", 1)
@@ -282,7 +282,7 @@ def test_who_waits_to_share_many_devices_is_in_no_way_of_who_shares_few() -> Non
 
 
 def test_everybody_who_can_share_a_device_that_came_free_does() -> None:
-    desk = Desk(GPU, MON)
+    desk = CoreDriver(GPU, MON)
     desk.report("g0", "g1")
     desk.report("g0", "g1", resource="mon")
     desk.register("holder", 2)
@@ -294,7 +294,7 @@ def test_everybody_who_can_share_a_device_that_came_free_does() -> None:
 
 
 def test_a_small_sharer_behind_a_large_one_is_served_when_enough_for_it_is_free() -> None:
-    desk = Desk(GPU, MON)
+    desk = CoreDriver(GPU, MON)
     desk.report("g0", "g1")
     desk.report("g0", "g1", resource="mon")
     desk.register("x", 1)

@@ -7,14 +7,14 @@ from outfitter.session import status
 from outfitter_proto.records import Health
 from outfitter_service.core import model as m
 from outfitter_service.core.state.ledger import Inventory, SetInventory
-from support.core_driver import Desk, asks, device, ill
+from support.core_driver import CoreDriver, asks, device, ill
 
 GPU = m.ResourceSpec(name="gpu", amount=1)
 FPGA = m.ResourceSpec(name="fpga", amount=1)
 
 
 def test_a_worker_gets_devices_in_the_drivers_order() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("b", "a", "c")
     desk.register("w", 2)
     assert desk.has("w") == ["b", "a"]
@@ -22,7 +22,7 @@ def test_a_worker_gets_devices_in_the_drivers_order() -> None:
 
 
 def test_a_released_device_takes_its_old_place_in_the_order() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a", "b", "c")
     for worker in "xyz":
         desk.register(worker, 1)
@@ -33,7 +33,7 @@ def test_a_released_device_takes_its_old_place_in_the_order() -> None:
 
 
 def test_a_worker_gets_all_its_resources_or_none() -> None:
-    desk = Desk(GPU, FPGA)
+    desk = CoreDriver(GPU, FPGA)
     desk.report("g0", "g1")
     desk.report("f0", resource="fpga")
     desk.register("holder", resources=asks(fpga=1))
@@ -47,7 +47,7 @@ def test_a_worker_gets_all_its_resources_or_none() -> None:
 
 
 def test_resources_left_out_mean_the_configured_amounts() -> None:
-    desk = Desk(m.ResourceSpec(name="gpu", amount=2), m.ResourceSpec(name="off", state=m.SpecState.DISABLED))
+    desk = CoreDriver(m.ResourceSpec(name="gpu", amount=2), m.ResourceSpec(name="off", state=m.SpecState.DISABLED))
     desk.report("a", "b", "c")
     record = desk.register("w")
     assert desk.has("w") == ["a", "b"]
@@ -57,7 +57,7 @@ def test_resources_left_out_mean_the_configured_amounts() -> None:
 
 
 def test_a_worker_that_asks_for_nothing_is_granted_nothing_at_once() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     record = desk.register("w", resources={})
     assert (record.state, record.resources, record.token) == ("allocated", {}, 1)
 
@@ -66,7 +66,7 @@ def test_a_worker_that_asks_for_nothing_is_granted_nothing_at_once() -> None:
 def test_an_explicit_request_for_a_resource_that_is_not_in_effect_fails_with_its_own_reason(
     state: m.SpecState,
 ) -> None:
-    desk = Desk(m.ResourceSpec(name="gpu", state=state, reason=f"because {state}"))
+    desk = CoreDriver(m.ResourceSpec(name="gpu", state=state, reason=f"because {state}"))
     record = desk.register("w", 1)
     assert (record.state, record.reason_code, record.reason) == ("failed", state, f"because {state}")
 
@@ -80,7 +80,7 @@ def test_an_explicit_request_for_a_resource_that_is_not_in_effect_fails_with_its
     ],
 )
 def test_resources_left_out_fail_only_where_the_configuration_is_wrong(state: m.SpecState, expected: str) -> None:
-    desk = Desk(m.ResourceSpec(name="gpu", amount=1, state=state))
+    desk = CoreDriver(m.ResourceSpec(name="gpu", amount=1, state=state))
     record = desk.register("w")
     assert record.state == expected
     if expected == "allocated":
@@ -88,14 +88,14 @@ def test_resources_left_out_fail_only_where_the_configuration_is_wrong(state: m.
 
 
 def test_a_resource_in_effect_without_an_amount_is_a_wrong_setting() -> None:
-    desk = Desk(m.ResourceSpec(name="gpu", amount=None))
+    desk = CoreDriver(m.ResourceSpec(name="gpu", amount=None))
     assert desk.register("w").reason_code == "misconfigured"
     desk.report("a")
     assert desk.register("explicit", 1).state == "allocated"
 
 
 def test_an_unknown_resource_fails_with_the_names_that_are_known() -> None:
-    desk = Desk(GPU, FPGA)
+    desk = CoreDriver(GPU, FPGA)
     record = desk.register("w", resources=asks(gpus=1))
     assert (record.state, record.reason_code) == ("failed", "unknown-resource")
     assert "'gpus'" in str(record.reason)
@@ -103,14 +103,14 @@ def test_an_unknown_resource_fails_with_the_names_that_are_known() -> None:
 
 
 def test_a_driver_that_has_not_reported_is_waited_for() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     assert desk.register("w", 1).reason_code == "not-reported"
     desk.report("a")
     assert desk.state("w") == "allocated"
 
 
 def test_more_than_was_discovered_fails_with_both_numbers() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a", "b")
     record = desk.register("w", 3)
     assert (record.state, record.reason_code) == ("failed", "infeasible")
@@ -118,7 +118,7 @@ def test_more_than_was_discovered_fails_with_both_numbers() -> None:
 
 
 def test_more_than_is_healthy_waits_until_enough_are_healthy_again() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a", ill("b"))
     assert desk.register("w", 2).reason_code == "infeasible"
     assert desk.state("w") == "pending"
@@ -127,7 +127,7 @@ def test_more_than_is_healthy_waits_until_enough_are_healthy_again() -> None:
 
 
 def test_held_devices_make_a_worker_wait_with_the_numbers() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a", "b")
     desk.register("holder", 1)
     record = desk.register("w", 2)
@@ -136,7 +136,7 @@ def test_held_devices_make_a_worker_wait_with_the_numbers() -> None:
 
 
 def test_a_temporary_failure_of_a_driver_is_waited_for_and_grants_nothing_of_what_was_known() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a")
     desk.fail("nvidia-smi hangs")
     record = desk.register("w", 1)
@@ -147,14 +147,14 @@ def test_a_temporary_failure_of_a_driver_is_waited_for_and_grants_nothing_of_wha
 
 
 def test_an_ill_device_is_lent_to_nobody() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report(ill("a"), device("u", health=Health.UNKNOWN), "b")
     desk.register("w", 1)
     assert desk.has("w") == ["b"]
 
 
 def test_a_device_that_was_ill_when_released_is_lent_when_it_has_healed() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a")
     desk.register("w", 1)
     desk.report(ill("a"))
@@ -177,7 +177,7 @@ def test_a_device_that_was_ill_when_released_is_lent_when_it_has_healed() -> Non
 def test_a_driver_that_failed_for_good_fails_the_worker_or_gives_no_infos_or_is_waited_for(
     on_failure: m.OnFailure, state: str, first: str
 ) -> None:
-    desk = Desk(m.ResourceSpec(name="gpu", on_failure=on_failure), FPGA)
+    desk = CoreDriver(m.ResourceSpec(name="gpu", on_failure=on_failure), FPGA)
     desk.report("f", resource="fpga")
     if first == "driver":
         desk.fail("no NVIDIA driver", permanent=True)
@@ -197,7 +197,7 @@ def test_a_driver_that_failed_for_good_fails_the_worker_or_gives_no_infos_or_is_
 
 def test_many_resources_that_fail_with_no_info_cost_no_recursion() -> None:
     names = [f"r{i}" for i in range(2000)]
-    desk = Desk(*[m.ResourceSpec(name=name, amount=1, on_failure=m.OnFailure.NO_INFO) for name in names])
+    desk = CoreDriver(*[m.ResourceSpec(name=name, amount=1, on_failure=m.OnFailure.NO_INFO) for name in names])
     gone = Inventory(failure=m.DriverFailure(reason="gone", permanent=True))
     desk.ledger.apply([SetInventory("h", name, gone) for name in names])
     record = desk.register("w")
@@ -205,7 +205,7 @@ def test_many_resources_that_fail_with_no_info_cost_no_recursion() -> None:
 
 
 def test_values_of_several_devices_for_one_variable_are_joined_and_equal_ones_told_once() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     desk.report(
         device("a", env={"CUDA_VISIBLE_DEVICES": "a", **order}, cdi=("nvidia.com/gpu=a",)),
@@ -220,7 +220,7 @@ def test_values_of_several_devices_for_one_variable_are_joined_and_equal_ones_to
 
 
 def test_a_named_operator_gets_its_own_devices_and_the_rest_is_in_no_share() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a", "b", "c", "d")
     record = desk.register("w", 4, operators={"infer": asks(gpu=2), "train": asks(gpu=1)})
     assert record.operators["infer"].resources == {"gpu": ["a", "b"]}
@@ -229,7 +229,7 @@ def test_a_named_operator_gets_its_own_devices_and_the_rest_is_in_no_share() -> 
 
 
 def test_an_operators_share_has_the_environment_of_its_own_devices() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report(device("a", env={"V": "a"}), device("b", env={"V": "b"}))
     record = desk.register("w", 2, operators={"one": asks(gpu=1), "two": asks(gpu=1)})
     assert [record.operators[name].env for name in ("one", "two")] == [{"V": "a"}, {"V": "b"}]
@@ -244,14 +244,14 @@ def test_an_operators_share_has_the_environment_of_its_own_devices() -> None:
     ],
 )
 def test_operators_may_ask_for_no_more_than_their_worker(operators: object, code: str) -> None:
-    desk = Desk(GPU, FPGA)
+    desk = CoreDriver(GPU, FPGA)
     desk.report("a", "b")
     record = desk.register("w", 2, operators=operators)
     assert (record.state, record.reason_code) == ("failed", code)
 
 
 def test_an_operator_that_names_a_resource_which_is_switched_off_fails_its_worker_with_that_reason() -> None:
-    desk = Desk(m.ResourceSpec(name="gpu", state=m.SpecState.DISABLED))
+    desk = CoreDriver(m.ResourceSpec(name="gpu", state=m.SpecState.DISABLED))
     record = desk.register("w", operators={"infer": asks(gpu=1)})
     assert (record.state, record.reason_code) == ("failed", "disabled")
 
@@ -260,7 +260,7 @@ def test_an_operator_that_names_a_resource_which_is_switched_off_fails_its_worke
 
 
 def test_every_worker_gets_all_healthy_devices_of_a_shared_resource() -> None:
-    desk = Desk(m.ResourceSpec(name="gpu", amount=1, shared=True))
+    desk = CoreDriver(m.ResourceSpec(name="gpu", amount=1, shared=True))
     desk.report("a", ill("b"), "c")
     for worker in ("w1", "w2"):
         desk.register(worker, 1)
@@ -269,7 +269,7 @@ def test_every_worker_gets_all_healthy_devices_of_a_shared_resource() -> None:
 
 
 def test_operators_see_all_of_a_shared_resource_and_divide_nothing() -> None:
-    desk = Desk(m.ResourceSpec(name="gpu", amount=1, shared=True))
+    desk = CoreDriver(m.ResourceSpec(name="gpu", amount=1, shared=True))
     desk.report("a", "b")
     record = desk.register("w", 1, operators={"one": asks(gpu=1), "two": asks(gpu=1)})
     assert [(share.resources, share.shared) for share in record.operators.values()] == [({}, ["gpu"])] * 2
@@ -278,7 +278,7 @@ def test_operators_see_all_of_a_shared_resource_and_divide_nothing() -> None:
 
 
 def test_an_operator_has_its_own_devices_and_all_shared_ones_and_the_others_what_is_left() -> None:
-    desk = Desk(GPU, m.ResourceSpec(name="net", shared=True))
+    desk = CoreDriver(GPU, m.ResourceSpec(name="net", shared=True))
     desk.report(*[device(name, env={"DEVICES": name}) for name in ("a", "b")])
     desk.report(*[device(name, env={"DEVICES": name}) for name in ("n0", "n1")], resource="net")
     record = desk.register("w", resources=asks(gpu=2, net=1), operators={"infer": asks(gpu=1, net=1)})
@@ -289,14 +289,14 @@ def test_an_operator_has_its_own_devices_and_all_shared_ones_and_the_others_what
 
 
 def test_operators_that_want_the_same_of_what_is_shared_have_one_share_in_common() -> None:
-    desk = Desk(m.ResourceSpec(name="gpu", shared=True))
+    desk = CoreDriver(m.ResourceSpec(name="gpu", shared=True))
     desk.report(*[f"g{number}" for number in range(50)])
     record = desk.register("w", 1, operators={f"o{number}": asks(gpu=1) for number in range(100)})
     assert len({id(share) for share in record.operators.values()}) == 1
 
 
 def test_a_shared_resource_with_too_few_healthy_devices_is_waited_for() -> None:
-    desk = Desk(m.ResourceSpec(name="gpu", amount=2, shared=True))
+    desk = CoreDriver(m.ResourceSpec(name="gpu", amount=2, shared=True))
     desk.report("a", ill("b"))
     assert desk.register("w").reason_code == "infeasible"
     desk.report("a", "b")
@@ -304,7 +304,7 @@ def test_a_shared_resource_with_too_few_healthy_devices_is_waited_for() -> None:
 
 
 def test_a_device_that_one_worker_has_alone_is_in_no_shared_grant_and_the_other_way_round() -> None:
-    desk = Desk(GPU, m.ResourceSpec(name="screen", shared=True))
+    desk = CoreDriver(GPU, m.ResourceSpec(name="screen", shared=True))
     desk.report("a", "b")
     desk.report("a", "b", resource="screen")
     desk.register("alone", 1)
@@ -319,7 +319,7 @@ def test_a_device_that_one_worker_has_alone_is_in_no_shared_grant_and_the_other_
 
 
 def test_a_device_held_under_one_name_is_held_under_its_aliases_in_every_resource() -> None:
-    desk = Desk(GPU, FPGA)
+    desk = CoreDriver(GPU, FPGA)
     desk.report(device("GPU-1", aliases=("0000:01:00",)))
     desk.report("0000:01:00", resource="fpga")
     desk.register("w", 1)
@@ -330,7 +330,7 @@ def test_a_device_held_under_one_name_is_held_under_its_aliases_in_every_resourc
 
 
 def test_aliases_that_are_reported_after_the_grant_count_as_well() -> None:
-    desk = Desk(GPU, FPGA)
+    desk = CoreDriver(GPU, FPGA)
     desk.report("0000:01:00", resource="fpga")
     desk.register("w", resources=asks(fpga=1))
     desk.report(device("GPU-1", aliases=("0000:01:00",)))
@@ -338,7 +338,7 @@ def test_aliases_that_are_reported_after_the_grant_count_as_well() -> None:
 
 
 def test_one_worker_does_not_get_one_device_twice_under_two_resources() -> None:
-    desk = Desk(GPU, FPGA)
+    desk = CoreDriver(GPU, FPGA)
     desk.report(device("GPU-1", aliases=("x",)), "GPU-2")
     desk.report("x", "GPU-2", resource="fpga")
     record = desk.register("w", resources=asks(gpu=1, fpga=1))
@@ -347,6 +347,6 @@ def test_one_worker_does_not_get_one_device_twice_under_two_resources() -> None:
 
 
 def test_devices_of_one_report_that_share_a_name_are_one_device() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a", "a", device("b", aliases=("a",)))
     assert desk.register("w", 2).reason == "2 gpu requested, 1 discovered"

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from outfitter_proto.records import Register, ResourceRequest, Source
 from outfitter_service.core import fast_path
 from outfitter_service.core import model as m
-from outfitter_service.core.decide import Decision, work_out
-from support.core_driver import HOST, Desk, asks, device, ill
+from outfitter_service.core.decide import Decision, decide_in_full
+from support.core_driver import HOST, CoreDriver, asks, device, ill
 from support.core_world import whole
 from support.decided import apply, decision_of
 
@@ -27,13 +27,13 @@ DEVICES = st.sampled_from(
 )
 
 
-def both_ways(desk: Desk, **fields: Any) -> tuple[Decision | None, Decision]:
+def both_ways(desk: CoreDriver, **fields: Any) -> tuple[Decision | None, Decision]:
     """What the short way says of a worker's first registration, and what the steps come to. What is said by both is
     done by both."""
     message = Register(host=HOST, worker="w", incarnation="1", **fields)
     event = m.Incoming(message, Source(partition=0, offset=desk.offset + 1))
     granted = fast_path.grant(desk.ledger, desk.rules, event, desk.now)
-    steps = work_out(desk.ledger, desk.rules, event, desk.now)
+    steps = decide_in_full(desk.ledger, desk.rules, event, desk.now)
     if granted is None:
         return None, steps
     desk.ledger.seal()
@@ -83,7 +83,7 @@ def test_whatever_is_asked_and_known_both_ways_agree(
     connected: tuple[str, ...],
 ) -> None:
     gpu = m.ResourceSpec(name="gpu", amount=amount, state=state, **flags)
-    desk = Desk(gpu, m.ResourceSpec(name="fpga", state=m.SpecState.DISABLED), wait_s=9.0)
+    desk = CoreDriver(gpu, m.ResourceSpec(name="fpga", state=m.SpecState.DISABLED), wait_s=9.0)
     if reported != "not yet":
         known = (first, *(device(f"d{number}") for number in range(count)))
         desk.report(*(known if reported == "all" else ()), asked=4)
@@ -103,7 +103,7 @@ def test_whatever_is_asked_and_known_both_ways_agree(
 
 
 def test_one_exclusive_resource_of_which_enough_is_free_is_granted_the_short_way() -> None:
-    desk = Desk(m.ResourceSpec(name="gpu", amount=1))
+    desk = CoreDriver(m.ResourceSpec(name="gpu", amount=1))
     desk.report(device("a", env={"E": "1"}, cdi=("x/y=a",), aliases=("b",)), "c", "d")
     desk.register("holder", 1)
     for asked in (asks(gpu=2), asks(gpu=1), asks(gpu=0), None):
@@ -112,7 +112,7 @@ def test_one_exclusive_resource_of_which_enough_is_free_is_granted_the_short_way
 
 
 def test_two_devices_that_another_resource_connects_are_one_device_and_are_not_granted_as_two() -> None:
-    desk = Desk(m.ResourceSpec(name="gpu", amount=1), m.ResourceSpec(name="nic", amount=1))
+    desk = CoreDriver(m.ResourceSpec(name="gpu", amount=1), m.ResourceSpec(name="nic", amount=1))
     desk.report("a", "b")
     desk.report(device("0", aliases=("a", "b")), resource="nic")
     granted, steps = both_ways(desk, resources=asks(gpu=2))
@@ -127,7 +127,7 @@ def test_two_devices_that_another_resource_connects_are_one_device_and_are_not_g
 
 def test_two_devices_that_are_connected_after_their_grant_are_held_under_one_name_twice() -> None:
     """Held once and given back twice, nobody would have got them ever again."""
-    desk = Desk(m.ResourceSpec(name="gpu", amount=1), m.ResourceSpec(name="nic", amount=1))
+    desk = CoreDriver(m.ResourceSpec(name="gpu", amount=1), m.ResourceSpec(name="nic", amount=1))
     desk.report("a", "b")
     desk.register("w", 2)
     desk.report(device("0", aliases=("a", "b")), resource="nic")
@@ -136,7 +136,7 @@ def test_two_devices_that_are_connected_after_their_grant_are_held_under_one_nam
 
 
 def test_a_registration_that_asks_for_something_unknown_as_well_is_not_granted_the_short_way() -> None:
-    desk = Desk(m.ResourceSpec(name="gpu", amount=1))
+    desk = CoreDriver(m.ResourceSpec(name="gpu", amount=1))
     desk.report("a")
     granted, steps = both_ways(desk, resources=asks(gpu=1, nothing=1))
     assert granted is None
@@ -144,7 +144,7 @@ def test_a_registration_that_asks_for_something_unknown_as_well_is_not_granted_t
 
 
 def test_who_would_pass_by_a_waiter_is_not_granted_the_short_way() -> None:
-    desk = Desk(m.ResourceSpec(name="gpu", amount=1))
+    desk = CoreDriver(m.ResourceSpec(name="gpu", amount=1))
     desk.report("a", "b")
     desk.register("holder", 1)
     desk.register("waiter", 2)

@@ -4,15 +4,15 @@ import pytest
 
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import SHOWN_POSITIONS, renumber
-from support.core_driver import Desk, asks, device, ill
+from support.core_driver import CoreDriver, asks, device, ill
 
 GPU = m.ResourceSpec(name="gpu", amount=1)
 FPGA = m.ResourceSpec(name="fpga", amount=1)
 
 
-def full_desk(*resources: m.ResourceSpec, **rules: int) -> Desk:
+def full_desk(*resources: m.ResourceSpec, **rules: int) -> CoreDriver:
     """One gpu and one fpga, both held by `holder` and `fholder`."""
-    desk = Desk(*(resources or (GPU, FPGA)), **rules)
+    desk = CoreDriver(*(resources or (GPU, FPGA)), **rules)
     desk.report("g")
     desk.report("f", resource="fpga")
     desk.register("holder", 1)
@@ -48,7 +48,7 @@ def test_registering_again_does_not_change_the_place_in_the_queue() -> None:
 
 
 def test_nobody_overtakes_a_feasible_waiter_that_wants_the_same_resource() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a", "b")
     desk.register("holder", 1)
     desk.register("big", 2)
@@ -60,7 +60,7 @@ def test_nobody_overtakes_a_feasible_waiter_that_wants_the_same_resource() -> No
 
 
 def test_a_release_that_is_not_enough_for_the_first_serves_nobody_behind_it() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a", "b", "c")
     desk.register("one", 1)
     desk.register("two", 1)
@@ -73,7 +73,7 @@ def test_a_release_that_is_not_enough_for_the_first_serves_nobody_behind_it() ->
 
 
 def test_a_newcomer_with_higher_priority_does_not_stand_behind_earlier_waiters() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a", "b")
     desk.register("holder", 1)
     desk.register("big", 2)
@@ -98,21 +98,21 @@ def test_a_waiter_claims_all_its_resources_while_it_waits_for_one() -> None:
 
 
 def test_a_waiter_that_can_not_be_served_now_whatever_happens_blocks_nobody() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a", ill("b"))
     assert desk.register("infeasible", 2).reason_code == "infeasible"
     assert desk.register("small", 1).state == "allocated"
 
 
 def test_a_waiter_whose_driver_has_not_reported_blocks_nobody() -> None:
-    desk = Desk(GPU, FPGA)
+    desk = CoreDriver(GPU, FPGA)
     desk.report("a")
     assert desk.register("silent", resources=asks(gpu=1, fpga=1)).reason_code == "not-reported"
     assert desk.register("w", 1).state == "allocated"
 
 
 def test_a_waiter_whose_driver_failed_for_now_blocks_nobody() -> None:
-    desk = Desk(GPU, FPGA)
+    desk = CoreDriver(GPU, FPGA)
     desk.report("a")
     desk.fail("for now", resource="fpga")
     assert desk.register("unlucky", resources=asks(gpu=1, fpga=1)).reason_code == "driver-failed"
@@ -120,7 +120,7 @@ def test_a_waiter_whose_driver_failed_for_now_blocks_nobody() -> None:
 
 
 def test_nobody_overtakes_between_a_report_and_what_follows_from_it() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.register("first", 1)
     follow_ups = desk.only(
         m.DriverReport(host="h", resource="gpu", devices=(m.KnownDevice(id="a", properties={}),))
@@ -133,7 +133,7 @@ def test_nobody_overtakes_between_a_report_and_what_follows_from_it() -> None:
 
 
 def test_one_release_serves_all_whom_it_can_serve() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a", "b", "c")
     desk.register("holder", 3)
     for worker in ("w1", "w2", "w3", "w4"):
@@ -143,7 +143,7 @@ def test_one_release_serves_all_whom_it_can_serve() -> None:
 
 
 def test_a_withdrawn_waiter_frees_the_way_for_those_behind() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a", "b")
     desk.register("holder", 1)
     desk.register("big", 2)
@@ -164,7 +164,7 @@ def test_a_new_incarnation_of_a_waiter_goes_to_the_end_of_the_queue() -> None:
 
 
 def test_a_new_incarnation_is_served_at_once_if_only_its_predecessor_was_in_the_way() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a", "b")
     desk.register("holder", 1)
     desk.register("big", 2)
@@ -186,7 +186,7 @@ def test_a_waiter_gives_up_at_its_deadline_and_says_what_it_waited_for() -> None
 
 
 def test_a_waiter_that_gave_up_frees_the_way_for_those_behind() -> None:
-    desk = Desk(GPU)
+    desk = CoreDriver(GPU)
     desk.report("a", "b")
     desk.register("holder", 1)
     desk.register("big", 2, wait_s=1)

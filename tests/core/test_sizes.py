@@ -15,7 +15,7 @@ from outfitter_service.core.decide import Decision, Rules
 from outfitter_service.core.hosts import host_record
 from outfitter_service.core.state.ledger import Inventory
 from outfitter_service.core.state.sizes import LONGEST_REASON, REQUEST_BYTES
-from support.core_driver import HOST, START, Desk, asks, specs
+from support.core_driver import HOST, START, CoreDriver, asks, specs
 from support.core_world import written
 
 MOST = 20_000
@@ -28,7 +28,7 @@ def devices(count: int, note: str = NOTE, **fields: Any) -> list[m.KnownDevice]:
     return [m.KnownDevice(id=f"g{n}", properties={"index": str(n), "note": note}, **fields) for n in range(count)]
 
 
-class Scale(Desk):
+class Scale(CoreDriver):
     """A desk whose decisions are weighed."""
 
     def only(self, event: m.Event) -> Decision:
@@ -38,12 +38,12 @@ class Scale(Desk):
 
 
 @pytest.fixture
-def desk() -> Desk:
+def desk() -> CoreDriver:
     return Scale(max_bytes=MOST)
 
 
 @pytest.mark.parametrize("how", ["deregister", "die", "expire"])
-def test_an_end_is_decided_although_the_next_grant_is_too_large(desk: Desk, how: str) -> None:
+def test_an_end_is_decided_although_the_next_grant_is_too_large(desk: CoreDriver, how: str) -> None:
     desk.report(*devices(LARGE))
     desk.register("w0", 1)
     desk.register("large", LARGE, labels={"note": "x" * 2000})
@@ -53,7 +53,7 @@ def test_an_end_is_decided_although_the_next_grant_is_too_large(desk: Desk, how:
     assert desk["large"].reason_code == "too-large"
 
 
-def test_it_is_told_at_once_where_even_the_smallest_devices_would_not_fit(desk: Desk) -> None:
+def test_it_is_told_at_once_where_even_the_smallest_devices_would_not_fit(desk: CoreDriver) -> None:
     desk.report(*devices(1, "n" * 9000), *devices(100)[1:])
     desk.register("w0", 1)  # it has the large one, and everybody waits for it
     record = desk.register("large", 100)
@@ -63,14 +63,14 @@ def test_it_is_told_at_once_where_even_the_smallest_devices_would_not_fit(desk: 
     assert desk.register("small", 20).state == "allocated"
 
 
-def test_whoever_waited_before_the_driver_reported_fails_when_it_has(desk: Desk) -> None:
+def test_whoever_waited_before_the_driver_reported_fails_when_it_has(desk: CoreDriver) -> None:
     for worker, amount in (("large", LARGE * 2), ("next", 1)):
         assert desk.register(worker, amount).reason_code == "not-reported"
     desk.report(*devices(LARGE * 2))
     assert (desk.state("large"), desk.state("next")) == ("failed", "allocated")
 
 
-def test_those_that_want_the_same_fail_one_after_the_other_and_the_rest_is_served(desk: Desk) -> None:
+def test_those_that_want_the_same_fail_one_after_the_other_and_the_rest_is_served(desk: CoreDriver) -> None:
     desk.register("next", 1, priority=-1)
     for number in range(60):
         desk.register(f"w{number}", LARGE, labels={"note": "x" * 300})
@@ -79,7 +79,7 @@ def test_those_that_want_the_same_fail_one_after_the_other_and_the_rest_is_serve
     assert desk.state("next") == "allocated"
 
 
-def test_a_grant_that_fits_by_itself_is_left_to_the_next_decision(desk: Desk) -> None:
+def test_a_grant_that_fits_by_itself_is_left_to_the_next_decision(desk: CoreDriver) -> None:
     desk.report(*devices(26))
     desk.register("w0", 25)
     desk.register("w1", 25)
@@ -88,7 +88,7 @@ def test_a_grant_that_fits_by_itself_is_left_to_the_next_decision(desk: Desk) ->
     assert (desk.state("w0"), desk.state("w1")) == ("ended", "allocated")
 
 
-def test_a_newer_run_waits_for_a_commit_of_its_own_beside_its_large_elder(desk: Desk) -> None:
+def test_a_newer_run_waits_for_a_commit_of_its_own_beside_its_large_elder(desk: CoreDriver) -> None:
     desk.report(*devices(80))
     desk.register("w", 36)
     desk.register("w", 36, incarnation="2", labels={"note": "x" * 1000})
@@ -118,7 +118,7 @@ def test_what_was_granted_can_be_refreshed_and_released_whatever_becomes_of_its_
 
 
 def test_a_record_of_another_time_that_is_larger_than_any_may_be_ends_without_its_devices() -> None:
-    desk = Desk(max_bytes=10 * MOST)
+    desk = CoreDriver(max_bytes=10 * MOST)
     desk.report(*devices(LARGE * 3))
     desk.register("w", LARGE * 3)
     desk.register("next", 2)
@@ -140,7 +140,7 @@ def test_no_plain_grant_is_larger_than_a_record_may_be() -> None:
     assert desk.register("v", 1).state == "allocated"
 
 
-def test_many_give_up_and_are_forgotten_in_decisions_that_can_be_written(desk: Desk) -> None:
+def test_many_give_up_and_are_forgotten_in_decisions_that_can_be_written(desk: CoreDriver) -> None:
     desk.report("a")
     desk.register("holder", 1)
     names = [f"w{number}".ljust(240, "x") for number in range(100)]
@@ -152,7 +152,7 @@ def test_many_give_up_and_are_forgotten_in_decisions_that_can_be_written(desk: D
     assert list(desk.ledger.allocations) == ["h/holder/1"]
 
 
-def test_whoever_could_not_wait_beside_a_record_of_its_own_is_told_so(desk: Desk) -> None:
+def test_whoever_could_not_wait_beside_a_record_of_its_own_is_told_so(desk: CoreDriver) -> None:
     record = desk.register("w", 1, labels={"note": "x" * (MOST // 4)})
     assert (record.state, record.reason_code) == ("failed", "too-large")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from outfitter_proto.records import FINAL_STATES, AllocationState
-from outfitter_service.core.decision import Draft
+from outfitter_service.core.decision import DecisionBuilder
 from outfitter_service.core.states import TABLE, IllegalStepError, Step, advance, diagram
-from support.core_driver import Desk
+from support.core_driver import CoreDriver
 
 ILLEGAL = [
     pytest.param(state, step, id=f"{state or 'none'}-{step}")
@@ -19,10 +19,10 @@ ILLEGAL = [
 
 @pytest.mark.parametrize(("state", "step"), ILLEGAL)
 def test_a_step_without_a_row_raises_and_changes_nothing(state: AllocationState | None, step: Step) -> None:
-    desk = Desk()
+    desk = CoreDriver()
     desk.report("a")
     record = desk.register("w", 1)
-    draft = Draft(desk.ledger, desk.rules, desk.now, cause="test")
+    draft = DecisionBuilder(desk.ledger, desk.rules, desk.now, cause="test")
     if state is not None:
         record = type(record)(**{name: getattr(record, name) for name in record.__struct_fields__} | {"state": state})
     with pytest.raises(IllegalStepError, match=f"in state {state or '.none.'} cannot take the step {step}"):

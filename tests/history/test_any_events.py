@@ -13,7 +13,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
 from outfitter_service.query.replay import differences
 from outfitter_service.runtime.changelog.snapshots import Pace
-from support.recorded_writer import Chronicle
+from support.recorded_writer import RecordedWriter
 
 
 class Histories(Core):
@@ -48,7 +48,7 @@ class Histories(Core):
             m.ResourceSpec(name="npu", amount=1),
         ]
         rules = Rules(writer="host/h", specs={spec.name: spec for spec in specs}, chunk=chunk, retention_s=50)
-        self.world = Chronicle(rules, Pace(piece_bytes=piece, between_bytes=between))
+        self.world = RecordedWriter(rules, Pace(piece_bytes=piece, between_bytes=between))
 
     @rule()
     def take_anew(self) -> None:

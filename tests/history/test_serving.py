@@ -21,7 +21,7 @@ from support.in_process_manager import (
     HOST,
     TOPICS,
     WITHIN_S,
-    House,
+    InProcessManager,
     another,
     bulky,
     deregister,
@@ -80,19 +80,19 @@ async def bus(tmp_path: Path) -> AsyncIterator[NarrowBus]:
         yield bus
 
 
-def manager(bus: NarrowBus, folder: Path, pace: Pace | None) -> AbstractAsyncContextManager[House]:
+def manager(bus: NarrowBus, folder: Path, pace: Pace | None) -> AbstractAsyncContextManager[InProcessManager]:
     """Another run of the host's manager."""
     limits = Limits(lease_grace_s=0.1, history=pace)
     return serving(bus, static(WORKERS), folder, limits=limits, identity=another(instance=str(pace)))
 
 
-async def fill(house: House) -> None:
+async def fill(house: InProcessManager) -> None:
     for number in range(WORKERS + 5):
         await house.say(register(f"w{number}", gpu=1, lease_s=None))
     await house.state(f"w{WORKERS + 4}", "pending")
 
 
-async def marked(house: House) -> None:
+async def marked(house: InProcessManager) -> None:
     """Wait until the checkpoint names a whole snapshot."""
     with anyio.fail_after(WITHIN_S):
         while "snapshot" not in (await house.records())[f"@checkpoint/host/{HOST}"]:  # noqa: ASYNC110 - it tells nobody

@@ -13,16 +13,16 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
 from outfitter_service.runtime.changelog.snapshots import BETWEEN_TIMES, SMALLEST_PIECE_BYTES, Pace, Snapshots
 from support.core_driver import HOST
-from support.recorded_writer import Chronicle
+from support.recorded_writer import RecordedWriter
 
 RULES = Rules(writer="host/h", specs={"gpu": m.ResourceSpec(name="gpu", amount=1)}, lease_s=None, retention_s=1e6)
 ONE_EACH = Pace(piece_bytes=1)
 """A record in each piece."""
 
 
-def writer(pace: Pace, **rules: float) -> Chronicle:
+def writer(pace: Pace, **rules: float) -> RecordedWriter:
     """A writer with five workers."""
-    chronicle = Chronicle(structs.replace(RULES, **rules), pace)
+    chronicle = RecordedWriter(structs.replace(RULES, **rules), pace)
     for number in range(5):
         wanted = {"gpu": ResourceRequest(amount=1)}
         chronicle.message(Register(host=HOST, worker=f"w{number}", incarnation="1", resources=wanted))
@@ -34,13 +34,13 @@ def pieces(log: list[bytes]) -> list[dict[str, Any]]:
     return [line for line in map(msgspec.json.decode, log) if line["type"] == "snapshot"]
 
 
-def marked(chronicle: Chronicle) -> bool:
+def marked(chronicle: RecordedWriter) -> bool:
     """Its checkpoint names a whole snapshot."""
     checkpoint = msgspec.json.decode(chronicle.topic["@checkpoint/host/h"])
     return "snapshot" in checkpoint
 
 
-def begin_again(chronicle: Chronicle) -> None:
+def begin_again(chronicle: RecordedWriter) -> None:
     """Another run, after one without history: a snapshot is due."""
     chronicle.switch(history=False)
     chronicle.commit()

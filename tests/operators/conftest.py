@@ -17,7 +17,7 @@ HOST = "gpu-3"
 GPUS = [{"id": f"GPU-{name}", "index": str(index)} for index, name in enumerate("abcd")]
 
 
-class Stage(NamedTuple):
+class WorkerStage(NamedTuple):
     """Where a test plays: what it is told by, and how it makes contexts."""
 
     fake: FakeOutfitter
@@ -47,18 +47,18 @@ def manager(url: str, fake: FakeOutfitter) -> Iterator[ScriptedManager]:
 
 
 @pytest.fixture
-def real(url: str, manager: ScriptedManager, fake: FakeOutfitter) -> Stage:
+def real(url: str, manager: ScriptedManager, fake: FakeOutfitter) -> WorkerStage:
     def context(*args: Any, **kwargs: Any) -> RuntimeContext:
         return RuntimeContext(*args, **{"bus": url, "host": HOST, **kwargs})
 
-    return Stage(fake, context)
+    return WorkerStage(fake, context)
 
 
 @pytest.fixture(params=["fake", "embedded bus", pytest.param("kafka", marks=pytest.mark.kafka)])
-def stage(request: pytest.FixtureRequest, fake: FakeOutfitter) -> Iterator[Stage]:
+def stage(request: pytest.FixtureRequest, fake: FakeOutfitter) -> Iterator[WorkerStage]:
     match request.param:
         case "fake":
-            yield Stage(fake, fake.context)
+            yield WorkerStage(fake, fake.context)
         case "embedded bus":
             yield request.getfixturevalue("real")
         case _:
@@ -69,4 +69,4 @@ def stage(request: pytest.FixtureRequest, fake: FakeOutfitter) -> Iterator[Stage
                 return RuntimeContext(*args, **{"bus": broker.url, "host": HOST, "cluster": cluster, **kwargs})
 
             with ScriptedManager(broker.url, HOST, fake, cluster=cluster):
-                yield Stage(fake, context)
+                yield WorkerStage(fake, context)

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import outfitter
-from operators.conftest import Stage
+from operators.conftest import WorkerStage
 from outfitter import ExternalResourceInfo, ExternalResourceInfos
 
 pytestmark = pytest.mark.timeout(60)
@@ -18,7 +18,7 @@ def ids(infos: ExternalResourceInfos) -> list[str]:
     return [info["id"] for info in infos]
 
 
-def test_a_worker_gets_the_infos_of_its_devices(stage: Stage) -> None:
+def test_a_worker_gets_the_infos_of_its_devices(stage: WorkerStage) -> None:
     with stage.context({"gpu": 2}) as context:
         infos = context.get_external_resource_infos("gpu")
         assert ids(infos) == ["GPU-a", "GPU-b"]
@@ -29,36 +29,36 @@ def test_a_worker_gets_the_infos_of_its_devices(stage: Stage) -> None:
         assert context.record.state == "allocated"
 
 
-async def test_asyncio_code_gets_the_same(stage: Stage) -> None:
+async def test_asyncio_code_gets_the_same(stage: WorkerStage) -> None:
     async with stage.context({"gpu": 2}) as context:
         assert ids(context.get_external_resource_infos("gpu")) == ["GPU-a", "GPU-b"]
 
 
-def test_a_worker_that_names_no_resources_gets_the_configured_ones(stage: Stage) -> None:
+def test_a_worker_that_names_no_resources_gets_the_configured_ones(stage: WorkerStage) -> None:
     with stage.context() as context:
         assert len(context.get_external_resource_infos("gpu")) == 4
 
 
-def test_a_named_operator_sees_its_own_devices_and_the_others_what_is_left(stage: Stage) -> None:
+def test_a_named_operator_sees_its_own_devices_and_the_others_what_is_left(stage: WorkerStage) -> None:
     with stage.context({"gpu": 3}, {"infer": {"gpu": 1}, "train": {"gpu": 1}}, operator="train") as context:
         assert ids(context.get_external_resource_infos("gpu")) == ["GPU-b"]
         assert ids(context.for_operator("infer").get_external_resource_infos("gpu")) == ["GPU-a"]
         assert ids(context.for_operator("other").get_external_resource_infos("gpu")) == ["GPU-c"]
 
 
-def test_without_operators_everybody_sees_everything(stage: Stage) -> None:
+def test_without_operators_everybody_sees_everything(stage: WorkerStage) -> None:
     with stage.context({"gpu": 2}, operator="infer") as context:
         assert ids(context.get_external_resource_infos("gpu")) == ["GPU-a", "GPU-b"]
 
 
-def test_an_unknown_resource_is_an_error_that_lists_the_known_ones(stage: Stage) -> None:
+def test_an_unknown_resource_is_an_error_that_lists_the_known_ones(stage: WorkerStage) -> None:
     with stage.context({"gpu": 1}) as context:
         with pytest.raises(outfitter.UnknownResourceError, match=r"'fpga'; it has: gpu$"):
             context.get_external_resource_infos("fpga")
         assert context.get_external_resource_infos("fpga", strict=False) == set()
 
 
-def test_an_operator_is_told_which_resources_are_its_own(stage: Stage) -> None:
+def test_an_operator_is_told_which_resources_are_its_own(stage: WorkerStage) -> None:
     stage.fake.set("fpga", [{}])
     with (
         stage.context({"gpu": 1, "fpga": 1}, {"infer": {"gpu": 1}}, operator="infer") as context,
@@ -75,7 +75,7 @@ def test_an_operator_is_told_which_resources_are_its_own(stage: Stage) -> None:
         ("driver-failed", outfitter.AllocationFailedError),
     ],
 )
-def test_a_resource_without_infos_says_why(stage: Stage, code: str, kind: type[Exception]) -> None:
+def test_a_resource_without_infos_says_why(stage: WorkerStage, code: str, kind: type[Exception]) -> None:
     stage.fake.set_unavailable("fpga", "the reason", code=code)
     with stage.context({"gpu": 1, "fpga": 1}) as context:
         with pytest.raises(kind, match="'fpga' has no infos: the reason") as caught:
@@ -97,7 +97,7 @@ def test_a_resource_without_infos_says_why(stage: Stage, code: str, kind: type[E
         ("a-code-of-a-later-version", outfitter.AllocationFailedError),
     ],
 )
-def test_a_failed_allocation_raises_on_entry_by_its_code(stage: Stage, code: str, kind: type[Exception]) -> None:
+def test_a_failed_allocation_raises_on_entry_by_its_code(stage: WorkerStage, code: str, kind: type[Exception]) -> None:
     stage.fake.fail("this is why", code=code)
     context = stage.context({"gpu": 1})
     with pytest.raises(kind, match="this is why") as caught, context:
@@ -107,14 +107,14 @@ def test_a_failed_allocation_raises_on_entry_by_its_code(stage: Stage, code: str
     assert caught.value.code == code
 
 
-async def test_asyncio_code_gets_the_error_as_it_is_and_in_no_group(stage: Stage) -> None:
+async def test_asyncio_code_gets_the_error_as_it_is_and_in_no_group(stage: WorkerStage) -> None:
     stage.fake.fail("this is why")
     with pytest.raises(outfitter.AllocationFailedError, match="this is why"):
         async with stage.context({"gpu": 1}):
             pytest.fail("entered")
 
 
-def test_a_waiting_worker_enters_when_it_is_granted(stage: Stage) -> None:
+def test_a_waiting_worker_enters_when_it_is_granted(stage: WorkerStage) -> None:
     stage.fake.keep_waiting("all 4 are busy")
     context = stage.context({"gpu": 1})
     with ThreadPoolExecutor() as pool:
@@ -130,7 +130,7 @@ def test_a_waiting_worker_enters_when_it_is_granted(stage: Stage) -> None:
     context.__exit__(None, None, None)
 
 
-async def test_cancelling_a_waiting_worker_withdraws_its_registration(stage: Stage) -> None:
+async def test_cancelling_a_waiting_worker_withdraws_its_registration(stage: WorkerStage) -> None:
     stage.fake.keep_waiting("all 4 are busy")
 
     async def enter() -> None:
@@ -145,7 +145,7 @@ async def test_cancelling_a_waiting_worker_withdraws_its_registration(stage: Sta
     assert stage.fake.departures == [("w", "left by CancelledError")]
 
 
-def test_leaving_gives_the_devices_back_and_says_why(stage: Stage) -> None:
+def test_leaving_gives_the_devices_back_and_says_why(stage: WorkerStage) -> None:
     with stage.context({"gpu": 1}, worker="good"):
         pass
     with pytest.raises(ZeroDivisionError), stage.context({"gpu": 1}, worker="bad"):
@@ -154,7 +154,7 @@ def test_leaving_gives_the_devices_back_and_says_why(stage: Stage) -> None:
     assert stage.fake.departures == [("good", "finished"), ("bad", "left by ZeroDivisionError")]
 
 
-def test_an_ended_allocation_raises_from_every_getter(stage: Stage) -> None:
+def test_an_ended_allocation_raises_from_every_getter(stage: WorkerStage) -> None:
     with stage.context({"gpu": 1}) as context:
         changes = context.changes("gpu")
         next(changes)
@@ -169,7 +169,7 @@ def test_an_ended_allocation_raises_from_every_getter(stage: Stage) -> None:
             _ = context.env
 
 
-def test_a_state_of_a_later_version_is_not_usable_and_not_final(stage: Stage) -> None:
+def test_a_state_of_a_later_version_is_not_usable_and_not_final(stage: WorkerStage) -> None:
     with stage.context({"gpu": 1}) as context:
         changes = context.changes("gpu")
         assert ids(next(changes)) == ["GPU-a"]
@@ -180,7 +180,7 @@ def test_a_state_of_a_later_version_is_not_usable_and_not_final(stage: Stage) ->
             assert ids(after.result(10)) == ["GPU-z"]
 
 
-def test_a_worker_in_a_state_of_a_later_version_goes_on_waiting(stage: Stage) -> None:
+def test_a_worker_in_a_state_of_a_later_version_goes_on_waiting(stage: WorkerStage) -> None:
     stage.fake.keep_waiting("busy")
     context = stage.context({"gpu": 1})
     with ThreadPoolExecutor() as pool:
@@ -192,7 +192,7 @@ def test_a_worker_in_a_state_of_a_later_version_goes_on_waiting(stage: Stage) ->
     context.__exit__(None, None, None)
 
 
-def test_blocking_code_sees_changes_as_they_come(stage: Stage) -> None:
+def test_blocking_code_sees_changes_as_they_come(stage: WorkerStage) -> None:
     seen: list[list[str]] = []
     with stage.context({"gpu": 1}) as context:
         for infos in context.changes("gpu"):
@@ -203,7 +203,7 @@ def test_blocking_code_sees_changes_as_they_come(stage: Stage) -> None:
     assert seen == [["GPU-a"], ["GPU-1"], ["GPU-2"]]
 
 
-async def test_asyncio_code_sees_changes_as_they_come(stage: Stage) -> None:
+async def test_asyncio_code_sees_changes_as_they_come(stage: WorkerStage) -> None:
     seen: list[list[str]] = []
     async with stage.context({"gpu": 1}) as context:
         async for infos in context.changes("gpu"):
@@ -214,7 +214,7 @@ async def test_asyncio_code_sees_changes_as_they_come(stage: Stage) -> None:
     assert seen == [["GPU-a"], ["GPU-1"], ["GPU-2"]]
 
 
-def test_what_does_not_concern_a_resource_is_no_change_of_it(stage: Stage) -> None:
+def test_what_does_not_concern_a_resource_is_no_change_of_it(stage: WorkerStage) -> None:
     with stage.context({"gpu": 1}) as context:
         changes = context.changes("gpu")
         assert ids(next(changes)) == ["GPU-a"]
@@ -223,7 +223,7 @@ def test_what_does_not_concern_a_resource_is_no_change_of_it(stage: Stage) -> No
         assert ids(next(changes)) == ["GPU-z"]
 
 
-def test_changes_end_when_the_context_is_left(stage: Stage) -> None:
+def test_changes_end_when_the_context_is_left(stage: WorkerStage) -> None:
     with ThreadPoolExecutor() as pool:
         with stage.context({"gpu": 1}) as context:
             changes = context.changes("gpu")
@@ -232,7 +232,7 @@ def test_changes_end_when_the_context_is_left(stage: Stage) -> None:
         assert rest.result(10) == []
 
 
-def test_several_contexts_live_in_one_process(stage: Stage) -> None:
+def test_several_contexts_live_in_one_process(stage: WorkerStage) -> None:
     with stage.context({"gpu": 1}) as one, stage.context({"gpu": 2}) as two:
         assert one.worker != two.worker
         assert len(one.get_external_resource_infos("gpu")) == 1
@@ -240,7 +240,7 @@ def test_several_contexts_live_in_one_process(stage: Stage) -> None:
     stage.fake.wait_for(lambda: len(stage.fake.departures) == 2)
 
 
-def test_two_contexts_for_one_worker_in_one_process_are_refused(stage: Stage) -> None:
+def test_two_contexts_for_one_worker_in_one_process_are_refused(stage: WorkerStage) -> None:
     with stage.context({"gpu": 1}, worker="w") as first:
         with pytest.raises(outfitter.ContextStateError, match="for worker 'w' already"):
             stage.context({"gpu": 1}, worker="w").__enter__()
@@ -249,7 +249,7 @@ def test_two_contexts_for_one_worker_in_one_process_are_refused(stage: Stage) ->
         pass
 
 
-def test_a_context_is_used_between_entering_and_leaving_and_entered_once(stage: Stage) -> None:
+def test_a_context_is_used_between_entering_and_leaving_and_entered_once(stage: WorkerStage) -> None:
     context = stage.context({"gpu": 1})
     with pytest.raises(outfitter.ContextStateError, match="was not entered: use `with"):
         context.get_external_resource_infos("gpu")
@@ -265,7 +265,7 @@ def test_a_context_is_used_between_entering_and_leaving_and_entered_once(stage: 
         context.__enter__()
 
 
-def test_a_registration_carries_what_was_asked(stage: Stage) -> None:
+def test_a_registration_carries_what_was_asked(stage: WorkerStage) -> None:
     with stage.context(
         {"gpu": 2}, {"infer": {"gpu": 1}}, worker="w", lease=7, wait=60, priority=3, labels={"job": "mnist"}
     ) as context:

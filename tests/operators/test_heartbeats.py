@@ -10,8 +10,8 @@ import pytest
 from outfitter.errors import AllocationEndedError, LeaseLostError
 from outfitter.session.heartbeats import LeaseKeeper
 from outfitter.session.lease import Lease
-from outfitter.session.outage_log import Trouble
-from outfitter.session.watch import Board
+from outfitter.session.outage_log import WorkerOutageLog
+from outfitter.session.watch import AllocationWatch
 from outfitter.testing import FakeOutfitter
 from outfitter_proto.bus import BusUnavailableError
 from outfitter_proto.records import Allocation, Register
@@ -42,7 +42,7 @@ class Scene:
 
     def __init__(self, *, lease_s: float = 3.0, state: str = "allocated") -> None:
         self.clock = Clock()
-        self.board = Board()
+        self.board = AllocationWatch()
         self.board.lease = Lease(self.clock)
         self.board.lease.grant(lease_s)
         self.board.post(record(state))
@@ -52,7 +52,7 @@ class Scene:
         self.asked = anyio.Event()
         self.answers = anyio.Event()
         self.told: list[LeaseLostError] = []
-        trouble = Trouble("h/w/1", self.clock)
+        trouble = WorkerOutageLog("h/w/1", self.clock)
         self.keeper = LeaseKeeper(self.board, self.beat, self.ask, self.told.append, trouble)
 
     async def beat(self) -> None:
@@ -149,7 +149,7 @@ def test_an_outage_is_a_line_when_it_begins_one_a_minute_and_one_when_it_is_over
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()
-    trouble = Trouble("h/w/1", clock)
+    trouble = WorkerOutageLog("h/w/1", clock)
     with caplog.at_level(logging.INFO):
         for _ in range(130):
             trouble.met("a heartbeat", "nobody there")

@@ -20,7 +20,7 @@ import anyio
 import pytest
 
 import outfitter
-from operators.conftest import HOST, Stage
+from operators.conftest import HOST, WorkerStage
 from outfitter import RuntimeContext
 from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
 from outfitter.testing import FakeOutfitter
@@ -42,7 +42,7 @@ def frozen(url: str) -> Iterator[None]:
         yield
 
 
-def test_heartbeats_go_on_while_the_event_loop_is_blocked(real: Stage, manager: ScriptedManager) -> None:
+def test_heartbeats_go_on_while_the_event_loop_is_blocked(real: WorkerStage, manager: ScriptedManager) -> None:
     async def block() -> None:
         async with real.context({"gpu": 1}, lease=0.6):
             manager.wait_until(lambda: len(manager.heartbeats) >= 5)  # blocks the loop, which is the point
@@ -54,7 +54,7 @@ def test_heartbeats_go_on_while_the_event_loop_is_blocked(real: Stage, manager: 
     assert manager.deregistrations[0].reason == "finished"
 
 
-def test_heartbeats_go_on_while_python_computes(real: Stage, manager: ScriptedManager) -> None:
+def test_heartbeats_go_on_while_python_computes(real: WorkerStage, manager: ScriptedManager) -> None:
     with real.context({"gpu": 1}, lease=0.6):
         number = 0
         while len(manager.heartbeats) < 5:
@@ -62,7 +62,7 @@ def test_heartbeats_go_on_while_python_computes(real: Stage, manager: ScriptedMa
     assert number > 0
 
 
-def test_a_worker_that_waits_sends_heartbeats_too(real: Stage, manager: ScriptedManager) -> None:
+def test_a_worker_that_waits_sends_heartbeats_too(real: WorkerStage, manager: ScriptedManager) -> None:
     real.fake.keep_waiting("busy")
 
     async def wait() -> None:
@@ -123,14 +123,14 @@ async def test_after_the_end_of_its_lease_a_worker_that_cannot_read_the_ledger_i
         assert lease.at_risk
 
 
-def test_without_a_lease_there_are_no_heartbeats(real: Stage, manager: ScriptedManager) -> None:
+def test_without_a_lease_there_are_no_heartbeats(real: WorkerStage, manager: ScriptedManager) -> None:
     with real.context({"gpu": 1}, lease=None, worker="silent"), real.context({"gpu": 1}, lease=0.3) as other:
         manager.wait_until(lambda: len(manager.heartbeats) >= 5)
     assert {beat.worker for beat in manager.heartbeats} == {other.worker}
 
 
 def test_user_code_is_told_before_its_lease_ends_and_again_served_when_heartbeats_get_through(
-    real: Stage, manager: ScriptedManager, url: str
+    real: WorkerStage, manager: ScriptedManager, url: str
 ) -> None:
     told: queue.Queue[outfitter.LeaseLostError] = queue.Queue()
     with real.context({"gpu": 1}, lease=12.0, on_lease_at_risk=told.put) as context:
@@ -148,7 +148,9 @@ def test_user_code_is_told_before_its_lease_ends_and_again_served_when_heartbeat
         assert context.get_external_resource_infos("gpu")
 
 
-def test_a_callback_that_raises_does_not_stop_the_heartbeats(real: Stage, manager: ScriptedManager, url: str) -> None:
+def test_a_callback_that_raises_does_not_stop_the_heartbeats(
+    real: WorkerStage, manager: ScriptedManager, url: str
+) -> None:
     told: queue.Queue[outfitter.LeaseLostError] = queue.Queue()
 
     def fail(error: outfitter.LeaseLostError) -> None:
@@ -191,7 +193,9 @@ def test_nobody_answering_is_an_error_that_names_the_hosts_served_and_withdraws(
 
 
 @pytest.mark.usefixtures("_surveyed_from_the_start")
-def test_a_manager_that_has_gone_silent_is_named_with_when_it_last_wrote(real: Stage, manager: ScriptedManager) -> None:
+def test_a_manager_that_has_gone_silent_is_named_with_when_it_last_wrote(
+    real: WorkerStage, manager: ScriptedManager
+) -> None:
     manager.fake.absent = True
     with pytest.raises(outfitter.NoManagerError, match=f"for host '{HOST}': its manager last wrote \\d+ s ago"):
         real.context({"gpu": 1}, worker="w", wait_for_manager=5.0).__enter__()
@@ -247,7 +251,7 @@ def test_a_url_that_is_no_bus_is_refused_on_entry() -> None:
 
 
 @pytest.fixture
-def attached(real: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[RuntimeContext]:
+def attached(real: WorkerStage, monkeypatch: pytest.MonkeyPatch) -> Iterator[RuntimeContext]:
     """The allocation that `outfitter run` holds, and the environment it gives its child."""
     with real.context({"gpu": 2}, {"infer": {"gpu": 1}}, worker="w", lease=0.3) as parent:
         for name, value in {
@@ -261,7 +265,7 @@ def attached(real: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[RuntimeCo
 
 
 def test_under_outfitter_run_a_context_attaches_and_publishes_nothing(
-    attached: RuntimeContext, manager: ScriptedManager, real: Stage
+    attached: RuntimeContext, manager: ScriptedManager, real: WorkerStage
 ) -> None:
     with RuntimeContext({"gpu": 1}, operator="infer") as context, RuntimeContext() as second:
         assert [info["id"] for info in context.get_external_resource_infos("gpu")] == ["GPU-a"]
@@ -281,7 +285,7 @@ def test_under_outfitter_run_a_context_attaches_and_publishes_nothing(
     assert {left.worker for left in manager.deregistrations} <= {"after"}
 
 
-def test_what_is_over_is_not_given_back(real: Stage, manager: ScriptedManager) -> None:
+def test_what_is_over_is_not_given_back(real: WorkerStage, manager: ScriptedManager) -> None:
     with real.context({"gpu": 1}, worker="w") as context:
         changes = context.changes("gpu")
         next(changes)
@@ -306,7 +310,7 @@ def test_under_outfitter_run_another_worker_registers_for_itself(
 
 
 def test_attaching_to_what_is_not_there_says_so(
-    real: Stage, manager: ScriptedManager, url: str, monkeypatch: pytest.MonkeyPatch
+    real: WorkerStage, manager: ScriptedManager, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"BUS": url, "HOST": HOST, "WORKER": "w", "INCARNATION": "gone"}.items():
         monkeypatch.setenv(f"OUTFITTER_{name}", value)
@@ -320,7 +324,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_forked_child_is_told_the_remedy_and_gives_nothing_back(
-    real: Stage, manager: ScriptedManager, url: str
+    real: WorkerStage, manager: ScriptedManager, url: str
 ) -> None:
     program = """
         import os, sys, outfitter
@@ -350,7 +354,7 @@ def test_a_forked_child_is_told_the_remedy_and_gives_nothing_back(
     assert len(manager.registrations) == 1
 
 
-def test_ctrl_c_while_waiting_withdraws_the_registration(real: Stage, manager: ScriptedManager, url: str) -> None:
+def test_ctrl_c_while_waiting_withdraws_the_registration(real: WorkerStage, manager: ScriptedManager, url: str) -> None:
     real.fake.keep_waiting("all are busy")
     program = """
         import signal, sys, outfitter
@@ -385,7 +389,7 @@ def test_importing_and_constructing_starts_and_opens_nothing(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
 
 
-def test_leaving_leaves_no_thread_and_no_file_behind(real: Stage) -> None:
+def test_leaving_leaves_no_thread_and_no_file_behind(real: WorkerStage) -> None:
     def ours() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name.startswith("outfitter-")]
 

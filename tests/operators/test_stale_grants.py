@@ -11,7 +11,7 @@ from msgspec import structs
 import outfitter
 from operators.conftest import HOST
 from outfitter.session.lease import Lease, boot_time
-from outfitter.session.watch import Board
+from outfitter.session.watch import AllocationWatch
 from outfitter.session.worker_session import WorkerSession
 from outfitter.testing import FakeOutfitter
 from outfitter_proto import names
@@ -46,7 +46,7 @@ class Scene:
         self.bus = FaultyBus(url, self._meet)
         owner = process_owner() if owned else None
         asked = Register(host=HOST, worker="w", incarnation="1", lease_s=60.0, owner=owner)
-        self.session = WorkerSession(self.bus, asked, board=Board(Lease(self.clock)), manager_patience=None)
+        self.session = WorkerSession(self.bus, asked, board=AllocationWatch(Lease(self.clock)), manager_patience=None)
         self.away = False
         self.at: dict[str, Callable[[], Awaitable[None]]] = {}
         """What happens when a point of the bus is come to for the first time."""

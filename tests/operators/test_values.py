@@ -18,7 +18,7 @@ import outfitter
 from outfitter import ExternalResourceInfo, ExternalResourceInfos
 from outfitter.session import identity, status
 from outfitter.session.lease import Lease
-from outfitter.session.status import Standing
+from outfitter.session.status import AllocationStatus
 from outfitter_proto.records import (
     NAME_PATTERN,
     Allocation,
@@ -261,19 +261,19 @@ RECORD = Allocation(
 @pytest.mark.parametrize(
     ("changes", "meaning", "error"),
     [
-        ({"state": "pending"}, Standing.WAITING, outfitter.AllocationNotUsableError),
-        ({"state": "preparing"}, Standing.WAITING, outfitter.AllocationNotUsableError),
-        ({"state": "hibernating"}, Standing.WAITING, outfitter.AllocationNotUsableError),
-        ({"state": "allocated"}, Standing.YOURS, None),
-        ({"state": "allocated", "reason_code": "superseded"}, Standing.OVER, outfitter.AllocationEndedError),
-        ({"state": "releasing", "outcome": "ended"}, Standing.OVER, outfitter.AllocationEndedError),
-        ({"state": "releasing", "outcome": "failed"}, Standing.FAILED, outfitter.AllocationFailedError),
-        ({"state": "ended"}, Standing.OVER, outfitter.AllocationEndedError),
-        ({"state": "failed"}, Standing.FAILED, outfitter.AllocationFailedError),
+        ({"state": "pending"}, AllocationStatus.WAITING, outfitter.AllocationNotUsableError),
+        ({"state": "preparing"}, AllocationStatus.WAITING, outfitter.AllocationNotUsableError),
+        ({"state": "hibernating"}, AllocationStatus.WAITING, outfitter.AllocationNotUsableError),
+        ({"state": "allocated"}, AllocationStatus.YOURS, None),
+        ({"state": "allocated", "reason_code": "superseded"}, AllocationStatus.OVER, outfitter.AllocationEndedError),
+        ({"state": "releasing", "outcome": "ended"}, AllocationStatus.OVER, outfitter.AllocationEndedError),
+        ({"state": "releasing", "outcome": "failed"}, AllocationStatus.FAILED, outfitter.AllocationFailedError),
+        ({"state": "ended"}, AllocationStatus.OVER, outfitter.AllocationEndedError),
+        ({"state": "failed"}, AllocationStatus.FAILED, outfitter.AllocationFailedError),
     ],
 )
 def test_a_reader_needs_four_words(
-    changes: dict[str, str], meaning: Standing, error: type[outfitter.AllocationError] | None
+    changes: dict[str, str], meaning: AllocationStatus, error: type[outfitter.AllocationError] | None
 ) -> None:
     record = structs.replace(RECORD, **changes)
     assert status.standing(record) is meaning

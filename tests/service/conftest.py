@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from support.faulty_bus import FaultyBus
-from support.in_process_manager import House, serving
+from support.in_process_manager import InProcessManager, serving
 
-Serve = Callable[..., AbstractAsyncContextManager[House]]
+Serve = Callable[..., AbstractAsyncContextManager[InProcessManager]]
 
 
 @pytest.fixture

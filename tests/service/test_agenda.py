@@ -6,7 +6,7 @@ import anyio
 
 from outfitter_service.core import model as m
 from outfitter_service.runtime.clock import Clock
-from outfitter_service.runtime.processor.event_queue import Agenda, Bell
+from outfitter_service.runtime.processor.event_queue import EventQueue, Wakeup
 
 
 def report(name: str, *, host: str = "h", resource: str = "gpu", asked: int = 0) -> m.DriverReport:
@@ -15,7 +15,7 @@ def report(name: str, *, host: str = "h", resource: str = "gpu", asked: int = 0)
 
 
 def test_a_driver_that_reports_again_and_again_while_nothing_is_decided_piles_up_nothing() -> None:
-    agenda = Agenda(Clock(), Bell())
+    agenda = EventQueue(Clock(), Wakeup())
     agenda.add(report("first"))
     agenda.add(m.OwnerDied(allocation="h/w/1", detail=""))
     agenda.add(report("other", resource="fpga"))
@@ -29,7 +29,7 @@ def test_a_driver_that_reports_again_and_again_while_nothing_is_decided_piles_up
 
 
 def test_a_report_after_one_that_was_taken_up_comes_last() -> None:
-    agenda = Agenda(Clock(), Bell())
+    agenda = EventQueue(Clock(), Wakeup())
     agenda.add(report("first"))
     taken = agenda.queue.popleft()
     agenda.add(m.Reschedule(host="h"))
@@ -41,15 +41,15 @@ def test_a_report_after_one_that_was_taken_up_comes_last() -> None:
 
 
 def test_the_answers_of_a_driver_that_is_asked_are_all_kept() -> None:
-    agenda = Agenda(Clock(), Bell())
+    agenda = EventQueue(Clock(), Wakeup())
     agenda.add(report("a", asked=1))
     agenda.add(report("b", asked=2))
     assert [event.asked for event in agenda.queue if isinstance(event, m.DriverReport)] == [1, 2]
 
 
 async def test_an_event_is_rung_for_and_heard_once() -> None:
-    bell = Bell()
-    Agenda(Clock(), bell).add(m.Reschedule(host="h"))
+    bell = Wakeup()
+    EventQueue(Clock(), bell).add(m.Reschedule(host="h"))
     with anyio.fail_after(20):
         await bell.wait(60)
     with anyio.move_on_after(0.01) as silence:
@@ -58,7 +58,7 @@ async def test_an_event_is_rung_for_and_heard_once() -> None:
 
 
 def test_what_delays_a_release_is_replaced_by_what_delays_it_now() -> None:
-    agenda = Agenda(Clock(), Bell())
+    agenda = EventQueue(Clock(), Wakeup())
 
     def delay(words: str, worker: str = "w") -> m.ReleaseDelayed:
         return m.ReleaseDelayed(allocation=f"h/{worker}/1", token=1, words=words)

@@ -18,9 +18,9 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from outfitter_proto.bus import Bus, Entry
 from outfitter_proto.bus.kafka.reading import batches
 from outfitter_service.runtime.identity import of_partition, replica_identity
-from outfitter_service.runtime.input.scope import PartitionRemit
+from outfitter_service.runtime.input.scope import PartitionScope
 from support.faulty_bus import FaultyBus
-from support.in_process_manager import CLUSTER, HOST, TOPICS, House, heartbeat, register, serving, static
+from support.in_process_manager import CLUSTER, HOST, TOPICS, InProcessManager, heartbeat, register, serving, static
 from support.verdict import verdict
 
 MOST_TIMES = 10
@@ -85,7 +85,7 @@ async def test_a_packed_flood_makes_at_most_ten_times_as_many_bytes_and_no_manag
 ) -> None:
     count, make = FLOODS[kind]
     identity = of_partition(replica_identity(CLUSTER), 0)
-    remit = PartitionRemit(0, 1, identity.writer)
+    remit = PartitionScope(0, 1, identity.writer)
     async with (
         FaultyBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus,
         serving(bus, static(1), tmp_path, identity=identity, remit=remit) as house,
@@ -102,7 +102,7 @@ async def test_a_packed_flood_makes_at_most_ten_times_as_many_bytes_and_no_manag
         assert (await verdict(bus.url)).violations == ()
 
 
-async def served(house: House, worker: str) -> None:
+async def served(house: InProcessManager, worker: str) -> None:
     await house.say(register(worker, resources={}))
     with anyio.fail_after(60):
         await house.state(worker, "allocated")

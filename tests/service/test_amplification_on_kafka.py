@@ -18,7 +18,7 @@ from outfitter_proto.bus.kafka.reading import answer_allowance, batches
 from outfitter_proto.names import topics
 from service.test_amplification import packed
 from support.broker import KafkaBroker
-from support.in_process_manager import House, deregister, register, serving, static
+from support.in_process_manager import InProcessManager, deregister, register, serving, static
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -107,7 +107,7 @@ async def test_answers_to_plain_registrations_are_plain(kafka_broker: KafkaBroke
     assert {batch.attributes & 7 for batch in ledger} == {0}
 
 
-async def through(house: House, log: Log, topic: str, bodies: list[dict[str, Any]], **how: int) -> None:
+async def through(house: InProcessManager, log: Log, topic: str, bodies: list[dict[str, Any]], **how: int) -> None:
     """Send these, and wait until they are answered."""
     for batch in packed((json.dumps(body).encode() for body in bodies), **how):
         await log.append(topic, batch)

@@ -20,12 +20,22 @@ from outfitter_proto.bus.embedded.database import Database
 from service.conftest import Serve
 from support.broker import Broker
 from support.faulty_bus import FaultyBus, no_faults
-from support.in_process_manager import CLUSTER, HOST, TOPICS, House, bulky, deregister, heartbeat, register, static
+from support.in_process_manager import (
+    CLUSTER,
+    HOST,
+    TOPICS,
+    InProcessManager,
+    bulky,
+    deregister,
+    heartbeat,
+    register,
+    static,
+)
 from support.manager import StartManager
 from support.verdict import verdict
 
 
-async def not_ready(house: House) -> None:
+async def not_ready(house: InProcessManager) -> None:
     with anyio.fail_after(20):
         while house.processor.ready:  # noqa: ASYNC110 - it tells nobody
             await anyio.sleep(0.01)

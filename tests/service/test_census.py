@@ -16,11 +16,11 @@ from msgspec import structs
 
 from outfitter_proto.records import Allocation, AllocationState, Health, ReasonCode, ResolvedRequest, Source
 from outfitter_service.core.model import KnownDevice
-from outfitter_service.core.state.host_state import HostBook, Inventory
+from outfitter_service.core.state.host_state import HostState, Inventory
 from outfitter_service.core.state.ledger import Ledger, SetInventory
-from outfitter_service.metrics import Standing
+from outfitter_service.metrics import StateCounts
 from outfitter_service.runtime.processor import gauges as census_module
-from outfitter_service.runtime.processor.gauges import OTHER, Census
+from outfitter_service.runtime.processor.gauges import OTHER, StateGauges
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
 from support.in_process_manager import deregister, register, static
@@ -83,7 +83,7 @@ commits = st.lists(st.fixed_dictionaries({}, optional={key: st.none() | any_reco
 def test_counts_are_those_of_the_records_there_are_whatever_came_before(
     history: list[dict[str, Allocation | None]],
 ) -> None:
-    census = Census(["gpu", "fpga"])
+    census = StateGauges(["gpu", "fpga"])
     now: dict[str, Allocation] = {}
     for changed in history:
         census.take(changed, before={key: now[key] for key in changed if key in now})
@@ -108,7 +108,7 @@ STEPS = st.one_of(
 
 @given(st.lists(STEPS, max_size=30))
 def test_running_totals_are_what_a_walk_over_all_hosts_says(steps: list[tuple[str, str, Any]]) -> None:
-    census, ledger, now = Census(["gpu"]), Ledger(), dict[str, Allocation]()
+    census, ledger, now = StateGauges(["gpu"]), Ledger(), dict[str, Allocation]()
     for what, host, more in steps:
         key = f"{host}/{more}/1"
         match what:
@@ -128,14 +128,14 @@ def test_running_totals_are_what_a_walk_over_all_hosts_says(steps: list[tuple[st
                 census.catch_up(ledger)
             case "roll back":
                 ledger.rollback()
-    anew = Census(["gpu"])
+    anew = StateGauges(["gpu"])
     anew.replay(now, hosts=ledger.hosts)
     assert census.standing(ledger) == anew.standing(ledger)
 
 
 @pytest.mark.parametrize("anew", [{}, {"b": record("b", "allocated", "D0")}], ids=["nothing", "another holder"])
 def test_a_replay_begins_with_nothing_of_what_was_counted(anew: dict[str, Allocation]) -> None:
-    census = Census(["gpu"])
+    census = StateGauges(["gpu"])
     census.take({"a": record("a", "allocated", "D0", "D1")}, before={})
     assert census.replay(anew) == []
     told = census.standing(reported(device("D0"), device("D1")))
@@ -143,7 +143,7 @@ def test_a_replay_begins_with_nothing_of_what_was_counted(anew: dict[str, Alloca
 
 
 def test_a_device_is_held_under_any_of_its_names_and_counts_by_its_health_else() -> None:
-    census = Census(["gpu"])
+    census = StateGauges(["gpu"])
     other = record("b", "allocated", "G2")
     census.take({"a": record("a", "allocated", "old", aliases=["0000:01:00.0"]), "b": other}, before={})
     known = [
@@ -157,7 +157,7 @@ def test_a_device_is_held_under_any_of_its_names_and_counts_by_its_health_else()
 
 
 def test_a_report_that_changes_names_or_health_is_seen() -> None:
-    census = Census(["gpu"])
+    census = StateGauges(["gpu"])
     census.take({"a": record("a", "allocated", "other")}, before={})
     found = reported(device("Z0"))
 
@@ -176,7 +176,7 @@ def test_a_report_that_changes_names_or_health_is_seen() -> None:
 
 
 def test_resources_that_workers_make_up_share_one_label() -> None:
-    census = Census(["gpu"])
+    census = StateGauges(["gpu"])
     census.take({name: record(name, "failed", resource=f"made-up-{name}") for name in "abc"}, before={})
     told = census.standing(Ledger())
     assert told.allocations == {(OTHER, "failed"): 3}
@@ -191,7 +191,7 @@ class _Looked(Ledger):
         super().__init__()
         self.looks = 0
 
-        class Hosts(dict[str, HostBook]):
+        class Hosts(dict[str, HostState]):
             def get(hosts, *wanted: Any) -> Any:  # noqa: N805 - the ledger is self
                 self.looks += 1
                 return super().get(*wanted)
@@ -210,7 +210,7 @@ def hosts_with_a_holder(count: int) -> tuple[_Looked, dict[str, Allocation]]:
 
 def test_a_scrape_looks_only_at_hosts_of_which_something_is_new() -> None:
     ledger, records = hosts_with_a_holder(50)
-    census = Census(["gpu"])
+    census = StateGauges(["gpu"])
     census.take(records, before={})
     assert census.standing(ledger).devices == {("gpu", "held"): 50}
     ledger.looks = 0
@@ -224,7 +224,7 @@ def test_a_scrape_looks_only_at_hosts_of_which_something_is_new() -> None:
 
 def test_many_hosts_are_counted_anew_in_parts_before_a_scrape_comes_upon_them() -> None:
     ledger, records = hosts_with_a_holder(5 * census_module.AT_ONCE + 1)
-    census = Census(["gpu"])
+    census = StateGauges(["gpu"])
     census.take(records, before={})
     turns, more = 0, True
     while more:
@@ -244,7 +244,7 @@ class _Name(str):
 
 def test_nothing_is_kept_of_a_host_that_is_forgotten() -> None:
     """In cluster scope hosts come and go for as long as a manager runs."""
-    census, host = Census(["gpu"]), _Name("gone")
+    census, host = StateGauges(["gpu"]), _Name("gone")
     granted = structs.replace(record("a", "allocated", "D1"), host=host)
     remembered = reported(device("D1"), host=host)
     census.take({granted.key: granted}, before={})
@@ -290,7 +290,7 @@ async def test_the_gauges_show_a_grant_only_when_it_is_committed(bus: FaultyBus,
 
 def test_what_several_processors_show_together_is_the_sum_and_of_ages_the_highest() -> None:
     parts = [
-        Standing(
+        StateCounts(
             devices=Counter({("gpu", "free"): n}),
             allocations=Counter({("gpu", "allocated"): n}),
             pending=Counter({("gpu", "busy"): n}),
@@ -302,7 +302,7 @@ def test_what_several_processors_show_together_is_the_sum_and_of_ages_the_highes
         )
         for n in (1, 2)
     ]
-    assert Standing.together(parts) == Standing(
+    assert StateCounts.together(parts) == StateCounts(
         devices=Counter({("gpu", "free"): 3}),
         allocations=Counter({("gpu", "allocated"): 3}),
         pending=Counter({("gpu", "busy"): 3}),
@@ -312,4 +312,4 @@ def test_what_several_processors_show_together_is_the_sum_and_of_ages_the_highes
         lag=3,
         oldest_unanswered_s=2,
     )
-    assert Standing.together([]) == Standing(devices=Counter(), allocations=Counter(), pending=Counter())
+    assert StateCounts.together([]) == StateCounts(devices=Counter(), allocations=Counter(), pending=Counter())

@@ -27,7 +27,7 @@ from support.in_process_manager import (
     CLUSTER,
     HOST,
     TOPICS,
-    House,
+    InProcessManager,
     another,
     deregister,
     heartbeat,
@@ -54,7 +54,7 @@ EXPECTED = {
 """How it must end, whatever happened meanwhile."""
 
 
-async def play(house: House) -> None:
+async def play(house: InProcessManager) -> None:
     """Say the rest of what has not been said yet, and wait for the end of it."""
     said = await house.bus.offsets(TOPICS.registrations, 0)
     script = [*FIRST, *THEN, *LAST]

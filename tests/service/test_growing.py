@@ -22,18 +22,18 @@ from outfitter_service.runtime.changelog import growth
 from outfitter_service.runtime.changelog.growth import CannotGrowError, Grown, grow
 from outfitter_service.runtime.changelog.shape import TopicsChangedError
 from outfitter_service.runtime.identity import host_identity, of_partition, replica_identity
-from outfitter_service.runtime.input.scope import PartitionRemit
+from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.processor.processor import Limits
-from outfitter_service.runtime.sweeper.group_member import Sweeper
+from outfitter_service.runtime.sweeper.group_member import SweeperMember
 from support.broker import KafkaBroker
 from support.faulty_bus import FaultyBus, Killed, no_faults
-from support.in_process_manager import HOST, House, deregister, heartbeat, register, serving, static
+from support.in_process_manager import HOST, InProcessManager, deregister, heartbeat, register, serving, static
 from support.remaking import add_partitions, ledger
 
 FEW, MANY = 4, 8
 OLD, NEW = 1, 5
 """The places of `HOST` among them."""
-Serve = Callable[..., AbstractAsyncContextManager[House]]
+Serve = Callable[..., AbstractAsyncContextManager[InProcessManager]]
 
 
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
@@ -73,7 +73,7 @@ def serve(request: pytest.FixtureRequest, bus: Bus, cluster: str, tmp_path: Path
             await wanted.create(bus, cls.cluster, partitions=FEW)
             return cls.cluster
 
-        async def __aenter__(self) -> House:
+        async def __aenter__(self) -> InProcessManager:
             cluster = self.cluster
             limits = Limits(lease_grace_s=0.1)
             options: dict[str, Any] = {"limits": limits, "cluster": cluster, "ready": self._ready}
@@ -81,7 +81,7 @@ def serve(request: pytest.FixtureRequest, bus: Bus, cluster: str, tmp_path: Path
                 count = (await bus.topic(topics(cluster).allocations)).partitions
                 number = partition_of(HOST, count)
                 identity = of_partition(replica_identity(cluster), number)
-                remit = PartitionRemit(number, count, identity.writer)
+                remit = PartitionScope(number, count, identity.writer)
                 options |= {"identity": identity, "remit": remit, "still_mine": always}
             self._house = serving(bus, static(count=1), tmp_path, **options)
             return await self._house.__aenter__()
@@ -236,14 +236,16 @@ async def looking_after(bus: Bus, cluster: str, scope: str, folder: Path) -> Asy
             return True
 
         identity = of_partition(replica_identity(cluster), OLD)
-        remit = PartitionRemit(OLD, MANY, identity.writer)
+        remit = PartitionScope(OLD, MANY, identity.writer)
         async with serving(
             bus, static(), folder, cluster=cluster, partition=OLD, identity=identity, remit=remit, still_mine=always
         ):
             yield
         return
     identity = host_identity(cluster, "sweeping")
-    sweeper = Sweeper(bus, topics=topics(cluster), partitions=MANY, identity=identity, metrics=Metrics([]), grace_s=0.1)
+    sweeper = SweeperMember(
+        bus, topics=topics(cluster), partitions=MANY, identity=identity, metrics=Metrics([]), grace_s=0.1
+    )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sweeper.run)
         yield
@@ -264,7 +266,7 @@ async def growing(bus: Bus) -> str:
 
 
 @asynccontextmanager
-async def serving_back(bus: Bus, cluster: str, folder: Path) -> AsyncIterator[House]:
+async def serving_back(bus: Bus, cluster: str, folder: Path) -> AsyncIterator[InProcessManager]:
     """The manager of `BACK`, where it belongs now. It forgets at once what is over."""
     count = (await bus.topic(topics(cluster).allocations)).partitions
     identity = host_identity(cluster, BACK)

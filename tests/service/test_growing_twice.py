@@ -29,11 +29,11 @@ from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.changelog.growth import CannotGrowError, grow
 from outfitter_service.runtime.changelog.shape import TopicsChangedError
 from outfitter_service.runtime.identity import host_identity, of_partition, replica_identity
-from outfitter_service.runtime.input.scope import PartitionRemit
+from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.processor.processor import Limits
-from outfitter_service.runtime.sweeper.group_member import Sweeper
+from outfitter_service.runtime.sweeper.group_member import SweeperMember
 from support.faulty_bus import FaultyBus
-from support.in_process_manager import House, serving, static
+from support.in_process_manager import InProcessManager, serving, static
 from support.remaking import ledger
 from support.verdict import verdict
 
@@ -134,11 +134,11 @@ class Town:
             return
         for number in range(size):
             identity = of_partition(replica_identity(CLUSTER), number)
-            remit = PartitionRemit(number, size, identity.writer)
+            remit = PartitionScope(number, size, identity.writer)
             yield {"identity": identity, "partition": number, "remit": remit, "still_mine": always}
 
     @asynccontextmanager
-    async def served(self, hosts: list[str], *, ready: bool = True) -> AsyncIterator[list[House]]:
+    async def served(self, hosts: list[str], *, ready: bool = True) -> AsyncIterator[list[InProcessManager]]:
         """All managers of `hosts`, and who looks after what is nobody's; they are stopped in the end."""
         size = (await self.bus.topic(TOPICS.allocations)).partitions
         async with AsyncExitStack() as stack:
@@ -153,7 +153,7 @@ class Town:
             ]  # fmt: skip
             tasks = await stack.enter_async_context(anyio.create_task_group())
             if self._scope == "host" and ready:
-                sweeper = Sweeper(
+                sweeper = SweeperMember(
                     self.bus, topics=TOPICS, partitions=size, identity=host_identity(CLUSTER, "sweeping"),
                     metrics=Metrics([]), grace_s=WITHIN_S,
                 )  # fmt: skip

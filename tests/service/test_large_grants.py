@@ -20,7 +20,7 @@ from outfitter_service.runtime.changelog.snapshots import Pace
 from outfitter_service.runtime.processor.processor import Limits
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
-from support.in_process_manager import CLUSTER, House, deregister, register, static
+from support.in_process_manager import CLUSTER, InProcessManager, deregister, register, static
 from support.reporting import SOURCES, Source, reporting
 from support.verdict import verdict
 
@@ -158,7 +158,7 @@ async def test_long_reasons_of_many_resources_leave_room_for_each_others_devices
         assert (await verdict(bus.url)).violations == ()
 
 
-async def has_a_piece_of_one_record(house: House) -> bool:
+async def has_a_piece_of_one_record(house: InProcessManager) -> bool:
     return any(len(one["records"]) == 1 for one in await house.history() if one["type"] == "snapshot")
 
 

@@ -16,7 +16,7 @@ from outfitter_service.core.state.ledger import Ledger, PutAllocation
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import host_identity
 from outfitter_service.runtime.liveness import tracker
-from outfitter_service.runtime.liveness.tracker import LAST_WORDS_S, Attendance
+from outfitter_service.runtime.liveness.tracker import LAST_WORDS_S, LivenessTracker
 from outfitter_service.runtime.processor.processor import Limits
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus, no_faults
@@ -47,13 +47,13 @@ class StoppedClock(Clock):
         return self.now
 
 
-class Doorman:
+class TrackerDriver:
     """An attendance with a clock of its own and an input whose end is what the test says."""
 
     def __init__(self, bus: FaultyBus) -> None:
         self.bus = bus
         self.clock = StoppedClock()
-        self.attendance = Attendance(
+        self.attendance = LivenessTracker(
             bus, TOPICS.registrations, 0, identity=host_identity(CLUSTER, HOST), grace_s=2.0, default_lease_s=30.0,
             wake=lambda: None, clock=self.clock,
         )  # fmt: skip
@@ -76,7 +76,7 @@ async def doorman(bus: FaultyBus) -> Any:
     from outfitter_proto import topics as all_topics
 
     await all_topics.create(bus, CLUSTER, partitions=1)
-    found = Doorman(bus)
+    found = TrackerDriver(bus)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(found.attendance.listen)
         yield found
@@ -92,7 +92,7 @@ def ledger_of(*records: Allocation) -> Ledger:
 
 
 async def test_a_lease_ends_after_lease_and_grace_once_everything_sent_before_was_heard(
-    bus: FaultyBus, doorman: Doorman
+    bus: FaultyBus, doorman: TrackerDriver
 ) -> None:
     await doorman.attendance.restart(ledger_of(record("w")), None)
     for _ in range(3):
@@ -107,7 +107,9 @@ async def test_a_lease_ends_after_lease_and_grace_once_everything_sent_before_wa
     assert doorman.expired(3) == []
 
 
-async def test_a_death_waits_for_what_was_said_before_it_but_not_for_ever(bus: FaultyBus, doorman: Doorman) -> None:
+async def test_a_death_waits_for_what_was_said_before_it_but_not_for_ever(
+    bus: FaultyBus, doorman: TrackerDriver
+) -> None:
     """Where registrations pile up or the bus is away, the device is worth more than the right word for the end."""
     gone = Owner(pid=2**22 + 1, start_ticks=1, pid_ns=pid_namespace() or 0, boot_id=boot_id() or "")
     await bus.publish(TOPICS.registrations, 0, checker_entry())
@@ -136,7 +138,7 @@ def checker_entry() -> Any:
 
 
 async def test_a_heartbeat_that_was_queued_before_the_judgement_keeps_the_lease(
-    bus: FaultyBus, doorman: Doorman
+    bus: FaultyBus, doorman: TrackerDriver
 ) -> None:
     """As after a manager was stopped for longer than the lease: what waits in the queue is heard first."""
     await doorman.attendance.restart(ledger_of(record("w")), None)
@@ -153,7 +155,7 @@ async def test_a_heartbeat_that_was_queued_before_the_judgement_keeps_the_lease(
     assert doorman.expired(1) == ["h/w/1"]
 
 
-async def test_an_end_sampled_before_the_deadline_judges_nobody(bus: FaultyBus, doorman: Doorman) -> None:
+async def test_an_end_sampled_before_the_deadline_judges_nobody(bus: FaultyBus, doorman: TrackerDriver) -> None:
     await doorman.attendance.restart(ledger_of(record("a", lease_s=1.0), record("b", lease_s=5.0)), None)
     doorman.clock.now += 3.1
     doorman.expired(0)
@@ -166,7 +168,7 @@ async def test_an_end_sampled_before_the_deadline_judges_nobody(bus: FaultyBus, 
 
 
 async def test_where_the_input_is_never_read_to_its_end_each_lease_ends_after_its_own_sample(
-    bus: FaultyBus, doorman: Doorman
+    bus: FaultyBus, doorman: TrackerDriver
 ) -> None:
     names = [f"w{number}" for number in range(12)]
     await doorman.attendance.restart(ledger_of(*(record(name, lease_s=1.0 + n) for n, name in enumerate(names))), None)
@@ -182,7 +184,7 @@ async def test_where_the_input_is_never_read_to_its_end_each_lease_ends_after_it
 
 
 async def test_however_long_the_input_is_behind_the_samples_of_its_end_are_bounded(
-    bus: FaultyBus, doorman: Doorman, monkeypatch: pytest.MonkeyPatch
+    bus: FaultyBus, doorman: TrackerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracker, "MOST_SAMPLES", 4)
     names = [f"w{number}" for number in range(20)]
@@ -199,7 +201,7 @@ async def test_however_long_the_input_is_behind_the_samples_of_its_end_are_bound
 
 
 async def test_of_many_silent_ones_some_are_judged_in_a_turn_and_each_when_its_host_was_heard(
-    doorman: Doorman, monkeypatch: pytest.MonkeyPatch
+    doorman: TrackerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Leases that cannot be judged yet are before the others, and more than are looked at in one turn."""
     monkeypatch.setattr(tracker, "SUSPECTS_AT_ONCE", 4)
@@ -230,7 +232,7 @@ async def test_of_many_silent_ones_some_are_judged_in_a_turn_and_each_when_its_h
 
 
 async def test_while_the_bus_is_away_nobody_is_silent_and_then_everybody_has_a_whole_lease(
-    bus: FaultyBus, doorman: Doorman
+    bus: FaultyBus, doorman: TrackerDriver
 ) -> None:
     await doorman.attendance.restart(ledger_of(record("w")), None)
 
@@ -247,7 +249,7 @@ async def test_while_the_bus_is_away_nobody_is_silent_and_then_everybody_has_a_w
     assert doorman.expired(0) == []
 
 
-async def test_a_restart_gives_everybody_a_whole_lease_anew(doorman: Doorman) -> None:
+async def test_a_restart_gives_everybody_a_whole_lease_anew(doorman: TrackerDriver) -> None:
     await doorman.attendance.restart(ledger_of(record("w")), None)
     doorman.clock.now += 11
     await doorman.attendance.restart(ledger_of(record("w")), None)
@@ -256,7 +258,9 @@ async def test_a_restart_gives_everybody_a_whole_lease_anew(doorman: Doorman) ->
     assert not doorman.attendance._suspected.is_set()
 
 
-async def test_whose_record_is_gone_after_a_restart_has_a_whole_lease_when_it_comes_again(doorman: Doorman) -> None:
+async def test_whose_record_is_gone_after_a_restart_has_a_whole_lease_when_it_comes_again(
+    doorman: TrackerDriver,
+) -> None:
     await doorman.attendance.restart(ledger_of(record("w"), record("x")), None)
     await doorman.attendance.restart(ledger_of(record("x")), None)
     assert doorman.attendance.leases.keys() == {"h/x/1"}
@@ -265,7 +269,7 @@ async def test_whose_record_is_gone_after_a_restart_has_a_whole_lease_when_it_co
     assert doorman.attendance.leases.deadline("h/w/1") == doorman.clock.now + 12
 
 
-async def test_an_older_incarnation_without_a_lease_gets_one_when_a_newer_one_is_there(doorman: Doorman) -> None:
+async def test_an_older_incarnation_without_a_lease_gets_one_when_a_newer_one_is_there(doorman: TrackerDriver) -> None:
     old = record("w", "old", lease_s=None, offset=1)
     await doorman.attendance.restart(ledger_of(old, record("w", "new", lease_s=None, offset=2)), None)
     doorman.clock.now += 32.1
@@ -275,7 +279,7 @@ async def test_an_older_incarnation_without_a_lease_gets_one_when_a_newer_one_is
 
 
 async def test_a_suspended_machine_gives_everybody_a_whole_lease_anew(
-    doorman: Doorman, monkeypatch: pytest.MonkeyPatch
+    doorman: TrackerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await doorman.attendance.restart(ledger_of(record("w")), None)
     monkeypatch.setattr(doorman.attendance._suspend, "_ahead", doorman.attendance._suspend._ahead - 3600)

@@ -15,9 +15,9 @@ from outfitter_proto.bus import BusUnavailableError, CommitUnknownError, Entry, 
 from outfitter_proto.names import host_writer
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.runtime.changelog.restore import restore, unchanged
-from outfitter_service.runtime.input.input_reader import Place
-from outfitter_service.runtime.input.lookahead import Outlook
-from outfitter_service.runtime.input.scope import HostRemit
+from outfitter_service.runtime.input.input_reader import Cursor
+from outfitter_service.runtime.input.lookahead import LookAheadBuffer
+from outfitter_service.runtime.input.scope import HostScope
 from service.conftest import Serve
 from service.test_taking_anew import TaintedBus
 from support.faulty_bus import FaultyBus
@@ -106,7 +106,7 @@ async def test_an_error_after_the_fence_keeps_nothing_of_what_was_read_before_it
     async with serve(static(3)) as house:
         await house.say(register("first", gpu=1))
         await house.state("first", "allocated")
-    remit = HostRemit(HOST, host_writer(HOST))
+    remit = HostScope(HOST, host_writer(HOST))
     seen = await restore(bus, TOPICS.allocations, 0, remit)
     assert seen.ledger.allocations
 
@@ -184,7 +184,7 @@ async def test_a_replay_that_fails_leaves_nothing_of_what_it_has_read(url: str, 
         await house.state("first", "allocated")
     async with _OneByOne(url) as slow:
         with pytest.raises(BusUnavailableError) as failed:
-            await restore(slow, TOPICS.allocations, 0, HostRemit(HOST, host_writer(HOST)))
+            await restore(slow, TOPICS.allocations, 0, HostScope(HOST, host_writer(HOST)))
     assert in_frames(failed.value, "last") == [{}]
     assert slow.left == 0
 
@@ -213,9 +213,9 @@ async def test_a_processor_that_lets_go_holds_nothing_large(serve: Serve) -> Non
         assert house.processor.standing().leases == 1
     processor = house.processor
     message = Message(TOPICS.registrations, 0, 1, HOST.encode(), b"", 0)
-    place = Place(topic_id="", position=0)
-    remit = HostRemit(HOST, host_writer(HOST))
-    outlook = processor.scout.outlook = Outlook(0, place, remit, light=1, room=1000, most=1)
+    place = Cursor(topic_id="", position=0)
+    remit = HostScope(HOST, host_writer(HOST))
+    outlook = processor.scout.outlook = LookAheadBuffer(0, place, remit, light=1, room=1000, most=1)
     outlook.put([message])
     processor.intake.put([message])
     processor.let_go()

@@ -20,7 +20,7 @@ from outfitter_service.runtime.processor.processor import Limits
 from service.conftest import Serve
 from service.test_large_commits import NarrowBus
 from support.faulty_bus import FaultyBus, no_faults
-from support.in_process_manager import HOST, TOPICS, House, bulky, deregister, heartbeat, register, static
+from support.in_process_manager import HOST, TOPICS, InProcessManager, bulky, deregister, heartbeat, register, static
 from support.verdict import verdict
 
 FLOOD = 2 * READ_AHEAD + 2000
@@ -53,7 +53,7 @@ async def stuck(bus: FaultyBus) -> AsyncIterator[None]:
         go.set()
 
 
-async def settled(house: House) -> int:
+async def settled(house: InProcessManager) -> int:
     """Wait until the manager takes in nothing more; how many messages it keeps."""
     cycle = house.processor._cycle
     assert cycle is not None
@@ -69,7 +69,7 @@ async def settled(house: House) -> int:
     return before
 
 
-async def shown(house: House, name: str, value: float) -> None:
+async def shown(house: InProcessManager, name: str, value: float) -> None:
     """Wait until a metric has a value."""
     with anyio.fail_after(20):
         while house.metric(name) != value:  # noqa: ASYNC110 - it tells nobody
@@ -135,7 +135,7 @@ async def test_a_poisonous_message_costs_itself_only_whenever_the_manager_is_kil
             async with serve(static(9), on=bus, ready=False, limits=one_by_one) as house:
 
                 async def kill(
-                    point: str, kill_at: str = kill_at, killed: anyio.Event = killed, house: House = house
+                    point: str, kill_at: str = kill_at, killed: anyio.Event = killed, house: InProcessManager = house
                 ) -> None:
                     nonlocal commits
                     cycle = house.processor._cycle

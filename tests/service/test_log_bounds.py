@@ -34,7 +34,7 @@ def test_a_value_of_a_line_is_cut_at_300_characters(capfd: pytest.CaptureFixture
 
 def test_beyond_so_many_lines_a_second_none_is_given_out() -> None:
     now = 7.0
-    lines = reporting.Lines(lambda: now)
+    lines = reporting.LineLimiter(lambda: now)
     assert [lines.take(20) for _ in range(4)] == [20, 20, 10, 0]
     now = 8.0
     assert lines.take(20) == 20
@@ -45,8 +45,8 @@ async def test_what_has_no_line_of_its_own_is_counted(
 ) -> None:
     monkeypatch.setattr(reporting, "LINES_A_SECOND", 10)
     second = 1.0
-    lines_of_second = partial(reporting.Lines, lambda: second)  # the event loop's time goes on
-    monkeypatch.setattr(reporting, "Lines", lines_of_second)
+    lines_of_second = partial(reporting.LineLimiter, lambda: second)  # the event loop's time goes on
+    monkeypatch.setattr(reporting, "LineLimiter", lines_of_second)
     async with serve(static(2)) as house:
         for number in range(20):
             await house.say(register(f"w{number}", gpu=1), deregister(f"w{number}"))

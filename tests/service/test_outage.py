@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from outfitter_proto.bus import BusUnavailableError
 from outfitter_service import logs
 from outfitter_service.runtime.clock import Clock
-from outfitter_service.runtime.outage_log import SAY_AGAIN_S, Outage
+from outfitter_service.runtime.outage_log import SAY_AGAIN_S, OutageLog
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus, no_faults
 from support.in_process_manager import register, static
@@ -31,7 +31,7 @@ class Hands(Clock):
 
 def test_many_activities_that_fail_again_and_again_are_one_outage() -> None:
     clock = Hands()
-    outage = Outage(clock)
+    outage = OutageLog(clock)
     with capture_logs() as said:
         for second in range(150):
             clock.now = 100.0 + second
@@ -58,7 +58,7 @@ def test_many_activities_that_fail_again_and_again_are_one_outage() -> None:
 
 
 def test_what_is_not_wanted_any_more_ends_an_outage_without_a_word() -> None:
-    outage = Outage(Hands())
+    outage = OutageLog(Hands())
     with capture_logs() as said:
         outage.met("sweeping", "gone")
         outage.drop("sweeping")

@@ -21,11 +21,11 @@ from outfitter_proto.bus import BusUnavailableError, Entry
 from outfitter_proto.records import Owner, Unwatched
 from outfitter_proto.support.processes import boot_id, pid_namespace, process_owner, start_ticks, time_namespace
 from outfitter_service.runtime.liveness import descriptors, process_watch
-from outfitter_service.runtime.liveness.process_watch import OwnerWatch
+from outfitter_service.runtime.liveness.process_watch import ProcessWatch
 from outfitter_service.runtime.processor.processor import Limits
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus, no_faults
-from support.in_process_manager import HOST, TOPICS, House, another, deregister, heartbeat, register, static
+from support.in_process_manager import HOST, TOPICS, InProcessManager, another, deregister, heartbeat, register, static
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ async def test_a_crash_while_the_deaths_of_the_boot_before_are_written_down_lose
 # --- last words: the kernel is faster than the bus -----------------------------------------------------------
 
 
-async def seen_dead(house: House) -> None:
+async def seen_dead(house: InProcessManager) -> None:
     with anyio.fail_after(20):
         while house.processor.attendance.watched:  # noqa: ASYNC110 - it tells nobody
             await anyio.sleep(0.002)
@@ -263,13 +263,13 @@ class Deaths(list[tuple[str, str]]):
         self.append((key, detail))
 
 
-def watch(**changes: Any) -> tuple[OwnerWatch, Deaths]:
+def watch(**changes: Any) -> tuple[ProcessWatch, Deaths]:
     died = Deaths()
     fields = {
         "boot_id": boot_id(), "pid_ns": pid_namespace(), "time_ns": time_namespace(), "earlier_boot_id": None,
         "died": died,
     }  # fmt: skip
-    return OwnerWatch(**{**fields, **changes}), died
+    return ProcessWatch(**{**fields, **changes}), died
 
 
 async def test_a_pid_that_belongs_to_another_process_by_now_means_that_the_owner_is_gone() -> None:

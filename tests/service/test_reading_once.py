@@ -11,7 +11,7 @@ from msgspec import structs
 from outfitter_proto.bus import Entry, Reader
 from outfitter_proto.codec import encode
 from outfitter_service.runtime.changelog.restore import restore, unchanged
-from outfitter_service.runtime.input.scope import HostRemit
+from outfitter_service.runtime.input.scope import HostScope
 from outfitter_service.runtime.processor import processor
 from outfitter_service.runtime.processor.processor import ForeignManagerError
 from service.conftest import Serve
@@ -109,7 +109,7 @@ async def test_a_log_that_ends_before_what_was_read_is_another_one(bus: FaultyBu
     async with serve(static(2)) as house:
         await house.say(register("a", gpu=1))
         await house.state("a", "allocated")
-    remit = HostRemit(HOST, "host/h")
+    remit = HostScope(HOST, "host/h")
     seen = await restore(bus, TOPICS.allocations, 0, remit)
     assert await unchanged(bus, TOPICS.allocations, 0, remit, seen) == seen
     longer = structs.replace(seen, end=seen.end + 1)

@@ -14,13 +14,13 @@ from outfitter_proto.codec import decode_ledger, encode
 from outfitter_proto.records import Owner
 from outfitter_service.runtime.changelog import restore as restoring
 from outfitter_service.runtime.changelog.restore import LedgerRefusedError, restore
-from outfitter_service.runtime.input.scope import HostRemit, PartitionRemit
+from outfitter_service.runtime.input.scope import HostScope, PartitionScope
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
 from support.in_process_manager import HOST, TOPICS, register, static
 
-REMIT = HostRemit(HOST, f"host/{HOST}")
-EVERYBODY = PartitionRemit(0, 1, "partition/0")
+REMIT = HostScope(HOST, f"host/{HOST}")
+EVERYBODY = PartitionScope(0, 1, "partition/0")
 
 
 class OneByOne(FaultyBus):

@@ -13,12 +13,12 @@ from outfitter_service.runtime.processor import processor
 from outfitter_service.runtime.processor.processor import ForeignManagerError, Limits
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
-from support.in_process_manager import HOST, House, another, register, static
+from support.in_process_manager import HOST, InProcessManager, another, register, static
 from support.manager import ManagerError, StartManager
 from support.verdict import verdict
 
 
-async def another_takes_over(first: House, serve: Serve, url: str, go: anyio.Event) -> House:
+async def another_takes_over(first: InProcessManager, serve: Serve, url: str, go: anyio.Event) -> InProcessManager:
     """A second manager answers, then the first one may `go` on, and gives up: the second one."""
     async with FaultyBus(url) as bus, serve(static(2), on=bus, identity=another(instance="second")) as second:
         await second.state("a", "allocated")

@@ -34,10 +34,10 @@ from outfitter_service.core.state.ledger import Ledger, PutHost
 from outfitter_service.metrics import EVENT_KINDS, Metrics
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import Identity
-from outfitter_service.runtime.liveness.tracker import Attendance
+from outfitter_service.runtime.liveness.tracker import LivenessTracker
 from outfitter_service.runtime.processor.batch import LOGGED, Batch
-from outfitter_service.runtime.processor.gauges import Census
-from outfitter_service.runtime.processor.reporting import Telling
+from outfitter_service.runtime.processor.gauges import StateGauges
+from outfitter_service.runtime.processor.reporting import CommitReporter
 
 GPU = {"resource": "gpu"}
 
@@ -80,7 +80,7 @@ class Writing:
         self.ledger = known("h")
         self.rules = Rules(writer="host/h", specs={"gpu": m.ResourceSpec(name="gpu", amount=1)})
         self.history = history
-        self.census = Census(["gpu"])
+        self.census = StateGauges(["gpu"])
         self.offset = 0
         self.begin(NOW)
         devices_of_h = tuple(m.KnownDevice(id=f"g{number}", properties={}) for number in range(devices))
@@ -99,7 +99,7 @@ class Writing:
     def leases(self) -> dict[str, float]:
         """When the leases end, by key, that there are once the batch is settled at second 0."""
         bus, identity = cast("Bus", None), cast("Identity", None)  # leases need neither
-        found = Attendance(
+        found = LivenessTracker(
             bus, NAMES.registrations, 0, identity=identity, grace_s=2.0, default_lease_s=30.0,
             wake=lambda: None, clock=Midnight(),
         )  # fmt: skip
@@ -137,7 +137,7 @@ def test_plain_grants_come_to_the_same_commit_as_the_steps(monkeypatch: pytest.M
             batch, metrics = writing.batch, Metrics(["gpu"])
             assert len(batch.granted["gpu"]) == (3 if short else 0)
             written, _ = writing.commit()
-            Telling(metrics).committed(batch)
+            CommitReporter(metrics).committed(batch)
             waited = metrics.registry.get_sample_value("outfitter_allocation_seconds_sum", GPU) or 0.0
             came = sum(time.time() - 3600 * (offset // 2) for offset in (0, 1, 2, 5))
             assert abs(waited - came) < 60
@@ -168,7 +168,7 @@ def test_of_many_grants_the_first_ones_are_logged_and_the_others_counted(*, hist
     assert len(writing.batch.granted["gpu"]) == LOGGED + 7
     written, _ = writing.commit()
     with structlog.testing.capture_logs() as lines:
-        Telling(Metrics(["gpu"])).committed(writing.batch)
+        CommitReporter(Metrics(["gpu"])).committed(writing.batch)
     *named, counted = [line for line in lines if line["log_level"] == "info"]
     assert [(line["event"], line["worker"]) for line in named] == [("allocated", f"w{n}") for n in range(LOGGED)]
     assert counted["more"] == 8

@@ -31,13 +31,23 @@ from outfitter_service.metrics import Metrics
 from outfitter_service.runtime import dead_letter_quota
 from outfitter_service.runtime.dead_letter_quota import A_MINUTE
 from outfitter_service.runtime.identity import host_identity
-from outfitter_service.runtime.input.scope import PartitionRemit, nobodys
+from outfitter_service.runtime.input.scope import PartitionScope, nobodys
 from outfitter_service.runtime.manager.service import Service
 from outfitter_service.runtime.sweeper import group_member as sweeper_module
-from outfitter_service.runtime.sweeper.group_member import CANDIDATES, Sweeper, at_work, is_candidate
+from outfitter_service.runtime.sweeper.group_member import CANDIDATES, SweeperMember, at_work, is_candidate
 from support import verdict as checker
 from support.faulty_bus import FaultyBus
-from support.in_process_manager import CLUSTER, HOST, TOPICS, House, deregister, heartbeat, register, serving, static
+from support.in_process_manager import (
+    CLUSTER,
+    HOST,
+    TOPICS,
+    InProcessManager,
+    deregister,
+    heartbeat,
+    register,
+    serving,
+    static,
+)
 from support.wire_samples import SAMPLES
 
 WITHIN_S = 20.0
@@ -48,7 +58,7 @@ GRACE_S = 0.3
 async def sweeping(bus: Bus, *, grace: float = GRACE_S, partitions: int = 1) -> AsyncIterator[Metrics]:
     """A sweeper on `bus` while the block runs; leaving it ends the sweeper as a crash would."""
     metrics = Metrics()
-    sweeper = Sweeper(
+    sweeper = SweeperMember(
         bus, topics=TOPICS, partitions=partitions, identity=host_identity(CLUSTER, "s"), metrics=metrics,
         grace_s=grace, session_s=2.0, heartbeat_s=0.1,
     )  # fmt: skip
@@ -224,7 +234,7 @@ async def test_two_sweepers_share_the_partitions_and_repeat_nothing(bus: FaultyB
         for partition in range(4):
             await say(bus, b"", None, partition)
             await letters(bus, 1, partition)
-        sweeper = Sweeper(
+        sweeper = SweeperMember(
             bus, topics=TOPICS, partitions=4, identity=host_identity(CLUSTER, "t"), metrics=Metrics(),
             grace_s=GRACE_S, session_s=2.0, heartbeat_s=0.1,
         )  # fmt: skip
@@ -259,7 +269,7 @@ class At:
             await self._act()
 
 
-async def answered_once(bus: Bus, house: House, offset: int) -> str:
+async def answered_once(bus: Bus, house: InProcessManager, offset: int) -> str:
     """Wait until the registration at `offset` is answered by one, and everything after it; say by whom."""
     after = await say(bus, b"", None)
     await house.say(register("after", gpu=1))
@@ -458,7 +468,7 @@ async def test_those_who_need_not_sweep_do_it_by_turns_for_the_others_may_have_d
     monkeypatch.setattr(random, "random", draw)
     monkeypatch.setattr(sweeper_module, "TURN_S", 0.5)
     metrics = Metrics()
-    sweeper = Sweeper(
+    sweeper = SweeperMember(
         made, topics=TOPICS, partitions=1, identity=host_identity(CLUSTER, host), metrics=metrics,
         grace_s=0.0, session_s=2.0, heartbeat_s=0.1,
     )  # fmt: skip
@@ -507,7 +517,7 @@ def test_a_batch_that_cannot_be_read_says_so_to_its_sender_and_not_that_it_has_n
     assert found is not None
     assert found.code == "unreadable"
     assert found.reason.startswith(why)
-    assert PartitionRemit(0, 1, "partition/0").refusal(batch) == found.reason
+    assert PartitionScope(0, 1, "partition/0").refusal(batch) == found.reason
     keyless = nobodys(Message("t", 0, 7, None, b"{}", 0), 1)
     assert keyless is not None
     assert keyless.code == "no-key"

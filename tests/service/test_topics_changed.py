@@ -20,10 +20,10 @@ from outfitter_proto.partitioning import partition_of
 from outfitter_service.cli._lib import ledger_location
 from outfitter_service.runtime.changelog.shape import TopicsChangedError
 from outfitter_service.runtime.identity import of_partition, replica_identity
-from outfitter_service.runtime.input.scope import PartitionRemit
+from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.processor.processor import Limits
 from support.broker import Broker, KafkaBroker
-from support.in_process_manager import HOST, House, deregister, register, serving, static
+from support.in_process_manager import HOST, InProcessManager, deregister, register, serving, static
 from support.manager import Manager, ManagerError, StartManager
 from support.remaking import add_partitions, evaporate, ledger, remake, restore
 
@@ -38,7 +38,7 @@ FORGETFUL = {
     "transactional.id.expiration.ms": "2000",
     "transaction.remove.expired.transaction.cleanup.interval.ms": "500",
 }
-Serve = Callable[..., AbstractAsyncContextManager[House]]
+Serve = Callable[..., AbstractAsyncContextManager[InProcessManager]]
 SCOPES = ["host", "cluster"]
 
 
@@ -78,12 +78,12 @@ def _serving(scope: str, tmp_path: Path, bus: Bus, cluster: str) -> Serve:
         def __init__(self, **options: object) -> None:
             self._options = {"limits": OFTEN} | options
 
-        async def __aenter__(self) -> House:
+        async def __aenter__(self) -> InProcessManager:
             if scope == "cluster":
                 count = await there()
                 number = partition_of(HOST, count)
                 identity = of_partition(replica_identity(cluster), number)
-                partition_scope = PartitionRemit(number, count, identity.writer)
+                partition_scope = PartitionScope(number, count, identity.writer)
                 self._options |= {"identity": identity, "remit": partition_scope, "still_mine": always}
             self._house = serving(bus, static(count=1), tmp_path, cluster=cluster, **self._options)  # type: ignore[arg-type]
             return await self._house.__aenter__()
@@ -108,7 +108,7 @@ async def refused(serve: Serve, match: str, **options: object) -> None:
         await ended(house, match)
 
 
-async def ended(house: House, match: str) -> None:
+async def ended(house: InProcessManager, match: str) -> None:
     """A manager ends by itself, with this error."""
     with anyio.fail_after(20):
         await house.ended.wait()

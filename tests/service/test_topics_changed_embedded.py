@@ -14,7 +14,7 @@ from outfitter_proto.names import topics
 from outfitter_service.runtime.changelog.shape import TopicsChangedError
 from outfitter_service.runtime.processor.processor import Limits
 from support.faulty_bus import FaultyBus
-from support.in_process_manager import CLUSTER, House, deregister, register, serving, static
+from support.in_process_manager import CLUSTER, InProcessManager, deregister, register, serving, static
 from support.remaking import add_partitions
 
 OFTEN = Limits(lease_grace_s=0.1, look_s=0.05)
@@ -25,7 +25,7 @@ def url(tmp_path: Path) -> str:
     return f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL"
 
 
-async def ended(house: House, match: str) -> None:
+async def ended(house: InProcessManager, match: str) -> None:
     with anyio.fail_after(20):
         await house.ended.wait()
     assert house.failure is not None

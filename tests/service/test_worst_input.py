@@ -16,7 +16,7 @@ from outfitter_proto.codec import MAX_MESSAGE_BYTES
 from service.conftest import Serve
 from service.test_amplification import packed, read
 from support.faulty_bus import FaultyBus
-from support.in_process_manager import HOST, TOPICS, House, bulky, deregister, heartbeat, register, static
+from support.in_process_manager import HOST, TOPICS, InProcessManager, bulky, deregister, heartbeat, register, static
 from support.verdict import verdict
 
 TIMES = 30
@@ -103,7 +103,7 @@ async def put(bus: FaultyBus, value: bytes | None) -> None:
     await bus.publish(TOPICS.registrations, 0, Entry(HOST.encode(), value))
 
 
-async def answered(house: House, worker: str) -> None:
+async def answered(house: InProcessManager, worker: str) -> None:
     await house.say(register(worker.replace(" ", "-"), resources={}))
     with anyio.fail_after(60):
         await house.state(worker.replace(" ", "-"), "allocated")

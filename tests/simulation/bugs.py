@@ -33,23 +33,23 @@ from outfitter_proto.codec import encode
 from outfitter_proto.records import FINAL_STATES, Allocation, Deregister, Register, Source
 from outfitter_service.core import decide, discovery, fast_path
 from outfitter_service.core import model as m
-from outfitter_service.core.decision import Draft
+from outfitter_service.core.decision import DecisionBuilder
 from outfitter_service.core.placement.shared_devices import Scene
 from outfitter_service.core.state import infos
-from outfitter_service.core.state.host_state import HostBook
+from outfitter_service.core.state.host_state import HostState
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.core.states import Step
 from outfitter_service.runtime.clock import Clock
-from outfitter_service.runtime.input.lookahead import Outlook
+from outfitter_service.runtime.input.lookahead import LookAheadBuffer
 from outfitter_service.runtime.liveness.leases import Leases
-from outfitter_service.runtime.liveness.tracker import Attendance
-from outfitter_service.runtime.processor.commit_loop import Cycle
-from outfitter_service.runtime.processor.event_queue import Agenda
-from outfitter_service.runtime.processor.pending_commit import Work
+from outfitter_service.runtime.liveness.tracker import LivenessTracker
+from outfitter_service.runtime.processor.commit_loop import CommitLoop
+from outfitter_service.runtime.processor.event_queue import EventQueue
+from outfitter_service.runtime.processor.pending_commit import PendingCommit
 from outfitter_service.runtime.processor.processor import Processor
 from outfitter_service.runtime.processor.station import Station
-from outfitter_service.runtime.sweeper.host_registry import Roll
-from outfitter_service.runtime.sweeper.partition_sweeper import Sweep
+from outfitter_service.runtime.sweeper.host_registry import HostRegistry
+from outfitter_service.runtime.sweeper.partition_sweeper import PartitionSweeper
 from simulation import remaking, world
 from simulation.broker import Producer
 from simulation.client import ModelBus, ModelReader, ModelWriter
@@ -276,19 +276,19 @@ class _AnyInput(_Nameless):
 
 @contextmanager
 def _acting_early() -> Iterator[None]:
-    commit = Cycle._commit
+    commit = CommitLoop._commit
 
-    async def act_and_commit(self: Cycle, work: Work, checkpoint: Any) -> None:
+    async def act_and_commit(self: CommitLoop, work: PendingCommit, checkpoint: Any) -> None:
         for command in work.batch.commands:
             record, _ = work.batch.values.get(command.allocation, (None, None))
             self._station.drivers.perform(command, record)  # type: ignore[arg-type]
         await commit(self, work, checkpoint)
 
-    with patch.object(Cycle, "_commit", act_and_commit):
+    with patch.object(CommitLoop, "_commit", act_and_commit):
         yield
 
 
-def _judge_by_the_clock(self: Attendance, heard: object) -> list[m.LeaseExpired]:
+def _judge_by_the_clock(self: LivenessTracker, heard: object) -> list[m.LeaseExpired]:
     due = self.leases.due(self._now())
     for key in due:
         self.leases.drop(key)
@@ -308,27 +308,27 @@ def _short_leases() -> Iterator[None]:
 
 @contextmanager
 def _ahead_whatever_came_of_it() -> Iterator[None]:
-    take_back = Cycle._take_back
+    take_back = CommitLoop._take_back
 
-    def keep_ahead(self: Cycle, *works: Work) -> None:
+    def keep_ahead(self: CommitLoop, *works: PendingCommit) -> None:
         self.place.ahead = dict(self._open.ahead)
         take_back(self, *works)
 
-    with patch.object(Cycle, "_take_back", keep_ahead):
+    with patch.object(CommitLoop, "_take_back", keep_ahead):
         yield
 
 
 @contextmanager
 def _taken_again() -> Iterator[None]:
-    keeps = Outlook._keeps
+    keeps = LookAheadBuffer._keeps
 
-    def keeps_the_next(self: Outlook, message: Message) -> bool:
+    def keeps_the_next(self: LookAheadBuffer, message: Message) -> bool:
         kept = keeps(self, message)
         if self._left.pop(message.key or b"", None) is not None:
             self._kept[message.key or b""] = 0
         return kept
 
-    with patch.object(Outlook, "_keeps", keeps_the_next):
+    with patch.object(LookAheadBuffer, "_keeps", keeps_the_next):
         yield
 
 
@@ -349,19 +349,21 @@ def _own_names() -> Iterator[None]:
         yield
 
 
-def _unmeasured(self: Draft, key: str, after: Allocation, *_: object, **__: object) -> tuple[Allocation, bytes]:
+def _unmeasured(
+    self: DecisionBuilder, key: str, after: Allocation, *_: object, **__: object
+) -> tuple[Allocation, bytes]:
     del self, key
     return after, encode(after)
 
 
 @contextmanager
 def _on_from_the_end() -> Iterator[None]:
-    begin_again = Cycle._begin_again
+    begin_again = CommitLoop._begin_again
 
-    async def begin_at_the_end(self: Cycle, lost: OffsetOutOfRangeError) -> BusError | None:
+    async def begin_at_the_end(self: CommitLoop, lost: OffsetOutOfRangeError) -> BusError | None:
         return await begin_again(self, OffsetOutOfRangeError(str(lost), start=lost.end, end=lost.end))
 
-    with patch.object(Cycle, "_begin_again", begin_at_the_end):
+    with patch.object(CommitLoop, "_begin_again", begin_at_the_end):
         yield
 
 
@@ -370,7 +372,7 @@ def _leases_as_they_are() -> Iterator[None]:
     input_lost = Station.input_lost
 
     def and_nobody_is_renewed(self: Station, explanation: str) -> None:
-        with patch.object(Attendance, "renew_all", _nothing):
+        with patch.object(LivenessTracker, "renew_all", _nothing):
             input_lost(self, explanation)
 
     with patch.object(Station, "input_lost", and_nobody_is_renewed):
@@ -379,17 +381,17 @@ def _leases_as_they_are() -> Iterator[None]:
 
 @contextmanager
 def _rolls_once() -> Iterator[None]:
-    catch_up = Roll.catch_up
+    catch_up = HostRegistry.catch_up
 
-    async def catch_up_once(self: Roll) -> None:
+    async def catch_up_once(self: HostRegistry) -> None:
         if self._position is None:
             await catch_up(self)
 
-    with patch.object(Roll, "catch_up", catch_up_once):
+    with patch.object(HostRegistry, "catch_up", catch_up_once):
         yield
 
 
-async def _answer_at_once(self: Sweep, writer: Writer, roll: Roll, read_to: int) -> None:
+async def _answer_at_once(self: PartitionSweeper, writer: Writer, roll: HostRegistry, read_to: int) -> None:
     await roll.catch_up()
     self._look_again(roll)
     letters = self._ripe(roll)
@@ -404,19 +406,19 @@ def _jumping() -> AbstractContextManager[Any]:
 
 @contextmanager
 def _by_the_wall() -> Iterator[None]:
-    begin = Attendance.__init__
+    begin = LivenessTracker.__init__
 
-    def begin_by_the_wall(self: Attendance, *args: Any, clock: Clock, **options: Any) -> None:
+    def begin_by_the_wall(self: LivenessTracker, *args: Any, clock: Clock, **options: Any) -> None:
         begin(self, *args, clock=clock, **options)
         self._now = lambda: clock.utc().timestamp()
 
-    with patch.object(Attendance, "__init__", begin_by_the_wall), _jumping():
+    with patch.object(LivenessTracker, "__init__", begin_by_the_wall), _jumping():
         yield
 
 
 @contextmanager
 def _ahead_for_good() -> Iterator[None]:
-    with patch.object(HostBook, "is_ahead", lambda *_: False), _jumping():
+    with patch.object(HostState, "is_ahead", lambda *_: False), _jumping():
         yield
 
 
@@ -444,7 +446,7 @@ def _unruly() -> AbstractContextManager[Any]:
 def _another_request() -> Iterator[None]:
     again = decide._register_again
 
-    def take_it(draft: Draft, key: str, known: Allocation, message: Register) -> None:
+    def take_it(draft: DecisionBuilder, key: str, known: Allocation, message: Register) -> None:
         asked = {name: one.amount for name, one in (message.resources or {}).items()}
         if known.state == "pending" and asked != known.request.amounts:
             request = structs.replace(known.request, amounts=asked, resources=message.resources)
@@ -460,7 +462,7 @@ def _another_request() -> Iterator[None]:
 def _goodbye_of_the_eldest() -> Iterator[None]:
     deregister = decide._deregister
 
-    def deregister_eldest(draft: Draft, message: Deregister, source: Source) -> None:
+    def deregister_eldest(draft: DecisionBuilder, message: Deregister, source: Source) -> None:
         if message.incarnation is None:
             runs = [key for _, key in draft.book(message.host).incarnations.get(message.worker, ())]
             live = [key for key in runs if draft.ledger.allocations[key].state not in FINAL_STATES]
@@ -507,7 +509,7 @@ async def _whatever_became_of_the_lease(self: WorkerSession) -> Allocation:
     while notice.record is None or (refusal := status.refusal(notice.record)) is not None:
         if notice.error is not None:
             raise notice.error
-        if notice.record is not None and status.standing(notice.record) is not status.Standing.WAITING:
+        if notice.record is not None and status.standing(notice.record) is not status.AllocationStatus.WAITING:
             raise refusal
         notice = await self.board.changed(notice.version)
     return notice.record
@@ -518,7 +520,7 @@ class _Everything:
         return True
 
 
-def _regardless(self: Cycle) -> Outlook | None:
+def _regardless(self: CommitLoop) -> LookAheadBuffer | None:
     outlook = self._station.scout.outlook
     return outlook if outlook and outlook.messages else None
 
@@ -550,7 +552,7 @@ BUGS: tuple[Bug, ...] = (
         name="lease-judged-while-behind",
         what="a lease is over when its time is, whatever heartbeats lie unread in the input",
         within=200,
-        patches=lambda: patch.object(Attendance, "expired", _judge_by_the_clock),
+        patches=lambda: patch.object(LivenessTracker, "expired", _judge_by_the_clock),
     ),
     Bug(
         name="unknown-commit-retried",
@@ -618,13 +620,13 @@ BUGS: tuple[Bug, ...] = (
         name="commands-not-issued-again",
         what="what an unfinished record of the ledger implies is not done after a restore",
         within=40,
-        patches=lambda: patch.object(Agenda, "answered", lambda _: _Everything()),
+        patches=lambda: patch.object(EventQueue, "answered", lambda _: _Everything()),
     ),
     Bug(
         name="nobody-attended-to",
         what="leases and owners of before a restore are forgotten by it",
         within=100,
-        patches=lambda: patch.object(Attendance, "restart", _nothing),
+        patches=lambda: patch.object(LivenessTracker, "restart", _nothing),
     ),
     Bug(
         name="foreign-instance-fenced-back",
@@ -666,7 +668,7 @@ BUGS: tuple[Bug, ...] = (
         name="ahead-of-the-window",
         what="a message is decided before its turn while the host's earlier ones still wait for theirs",
         within=100,
-        patches=lambda: patch.object(Cycle, "_outlook", _regardless),
+        patches=lambda: patch.object(CommitLoop, "_outlook", _regardless),
     ),
     Bug(
         name="lease-from-when-it-is-read",
@@ -690,7 +692,7 @@ BUGS: tuple[Bug, ...] = (
         name="names-apart",
         what="a device that two resources show under two names is lent under each of them",
         within=40,
-        patches=lambda: patch.object(HostBook, "canonical", lambda _, name: name),
+        patches=lambda: patch.object(HostState, "canonical", lambda _, name: name),
     ),
     Bug(
         name="names-of-its-own-driver",
@@ -738,7 +740,7 @@ BUGS: tuple[Bug, ...] = (
         name="size-not-measured",
         what="what is decided is not measured, so grants and commits become larger than topics take",
         within=40,
-        patches=lambda: patch.object(Draft, "_measured", _unmeasured),
+        patches=lambda: patch.object(DecisionBuilder, "_measured", _unmeasured),
     ),
     Bug(
         name="plain-grants-not-measured",
@@ -768,7 +770,7 @@ BUGS: tuple[Bug, ...] = (
         name="nobodys-passed-over",
         what="a sweeper's position passes over what it has still to answer",
         within=40,
-        patches=lambda: patch.object(Sweep, "_next", lambda *given: given[-1]),
+        patches=lambda: patch.object(PartitionSweeper, "_next", lambda *given: given[-1]),
     ),
     Bug(
         name="swept-by-an-old-roll",
@@ -780,7 +782,7 @@ BUGS: tuple[Bug, ...] = (
         name="swept-without-a-claim",
         what="a sweeper does not say what it is about to answer before it does",
         within=400,
-        patches=lambda: patch.object(Sweep, "_answer", _answer_at_once),
+        patches=lambda: patch.object(PartitionSweeper, "_answer", _answer_at_once),
     ),
     Bug(
         name="any-ledger",

@@ -24,7 +24,7 @@ from outfitter_service.runtime.drivers.pool import DriverPool
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.manager.cluster_member import Replica
 from outfitter_service.runtime.processor.processor import ForeignManagerError, Limits, Processor
-from outfitter_service.runtime.sweeper.group_member import Sweeper, at_work
+from outfitter_service.runtime.sweeper.group_member import SweeperMember, at_work
 from simulation.client import ModelBus
 from simulation.hardware import Bench, Catalogue, Oddities, load
 from simulation.loop import Loop, Process
@@ -184,7 +184,7 @@ class HostManager(Manager):
         )
 
         self._sweeper = (
-            Sweeper(
+            SweeperMember(
                 bus,
                 topics=topics,
                 partitions=job.partitions,
@@ -212,7 +212,7 @@ class HostManager(Manager):
             await self.processor.run()
             tasks.cancel_scope.cancel()
 
-    async def _sweep(self, sweeper: Sweeper) -> None:
+    async def _sweep(self, sweeper: SweeperMember) -> None:
         await self.processor.served.wait()
         silent = timedelta(seconds=2 * self.job.limits.checkpoint_interval_s)
         await sweeper.run_by_turns(at_work(self.processor.neighbours, since=self.clock.utc() - silent))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from outfitter_proto.records import Owner
-from outfitter_service.runtime.liveness.process_watch import OwnerWatch
+from outfitter_service.runtime.liveness.process_watch import ProcessWatch
 from simulation.loop import Loop, Process
 
 BOOT = "boot"
@@ -50,7 +50,7 @@ class Owners:
         return True
 
 
-class Watch(OwnerWatch):
+class Watch(ProcessWatch):
     """What a manager sees of its host's processes."""
 
     def __init__(self, owners: Owners, process: Process, died: Died) -> None:

@@ -21,8 +21,8 @@ from msgspec import UNSET, UnsetType, structs
 
 from outfitter.errors import AllocationError
 from outfitter.session.lease import Lease
-from outfitter.session.status import Standing, standing
-from outfitter.session.watch import Board
+from outfitter.session.status import AllocationStatus, standing
+from outfitter.session.watch import AllocationWatch
 from outfitter.session.worker_session import WorkerSession
 from outfitter_proto import codec
 from outfitter_proto.bus import Bus, BusError, Entry
@@ -166,7 +166,7 @@ class DiaryLease(Lease):
         self.changed()
 
 
-class Diary(Board):
+class Diary(AllocationWatch):
     """A board that writes down what its worker may believe whenever that may have changed."""
 
     def __init__(self, loop: Loop, key: str, holdings: list[Holding]) -> None:
@@ -194,7 +194,7 @@ class Diary(Board):
         until = math.inf if left is None else now + left
         if self._open is not None and self._open.until <= now:
             self._open = None
-        if not self._using or record is None or standing(record) is not Standing.YOURS or until <= now:
+        if not self._using or record is None or standing(record) is not AllocationStatus.YOURS or until <= now:
             if self._open is not None:
                 self._open.until = now
                 self._open = None

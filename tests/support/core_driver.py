@@ -18,7 +18,7 @@ from outfitter_proto.records import (
     Source,
 )
 from outfitter_service.core import model as m
-from outfitter_service.core.decide import Decision, Rules, decide, renumber, work_out
+from outfitter_service.core.decide import Decision, Rules, decide, decide_in_full, renumber
 from outfitter_service.core.state.ledger import Ledger, PutHost
 from support.decided import apply, decision_of
 
@@ -42,7 +42,7 @@ def ill(name: str, reason: str = "overheated") -> m.KnownDevice:
     return device(name, health=Health.UNHEALTHY, reason=reason)
 
 
-class Desk:
+class CoreDriver:
     """Says events to the core and shows what came of them. Times are virtual, offsets count up."""
 
     def __init__(self, *resources: m.ResourceSpec, ledger: Ledger | None = None, **rules: Any) -> None:
@@ -74,7 +74,9 @@ class Desk:
         decided = decide(self.ledger, self.rules, event, self.now)
         decision = decision_of(decided)
         if isinstance(event, m.Incoming):
-            assert work_out(self.ledger, self.rules, event, self.now) == decision, "the short way says something else"
+            assert decide_in_full(self.ledger, self.rules, event, self.now) == decision, (
+                "the short way says something else"
+            )
         apply(decided, self.ledger)
         self.ledger.apply(renumber(self.ledger, self.rules, HOST))
         self.decisions.append(decision)

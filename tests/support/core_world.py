@@ -27,9 +27,9 @@ from outfitter_proto.records import (
     Transition,
 )
 from outfitter_service.core import model as m
-from outfitter_service.core.decide import Decision, Rules, decide, implied, is_due, renumber, work_out
+from outfitter_service.core.decide import Decision, Rules, decide, decide_in_full, implied, is_due, renumber
 from outfitter_service.core.hosts import host_record
-from outfitter_service.core.state.host_state import HostBook, queue_entry
+from outfitter_service.core.state.host_state import HostState, queue_entry
 from outfitter_service.core.state.ledger import DropAllocation, Ledger, PutAllocation, PutHost, SetInventory, SetScan
 from support.core_driver import HOST, START
 from support.decided import apply, decision_of
@@ -115,7 +115,7 @@ def check_operators(record: Allocation) -> None:
     assert len(set(dealt)) == len(dealt), f"two operators of {record.key} have one device"
 
 
-def fingerprint(book: HostBook) -> dict[str, Any]:
+def fingerprint(book: HostState) -> dict[str, Any]:
     """Everything a book knows, in a form that can be compared."""
     return {
         "record": book.record,
@@ -187,7 +187,9 @@ class World:
         assert whole(self.ledger) == before, "deciding changed the ledger"
         assert decide(self.ledger, self.rules, event, self.now) == decided, "deciding twice gave two decisions"
         if isinstance(event, m.Incoming):
-            assert work_out(self.ledger, self.rules, event, self.now) == decision, "the short way says something else"
+            assert decide_in_full(self.ledger, self.rules, event, self.now) == decision, (
+                "the short way says something else"
+            )
         assert len(decision.changes) <= self.rules.chunk + MORE, f"{len(decision.changes)} changes of {event}"
         apply(decided, self.ledger)
         self.decided.append((event, decision))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from outfitter_proto.codec import encode
 from outfitter_service.core.decision import Decision
-from outfitter_service.core.fast_path import Grant
+from outfitter_service.core.fast_path import FastGrant
 from outfitter_service.core.state.ledger import Ledger, PutAllocation
 
 
-def decision_of(decided: Decision | Grant) -> Decision:
+def decision_of(decided: Decision | FastGrant) -> Decision:
     """A plain grant as the decision that the steps come to."""
     if isinstance(decided, Decision):
         return decided
@@ -21,9 +21,9 @@ def decision_of(decided: Decision | Grant) -> Decision:
     )
 
 
-def apply(decided: Decision | Grant, ledger: Ledger) -> None:
+def apply(decided: Decision | FastGrant, ledger: Ledger) -> None:
     """Do to the ledger what a batch does to it."""
-    if isinstance(decided, Grant):
+    if isinstance(decided, FastGrant):
         ledger.grant(decided.key, decided.record, decided.names)
     else:
         ledger.apply(decided.changes)

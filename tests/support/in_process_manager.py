@@ -28,7 +28,7 @@ from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.drivers import loading
 from outfitter_service.runtime.drivers.pool import DriverPool
 from outfitter_service.runtime.identity import Identity, host_identity
-from outfitter_service.runtime.input.scope import Remit
+from outfitter_service.runtime.input.scope import Scope
 from outfitter_service.runtime.processor.processor import Limits, Processor
 
 HOST = "h"
@@ -75,7 +75,7 @@ def workshop(bench: str, extra: str = "") -> str:
     )
 
 
-class House:
+class InProcessManager:
     """One manager, and what one sees of it on the bus."""
 
     def __init__(
@@ -198,14 +198,14 @@ async def serving(
     folder: Path,
     *,
     identity: Identity | None = None,
-    remit: Remit | None = None,
+    remit: Scope | None = None,
     still_mine: Callable[[], Awaitable[bool]] | None = None,
     limits: Limits | None = None,
     ready: bool = True,
     cluster: str = CLUSTER,
     partition: int | None = None,
     **rules: Any,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[InProcessManager]:
     """Serve `HOST` on `bus` (which is open) with `config` (TOML), where it belongs among the partitions that there are
     (one, if there are no topics yet), or `partition`; what ended it by itself is in `failure`."""
     await all_topics.create(bus, cluster, partitions=await all_topics.partition_count(bus, cluster) or 1)
@@ -231,7 +231,7 @@ async def serving(
         remit=remit,
         still_mine=still_mine,
     )
-    house = House(bus, processor, pool, metrics, cluster=cluster, partition=partition)
+    house = InProcessManager(bus, processor, pool, metrics, cluster=cluster, partition=partition)
 
     async def live() -> None:
         try:

@@ -31,13 +31,13 @@ from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost
 from outfitter_service.query.replay import Replay, differences
 from outfitter_service.runtime.changelog.snapshots import Pace, Snapshots
 from outfitter_service.runtime.processor.batch import Batch
-from outfitter_service.runtime.processor.gauges import Census
+from outfitter_service.runtime.processor.gauges import StateGauges
 from support.core_driver import HOST, START
 
 TOPICS = topics()
 
 
-class Chronicle:
+class RecordedWriter:
     """One writer. `log` is what stands in history, `ledgers` the ledger after each commit that is in it, by number."""
 
     def __init__(self, rules: Rules, pace: Pace) -> None:
@@ -56,7 +56,7 @@ class Chronicle:
         self.said: list[m.Event] = []
         self.commands: list[m.Command] = []
         self.history = True
-        self.census = Census(rules.specs)
+        self.census = StateGauges(rules.specs)
         self.snapshots = self._begin()
         manager = ManagerIdentity(instance="one", version="0", since=START)
         self.batch.apply([PutHost(Host(host=HOST, manager=manager, since=START))])
@@ -131,7 +131,7 @@ class Chronicle:
     def crash(self, rules: Rules | None = None) -> None:
         """All memory is lost; the ledger is read again by a new run, which has these `rules`."""
         self.rules = rules or self.rules
-        self.census = Census(self.rules.specs)
+        self.census = StateGauges(self.rules.specs)
         self._restore()
         self.snapshots = self._begin()
         self.snapshots.adopt(self.last_checkpoint())
@@ -210,7 +210,7 @@ class Chronicle:
     def check(self) -> None:
         """What is counted commit by commit is what there is. The end of history is the ledger, from where the
         checkpoint says that a snapshot was begun, and from the beginning."""
-        anew = Census(self.rules.specs)
+        anew = StateGauges(self.rules.specs)
         assert anew.replay(self.ledger.allocations, hosts=self.ledger.hosts) == []
         assert self.census.standing(self.ledger) == anew.standing(self.ledger)
         checkpoint = self.last_checkpoint()

@@ -18,7 +18,7 @@ import anyio
 
 from outfitter.errors import ContextStateError, LeaseLostError, OutfitterError
 from outfitter.session.settings import Settings
-from outfitter.session.watch import Board
+from outfitter.session.watch import AllocationWatch
 from outfitter.session.worker_session import WorkerSession
 from outfitter_proto.bus import BusError, connect
 
@@ -48,7 +48,7 @@ def warn_slow(context: object) -> None:
 class Backend(Protocol):
     """What a context asks of whatever gets its devices. Each call comes once, `start` first."""
 
-    board: Board
+    board: AllocationWatch
 
     def start(self) -> Future[None]:
         """Begin; the future is done when the devices may be used, or holds the error why not."""
@@ -69,7 +69,7 @@ class SessionThread:
         manager_patience: float | None,
         on_lease_at_risk: Callable[[LeaseLostError], object] | None,
     ) -> None:
-        self.board = Board()
+        self.board = AllocationWatch()
         self._settings = settings
         self._patience = manager_patience
         self._on_lease_at_risk = on_lease_at_risk

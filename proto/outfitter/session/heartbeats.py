@@ -12,9 +12,9 @@ import anyio
 
 from outfitter.errors import LeaseLostError
 from outfitter.session.lease import Clock
-from outfitter.session.outage_log import Trouble
-from outfitter.session.status import Standing, standing
-from outfitter.session.watch import Board, lease_lost
+from outfitter.session.outage_log import WorkerOutageLog
+from outfitter.session.status import AllocationStatus, standing
+from outfitter.session.watch import AllocationWatch, lease_lost
 from outfitter_proto.bus.port import BusError
 
 PUBLISH_WITHIN = 5.0
@@ -50,11 +50,11 @@ class LeaseKeeper:
 
     def __init__(
         self,
-        board: Board,
+        board: AllocationWatch,
         beat: Callable[[], Awaitable[object]],
         ask: Callable[[], Awaitable[object]],
         on_lease_at_risk: Callable[[LeaseLostError], object] | None,
-        trouble: Trouble,
+        trouble: WorkerOutageLog,
     ) -> None:
         self._board = board
         self._lease = board.lease
@@ -105,7 +105,7 @@ class LeaseKeeper:
         served = False  # a grant that was read late is nobody's until the manager has confirmed it
         while not (notice := self._board.read()).over:
             left = self._lease.until_risk
-            if left is None or notice.record is None or standing(notice.record) is not Standing.YOURS:
+            if left is None or notice.record is None or standing(notice.record) is not AllocationStatus.YOURS:
                 served = False
                 await self._board.changed(notice.version)
             elif left > 0:

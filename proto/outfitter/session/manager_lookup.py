@@ -19,7 +19,7 @@ from outfitter_proto.records import Checkpoint, Host
 _SHOWN = 10
 
 
-class Survey:
+class ManagerLookup:
     """The hosts of a cluster, by what the ledger says of their managers."""
 
     def __init__(self, bus: Bus, cluster: str, host: str) -> None:

@@ -15,7 +15,7 @@ SAY_AGAIN_AFTER = 60.0
 log = logging.getLogger("outfitter")
 
 
-class Trouble:
+class WorkerOutageLog:
     """The trouble that `who` has with its bus, begun when the first of its activities fails, over when all go on."""
 
     def __init__(self, who: str, clock: Clock) -> None:

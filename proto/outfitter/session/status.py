@@ -21,7 +21,7 @@ from outfitter_proto import environment as variables
 from outfitter_proto.records import Allocation, AllocationState, ReasonCode
 
 
-class Standing(enum.Enum):
+class AllocationStatus(enum.Enum):
     """Waiting, yours, over, failed."""
 
     WAITING = "waiting"
@@ -30,7 +30,7 @@ class Standing(enum.Enum):
     FAILED = "failed"
 
 
-def standing(record: Allocation) -> Standing:
+def standing(record: Allocation) -> AllocationStatus:
     """What a record means for its worker. A state of a later version is neither usable nor final: waiting.
 
     A grant that a newer incarnation has superseded is only held until this worker is known to be dead, and no
@@ -38,28 +38,28 @@ def standing(record: Allocation) -> Standing:
     """
     match record.state:
         case AllocationState.ALLOCATED:
-            return Standing.OVER if record.reason_code == ReasonCode.SUPERSEDED else Standing.YOURS
+            return AllocationStatus.OVER if record.reason_code == ReasonCode.SUPERSEDED else AllocationStatus.YOURS
         case AllocationState.ENDED:
-            return Standing.OVER
+            return AllocationStatus.OVER
         case AllocationState.RELEASING:
-            return Standing.FAILED if record.outcome == AllocationState.FAILED else Standing.OVER
+            return AllocationStatus.FAILED if record.outcome == AllocationState.FAILED else AllocationStatus.OVER
         case AllocationState.FAILED:
-            return Standing.FAILED
+            return AllocationStatus.FAILED
         case _:
-            return Standing.WAITING
+            return AllocationStatus.WAITING
 
 
 def refusal(record: Allocation) -> AllocationError | None:
     """Why the record's devices may not be used now, or None when they may."""
     why = f": {record.reason}" if record.reason else ""
     match standing(record):
-        case Standing.YOURS:
+        case AllocationStatus.YOURS:
             return None
-        case Standing.FAILED:
+        case AllocationStatus.FAILED:
             return failure(record.reason_code, f"allocation {record.key} failed{why}", record)
-        case Standing.OVER:
+        case AllocationStatus.OVER:
             return AllocationEndedError(f"allocation {record.key} is over{why}", code=record.reason_code, record=record)
-        case Standing.WAITING:
+        case AllocationStatus.WAITING:
             return AllocationNotUsableError(
                 f"allocation {record.key} is {record.state!r}, not 'allocated'{why}",
                 code=record.reason_code,

@@ -18,7 +18,7 @@ from outfitter.session.lease import Lease
 from outfitter_proto.records import FINAL_STATES, Allocation
 
 
-class Notice(NamedTuple):
+class Snapshot(NamedTuple):
     """What is on the board. `version` grows with each change.
 
     `error` says why there will be no more news; `closed` is True once there will be none, for good or ill.
@@ -42,16 +42,16 @@ class Notice(NamedTuple):
         return self.error is not None or self.ended
 
 
-class Board:
+class AllocationWatch:
     """The newest record of one allocation, the lease, and those who wait for a change of either."""
 
     def __init__(self, lease: Lease | None = None) -> None:
         self.lease = lease or Lease()
         self._changed = threading.Condition()
-        self._notice = Notice(0, None, None, False)
+        self._notice = Snapshot(0, None, None, False)
         self._pokes: dict[Callable[[], None], None] = {}
 
-    def read(self) -> Notice:
+    def read(self) -> Snapshot:
         return self._notice
 
     def post(self, record: Allocation) -> None:
@@ -69,20 +69,20 @@ class Board:
     def _put(self, *, record: Allocation | None = None, error: Exception | None = None, closed: bool = False) -> None:
         with self._changed:
             old = self._notice
-            self._notice = Notice(old.version + 1, record or old.record, old.error or error, closed or old.closed)
+            self._notice = Snapshot(old.version + 1, record or old.record, old.error or error, closed or old.closed)
             self._changed.notify_all()
             for poke in self._pokes:
                 # A loop that was closed without cancelling its waiters has nobody left to wake.
                 with contextlib.suppress(RuntimeError):
                     poke()
 
-    def wait(self, seen: int, timeout: float | None = None) -> Notice:
+    def wait(self, seen: int, timeout: float | None = None) -> Snapshot:
         """Block until the version is not `seen`, or for `timeout` seconds; return what is there then."""
         with self._changed:
             self._changed.wait_for(lambda: self._notice.version != seen, timeout)
             return self._notice
 
-    async def changed(self, seen: int) -> Notice:
+    async def changed(self, seen: int) -> Snapshot:
         """Wait, on any asyncio event loop, until the version is not `seen`; return what is there then."""
         import asyncio  # by now it is there anyway; importing outfitter alone does not need it
 
@@ -103,7 +103,7 @@ class Board:
         return self._notice
 
 
-def lease_lost(board: Board) -> LeaseLostError:
+def lease_lost(board: AllocationWatch) -> LeaseLostError:
     """What to say when the lease is at risk."""
     left, record = board.lease.remaining or 0.0, board.read().record
     when = f"ends in {left:.1f} s" if left > 0 else f"ended {-left:.1f} s ago"

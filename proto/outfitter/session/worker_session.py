@@ -1,7 +1,7 @@
 """One incarnation's conversation with its manager: register, follow the record, keep the lease, deregister.
 
 The asynchronous engine under `RuntimeContext` and the command line. It runs on the event loop of whoever
-enters it and leaves everything it learns on a `Board`; it knows neither threads nor operators.
+enters it and leaves everything it learns on a `AllocationWatch`; it knows neither threads nor operators.
 
     async with connect(url) as bus, WorkerSession(bus, registration) as session:
         record = await session.wait()
@@ -22,9 +22,9 @@ import anyio
 from outfitter.errors import AllocationEndedError, LeaseLostError, NoManagerError, WaitedTooLongError
 from outfitter.session import status
 from outfitter.session.heartbeats import RETRY_DELAYS, LeaseKeeper
-from outfitter.session.manager_lookup import Survey
-from outfitter.session.outage_log import Trouble
-from outfitter.session.watch import Board
+from outfitter.session.manager_lookup import ManagerLookup
+from outfitter.session.outage_log import WorkerOutageLog
+from outfitter.session.watch import AllocationWatch
 from outfitter_proto import codec, names
 from outfitter_proto.bus.port import (
     Bus,
@@ -94,13 +94,13 @@ class WorkerSession:
         registration: Register,
         *,
         cluster: str = names.DEFAULT_CLUSTER,
-        board: Board | None = None,
+        board: AllocationWatch | None = None,
         attach: bool = False,
         manager_patience: float | None = MANAGER_PATIENCE,
         heartbeats: bool = True,
         on_lease_at_risk: Callable[[LeaseLostError], object] | None = None,
     ) -> None:
-        self.board = board or Board()
+        self.board = board or AllocationWatch()
         self.registration = registration
         self.leaving_reason: str | None = None
         """What `deregister` will say (default: `finished`); set it before leaving."""
@@ -122,7 +122,7 @@ class WorkerSession:
         self._watcher: ManagerIdentity | Checkpoint | None = None
         self._left_out: set[str] = set()
         self._forgotten = False
-        self._trouble = Trouble(self._key.decode(), self.board.lease.clock)
+        self._trouble = WorkerOutageLog(self._key.decode(), self.board.lease.clock)
         self._partitions = 0
         self._partition = 0
         self._checkpoint_keys: frozenset[bytes] = frozenset()
@@ -485,7 +485,7 @@ class WorkerSession:
 
     async def _await_manager(self, patience: float) -> None:
         """Wait for the first record of any state; look around when it stays out."""
-        survey = Survey(self._bus, self._cluster, self.registration.host)
+        survey = ManagerLookup(self._bus, self._cluster, self.registration.host)
         async with anyio.create_task_group() as group:
             with anyio.move_on_after(patience):
                 with anyio.move_on_after(max(0.0, patience - SURVEY_WITHIN)):
@@ -513,7 +513,7 @@ class WorkerSession:
                 refusal = status.refusal(notice.record)
                 if refusal is None and not self.board.lease.at_risk:
                     return notice.record
-                if refusal is not None and status.standing(notice.record) is not status.Standing.WAITING:
+                if refusal is not None and status.standing(notice.record) is not status.AllocationStatus.WAITING:
                     raise refusal
             notice = await self.board.changed(notice.version)
 

@@ -34,14 +34,14 @@ from outfitter_proto.records import (
 )
 from outfitter_service.core import discovery, fast_path, queue, reasons
 from outfitter_service.core import model as m
-from outfitter_service.core.decision import Decision, Draft, Rules
+from outfitter_service.core.decision import Decision, DecisionBuilder, Rules
 from outfitter_service.core.request_check import differences, resolve
-from outfitter_service.core.state.host_state import Ending, HostBook
+from outfitter_service.core.state.host_state import Ending, HostState
 from outfitter_service.core.state.ledger import DropHost, Ledger, PutAllocation, PutHost
 from outfitter_service.core.state.sizes import FullError
 from outfitter_service.core.states import ALLOCATED, ENDED, FAILED, PENDING, PREPARING, RELEASING, Step
 
-__all__ = ["SHOWN_POSITIONS", "Decision", "Rules", "decide", "implied", "is_due", "renumber", "work_out"]
+__all__ = ["SHOWN_POSITIONS", "Decision", "Rules", "decide", "decide_in_full", "implied", "is_due", "renumber"]
 
 SHOWN_POSITIONS = 32
 """Queue positions are kept exact for this many waiters of a host; further back they are as of some time ago."""
@@ -54,25 +54,25 @@ UNSEEN = -1
 """The offset of a first registration that has not been seen: its deregistration came before it."""
 
 
-def decide(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> Decision | fast_path.Grant:
+def decide(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> Decision | fast_path.FastGrant:
     """Decide one event. `now` is the wall time (UTC). A plain grant is told as such."""
     if type(event) is not m.Incoming:
         return _internal(ledger, rules, event, now)
-    return fast_path.grant(ledger, rules, event, now) or work_out(ledger, rules, event, now)
+    return fast_path.grant(ledger, rules, event, now) or decide_in_full(ledger, rules, event, now)
 
 
-def work_out(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Decision:
+def decide_in_full(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Decision:
     """Decide a message step by step: what `decide` comes to, which knows a short way for most of them."""
     message, source = event.message, event.source
     # `type is`: isinstance costs a microsecond where the answer is no
     if type(message) is Register:
-        draft = Draft(ledger, rules, now, cause="register", source=source)
+        draft = DecisionBuilder(ledger, rules, now, cause="register", source=source)
         _register(draft, message, source, event.warnings)
     elif type(message) is Heartbeat:
-        draft = Draft(ledger, rules, now, cause="heartbeat")
+        draft = DecisionBuilder(ledger, rules, now, cause="heartbeat")
         _heartbeat(draft, message)
     elif type(message) is Deregister:
-        draft = Draft(ledger, rules, now, cause="deregister", source=source)
+        draft = DecisionBuilder(ledger, rules, now, cause="deregister", source=source)
         _deregister(draft, message, source)
     else:
         raise TypeError(f"no rule for a message of type {type(message).__name__}")
@@ -83,34 +83,34 @@ def work_out(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> 
 def _internal(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> Decision:
     match event:
         case m.DriverReport():
-            draft = Draft(ledger, rules, now, cause="driver-report")
+            draft = DecisionBuilder(ledger, rules, now, cause="driver-report")
             discovery.report(draft, event)
         case m.DriverRetry():
-            draft = Draft(ledger, rules, now, cause="driver-retry")
+            draft = DecisionBuilder(ledger, rules, now, cause="driver-retry")
             discovery.retry(draft, event)
         case m.OwnerDied(allocation=key, detail=detail):
-            draft = Draft(ledger, rules, now, cause="owner-died")
+            draft = DecisionBuilder(ledger, rules, now, cause="owner-died")
             _end_if_live(draft, key, ReasonCode.OWNER_DIED, detail)
         case m.OwnerUnwatched():
-            draft = Draft(ledger, rules, now, cause="owner-unwatched")
+            draft = DecisionBuilder(ledger, rules, now, cause="owner-unwatched")
             _unwatched(draft, event)
         case m.LeaseExpired(allocation=key):
-            draft = Draft(ledger, rules, now, cause="lease-expired")
+            draft = DecisionBuilder(ledger, rules, now, cause="lease-expired")
             _end_if_live(draft, key, ReasonCode.LEASE_EXPIRED, "no heartbeat within lease and grace")
         case m.Prepared():
-            draft = Draft(ledger, rules, now, cause="prepared")
+            draft = DecisionBuilder(ledger, rules, now, cause="prepared")
             _prepared(draft, event)
         case m.Unprepared():
-            draft = Draft(ledger, rules, now, cause="unprepared")
+            draft = DecisionBuilder(ledger, rules, now, cause="unprepared")
             _unprepared(draft, event)
         case m.ReleaseDelayed():
-            draft = Draft(ledger, rules, now, cause="release-delayed")
+            draft = DecisionBuilder(ledger, rules, now, cause="release-delayed")
             _release_delayed(draft, event)
         case m.Tick():
-            draft = Draft(ledger, rules, now, cause="tick")
+            draft = DecisionBuilder(ledger, rules, now, cause="tick")
             _tick(draft, event.host)
         case m.Reschedule():
-            draft = Draft(ledger, rules, now, cause=event.cause)
+            draft = DecisionBuilder(ledger, rules, now, cause=event.cause)
             draft.decision.kind = "reschedule"
             if discovery.lend_again(draft, event.host):
                 draft.decision.follow_ups.append(event)
@@ -152,7 +152,7 @@ def implied(record: Allocation) -> m.Command | None:
 # --- messages ------------------------------------------------------------------------------------------
 
 
-def _register(draft: Draft, message: Register, source: Source, warnings: Sequence[str]) -> None:
+def _register(draft: DecisionBuilder, message: Register, source: Source, warnings: Sequence[str]) -> None:
     key = f"{message.host}/{message.worker}/{message.incarnation}"
     known = draft.record(key)
     if known is not None:
@@ -184,7 +184,7 @@ def _register(draft: Draft, message: Register, source: Source, warnings: Sequenc
         draft.decision.renewed.append(key)
 
 
-def _make_room(draft: Draft, message: Registration) -> None:
+def _make_room(draft: DecisionBuilder, message: Registration) -> None:
     """Forget those that ended first, where too many of a worker's runs, or of the host's records, are remembered."""
     if not draft.records:
         return
@@ -202,7 +202,7 @@ def _make_room(draft: Draft, message: Registration) -> None:
     draft.forget(forgotten[:room])
 
 
-def _told(draft: Draft, endings: Sequence[Ending], most: int) -> list[str]:
+def _told(draft: DecisionBuilder, endings: Sequence[Ending], most: int) -> list[str]:
     """The first `most` of those that are over, without those whose end is in no commit yet: nobody could read of it."""
     known, sealed = draft.ledger.allocations, draft.ledger.commits
     # those that ended just now are among the first where the clock was set back
@@ -210,7 +210,7 @@ def _told(draft: Draft, endings: Sequence[Ending], most: int) -> list[str]:
     return list(islice(told, max(most, 0)))
 
 
-def _register_again(draft: Draft, key: str, known: Allocation, message: Register) -> None:
+def _register_again(draft: DecisionBuilder, key: str, known: Allocation, message: Register) -> None:
     """The same incarnation once more: its unchanged record is published again, and it lives if it is current."""
     decision = draft.decision
     decision.changes.append(PutAllocation(key, known))
@@ -228,13 +228,13 @@ def _register_again(draft: Draft, key: str, known: Allocation, message: Register
         decision.renewed.append(key)
 
 
-def _is_current(draft: Draft, key: str, record: Allocation) -> bool:
+def _is_current(draft: DecisionBuilder, key: str, record: Allocation) -> bool:
     """No newer incarnation has ever been seen, be it remembered or not."""
     newest = draft.book(record.host).newest(record.worker)
     return newest == key and record.reason_code != ReasonCode.SUPERSEDED
 
 
-def _supersede(draft: Draft, key: str, newer: str) -> None:
+def _supersede(draft: DecisionBuilder, key: str, newer: str) -> None:
     """A newer incarnation registered: the older one can renew nothing more, but holds until it is known dead."""
     older = draft.ledger.allocations[key]
     reason = f"superseded by incarnation {newer}"
@@ -260,7 +260,7 @@ def _supersede(draft: Draft, key: str, newer: str) -> None:
             discovery.tell_of_successor(draft, older, newer)
 
 
-def _unwatched(draft: Draft, event: m.OwnerUnwatched) -> None:
+def _unwatched(draft: DecisionBuilder, event: m.OwnerUnwatched) -> None:
     """Nobody would see the owner's end: the worker is told, and has a lease from now on if it asked for none."""
     record = draft.record(event.allocation)
     if record is None or record.state in FINAL_STATES or record.state == RELEASING:
@@ -276,7 +276,7 @@ def _unwatched(draft: Draft, event: m.OwnerUnwatched) -> None:
     draft.step(Step.REFRESH, told, record, grows=False, request=request, unwatched=event.code)
 
 
-def _heartbeat(draft: Draft, message: Heartbeat) -> None:
+def _heartbeat(draft: DecisionBuilder, message: Heartbeat) -> None:
     decision = draft.decision
     key = f"{message.host}/{message.worker}/{message.incarnation}"
     record = draft.record(key)
@@ -290,7 +290,7 @@ def _heartbeat(draft: Draft, message: Heartbeat) -> None:
         decision.renewed.append(key)
 
 
-def _deregister(draft: Draft, message: Deregister, source: Source) -> None:
+def _deregister(draft: DecisionBuilder, message: Deregister, source: Source) -> None:
     decision = draft.decision
     key: str | None
     if message.incarnation is None:
@@ -308,7 +308,7 @@ def _deregister(draft: Draft, message: Deregister, source: Source) -> None:
         _end(draft, record, code, text)
 
 
-def _deregister_unseen(draft: Draft, message: Deregister, source: Source, text: str) -> None:
+def _deregister_unseen(draft: DecisionBuilder, message: Deregister, source: Source, text: str) -> None:
     """Nobody is registered under that name. An incarnation that is named is remembered as ended, which is the answer:
     its registration may be late, and a registration after its own deregistration grants nothing."""
     if message.incarnation is None:
@@ -338,7 +338,7 @@ def _deregister_unseen(draft: Draft, message: Deregister, source: Source, text: 
 # --- commands' ends ------------------------------------------------------------------------------------
 
 
-def _prepared(draft: Draft, event: m.Prepared) -> None:
+def _prepared(draft: DecisionBuilder, event: m.Prepared) -> None:
     record = draft.record(event.allocation)
     if record is None or record.state != PREPARING or record.token != event.token:
         return
@@ -348,7 +348,7 @@ def _prepared(draft: Draft, event: m.Prepared) -> None:
         _release(draft, record, ReasonCode.PREPARE_FAILED, event.error, outcome=FAILED)
 
 
-def _unprepared(draft: Draft, event: m.Unprepared) -> None:
+def _unprepared(draft: DecisionBuilder, event: m.Unprepared) -> None:
     record = draft.record(event.allocation)
     if record is None or record.state != RELEASING or record.token != event.token:
         return
@@ -366,7 +366,7 @@ def _unprepared(draft: Draft, event: m.Unprepared) -> None:
     queue.schedule(draft, record.host)
 
 
-def _release_delayed(draft: Draft, event: m.ReleaseDelayed) -> None:
+def _release_delayed(draft: DecisionBuilder, event: m.ReleaseDelayed) -> None:
     """Say in the record what its devices wait for."""
     record = draft.record(event.allocation)
     if record is None or record.state != RELEASING or record.token != event.token or record.delayed_by == event.words:
@@ -386,13 +386,13 @@ def _settled_reason(record: Allocation) -> str | None:
 # --- endings -------------------------------------------------------------------------------------------
 
 
-def _end_if_live(draft: Draft, key: str, code: ReasonCode, reason: str) -> None:
+def _end_if_live(draft: DecisionBuilder, key: str, code: ReasonCode, reason: str) -> None:
     record = draft.record(key)
     if record is not None and record.state not in FINAL_STATES:
         _end(draft, record, code, reason)
 
 
-def _end(draft: Draft, record: Allocation, code: ReasonCode, reason: str) -> None:
+def _end(draft: DecisionBuilder, record: Allocation, code: ReasonCode, reason: str) -> None:
     """Take a record towards `ended`, through `releasing` where a driver has to let go first."""
     state = record.state
     if state == RELEASING:
@@ -415,7 +415,9 @@ def _end(draft: Draft, record: Allocation, code: ReasonCode, reason: str) -> Non
         queue.schedule(draft, record.host)
 
 
-def _release(draft: Draft, record: Allocation, code: ReasonCode, reason: str, *, outcome: AllocationState) -> None:
+def _release(
+    draft: DecisionBuilder, record: Allocation, code: ReasonCode, reason: str, *, outcome: AllocationState
+) -> None:
     draft.step(Step.RELEASE, reason, record, reason=reason, reason_code=code, outcome=outcome)
     draft.decision.commands.append(m.Unprepare(allocation=record.key, token=record.token or 0))
 
@@ -443,7 +445,7 @@ def is_due(ledger: Ledger, rules: Rules, host: str, now: datetime) -> bool:
     return due or (rules.forgets_hosts and book.is_idle(since=over))
 
 
-def _tick(draft: Draft, host: str) -> None:
+def _tick(draft: DecisionBuilder, host: str) -> None:
     """Give up for those who waited too long, and forget those who are over for long."""
     book = draft.book(host)
     rules = draft.rules
@@ -467,7 +469,7 @@ def _tick(draft: Draft, host: str) -> None:
         draft.decision.follow_ups.append(m.Tick(host=host))
 
 
-def _set_back(draft: Draft, host: str) -> None:
+def _set_back(draft: DecisionBuilder, host: str) -> None:
     """The clock was ahead when some records were written: what is counted from then is counted from now."""
     book, now = draft.book(host), draft.now
     if book.record is not None and book.record.since > now:
@@ -486,7 +488,7 @@ def _set_back(draft: Draft, host: str) -> None:
     draft.decision.follow_ups.append(m.Tick(host=host))
 
 
-def _give_up_late(draft: Draft, book: HostBook) -> tuple[int, bool]:
+def _give_up_late(draft: DecisionBuilder, book: HostState) -> tuple[int, bool]:
     """Give up for those who waited too long: for how many, and whether that is as much as one decision may be."""
     late = 0
     with suppress(FullError):

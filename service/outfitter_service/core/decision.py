@@ -12,9 +12,9 @@ from outfitter_proto.codec import encode
 from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Refresh, Source, Transition
 from outfitter_service.core import model as m
 from outfitter_service.core.state import sizes
-from outfitter_service.core.state.host_state import HostBook
+from outfitter_service.core.state.host_state import HostState
 from outfitter_service.core.state.ledger import Change, DropAllocation, Ledger, PutAllocation
-from outfitter_service.core.state.overlay import View
+from outfitter_service.core.state.overlay import HostOverlay
 from outfitter_service.core.state.sizes import ENTRY_BYTES, FullError, OversizeError
 from outfitter_service.core.states import Step, advance
 
@@ -69,7 +69,7 @@ class Decision(Struct, kw_only=True, gc=False):
     refused: str | None = None
 
 
-class Draft:
+class DecisionBuilder:
     """The ledger as it will be. `cause` and `source` are what history says of each step, `bytes` what the steps so far
     will take of a commit."""
 
@@ -89,18 +89,18 @@ class Draft:
         self.token = ledger.token
         self.bytes = 0
         self.records: dict[str, Allocation] = {}
-        self._view: View | None = None
+        self._view: HostOverlay | None = None
         self._moved: list[tuple[Allocation, int]] = []
 
-    def book(self, host: str) -> HostBook:
+    def book(self, host: str) -> HostState:
         """The host's book as it is before the decision."""
-        return self.ledger.hosts.get(host) or HostBook(host)
+        return self.ledger.hosts.get(host) or HostState(host)
 
-    def view(self, host: str) -> View:
+    def view(self, host: str) -> HostOverlay:
         """The host's book with every step so far. A decision is about one host."""
         view = self._view
         if view is None:
-            view = self._view = View(self.book(host))
+            view = self._view = HostOverlay(self.book(host))
         if self._moved:
             for record, count in self._moved:
                 view.count(record, count)

@@ -8,14 +8,14 @@ from msgspec import UNSET, UnsetType, structs
 
 from outfitter_proto.records import HOLDING_STATES, Allocation, ReasonCode
 from outfitter_service.core import model as m
-from outfitter_service.core.decision import Draft
+from outfitter_service.core.decision import DecisionBuilder
 from outfitter_service.core.hosts import host_record, refreshed, with_health
 from outfitter_service.core.placement import policy
 from outfitter_service.core.state import held_back_devices
-from outfitter_service.core.state.host_state import HostBook, Inventory, QueueEntry
+from outfitter_service.core.state.host_state import HostState, Inventory, QueueEntry
 from outfitter_service.core.state.infos import other_names
 from outfitter_service.core.state.ledger import PutHost, SetInventory, SetScan
-from outfitter_service.core.state.overlay import View
+from outfitter_service.core.state.overlay import HostOverlay
 from outfitter_service.core.state.sizes import FullError, OversizeError
 from outfitter_service.core.states import PENDING, RELEASING, Step
 
@@ -23,7 +23,7 @@ Infos = dict[str, list[dict[str, str]]]
 """A record's infos by resource."""
 
 
-def report(draft: Draft, event: m.DriverReport) -> None:
+def report(draft: DecisionBuilder, event: m.DriverReport) -> None:
     """Take in what a driver said. What follows from it for workers is an event of its own. Of a host that was forgotten
     while its driver was being asked nothing is known any more, and nothing is kept."""
     if event.host not in draft.ledger.hosts:
@@ -48,7 +48,7 @@ def report(draft: Draft, event: m.DriverReport) -> None:
 
 
 def _reported(
-    draft: Draft, view: View, event: m.DriverReport, before: Inventory
+    draft: DecisionBuilder, view: HostOverlay, event: m.DriverReport, before: Inventory
 ) -> tuple[Inventory, dict[str, Inventory]]:
     """The inventory that a report amounts to, and those of other resources that change because of it."""
     book, specs = view.book, draft.rules.specs
@@ -69,7 +69,7 @@ def _reported(
 
 
 def _put_inventories(
-    draft: Draft, book: HostBook, inventories: dict[str, Inventory], concerned: Sequence[QueueEntry] | None
+    draft: DecisionBuilder, book: HostState, inventories: dict[str, Inventory], concerned: Sequence[QueueEntry] | None
 ) -> None:
     """Inventories are others from now on, which concerns the first of `concerned` and all who wait behind it."""
     host, changes = book.host, draft.decision.changes
@@ -83,7 +83,7 @@ def _put_inventories(
     draft.again(host)
 
 
-def lend_again(draft: Draft, host: str) -> bool:
+def lend_again(draft: DecisionBuilder, host: str) -> bool:
     """Hold back only what still must be, if a holder has ended because of whom anything is; whether that was so."""
     book = draft.book(host)
     if book.suspects <= book.live.keys():
@@ -92,7 +92,9 @@ def lend_again(draft: Draft, host: str) -> bool:
     return True
 
 
-def _failure_now(draft: Draft, view: View, event: m.DriverReport, healthy: int) -> m.DriverFailure | None:
+def _failure_now(
+    draft: DecisionBuilder, view: HostOverlay, event: m.DriverReport, healthy: int
+) -> m.DriverFailure | None:
     """The failure that counts after a report. One of a driver that is asked on demand concerns those who want as many
     as it was asked for, or more. It counts until its delay is over, unless an answer to one of those says better."""
     spec = draft.rules.specs.get(event.resource)
@@ -116,7 +118,7 @@ def _is_for_now(spec: m.ResourceSpec, failure: m.DriverFailure) -> bool:
     return not failure.permanent or spec.on_failure == m.OnFailure.WAIT
 
 
-def _still_linked(book: HostBook, resource: str, inventory: Inventory) -> tuple[tuple[str, ...], ...]:
+def _still_linked(book: HostState, resource: str, inventory: Inventory) -> tuple[tuple[str, ...], ...]:
     """Names that a driver connects no longer, of devices whose holders' records do not have them all yet: names that
     were connected stay so while anybody holds the device."""
     gone = [tuple(names) for names in book.connected(resource) if len(names) > 1]
@@ -140,7 +142,7 @@ def _names_held(record: Allocation) -> Iterator[tuple[str, list[str]]]:
             yield device_id, (aliases.get(device_id, m.NO_NAMES) if aliases is not UNSET else m.NO_NAMES)
 
 
-def _aliases_now(book: HostBook, record: Allocation) -> dict[str, list[str]] | UnsetType:
+def _aliases_now(book: HostState, record: Allocation) -> dict[str, list[str]] | UnsetType:
     """A holder's other names of its devices: what was connected once stays so while it holds them."""
     if not book.classes:
         return record.aliases
@@ -161,7 +163,7 @@ def _says_the_same(one: Inventory, other: Inventory) -> bool:
     ]
 
 
-def refresh_holders(draft: Draft, host: str) -> None:
+def refresh_holders(draft: DecisionBuilder, host: str) -> None:
     """Tell those who hold devices what has changed about them; what they hold stays theirs, under every name."""
     view = draft.view(host)
     for key in sorted(view.book.live):
@@ -196,13 +198,15 @@ def lacks_successor(record: Allocation) -> bool:
     return record.reason_code != ReasonCode.SUPERSEDED and record.state != RELEASING
 
 
-def tell_of_successor(draft: Draft, record: Allocation, newer: str) -> Allocation:
+def tell_of_successor(draft: DecisionBuilder, record: Allocation, newer: str) -> Allocation:
     """A worker has a newer incarnation: its older one's record says so."""
     told = f"superseded by incarnation {newer}; held until its owner is dead or its lease has ended"
     return draft.step(Step.REFRESH, told, record, grows=False, reason=told, reason_code=ReasonCode.SUPERSEDED)
 
 
-def _refresh(draft: Draft, record: Allocation, infos: Infos, aliases: dict[str, list[str]] | UnsetType) -> None:
+def _refresh(
+    draft: DecisionBuilder, record: Allocation, infos: Infos, aliases: dict[str, list[str]] | UnsetType
+) -> None:
     """Tell a holder what has changed. Where its record would become too large, it is told of its devices' health alone,
     and of their names in any case: promises rest on those."""
     told = "infos changed" if infos != record.resources else "more names of its devices are known"
@@ -220,7 +224,9 @@ def _refresh(draft: Draft, record: Allocation, infos: Infos, aliases: dict[str, 
                 draft.step(Step.REFRESH, told, record, grows=False, aliases=aliases)
 
 
-def _told_now(draft: Draft, view: View, resource: str, infos: list[dict[str, str]]) -> list[dict[str, str]]:
+def _told_now(
+    draft: DecisionBuilder, view: HostOverlay, resource: str, infos: list[dict[str, str]]
+) -> list[dict[str, str]]:
     spec = draft.rules.specs.get(resource)
     if spec is None or not view.inventory(resource).reported:
         return infos
@@ -236,7 +242,7 @@ def _told_now(draft: Draft, view: View, resource: str, infos: list[dict[str, str
     return result
 
 
-def ask_anew(draft: Draft, view: View, record: Allocation) -> None:
+def ask_anew(draft: DecisionBuilder, view: HostOverlay, record: Allocation) -> None:
     """A new worker is served what was discovered for it: its on-demand drivers are asked, whatever is known."""
     for resource, amount in record.request.amounts.items():
         spec = draft.rules.specs.get(resource)
@@ -244,7 +250,7 @@ def ask_anew(draft: Draft, view: View, record: Allocation) -> None:
             _ask(draft, view, resource, amount, record.key)
 
 
-def ask_for_more(draft: Draft, view: View, record: Allocation) -> m.ResourceSpec | None:
+def ask_for_more(draft: DecisionBuilder, view: HostOverlay, record: Allocation) -> m.ResourceSpec | None:
     """A worker waits: ask those on-demand drivers that may name more devices than they did, one more for each that the
     worker may get as another resource as well. The answer to one of them, if any was asked, decides about the worker.
     """
@@ -255,13 +261,13 @@ def ask_for_more(draft: Draft, view: View, record: Allocation) -> m.ResourceSpec
     return asked
 
 
-def may_be_served(draft: Draft, view: View, record: Allocation) -> m.ResourceSpec | None:
+def may_be_served(draft: DecisionBuilder, view: HostOverlay, record: Allocation) -> m.ResourceSpec | None:
     """The on-demand resource, the last if there are several, that `ask_for_more` would ask for more."""
     found = [spec for spec, _ in _lacking(draft, view, record)]
     return found[-1] if found else None
 
 
-def _lacking(draft: Draft, view: View, record: Allocation) -> Iterator[tuple[m.ResourceSpec, int]]:
+def _lacking(draft: DecisionBuilder, view: HostOverlay, record: Allocation) -> Iterator[tuple[m.ResourceSpec, int]]:
     """The on-demand resources whose drivers may name more devices than are free, and how many would do."""
     amounts = record.request.amounts
     for resource, amount in amounts.items():
@@ -273,7 +279,7 @@ def _lacking(draft: Draft, view: View, record: Allocation) -> Iterator[tuple[m.R
                 yield spec, enough
 
 
-def ask_next(draft: Draft, view: View, waiting: Iterable[QueueEntry]) -> None:
+def ask_next(draft: DecisionBuilder, view: HostOverlay, waiting: Iterable[QueueEntry]) -> None:
     """All have been looked at, and some of those wait for a question to be put: put it for the first of them or, while
     a failure counts, for each amount in turn, the smallest first, so that nobody's failures are in others' way."""
     lacking: dict[str, list[tuple[int, int, Allocation]]] = {}
@@ -293,7 +299,7 @@ def _next_in_turn(candidates: Sequence[tuple[int, int, Allocation]], least: int)
     return min(candidates, key=lambda candidate: (candidate[0] <= least, candidate[0]))
 
 
-def retry(draft: Draft, event: m.DriverRetry) -> None:
+def retry(draft: DecisionBuilder, event: m.DriverRetry) -> None:
     """An on-demand driver failed for now: ask it again, for each amount in turn that its failure concerns."""
     view = draft.view(event.host)
     inventory = view.inventory(event.resource)
@@ -322,7 +328,9 @@ def retry(draft: Draft, event: m.DriverRetry) -> None:
         draft.again(event.host)
 
 
-def _ask(draft: Draft, view: View, resource: str, amount: int, key: str, *, least: int | None = None) -> None:
+def _ask(
+    draft: DecisionBuilder, view: HostOverlay, resource: str, amount: int, key: str, *, least: int | None = None
+) -> None:
     host = view.book.host
     wanted = view.held_count(resource) + amount
     least = amount if least is None else least

@@ -44,7 +44,7 @@ _BLANK = Allocation(
 
 
 @final
-class Grant(Struct, frozen=True, gc=False):
+class FastGrant(Struct, frozen=True, gc=False):
     """A decision that comes to a plain grant and nothing else: its record, that one's key, and the canonical names of
     the devices in it. Its lease begins with it."""
 
@@ -68,7 +68,7 @@ class Grant(Struct, frozen=True, gc=False):
         )
 
 
-def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Grant | None:
+def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> FastGrant | None:
     """What a message comes to, or None: it has to be worked out."""
     message = event.message
     if type(message) is not Register or event.warnings:
@@ -117,4 +117,4 @@ def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Gra
         cdi=told.cdi,
         aliases=told.aliases,
     )
-    return Grant(f"{host}/{worker}/{incarnation}", record, names)
+    return FastGrant(f"{host}/{worker}/{incarnation}", record, names)

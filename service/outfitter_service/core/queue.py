@@ -3,7 +3,8 @@
 Nobody is granted a device that could serve an earlier worker which waits and could be served with what there is on
 the host. Those who can never be served, and those whose drivers have not answered, block nobody.
 
-What each waiter was told last is remembered (`HostBook.claims`), and holds until a driver says something else: then all
+What each waiter was told last is remembered (`HostState.claims`), and holds until a driver says something else: then
+all
 are looked at anew, some in each decision, and until somebody has been, nobody behind is granted what may be theirs.
 So no decision takes longer the more workers wait, or the more different things they want.
 """
@@ -19,14 +20,14 @@ from msgspec import UNSET, structs
 from outfitter_proto.records import Allocation, ReasonCode, Unavailable
 from outfitter_service.core import discovery, reasons
 from outfitter_service.core import model as m
-from outfitter_service.core.decision import Draft
+from outfitter_service.core.decision import DecisionBuilder
 from outfitter_service.core.placement import policy
 from outfitter_service.core.request_check import excess
 from outfitter_service.core.state import sizes
-from outfitter_service.core.state.host_state import HostBook, QueueEntry, queue_entry
-from outfitter_service.core.state.infos import terms
+from outfitter_service.core.state.host_state import HostState, QueueEntry, queue_entry
+from outfitter_service.core.state.infos import grant_infos
 from outfitter_service.core.state.ledger import SetScan
-from outfitter_service.core.state.overlay import View
+from outfitter_service.core.state.overlay import HostOverlay
 from outfitter_service.core.state.sizes import FullError, OversizeError
 from outfitter_service.core.states import PENDING, Step
 
@@ -35,7 +36,7 @@ LOOKS = 2
 """How many waiters one decision looks at for each that it may change."""
 
 
-def admit(draft: Draft, record: Allocation) -> Allocation:
+def admit(draft: DecisionBuilder, record: Allocation) -> Allocation:
     """Place a new worker, behind those it has to wait for; the record it gets."""
     view = draft.view(record.host)
     discovery.ask_anew(draft, view, record)
@@ -66,7 +67,7 @@ def admit(draft: Draft, record: Allocation) -> Allocation:
         return _fail_oversize(draft, record, error, new=True)
 
 
-def schedule(draft: Draft, host: str) -> None:
+def schedule(draft: DecisionBuilder, host: str) -> None:
     """Devices or places in the queue have come free: grant what can be granted now.
 
     Only the first of those who wait for a resource that is busy can be: the others have to leave it to that one, and
@@ -79,20 +80,20 @@ def schedule(draft: Draft, host: str) -> None:
         draft.again(host)
 
 
-def reschedule(draft: Draft, host: str) -> None:
+def reschedule(draft: DecisionBuilder, host: str) -> None:
     """As `schedule`, but leave it to a decision of its own."""
     _look_at_sharers(draft, draft.book(host))
     draft.again(host)
 
 
-def _look_at_sharers(draft: Draft, book: HostBook) -> bool:
+def _look_at_sharers(draft: DecisionBuilder, book: HostState) -> bool:
     """Have those looked at who wait for shared resources that show devices which others may have alone, if there are
     any: sharers are in no sharer's way, so that not only the first of them may be served."""
     first = _first_sharer(draft, book)
     return first is not None and _look_from(draft, book, first)
 
 
-def _look_from(draft: Draft, book: HostBook, start: QueueEntry) -> bool:
+def _look_from(draft: DecisionBuilder, book: HostState, start: QueueEntry) -> bool:
     """Have those looked at anew who wait from `start` on, if they are not to be looked at already."""
     scans = [change.start for change in draft.decision.changes if type(change) is SetScan]
     before = scans[-1] if scans else book.scan_from
@@ -102,13 +103,13 @@ def _look_from(draft: Draft, book: HostBook, start: QueueEntry) -> bool:
     return True
 
 
-def _first_sharer(draft: Draft, book: HostBook) -> QueueEntry | None:
+def _first_sharer(draft: DecisionBuilder, book: HostState) -> QueueEntry | None:
     specs = draft.rules.specs
     shared = [name for name in book.overlapping if name in book.claims and name in specs and specs[name].shared]
     return min((book.claims[name][0] for name in shared), default=None)
 
 
-def scan(draft: Draft, host: str, *, whole: bool) -> bool:
+def scan(draft: DecisionBuilder, host: str, *, whole: bool) -> bool:
     """Look anew at those who have not been looked at since something was said that may concern them (`whole`: at
     everybody), and tell them why they wait; False: some are left, for another decision."""
     book = draft.view(host).book
@@ -144,21 +145,21 @@ class _Round:
     """One decision's way through a host's queue, in order: `claimed` is what those want that have to go on waiting,
     `has_moved` whether anybody waits no longer, and `lacking` are those for whom on-demand drivers are to be asked."""
 
-    def __init__(self, draft: Draft, host: str) -> None:
+    def __init__(self, draft: DecisionBuilder, host: str) -> None:
         self.claimed: set[str] = set()
         self.has_moved = False
         self.lacking: list[QueueEntry] = []
         self._draft = draft
         self._host = host
         self._most_changes = len(draft.decision.changes) + draft.rules.chunk
-        self._alike: dict[tuple[tuple[str, int], ...], policy.Obstacle] = {}
+        self._alike: dict[tuple[tuple[str, int], ...], policy.Infeasibility] = {}
 
     @property
     def is_long(self) -> bool:
         """Whether what is left to change is left to another decision."""
         return len(self._draft.decision.changes) >= self._most_changes
 
-    def look_at_first(self, book: HostBook, *, until: QueueEntry | None) -> bool:
+    def look_at_first(self, book: HostState, *, until: QueueEntry | None) -> bool:
         """Look at who is first for any resource that is busy, as long as that one is granted at the next; those from
         `until` on are left out. False: some are left, for another decision."""
         heads = [(entries[0], resource, 0) for resource, entries in book.claims.items()]
@@ -184,7 +185,7 @@ class _Round:
             return False
         return True
 
-    def ask(self, book: HostBook) -> None:
+    def ask(self, book: HostState) -> None:
         """What is known has served whom it serves: ask on-demand drivers for the others."""
         view = self._draft.view(self._host)
         waiting = set(self.lacking)
@@ -235,7 +236,12 @@ class _Round:
 
 
 def _tell(
-    draft: Draft, view: View, record: Allocation, obstacle: policy.Obstacle, *, changed: bool = False
+    draft: DecisionBuilder,
+    view: HostOverlay,
+    record: Allocation,
+    obstacle: policy.Infeasibility,
+    *,
+    changed: bool = False,
 ) -> Allocation:
     """Keep the record's reason up to date; that a driver is being asked is no news to one who waits already."""
     told = record.reason_code is not None and view.inventory(obstacle.resource).asking
@@ -248,7 +254,7 @@ def _tell(
     return record
 
 
-def _claimed_before(draft: Draft, book: HostBook, record: Allocation) -> tuple[Set[str], Set[str]]:
+def _claimed_before(draft: DecisionBuilder, book: HostState, record: Allocation) -> tuple[Set[str], Set[str]]:
     """The resources that waiters before `record` want, as far as they may show what it wants: those of which somebody
     has been told that they are busy, and those of which somebody is to be looked at anew, who may be granted them."""
     own = queue_entry(record)
@@ -261,7 +267,7 @@ def _claimed_before(draft: Draft, book: HostBook, record: Allocation) -> tuple[S
 
 
 def _any_waits(
-    draft: Draft, entries: Sequence[QueueEntry], before: QueueEntry, start: QueueEntry | None = None
+    draft: DecisionBuilder, entries: Sequence[QueueEntry], before: QueueEntry, start: QueueEntry | None = None
 ) -> bool:
     """Whether any from `start` on that comes `before` waits on after the decision so far."""
     for place in range(0 if start is None else bisect_left(entries, start), len(entries)):
@@ -274,14 +280,14 @@ def _any_waits(
 
 
 def _attempt(
-    draft: Draft,
-    view: View,
+    draft: DecisionBuilder,
+    view: HostOverlay,
     record: Allocation,
     claimed: Collection[str],
     *,
     new: bool = False,
     later: list[QueueEntry] | None = None,
-) -> tuple[Allocation, policy.Obstacle | None]:
+) -> tuple[Allocation, policy.Infeasibility | None]:
     """Grant a worker what it wants, or fail it. If it has to wait: its record as it is then, and the obstacle.
 
     One that claims nothing and for which an on-demand driver is to be asked is put into `later`, if that is given: a
@@ -304,14 +310,14 @@ def _attempt(
                 if not new:
                     raise
                 draft.again(record.host)
-                return record, policy.Obstacle(ReasonCode.BUSY, reasons.NEXT_COMMIT, "")
+                return record, policy.Infeasibility(ReasonCode.BUSY, reasons.NEXT_COMMIT, "")
         if not outcome.final:
             if later is None or outcome.code == ReasonCode.BUSY:
                 asked = discovery.ask_for_more(draft, view, record)
             elif (asked := discovery.may_be_served(draft, view, record)) is not None:
                 later.append(queue_entry(record))
             if asked is not None:
-                outcome = policy.Obstacle(ReasonCode.NOT_REPORTED, reasons.not_reported(asked), asked.name)
+                outcome = policy.Infeasibility(ReasonCode.NOT_REPORTED, reasons.not_reported(asked), asked.name)
             return record, outcome
         spec = draft.rules.specs.get(outcome.resource)
         if spec is None or spec.on_failure != m.OnFailure.NO_INFO:
@@ -319,7 +325,7 @@ def _attempt(
         record = _without(record, outcome)
 
 
-def _without(record: Allocation, obstacle: policy.Obstacle) -> Allocation:
+def _without(record: Allocation, obstacle: policy.Infeasibility) -> Allocation:
     """Flink's way (`on-failure = no-info`): go on without the resource that failed."""
     amounts = {name: amount for name, amount in record.request.amounts.items() if name != obstacle.resource}
     missing = Unavailable(code=obstacle.code, reason=obstacle.reason)
@@ -330,10 +336,10 @@ def _without(record: Allocation, obstacle: policy.Obstacle) -> Allocation:
     )
 
 
-def _grant(draft: Draft, record: Allocation, devices: m.Devices, *, new: bool) -> Allocation:
+def _grant(draft: DecisionBuilder, record: Allocation, devices: m.Devices, *, new: bool) -> Allocation:
     specs = draft.rules.specs
     token = draft.token + 1
-    told = terms(devices, draft.book(record.host).classes)
+    told = grant_infos(devices, draft.book(record.host).classes)
     shared: list[str] = []
     prepared: list[str] = []
     prepares = False
@@ -372,13 +378,17 @@ def _grant(draft: Draft, record: Allocation, devices: m.Devices, *, new: bool) -
     return granted
 
 
-def _fail(draft: Draft, record: Allocation, code: ReasonCode, reason: str, *, new: bool = False) -> Allocation:
+def _fail(
+    draft: DecisionBuilder, record: Allocation, code: ReasonCode, reason: str, *, new: bool = False
+) -> Allocation:
     return draft.step(
         Step.FAIL, reason, record, new=new, reason=reason, reason_code=code, queue_position=None, wait_until=None
     )
 
 
-def _fail_oversize(draft: Draft, record: Allocation, error: OversizeError, *, new: bool = False) -> Allocation:
+def _fail_oversize(
+    draft: DecisionBuilder, record: Allocation, error: OversizeError, *, new: bool = False
+) -> Allocation:
     """What it wants can be written in no record: waiting would not help, and nobody else is concerned."""
     reason = reasons.too_large(record.request.amounts, error.size, error.most)
     return _fail(draft, structs.replace(record, unavailable=m.NO_ITEMS), ReasonCode.TOO_LARGE, reason, new=new)
@@ -389,6 +399,6 @@ def is_told(record: Allocation) -> bool:
     return record.reason_code != ReasonCode.NOT_REPORTED and record.reason not in reasons.UNDECIDED
 
 
-def give_up(draft: Draft, record: Allocation) -> None:
+def give_up(draft: DecisionBuilder, record: Allocation) -> None:
     """A pending record's `wait_s` is over."""
     _fail(draft, record, ReasonCode.WAITED_TOO_LONG, reasons.too_long(record.request.wait_s, record.reason))

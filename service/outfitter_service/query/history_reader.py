@@ -70,7 +70,7 @@ async def offset_at(bus: Bus, topic: str, partition: int, moment: datetime) -> i
     return low
 
 
-class Stretch:
+class HistoryRange:
     """One partition's messages from an offset up to another, one by one."""
 
     def __init__(self, reader: Reader, topic: str, partition: int, end: int) -> None:
@@ -99,16 +99,16 @@ class Stretch:
 
 async def stretch(
     stack: AsyncExitStack, bus: Bus, topic: str, partition: int, *, start: int | None, end: int | None = None
-) -> Stretch:
+) -> HistoryRange:
     """Open a stretch, up to what is committed now unless it has another end; `stack` closes it."""
     if end is None:
         end = await bus.stable_end(topic, partition)
     reader = await bus.open_reader(topic, partition, start=start, committed=True)
     await stack.enter_async_context(reader)
-    return Stretch(reader, topic, partition, end)
+    return HistoryRange(reader, topic, partition, end)
 
 
-async def merged(stretches: list[Stretch]) -> AsyncIterator[Message]:
+async def merged(stretches: list[HistoryRange]) -> AsyncIterator[Message]:
     """The messages of all stretches, in the order of their time as far as each is in that order."""
     import heapq
 

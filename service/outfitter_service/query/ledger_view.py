@@ -45,7 +45,7 @@ class Change(NamedTuple):
         return (self.message.key or b"").decode("utf-8", "replace")
 
 
-class Ledger:
+class LedgerView:
     """The newest record of every key that was read."""
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ def decode(message: Message) -> Change:
         return Change(message, None)
 
 
-async def read(bus: Bus, cluster: str, host: str | None = None) -> Ledger:
+async def read(bus: Bus, cluster: str, host: str | None = None) -> LedgerView:
     """Everything that is committed now: of all hosts, or of the partition of `host`, narrowed to it.
 
     Raises:
@@ -148,7 +148,7 @@ async def read(bus: Bus, cluster: str, host: str | None = None) -> Ledger:
         for partition in await partitions(bus, cluster, host):
             changes.append([])
             group.start_soon(read_one, partition, changes[-1])
-    ledger = Ledger()
+    ledger = LedgerView()
     for change in (change for of_partition in changes for change in of_partition):
         if change.message.value is None:
             continue  # it is the last of its partition; where a host was moved, its records are in another one

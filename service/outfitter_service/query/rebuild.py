@@ -29,7 +29,7 @@ FURTHER = 4
 """How many times as far it is looked back for the next time."""
 
 
-class Part(Struct, kw_only=True):
+class RebuiltPartition(Struct, kw_only=True):
     """One partition: the ledger as it is, by key; its checkpoints by writer; and what became of the replay."""
 
     partition: int
@@ -53,7 +53,7 @@ class Comparison(Struct, kw_only=True):
     unknown: list[str]
 
 
-async def rebuild(bus: Bus, where: Connection, host: str | None, until: datetime | None) -> list[Part]:
+async def rebuild(bus: Bus, where: Connection, host: str | None, until: datetime | None) -> list[RebuiltPartition]:
     """The state at `until` (None: at the end of the ledger as it is now), of all partitions or that of `host`.
 
     Raises:
@@ -61,7 +61,7 @@ async def rebuild(bus: Bus, where: Connection, host: str | None, until: datetime
         OutfitterCliError: there is no history, or it could not be read on.
     """
     topic = await history_reader.topic_of(bus, where)
-    parts: list[Part] = []
+    parts: list[RebuiltPartition] = []
 
     async def one(partition: int) -> None:
         parts.append(await _rebuild_partition(bus, where, topic, partition, host, until))
@@ -74,7 +74,7 @@ async def rebuild(bus: Bus, where: Connection, host: str | None, until: datetime
 
 async def _rebuild_partition(
     bus: Bus, where: Connection, topic: str, partition: int, host: str | None, until: datetime | None
-) -> Part:
+) -> RebuiltPartition:
     found = await ledger_view.read_partition(bus, names.topics(where.cluster).allocations, partition)
     checkpoints = {
         change.record.writer: change.record
@@ -86,7 +86,7 @@ async def _rebuild_partition(
         for change in found
         if change.message.value is not None and not change.key.startswith(_SWEEPERS)
     }
-    part = Part(partition=partition, ledger=now, checkpoints=checkpoints, replay=Replay())
+    part = RebuiltPartition(partition=partition, ledger=now, checkpoints=checkpoints, replay=Replay())
     earliest, _ = await bus.offsets(topic, partition)
     end = await bus.stable_end(topic, partition)
     begun = await _begun(bus, topic, partition)
@@ -144,7 +144,7 @@ async def _play(
     return replay
 
 
-async def oldest(bus: Bus, where: Connection, part: Part, writers: Collection[str]) -> dict[str, datetime]:
+async def oldest(bus: Bus, where: Connection, part: RebuiltPartition, writers: Collection[str]) -> dict[str, datetime]:
     """The oldest moment to which each of `writers` can be replayed; one that cannot be at all is left out."""
     topic = names.topics(where.cluster).history
     replay = Replay()
@@ -159,9 +159,9 @@ async def oldest(bus: Bus, where: Connection, part: Part, writers: Collection[st
     return found
 
 
-def allocations(parts: list[Part], host: str | None) -> list[ledger_view.Stored]:
+def allocations(parts: list[RebuiltPartition], host: str | None) -> list[ledger_view.Stored]:
     """The allocations of a replayed state, in the order of `Ledger.allocations`."""
-    state = ledger_view.Ledger()
+    state = ledger_view.LedgerView()
     for part in parts:
         for key, kept in part.replay.records.items():
             if host is None or ledger_view.key_speaks_of(key, host):
@@ -169,7 +169,7 @@ def allocations(parts: list[Part], host: str | None) -> list[ledger_view.Stored]
     return state.allocations
 
 
-def compare(parts: list[Part], host: str | None) -> Comparison:
+def compare(parts: list[RebuiltPartition], host: str | None) -> Comparison:
     """The end of history against the ledger, record by record and field by field, the checkpoints included."""
     told = Comparison(differences=[], records=0, writers=0, unknown=[])
     for part in parts:

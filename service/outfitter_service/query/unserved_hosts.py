@@ -27,14 +27,16 @@ class Unserved(NamedTuple):
     last: datetime
 
 
-class Lost(NamedTuple):
+class LostMessage(NamedTuple):
     """`misdirected` counts, by code, what no manager of any host would have read."""
 
     hosts: list[Unserved]
     misdirected: dict[str, int]
 
 
-async def find(bus: Bus, cluster: str, *, served: Collection[str], since: datetime, host: str | None = None) -> Lost:
+async def find(
+    bus: Bus, cluster: str, *, served: Collection[str], since: datetime, host: str | None = None
+) -> LostMessage:
     """What was lost since then, of all hosts or of `host` alone; `served` are those that have a manager.
 
     Raises:
@@ -61,7 +63,7 @@ async def find(bus: Bus, cluster: str, *, served: Collection[str], since: dateti
         # what stands in a wrong partition is a dead letter there
         for partition in await ledger_view.partitions(bus, cluster, None):
             group.start_soon(read_one, partition)
-    return Lost(sorted(hosts.values()), dict(misdirected))
+    return LostMessage(sorted(hosts.values()), dict(misdirected))
 
 
 async def _newest(bus: Bus, topic: str, partition: int) -> list[DeadLetter]:

@@ -54,7 +54,7 @@ class _Window(Struct):
     omitted: Omitted | None = None
 
 
-class Ration:
+class DeadLetterQuota:
     """The dead letters of one writer. Those of hosts that it does not know share their rations, under an empty name."""
 
     def __init__(self, clock: Callable[[], float], *, most: int = A_MINUTE) -> None:

@@ -16,7 +16,7 @@ SAY_AGAIN_S = 60.0
 log = structlog.get_logger("outfitter.bus")
 
 
-class Outage:
+class OutageLog:
     """One manager's outages of its bus: one begins when the first activity fails, and is over when all go on."""
 
     def __init__(self, clock: Clock = SYSTEM) -> None:

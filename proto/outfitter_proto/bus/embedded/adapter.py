@@ -17,7 +17,7 @@ from outfitter_proto.bus.embedded.database import Database
 from outfitter_proto.bus.embedded.housekeeping import Housekeeping
 from outfitter_proto.bus.embedded.location import parse
 from outfitter_proto.bus.embedded.membership import EmbeddedMembership
-from outfitter_proto.bus.embedded.notify import Belfry
+from outfitter_proto.bus.embedded.notify import Notifier
 from outfitter_proto.bus.embedded.reader import EmbeddedReader
 from outfitter_proto.bus.embedded.writer import EmbeddedWriter
 from outfitter_proto.bus.port import (
@@ -41,7 +41,7 @@ class _Open(NamedTuple):
 
     writing: Database
     reading: Database
-    belfry: Belfry
+    belfry: Notifier
 
 
 class EmbeddedBus(Bus):
@@ -69,7 +69,7 @@ class EmbeddedBus(Bus):
             for database in (writing, reading):
                 await database.open(check, setup)
                 closing.push_async_callback(database.close)
-            belfry = Belfry(self._place)
+            belfry = Notifier(self._place)
             closing.callback(belfry.close)
             closing.push_async_callback(self._close_users)
             self._closing = closing.pop_all()

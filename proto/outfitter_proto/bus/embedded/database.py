@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 import anyio
 
-from outfitter_proto.bus.embedded.location import Identity, Place
+from outfitter_proto.bus.embedded.location import FileIdentity, Location
 from outfitter_proto.bus.embedded.lock import Lock
 from outfitter_proto.bus.embedded.thread import TIME_LIMIT_S, EndTimeoutError, JobThread, TurnTimeoutError
 from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavailableError, CommitUnknownError
@@ -50,14 +50,14 @@ class Database:
     all it wants before it returns: an open cursor keeps the write-ahead log from being cut.
     """
 
-    def __init__(self, place: Place, *, create: bool = True) -> None:
+    def __init__(self, place: Location, *, create: bool = True) -> None:
         self._place = place
         self._create = create
         self._pid = os.getpid()
         self._lock = Lock(place)
         self._thread = JobThread(f"outfitter bus {place.path.name}", at_end=self._end)
         self._connection: sqlite3.Connection | None = None
-        self._identity: Identity | None = None
+        self._identity: FileIdentity | None = None
         self._closed = False
 
     async def open(self, check: Job[object], setup: Job[None]) -> None:
@@ -260,7 +260,7 @@ def _name(error: sqlite3.Error) -> str:
     return "_".join(name.split("_")[:2])
 
 
-def _verdict(error: sqlite3.Error, place: Place) -> BusError:
+def _verdict(error: sqlite3.Error, place: Location) -> BusError:
     name = _name(error)
     message = f"{place.path}: {_REMEDIES.get(name, 'SQLite failed')} ({name or type(error).__name__}: {error})"
     if name in _PERMANENT:

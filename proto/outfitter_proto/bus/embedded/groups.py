@@ -41,7 +41,7 @@ class Member(NamedTuple):
     session_timeout: float
 
 
-class Standing(NamedTuple):
+class GroupView(NamedTuple):
     """How a member stands. `holder` is the process that is the member of this name, None if there is none."""
 
     holder: str | None
@@ -55,7 +55,7 @@ def new_member(topic: Topic, group: str, *, replica: str | None, session_timeout
     return Member(topic, group, name, os.urandom(8).hex(), session_timeout)
 
 
-def join(connection: sqlite3.Connection, member: Member) -> Standing:
+def join(connection: sqlite3.Connection, member: Member) -> GroupView:
     """Become the member of this name, in place of any other process that is."""
     for table in _TABLES.split(";"):
         connection.execute(table)
@@ -67,7 +67,7 @@ def join(connection: sqlite3.Connection, member: Member) -> Standing:
     return beat(connection, member)
 
 
-def beat(connection: sqlite3.Connection, member: Member) -> Standing:
+def beat(connection: sqlite3.Connection, member: Member) -> GroupView:
     """A sign of life; then remove who gave none, and share out anew what is nobody's. Nothing if it is no member."""
     found = look(connection, member)
     if found.holder != member.process:
@@ -85,26 +85,26 @@ def beat(connection: sqlite3.Connection, member: Member) -> Standing:
     return look(connection, member)._replace(moved=moved)
 
 
-def leave(connection: sqlite3.Connection, member: Member) -> Standing:
+def leave(connection: sqlite3.Connection, member: Member) -> GroupView:
     """End this process's membership, if it is one still."""
     connection.execute(
         "DELETE FROM member WHERE topic = ? AND grp = ? AND name = ? AND process = ?",
         (member.topic.id, member.group, member.name, member.process),
     )
-    return Standing(None, frozenset(), moved=_share_out(connection, member))
+    return GroupView(None, frozenset(), moved=_share_out(connection, member))
 
 
-def look(connection: sqlite3.Connection, member: Member) -> Standing:
+def look(connection: sqlite3.Connection, member: Member) -> GroupView:
     rows = connection.execute(
         "SELECT process FROM member WHERE topic = ? AND grp = ? AND name = ?",
         (member.topic.id, member.group, member.name),
     ).fetchall()
     if [(member.process,)] != rows:
-        return Standing(rows[0][0] if rows else None, frozenset())
+        return GroupView(rows[0][0] if rows else None, frozenset())
     owned = connection.execute(
         "SELECT part FROM owner WHERE topic = ? AND grp = ? AND name = ?", (member.topic.id, member.group, member.name)
     ).fetchall()
-    return Standing(member.process, frozenset(part for (part,) in owned))
+    return GroupView(member.process, frozenset(part for (part,) in owned))
 
 
 def _boot() -> str:

@@ -62,14 +62,14 @@ SQLITES_OWN: Final = ("-wal", "-shm", "-journal")
 _ELSEWHERE: Final = "choose another with --bus sqlite:///path/to/bus.db or OUTFITTER_BUS"
 
 
-class Identity(NamedTuple):
+class FileIdentity(NamedTuple):
     """What tells a file from another one at the same path."""
 
     device: int
     inode: int
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """A bus's path and options, as its URL gives them."""
 
     path: Path
@@ -163,16 +163,16 @@ class Place(NamedTuple):
                 f"or {_ELSEWHERE}"
             )
 
-    def identity(self) -> Identity | None:
+    def identity(self) -> FileIdentity | None:
         """Which file is at the path now; None: none is."""
         try:
             found = self.path.lstat()
         except FileNotFoundError:
             return None
-        return Identity(found.st_dev, found.st_ino)
+        return FileIdentity(found.st_dev, found.st_ino)
 
 
-def parse(url: str) -> Place:
+def parse(url: str) -> Location:
     """The place that `url` names: `sqlite:///path/to/bus.db[?synchronous=FULL|NORMAL]`.
 
     The path is absolute with three slashes and with four. A relative one is refused: it would be another
@@ -194,7 +194,7 @@ def parse(url: str) -> Place:
         if name != "synchronous" or value.upper() not in SYNCHRONOUS:
             raise BusConfigurationError(f"{url!r} has an option {name}={value!r} that no embedded bus knows: {wanted}")
         synchronous = value.upper()
-    return Place(path, synchronous)
+    return Location(path, synchronous)
 
 
 def make_directory(path: Path) -> None:

@@ -18,7 +18,7 @@ from outfitter_proto.bus.embedded import location as places
 class Lock:
     """A process-wide and thread-wide exclusive turn; a context manager for one thread at a time."""
 
-    def __init__(self, place: places.Place) -> None:
+    def __init__(self, place: places.Location) -> None:
         self._place = place
         self._path = place.lock
         self._descriptor = -1

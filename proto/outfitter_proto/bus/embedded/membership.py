@@ -11,7 +11,7 @@ import anyio
 
 from outfitter_proto.bus.embedded import groups
 from outfitter_proto.bus.embedded.database import Database
-from outfitter_proto.bus.embedded.notify import Belfry, Ear
+from outfitter_proto.bus.embedded.notify import Listener, Notifier
 from outfitter_proto.bus.ownership import Ownership
 from outfitter_proto.bus.port import BusError, BusUnavailableError, MemberReplacedError, Membership
 
@@ -28,7 +28,7 @@ class EmbeddedMembership(Membership):
         self,
         reading: Database,
         writing: Database,
-        belfry: Belfry,
+        belfry: Notifier,
         member: groups.Member,
         *,
         replica: str | None,
@@ -43,7 +43,7 @@ class EmbeddedMembership(Membership):
         self._ownership = Ownership()
         self._turn = anyio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._ear: Ear | None = None
+        self._ear: Listener | None = None
         self._joined = False
         self._written = False
         self._troubled = False
@@ -99,7 +99,7 @@ class EmbeddedMembership(Membership):
                 _log.warning("group %s: could not leave, the session's end will do it: %s", self._member.group, error)
         self._ownership.assign(frozenset())
 
-    async def _live(self, ear: Ear) -> None:
+    async def _live(self, ear: Listener) -> None:
         due = anyio.current_time() + self._interval
         while self._ownership.error is None:
             with anyio.move_on_after(max(0.0, due - anyio.current_time())):
@@ -128,7 +128,7 @@ class EmbeddedMembership(Membership):
         async with self._turn:
             self._take(await self._reading.read(partial(groups.look, member=self._member)))
 
-    def _take(self, standing: groups.Standing) -> None:
+    def _take(self, standing: groups.GroupView) -> None:
         if standing.holder == self._member.process:
             self._joined = True
             self._ownership.assign(standing.partitions)
@@ -143,7 +143,7 @@ class EmbeddedMembership(Membership):
                 )
             )
 
-    def _ring(self, standing: groups.Standing) -> None:
+    def _ring(self, standing: groups.GroupView) -> None:
         """What the thread does after each commit, whether its caller still waits or not."""
         self._written = True
         if standing.moved:

@@ -26,17 +26,17 @@ LOOK_ANYWAY_S: Final = 1.0
 """How often a reader that nobody pokes looks itself."""
 
 
-class Belfry:
+class Notifier:
     """The directory of the readers' sockets."""
 
-    def __init__(self, place: places.Place) -> None:
+    def __init__(self, place: places.Location) -> None:
         self._descriptor = _open_directory(place)
         self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._bell.setblocking(False)
 
-    def listen(self, topic: int, partition: int) -> Ear:
+    def listen(self, topic: int, partition: int) -> Listener:
         """A new ear for pokes about one partition."""
-        return Ear(self._descriptor, f"{topic}-{partition}-{os.getpid()}-{os.urandom(4).hex()}")
+        return Listener(self._descriptor, f"{topic}-{partition}-{os.getpid()}-{os.urandom(4).hex()}")
 
     def ring(self, partitions: Iterable[tuple[int, int]]) -> None:
         """Poke whoever waits for one of `partitions` (topic, partition). Never blocks, never raises."""
@@ -60,7 +60,7 @@ class Belfry:
             pass  # full: it has pokes to come; gone or not ours to poke: it looks by itself
 
 
-class Ear:
+class Listener:
     """One reader's socket."""
 
     def __init__(self, directory: int, name: str) -> None:
@@ -101,7 +101,7 @@ def _address(directory: int, name: str) -> str:
     return f"/proc/self/fd/{directory}/{name}"
 
 
-def _open_directory(place: places.Place) -> int:
+def _open_directory(place: places.Location) -> int:
     path: Path = place.wake
     try:
         with suppress(FileExistsError):

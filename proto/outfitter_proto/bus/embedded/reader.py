@@ -8,19 +8,19 @@ import anyio
 
 from outfitter_proto.bus.embedded import log
 from outfitter_proto.bus.embedded.database import Database
-from outfitter_proto.bus.embedded.notify import LOOK_ANYWAY_S, Ear
+from outfitter_proto.bus.embedded.notify import LOOK_ANYWAY_S, Listener
 from outfitter_proto.bus.port import BusUnavailableError, Message, Reader
 
 
 class EmbeddedReader(Reader):
     """Reads slices of committed records: there are no others in the file, so both isolation levels are one."""
 
-    def __init__(self, database: Database, topic: log.Topic, partition: int, position: int, ear: Ear) -> None:
+    def __init__(self, database: Database, topic: log.Topic, partition: int, position: int, ear: Listener) -> None:
         self.position = position
         self._database = database
         self._topic = topic
         self._partition = partition
-        self._ear: Ear | None = ear
+        self._ear: Listener | None = ear
 
     async def fetch(self, *, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:
         deadline = anyio.current_time() + timeout

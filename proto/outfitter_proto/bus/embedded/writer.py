@@ -8,7 +8,7 @@ from typing import Final
 
 from outfitter_proto.bus.embedded import log
 from outfitter_proto.bus.embedded.database import Database
-from outfitter_proto.bus.embedded.notify import Belfry
+from outfitter_proto.bus.embedded.notify import Notifier
 from outfitter_proto.bus.port import BusUnavailableError, Entry, TooLargeError, Writer
 
 MAX_BATCH_BYTES: Final = 1_000_000
@@ -21,7 +21,7 @@ class EmbeddedWriter(Writer):
     def __init__(
         self,
         database: Database,
-        belfry: Belfry,
+        belfry: Notifier,
         find: Callable[[str, int], Awaitable[log.Topic]],
         *,
         identity: str,

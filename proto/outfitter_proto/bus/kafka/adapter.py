@@ -29,7 +29,7 @@ from outfitter_proto.bus.kafka.reading.answer_allowance import Allowance
 from outfitter_proto.bus.kafka.reading.reader import KafkaReader
 from outfitter_proto.bus.kafka.writing import open_transactions
 from outfitter_proto.bus.kafka.writing.producer import Last, TransactionalProducer
-from outfitter_proto.bus.kafka.writing.publisher import Outbox
+from outfitter_proto.bus.kafka.writing.publisher import BatchingPublisher
 from outfitter_proto.bus.kafka.writing.writer import KafkaWriter, topic_of
 from outfitter_proto.bus.port import (
     Bus,
@@ -77,7 +77,7 @@ class KafkaBus(Bus):
         self._connector = Connector(self._access)
         self._transaction_timeout = transaction_timeout
         self._cluster = Cluster(self._connector)
-        self._outboxes: dict[tuple[str, int], Outbox] = {}
+        self._outboxes: dict[tuple[str, int], BatchingPublisher] = {}
         self._cleaning: set[asyncio.Task[None]] = set()
         self._last: dict[str, Last] = {}
         self._allowances: defaultdict[int, Allowance] = defaultdict(Allowance)
@@ -181,7 +181,7 @@ class KafkaBus(Bus):
         """Write one record outside any transaction."""
         outbox = self._outboxes.get((topic, partition))
         if outbox is None:
-            outbox = self._outboxes[topic, partition] = Outbox(self._cluster, topic, partition)
+            outbox = self._outboxes[topic, partition] = BatchingPublisher(self._cluster, topic, partition)
         return await outbox.publish(entry)
 
     async def offsets(self, topic: str, partition: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from outfitter_proto.bus.kafka.connecting.cluster import Cluster
-from outfitter_proto.bus.kafka.connecting.login import Access
+from outfitter_proto.bus.kafka.connecting.login import Login
 from outfitter_proto.bus.kafka.connecting.protocol import OK, MetadataRequest, coordinator_of, denial
 from outfitter_proto.bus.port import Right
 
@@ -50,7 +50,7 @@ async def writable(cluster: Cluster, topics: Iterable[str], partition: int) -> l
     return [topic for topic, operations in granted.items() if topic in led and operations & 1 << _BITS["Write"]]
 
 
-def sentences(access: Access, rights: Iterable[Right]) -> list[str]:
+def sentences(access: Login, rights: Iterable[Right]) -> list[str]:
     """What is missing, for people."""
     return [denial(access, right) for right in rights]
 

@@ -24,7 +24,7 @@ from aiokafka.consumer.subscription_state import SubscriptionState
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.protocol.group import HeartbeatRequest
 
-from outfitter_proto.bus.kafka.connecting.login import Access
+from outfitter_proto.bus.kafka.connecting.login import Login
 from outfitter_proto.bus.kafka.connecting.protocol import OK, refusal
 from outfitter_proto.bus.ownership import Ownership
 from outfitter_proto.bus.port import BusConfigurationError, MemberReplacedError
@@ -65,7 +65,7 @@ class Coordination(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
         subscription: SubscriptionState,
         ownership: Ownership,
         *,
-        access: Access,
+        access: Login,
         group: str,
         replica: str | None,
         session_timeout: float,

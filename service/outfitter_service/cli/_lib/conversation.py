@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import anyio
 
-from outfitter.session.manager_lookup import Survey
+from outfitter.session.manager_lookup import ManagerLookup
 from outfitter_proto import codec, names
 from outfitter_proto.bus import Bus, BusAccessError, Entry, Message, Reader
 from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, Registration
@@ -67,7 +67,7 @@ class Conversation:
                 tasks.cancel_scope.cancel()
         return enough()
 
-    async def read_ledger(self) -> ledger_view.Ledger:
+    async def read_ledger(self) -> ledger_view.LedgerView:
         """All that is committed now of the host."""
         return await ledger_view.read(self._bus, self._where.cluster, self._where.host)
 
@@ -83,7 +83,7 @@ class Conversation:
     async def nobody(self) -> str:
         """What to say when there was no answer at all."""
         count = (await self._bus.topic(self._topics.allocations)).partitions
-        survey = Survey(self._bus, self._where.cluster, self._where.host)
+        survey = ManagerLookup(self._bus, self._where.cluster, self._where.host)
         await survey.run(count)
         return f"no manager answers for host {self._where.host!r}: {survey.describe()}"
 

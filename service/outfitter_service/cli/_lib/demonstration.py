@@ -29,7 +29,7 @@ from outfitter_service.query.errors import OutfitterCliError
 
 if TYPE_CHECKING:
     from outfitter_proto.records import Allocation, InventoryDevice
-    from outfitter_service.query.ledger_view import Ledger
+    from outfitter_service.query.ledger_view import LedgerView
 
 GPUS = 2
 SCENE_WITHIN = 20.0
@@ -58,7 +58,7 @@ with RuntimeContext() as context:
 """
 
 
-class Place(NamedTuple):
+class DemoFolder(NamedTuple):
     """Where it plays: a folder, and the host's name, which no other manager on this machine has."""
 
     folder: Path
@@ -76,7 +76,7 @@ class Place(NamedTuple):
 
 
 @contextmanager
-def stage(*, keep: bool) -> Iterator[Place]:
+def stage(*, keep: bool) -> Iterator[DemoFolder]:
     """A folder with the devices and the manager's configuration, removed at the end unless it is kept."""
     folder = Path(tempfile.mkdtemp(prefix="outfitter-demo-"))
     try:
@@ -91,7 +91,7 @@ def stage(*, keep: bool) -> Iterator[Place]:
             'external-resources = ["gpu"]\n\n'
             '[external-resource.gpu]\namount = 1\ndriver = "files"\nparam.path = "gpus"\n'
         )
-        yield Place(folder, f"demo-{os.getpid()}")
+        yield DemoFolder(folder, f"demo-{os.getpid()}")
     finally:
         if keep:
             output.say(f"Its files are in {folder}.", err=True)
@@ -102,7 +102,7 @@ def stage(*, keep: bool) -> Iterator[Place]:
 class Demonstration:
     """The play. `play` gives the exit code."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: DemoFolder) -> None:
         self._place = place
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._address: tuple[str, int] | None = None
@@ -202,7 +202,7 @@ class Demonstration:
 
     # --- looking on -----------------------------------------------------------------------------------------
 
-    def _ledger(self) -> Ledger:
+    def _ledger(self) -> LedgerView:
         """All that is committed, as `outfitter status` and `outfitter devices` see it."""
         import anyio
 
@@ -211,7 +211,7 @@ class Demonstration:
 
         where = Connection(bus=self._place.bus, host=self._place.host, cluster=DEFAULT_CLUSTER)
 
-        async def look() -> Ledger:
+        async def look() -> LedgerView:
             async with ledger_view.opened(where) as bus:
                 return await ledger_view.read(bus, where.cluster)
 

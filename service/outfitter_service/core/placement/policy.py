@@ -17,14 +17,14 @@ from outfitter_service.core.model import Devices, KnownDevice, OnFailure, Resour
 from outfitter_service.core.placement.shared_devices import Scene
 from outfitter_service.core.state import matching
 from outfitter_service.core.state.host_state import Inventory
-from outfitter_service.core.state.infos import terms
-from outfitter_service.core.state.overlay import View
+from outfitter_service.core.state.infos import grant_infos
+from outfitter_service.core.state.overlay import HostOverlay
 
 _HEALTHY = Health.HEALTHY
 _OK = SpecState.OK
 
 
-class Obstacle(Struct, frozen=True):
+class Infeasibility(Struct, frozen=True):
     """Why a request is not granted now. `final`: waiting will not help."""
 
     code: ReasonCode
@@ -34,15 +34,15 @@ class Obstacle(Struct, frozen=True):
 
 
 def place(
-    view: View, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], claimed: Collection[str] = ()
-) -> Devices | Obstacle:
+    view: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], claimed: Collection[str] = ()
+) -> Devices | Infeasibility:
     """The devices for a request, or the obstacle that weighs most, whatever the order of its resources.
 
     `claimed` are the resources that earlier waiters want: devices that could serve those are left to them, unless both
     share them. A final obstacle outweighs one that keeps the request out of the queue's way (not reported, infeasible,
     failed), and that one outweighs busy.
     """
-    stuck = hindrance(view, specs, amounts)
+    stuck = infeasibility(view, specs, amounts)
     if stuck is not None:
         return stuck
     shared = [resource for resource in amounts if specs[resource].shared]
@@ -53,7 +53,7 @@ def place(
             return _busy(view, specs[resource], amount, free)
     for resource in alone:
         if resource in claimed:
-            return Obstacle(ReasonCode.BUSY, reasons.behind([resource]), resource)
+            return Infeasibility(ReasonCode.BUSY, reasons.behind([resource]), resource)
     overlapping = view.book.overlapping
     apart = not overlapping or overlapping.isdisjoint(amounts)
     scene = None if apart else Scene(view, specs, claimed)
@@ -63,7 +63,7 @@ def place(
         chosen[resource] = every if scene is None else scene.left_to_share(every)
         if len(chosen[resource]) < amounts[resource]:
             if len(every) >= amounts[resource] and scene is not None:
-                return Obstacle(ReasonCode.BUSY, reasons.behind(scene.rivals), resource)
+                return Infeasibility(ReasonCode.BUSY, reasons.behind(scene.rivals), resource)
             return _busy(view, specs[resource], amounts[resource], len(every))
     if scene is None:
         chosen.update({resource: view.free(resource, amount) for resource, amount in alone.items()})
@@ -73,28 +73,30 @@ def place(
         found = scene.choose(wanted)
         if found is None:
             reason = reasons.behind(scene.rivals) if scene.rivals else reasons.busy_together(wanted)
-            return Obstacle(ReasonCode.BUSY, reason, next(iter(wanted)))
+            return Infeasibility(ReasonCode.BUSY, reason, next(iter(wanted)))
         chosen.update(found)
     return {resource: chosen[resource] for resource in amounts}
 
 
-def _unlocked(view: View, resource: str) -> tuple[KnownDevice, ...]:
+def _unlocked(view: HostOverlay, resource: str) -> tuple[KnownDevice, ...]:
     """The healthy devices of a shared resource that nobody has alone."""
     return tuple([one for one in view.inventory(resource).devices if one.health == _HEALTHY and not view.locked(one)])
 
 
-def _busy(view: View, spec: ResourceSpec, amount: int, free: int) -> Obstacle:
-    return Obstacle(ReasonCode.BUSY, reasons.busy(spec, amount, free, view.inventory(spec.name)), spec.name)
+def _busy(view: HostOverlay, spec: ResourceSpec, amount: int, free: int) -> Infeasibility:
+    return Infeasibility(ReasonCode.BUSY, reasons.busy(spec, amount, free, view.inventory(spec.name)), spec.name)
 
 
-def hindrance(view: View, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int]) -> Obstacle | None:
+def infeasibility(
+    view: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int]
+) -> Infeasibility | None:
     """Why a request cannot be met whatever others hold or claim; None for a feasible one."""
-    stuck: Obstacle | None = None
+    stuck: Infeasibility | None = None
     for resource, amount in amounts.items():
         spec = specs.get(resource)
         if spec is None:
             # an earlier configuration knew it; a restart with it removed fails only those who still wait
-            return Obstacle(
+            return Infeasibility(
                 ReasonCode.UNKNOWN_RESOURCE, reasons.unknown_resource(resource, specs), resource, final=True
             )
         inventory = view.inventory(resource)
@@ -112,31 +114,31 @@ def hindrance(view: View, specs: Mapping[str, ResourceSpec], amounts: Mapping[st
     return stuck
 
 
-def _trouble(view: View, spec: ResourceSpec, amount: int, inventory: Inventory) -> Obstacle | None:
+def _trouble(view: HostOverlay, spec: ResourceSpec, amount: int, inventory: Inventory) -> Infeasibility | None:
     name = spec.name
     if spec.state != _OK:
-        return Obstacle(ReasonCode(spec.state), reasons.not_in_effect(spec), name, final=True)
+        return Infeasibility(ReasonCode(spec.state), reasons.not_in_effect(spec), name, final=True)
     if inventory.asking:
-        return Obstacle(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), name)
+        return Infeasibility(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), name)
     waits = spec.on_failure == OnFailure.WAIT
     failure = inventory.failure
     if failure is not None and amount >= failure.at_least:
         reason = reasons.driver_failed(spec, failure.reason)
-        return Obstacle(ReasonCode.DRIVER_FAILED, reason, name, final=failure.permanent and not waits)
+        return Infeasibility(ReasonCode.DRIVER_FAILED, reason, name, final=failure.permanent and not waits)
     if not inventory.reported:
-        return Obstacle(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), name)
+        return Infeasibility(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), name)
     if inventory.healthy >= amount:
         return None
     if spec.on_demand and may_name_more(view, spec, amount, inventory):
-        return Obstacle(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), name)
+        return Infeasibility(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), name)
     if len(inventory.devices) < amount:
-        return Obstacle(ReasonCode.INFEASIBLE, reasons.too_few(spec, amount, inventory), name, final=not waits)
-    return Obstacle(ReasonCode.INFEASIBLE, reasons.too_ill(spec, amount, inventory), name)
+        return Infeasibility(ReasonCode.INFEASIBLE, reasons.too_few(spec, amount, inventory), name, final=not waits)
+    return Infeasibility(ReasonCode.INFEASIBLE, reasons.too_ill(spec, amount, inventory), name)
 
 
 def _trouble_together(
-    view: View, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], stuck: Obstacle | None
-) -> Obstacle | None:
+    view: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], stuck: Infeasibility | None
+) -> Infeasibility | None:
     """Why resources that show the same devices can not all be had, or `stuck`: what is known to be in the way
     already, which only what is final outweighs."""
     demands = {
@@ -158,11 +160,15 @@ def _trouble_together(
     shortage = matching.match(demands, view.book.device_counts(healthy=True))
     if isinstance(shortage, matching.Shortage):
         short = {name: demands[name] for name in demands if name in shortage.resources}
-        return Obstacle(ReasonCode.INFEASIBLE, reasons.too_ill_together(short, shortage.devices), next(iter(short)))
+        return Infeasibility(
+            ReasonCode.INFEASIBLE, reasons.too_ill_together(short, shortage.devices), next(iter(short))
+        )
     return None
 
 
-def rival_amount(view: View, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], resource: str) -> int:
+def rival_amount(
+    view: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], resource: str
+) -> int:
     """How many devices of a resource the same request may get as others that show them as well."""
     overlapping = view.book.overlapping
     if resource not in overlapping:
@@ -180,7 +186,7 @@ def _is_settled(inventory: Inventory, amount: int) -> bool:
     return inventory.reported and not inventory.asking and (failure is None or amount < failure.at_least)
 
 
-def _is_plenty(view: View, demands: Mapping[str, int]) -> bool:
+def _is_plenty(view: HostOverlay, demands: Mapping[str, int]) -> bool:
     """Whether each resource has enough healthy devices even if all the others took theirs from them first."""
     total = sum(demands.values())
     shelves = view.book.shelves
@@ -192,25 +198,25 @@ def _is_plenty(view: View, demands: Mapping[str, int]) -> bool:
 
 
 def _shortage(
-    view: View, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], shortage: matching.Shortage
-) -> Obstacle:
+    view: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], shortage: matching.Shortage
+) -> Infeasibility:
     """Resources that show fewer devices between them than is wanted of them: what `on-failure` says of any decides."""
     short = {resource: amounts[resource] for resource in specs if resource in shortage.resources}
     for resource, amount in short.items():
         spec = specs[resource]
         most = amount + rival_amount(view, specs, amounts, resource)
         if spec.on_demand and may_name_more(view, spec, most, view.inventory(resource)):
-            return Obstacle(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), resource)
+            return Infeasibility(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), resource)
     reason = reasons.too_few_together(short, shortage.devices, _ids(view, short))
     by_choice = {specs[resource].on_failure: resource for resource in short}
     # who goes on without one of them need not wait for it; of several that is the last of the configuration
     for choice in (OnFailure.NO_INFO, OnFailure.WAIT, OnFailure.FAIL_WORKER):
         if choice in by_choice:
-            return Obstacle(ReasonCode.INFEASIBLE, reason, by_choice[choice], final=choice != OnFailure.WAIT)
+            return Infeasibility(ReasonCode.INFEASIBLE, reason, by_choice[choice], final=choice != OnFailure.WAIT)
     raise AssertionError("a shortage of nothing")
 
 
-def _ids(view: View, resources: Iterable[str]) -> list[str]:
+def _ids(view: HostOverlay, resources: Iterable[str]) -> list[str]:
     """The devices that resources show, each by one id."""
     ids: dict[str, str] = {}
     for resource in resources:
@@ -219,7 +225,7 @@ def _ids(view: View, resources: Iterable[str]) -> list[str]:
     return list(ids.values())
 
 
-def may_name_more(view: View, spec: ResourceSpec, amount: int, inventory: Inventory) -> bool:
+def may_name_more(view: HostOverlay, spec: ResourceSpec, amount: int, inventory: Inventory) -> bool:
     """An on-demand driver has not been asked for as many as `amount` more than are held, and named all it was
     asked for so far: asked for more it may name more."""
     if inventory.asking or (inventory.failure is not None and amount >= inventory.failure.at_least):
@@ -229,7 +235,7 @@ def may_name_more(view: View, spec: ResourceSpec, amount: int, inventory: Invent
     return inventory.asked <= len(inventory.devices) and inventory.asked < view.held_count(spec.name) + amount
 
 
-def least_bytes(view: View, amounts: Mapping[str, int]) -> int:
+def least_bytes(view: HostOverlay, amounts: Mapping[str, int]) -> int:
     """What a grant of so many devices takes at least: as many of the smallest infos that each driver has reported."""
     shelves = view.book.shelves
     return sum([shelf.least_bytes(amount) for name, amount in amounts.items() if (shelf := shelves.get(name))])
@@ -269,7 +275,7 @@ def shares(
 
 
 def _share(devices: Devices, shared: Collection[str] = ()) -> OperatorShare:
-    said = terms(devices)
+    said = grant_infos(devices)
     return OperatorShare(
         resources={resource: [device.id for device in chosen] for resource, chosen in devices.items()},
         env=said.env,

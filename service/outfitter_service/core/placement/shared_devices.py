@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from outfitter_service.core.model import Devices, KnownDevice, ResourceSpec
 from outfitter_service.core.state import matching
-from outfitter_service.core.state.overlay import View
+from outfitter_service.core.state.overlay import HostOverlay
 
 
 class Scene:
     """One request's choice. `rivals` are the resources of earlier waiters whose devices it has been denied so far."""
 
-    def __init__(self, view: View, specs: Mapping[str, ResourceSpec], claimed: Collection[str]) -> None:
+    def __init__(self, view: HostOverlay, specs: Mapping[str, ResourceSpec], claimed: Collection[str]) -> None:
         self._view = view
         self._shown = view.book.shown
         self._canonical = view.book.canonical

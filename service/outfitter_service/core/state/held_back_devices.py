@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType, structs
 
 from outfitter_proto.records import ResourceInventory
 from outfitter_service.core.model import KnownDevice, ResourceSpec, SpecState
-from outfitter_service.core.state.host_state import HostBook, Inventory, Suspect, one_name_each
+from outfitter_service.core.state.host_state import HostState, Inventory, Suspect, one_name_each
 
 Specs = Mapping[str, ResourceSpec]
 Inventories = Mapping[str, Inventory]
@@ -56,7 +56,7 @@ def remembered(spec: ResourceSpec, told: ResourceInventory | None) -> list[str] 
     return UNSET
 
 
-def compared(book: HostBook, spec: ResourceSpec, before: Inventory, report: Inventory) -> Inventory:
+def compared(book: HostState, spec: ResourceSpec, before: Inventory, report: Inventory) -> Inventory:
     """A driver's report, with the names that were known of its resource if it may have devices that are new.
 
     A driver that is asked on demand names more devices whenever it is asked for more. They are not new, unless the
@@ -74,7 +74,7 @@ def compared(book: HostBook, spec: ResourceSpec, before: Inventory, report: Inve
     return structs.replace(report, known=known)
 
 
-def settled(book: HostBook, specs: Specs, inventories: Inventories) -> dict[str, Inventory]:
+def settled(book: HostState, specs: Specs, inventories: Inventories) -> dict[str, Inventory]:
     """Those of a host's inventories, the latest report included, that hold back other devices from now on."""
     unsettled = [name for name, inventory in inventories.items() if inventory.known is not None and name in specs]
     if not unsettled:
@@ -87,7 +87,7 @@ def settled(book: HostBook, specs: Specs, inventories: Inventories) -> dict[str,
 class _Look:
     """A host's holders and inventories at one moment, and what follows for one resource after the other."""
 
-    def __init__(self, book: HostBook, specs: Specs, inventories: Inventories) -> None:
+    def __init__(self, book: HostState, specs: Specs, inventories: Inventories) -> None:
         self._book = book
         self._specs = specs
         self._inventories = inventories
@@ -157,8 +157,8 @@ class _Look:
         return spec is not None and spec.state == SpecState.OK
 
 
-def _same(book: HostBook, inventories: Inventories) -> Mapping[str, str]:
-    """What `HostBook.canonical` looks up, once the inventories are as given."""
+def _same(book: HostState, inventories: Inventories) -> Mapping[str, str]:
+    """What `HostState.canonical` looks up, once the inventories are as given."""
     told = book.record.resources if book.record is not None else {}
     groups: list[Sequence[str]] = []
     for resource in {**inventories, **told}:

@@ -15,7 +15,7 @@ from msgspec import UNSET, Struct, structs
 
 from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Health, Host, ReasonCode
 from outfitter_service.core.model import DriverFailure, KnownDevice
-from outfitter_service.core.state.infos import Terms, terms
+from outfitter_service.core.state.infos import GrantInfos, grant_infos
 from outfitter_service.core.state.matching import Viewers, counts
 from outfitter_service.core.state.sizes import granted_bytes, info_bytes
 from outfitter_service.core.states import PENDING
@@ -179,11 +179,12 @@ class Tally(dict[str, int]):
         return total
 
 
-class Shelf:
+class FreeList:
     """One resource's devices on one host: where each stands, and which of them are free.
 
     `free` holds negated positions in ascending order, so that the device a driver prefers is the last item. `names`
-    are the devices' canonical names, `alone` the terms on which each of them is granted by itself. `repeats`: some of
+    are the devices' canonical names, `alone` the grant_infos on which each of them is granted by itself. `repeats`:
+    some of
     them are one and the same device. No device takes more than `largest` bytes of a grant.
     """
 
@@ -191,12 +192,12 @@ class Shelf:
         "_classes", "_least", "alone", "devices", "free", "largest", "names", "places", "repeats", "resource",
     )  # fmt: skip
 
-    def __init__(self, resource: str, devices: tuple[KnownDevice, ...], book: HostBook) -> None:
+    def __init__(self, resource: str, devices: tuple[KnownDevice, ...], book: HostState) -> None:
         self.resource = resource
         self.devices = devices
         self.names = [book.canonical(device.id) for device in devices]
         self._classes = book.classes
-        self.alone = [terms({resource: (device,)}, self._classes) for device in devices]
+        self.alone = [grant_infos({resource: (device,)}, self._classes) for device in devices]
         self.largest = max(map(granted_bytes, self.alone), default=0)
         self._least = list(accumulate(sorted([info_bytes(told.infos[resource][0]) for told in self.alone]), initial=0))
         self.places: dict[str, list[int]] = {}
@@ -217,7 +218,7 @@ class Shelf:
         """What a grant of `amount` devices takes at least, as far as there are so many."""
         return self._least[min(amount, len(self.devices))]
 
-    def offer(self, amount: int) -> tuple[Terms, list[str]] | None:
+    def offer(self, amount: int) -> tuple[GrantInfos, list[str]] | None:
         """The terms and the canonical names of the free devices that the driver prefers; None: there are too few."""
         free = self.free
         if amount > len(free):
@@ -227,8 +228,8 @@ class Shelf:
             return self.alone[position], [self.names[position]]
         return self._together(self._first(amount))
 
-    def _together(self, positions: list[int]) -> tuple[Terms, list[str]]:
-        told = terms({self.resource: [self.devices[position] for position in positions]}, self._classes)
+    def _together(self, positions: list[int]) -> tuple[GrantInfos, list[str]]:
+        told = grant_infos({self.resource: [self.devices[position] for position in positions]}, self._classes)
         return told, [self.names[position] for position in positions]
 
     def _first(self, enough: int) -> list[int]:
@@ -257,7 +258,7 @@ class Shelf:
                 free.insert(at, -position)
 
 
-class HostBook:
+class HostState:
     """One host's records and indexes.
 
     `shelves` are by resource, `shown` by device; `distinct`: no device is shown more than once, and `overlapping` are
@@ -282,8 +283,8 @@ class HostBook:
         self.record: Host | None = None
         self.inventories: dict[str, Inventory] = {}
         self.suspects: frozenset[str] = frozenset()
-        self.shelves: dict[str, Shelf] = {}
-        self.shown: dict[str, tuple[Shelf, ...]] = {}
+        self.shelves: dict[str, FreeList] = {}
+        self.shown: dict[str, tuple[FreeList, ...]] = {}
         self.distinct = True
         self.overlapping: frozenset[str] = frozenset()
         self.live: dict[str, Allocation] = {}
@@ -389,7 +390,7 @@ class HostBook:
             self._rename()
             return
         if inventory.devices:
-            self.shelves[resource] = Shelf(resource, inventory.devices, self)
+            self.shelves[resource] = FreeList(resource, inventory.devices, self)
         else:
             self.shelves.pop(resource, None)
         self._show()
@@ -435,7 +436,7 @@ class HostBook:
             for name in self.names(record, shared_ids(record)):
                 self.sharers.add(name, 1)
         self.shelves = {
-            resource: Shelf(resource, inventory.devices, self)
+            resource: FreeList(resource, inventory.devices, self)
             for resource, inventory in self.inventories.items()
             if inventory.devices
         }

@@ -23,7 +23,7 @@ def info(device: KnownDevice, ordinal: int) -> dict[str, str]:
     return told
 
 
-class Terms(Struct, gc=False):
+class GrantInfos(Struct, gc=False):
     """What a grant says of its devices: their infos, the variables and CDI names they come with, and their other
     names. The record keeps those: after a restart, another resource may show the same device before the driver that
     knows its names has reported."""
@@ -44,10 +44,12 @@ def other_names(device_id: str, known: Iterable[str], classes: Mapping[str, tupl
     return list(others)
 
 
-def terms(devices: Mapping[str, Iterable[KnownDevice]], classes: Mapping[str, tuple[str, ...]] = NO_ITEMS) -> Terms:
+def grant_infos(
+    devices: Mapping[str, Iterable[KnownDevice]], classes: Mapping[str, tuple[str, ...]] = NO_ITEMS
+) -> GrantInfos:
     """The terms of a grant: each device's properties with its `id`, and `local_index` in the granted order; values
     of one variable joined with commas, equal ones once. `classes` are the names of devices that have several, whoever
-    connects them: see `HostBook.classes`."""
+    connects them: see `HostState.classes`."""
     infos: dict[str, list[dict[str, str]]] = {}
     more: list[KnownDevice] = []
     for resource, chosen in devices.items():
@@ -57,7 +59,7 @@ def terms(devices: Mapping[str, Iterable[KnownDevice]], classes: Mapping[str, tu
             if device.env or device.cdi or device.aliases or device.id in classes:
                 more.append(device)
     if not more:
-        return Terms(infos, NO_ITEMS, NO_NAMES, UNSET)
+        return GrantInfos(infos, NO_ITEMS, NO_NAMES, UNSET)
     values: dict[str, dict[str, None]] = {}
     cdi: dict[str, None] = {}
     aliases: dict[str, list[str]] = {}
@@ -68,4 +70,4 @@ def terms(devices: Mapping[str, Iterable[KnownDevice]], classes: Mapping[str, tu
         if device.aliases or device.id in classes:
             aliases[device.id] = other_names(device.id, device.aliases, classes)
     env = {variable: ",".join(items) for variable, items in values.items()} if values else NO_ITEMS
-    return Terms(infos, env, list(cdi) if cdi else NO_NAMES, aliases or UNSET)
+    return GrantInfos(infos, env, list(cdi) if cdi else NO_NAMES, aliases or UNSET)

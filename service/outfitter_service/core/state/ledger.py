@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from outfitter_proto.records import Allocation, Device, Host
-from outfitter_service.core.state.host_state import HostBook, Inventory, QueueEntry, exclusive_ids
+from outfitter_service.core.state.host_state import HostState, Inventory, QueueEntry, exclusive_ids
 
 __all__ = [
     "Change",
     "DropAllocation",
     "DropHost",
-    "HostBook",
+    "HostState",
     "Inventory",
     "Ledger",
     "PutAllocation",
@@ -71,7 +71,7 @@ class Ledger:
     """All records of one writer, with the changes since the last commit; `token` is the last fencing token of them."""
 
     def __init__(self) -> None:
-        self.hosts: dict[str, HostBook] = {}
+        self.hosts: dict[str, HostState] = {}
         self.allocations: dict[str, Allocation] = {}
         self.devices: dict[str, Device] = {}
         self.reported: set[str] = set()
@@ -84,11 +84,11 @@ class Ledger:
         self._sealed_token = 0
         self._settled_token = 0
 
-    def book(self, host: str) -> HostBook:
+    def book(self, host: str) -> HostState:
         """The book of `host`, made empty if it is new."""
         book = self.hosts.get(host)
         if book is None:
-            book = self.hosts[host] = HostBook(host)
+            book = self.hosts[host] = HostState(host)
         return book
 
     def forget(self, host: str) -> None:

@@ -13,9 +13,9 @@ from outfitter_proto.records import Allocation, Health
 from outfitter_service.core.model import KnownDevice
 from outfitter_service.core.state.host_state import (
     NOT_REPORTED,
-    HostBook,
+    FreeList,
+    HostState,
     Inventory,
-    Shelf,
     Tally,
     exclusive_ids,
     shared_ids,
@@ -25,12 +25,13 @@ NO_COUNTS = Tally()
 """What a view has counted before its first count; never written to."""
 
 
-class View:
-    """One host's book with a decision's own effects. `Draft.view` keeps it up to date: ask there after each step."""
+class HostOverlay:
+    """One host's book with a decision's own effects. `DecisionBuilder.view` keeps it up to date: ask there after each
+    step."""
 
     __slots__ = ("_free", "_held", "_locks", "_sharers", "_told", "book", "without")
 
-    def __init__(self, book: HostBook) -> None:
+    def __init__(self, book: HostState) -> None:
         self.book = book
         self._told: dict[str, Inventory] = {}
         self._locks = NO_COUNTS
@@ -72,7 +73,7 @@ class View:
             free += positions
             free.sort()
 
-    def _free_of(self, shelf: Shelf) -> list[int]:
+    def _free_of(self, shelf: FreeList) -> list[int]:
         """What is free of a shelf, as the shelf has it: a copy, which is kept up to date here."""
         free = self._free.get(shelf.resource)
         if free is None:

@@ -12,7 +12,7 @@ from msgspec import UNSET, structs
 
 from outfitter_proto.codec import MAX_MESSAGE_BYTES, encode
 from outfitter_proto.records import Allocation
-from outfitter_service.core.state.infos import Terms
+from outfitter_service.core.state.infos import GrantInfos
 from outfitter_service.core.states import GRANTED_STATES, PENDING, Step
 
 ENTRY_BYTES = 16
@@ -61,7 +61,7 @@ def info_bytes(info: Mapping[str, str]) -> int:
     return len(encode(info)) + HEALTH_BYTES
 
 
-def granted_bytes(alone: Terms) -> int:
+def granted_bytes(alone: GrantInfos) -> int:
     """What a device takes of a grant at most, by the terms on which it is granted by itself."""
     return len(encode(alone)) + ENTRY_BYTES + HEALTH_BYTES
 

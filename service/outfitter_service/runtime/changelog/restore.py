@@ -22,7 +22,7 @@ from outfitter_proto.codec import UnknownTypeError, WireError, decode_ledger, en
 from outfitter_proto.names import checkpoint_key, host_of, sweeper_writer
 from outfitter_proto.records import Allocation, AllocationState, Checkpoint, Device, Host, LedgerRecord, ResolvedRequest
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost
-from outfitter_service.runtime.input.scope import Remit
+from outfitter_service.runtime.input.scope import Scope
 
 log = structlog.get_logger("outfitter.restore")
 
@@ -59,12 +59,12 @@ class Restored(Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-async def restore(bus: Bus, topic: str, partition: int, remit: Remit, *, end: int | None = None) -> Restored:
+async def restore(bus: Bus, topic: str, partition: int, remit: Scope, *, end: int | None = None) -> Restored:
     """Replay what of the ledger is `remit`'s, up to `end`: all that is there now, if that is not given.
 
     Raises:
         LedgerRefusedError: a damaged record, or one of a later version, that is not about one of many hosts (then
-            that host alone is refused, see `Remit.refuse`); says which and what to do.
+            that host alone is refused, see `Scope.refuse`); says which and what to do.
         BusError: the bus could not be read.
     """
     begun = time.monotonic()
@@ -86,7 +86,7 @@ async def restore(bus: Bus, topic: str, partition: int, remit: Remit, *, end: in
     )
 
 
-async def unchanged(bus: Bus, topic: str, partition: int, remit: Remit, seen: Restored) -> Restored | None:
+async def unchanged(bus: Bus, topic: str, partition: int, remit: Scope, seen: Restored) -> Restored | None:
     """What was restored a moment ago, with others' records as they are now; None if something of the remit's was
     written since, or the log is another one. A moment only: others' tombstones may be gone again after
     `delete.retention.ms` (what the remit's writer does, its checkpoint tells, which is never one).
@@ -138,7 +138,7 @@ def _emptied_by_failure(*read: dict[bytes, Any] | Ledger | _Alike) -> Iterator[N
         raise
 
 
-async def _build(read: _Log, remit: Remit, place: str) -> tuple[Ledger, Checkpoint | None]:
+async def _build(read: _Log, remit: Scope, place: str) -> tuple[Ledger, Checkpoint | None]:
     """The ledger of a log. It pauses now and then: who replays a million records must not seem dead meanwhile."""
     ledger = Ledger()
     checkpoint: Checkpoint | None = None
@@ -179,7 +179,7 @@ async def _build(read: _Log, remit: Remit, place: str) -> tuple[Ledger, Checkpoi
     return ledger, checkpoint
 
 
-def _rivals(others: dict[bytes, bytes], remit: Remit) -> list[str]:
+def _rivals(others: dict[bytes, bytes], remit: Scope) -> list[str]:
     return [rival for key in others if (rival := remit.rival(key)) is not None]
 
 
@@ -219,7 +219,7 @@ def _understood(key: bytes, found: LedgerRecord | bytes, place: str) -> LedgerRe
     return record
 
 
-async def rivals_since(bus: Bus, topic: str, partition: int, remit: Remit, start: int) -> list[str]:
+async def rivals_since(bus: Bus, topic: str, partition: int, remit: Scope, start: int) -> list[str]:
     """The writers of the other scope that have written since `start`."""
     end = await bus.stable_end(topic, partition)
     found: dict[str, None] = {}
@@ -242,7 +242,7 @@ class _Log(NamedTuple):
     end: int
 
 
-async def _read_log(bus: Bus, topic: str, partition: int, remit: Remit, end: int) -> _Log:
+async def _read_log(bus: Bus, topic: str, partition: int, remit: Scope, end: int) -> _Log:
     last: dict[bytes, LedgerRecord | bytes] = {}
     others: dict[bytes, bytes] = {}
     alike = _Alike()
@@ -263,7 +263,7 @@ async def _read_log(bus: Bus, topic: str, partition: int, remit: Remit, end: int
 
 async def _take_in(
     messages: list[Message],
-    remit: Remit,
+    remit: Scope,
     last: dict[bytes, LedgerRecord | bytes],
     others: dict[bytes, bytes],
     alike: _Alike,

@@ -17,7 +17,7 @@ from outfitter_proto.names import Topics, transactional_id
 from outfitter_proto.records import Checkpoint
 from outfitter_service.runtime.changelog.restore import Restored
 from outfitter_service.runtime.identity import Identity
-from outfitter_service.runtime.input.scope import Remit
+from outfitter_service.runtime.input.scope import Scope
 
 LOOK_S = 30.0
 """How often a manager that serves looks at the shape of its topics: one small question."""
@@ -91,7 +91,7 @@ class Ground:
         partition: int,
         *,
         identity: Identity,
-        remit: Remit,
+        remit: Scope,
         partitions: int | None,
         history: bool,
         adopt: bool,

@@ -9,21 +9,21 @@ from msgspec import structs
 from outfitter_proto.bus import BusError, OffsetOutOfRangeError
 from outfitter_service.runtime.changelog.shape import Ground, Shape
 from outfitter_service.runtime.changelog.snapshots import Snapshots
-from outfitter_service.runtime.input.input_reader import Intake, Place
+from outfitter_service.runtime.input.input_reader import Cursor, InputReader
 
 log = structlog.get_logger("outfitter.topics")
 
 
-class Lookout:
+class TopicWatch:
     """One processor's. It holds nothing large: what was cancelled may stay in memory for a while."""
 
-    def __init__(self, ground: Ground, intake: Intake, snapshots: Snapshots, *, every_s: float) -> None:
+    def __init__(self, ground: Ground, intake: InputReader, snapshots: Snapshots, *, every_s: float) -> None:
         self._ground = ground
         self._intake = intake
         self._snapshots = snapshots
         self._every_s = every_s
 
-    async def run(self, place: Place, known: Shape) -> None:
+    async def run(self, place: Cursor, known: Shape) -> None:
         """Look now and then, until cancelled; `place` is followed as it moves on.
 
         Raises:

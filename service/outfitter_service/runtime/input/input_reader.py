@@ -13,7 +13,7 @@ import structlog
 from msgspec import Struct
 
 from outfitter_proto.bus import Bus, BusConfigurationError, BusError, Message, OffsetOutOfRangeError, Reader
-from outfitter_service.runtime.outage_log import Outage
+from outfitter_service.runtime.outage_log import OutageLog
 
 log = structlog.get_logger("outfitter.input")
 
@@ -26,7 +26,7 @@ MEASURE_S = 5.0
 """How often the input's end is looked up: what is read ahead is bounded, so only the bus knows how far behind it is."""
 
 
-class Place(Struct, kw_only=True):
+class Cursor(Struct, kw_only=True):
     """Where in the input a processor is, as far as decisions are settled. `position` is the next offset to decide;
     `base`, `begin` and `ahead` are as in `records.InputPosition`, the last by key."""
 
@@ -46,7 +46,7 @@ class Place(Struct, kw_only=True):
         return max([self.position, *self.ahead.values()])
 
 
-class Window:
+class PrefetchBuffer:
     """Messages that were fetched and not yet decided, in order: `most` of them, or so many bytes, and what one fetch
     brings besides."""
 
@@ -100,7 +100,7 @@ class Window:
             self._drained = None
 
 
-class Intake(Window):
+class InputReader(PrefetchBuffer):
     """The window on what is decided in turn. `position` is the offset after the last fetched one, holes included;
     `obstacle` why nothing can be fetched now; `outages` how many such times are over; `end` the input's end when it was
     last looked up."""
@@ -113,7 +113,7 @@ class Intake(Window):
         *,
         wake: Callable[[], None],
         healed: Callable[[], None],
-        outage: Outage,
+        outage: OutageLog,
         most: int = READ_AHEAD,
     ) -> None:
         """`wake` is called when there is news, `healed` when the bus is heard again after an outage."""

@@ -14,8 +14,8 @@ import anyio
 import structlog
 
 from outfitter_proto.bus import Bus, BusError, Message, Reader
-from outfitter_service.runtime.input.input_reader import READ_AHEAD, RETRY_S, Intake, Place, Window
-from outfitter_service.runtime.input.scope import Remit
+from outfitter_service.runtime.input.input_reader import READ_AHEAD, RETRY_S, Cursor, InputReader, PrefetchBuffer
+from outfitter_service.runtime.input.scope import Scope
 
 log = structlog.get_logger("outfitter.scout")
 
@@ -27,11 +27,11 @@ ENTRY_BYTES = 24
 """What a host takes in a checkpoint besides its name."""
 
 
-class Outlook(Window):
+class LookAheadBuffer(PrefetchBuffer):
     """What was seen ahead of the intake in one go, from `start` on, up to `position`: its `messages` may be decided
     once everything before `start` is."""
 
-    def __init__(self, start: int, place: Place, remit: Remit, *, light: int, room: int, most: int) -> None:
+    def __init__(self, start: int, place: Cursor, remit: Scope, *, light: int, room: int, most: int) -> None:
         """`place` is followed as it moves on. `light` messages of a host may be ahead in any case; `room` are the bytes
         that the names of hosts which are ahead may take in a checkpoint: hosts beyond that are left to the intake."""
         super().__init__(most)
@@ -99,7 +99,7 @@ class Outlook(Window):
         return True
 
 
-class Scout:
+class LookAhead:
     """Looks ahead in one partition's input whenever its intake does not keep up. `outlook` is what it has seen, None
     while there is nothing to be seen that the intake has not."""
 
@@ -108,8 +108,8 @@ class Scout:
         bus: Bus,
         topic: str,
         partition: int,
-        remit: Remit,
-        intake: Intake,
+        remit: Scope,
+        intake: InputReader,
         *,
         wake: Callable[[], None],
         light: int = LIGHT,
@@ -122,12 +122,12 @@ class Scout:
         self._intake = intake
         self._wake = wake
         self._light = light
-        self._place = Place(topic_id="", position=0)
+        self._place = Cursor(topic_id="", position=0)
         self._room = 0
         self._rests_until = 0
-        self.outlook: Outlook | None = None
+        self.outlook: LookAheadBuffer | None = None
 
-    def reset(self, place: Place, *, room: int | None = None) -> None:
+    def reset(self, place: Cursor, *, room: int | None = None) -> None:
         """Forget what was seen; what comes is ahead of `place`, and takes at most `room` (as it was, if left out)."""
         self._end()
         self._place = place
@@ -156,7 +156,7 @@ class Scout:
             if self._intake.position < self._rests_until:
                 await anyio.sleep(RETRY_S)
                 continue
-            outlook = self.outlook = Outlook(
+            outlook = self.outlook = LookAheadBuffer(
                 self._intake.position,
                 self._place,
                 self._remit,
@@ -175,7 +175,7 @@ class Scout:
                     log.debug("cannot look ahead", partition=self._partition, error=str(error))
                     await anyio.sleep(RETRY_S)
 
-    async def _look(self, outlook: Outlook, reader: Reader) -> None:
+    async def _look(self, outlook: LookAheadBuffer, reader: Reader) -> None:
         """Read on until the intake has caught up."""
         intake = self._intake
         while self.outlook is outlook:

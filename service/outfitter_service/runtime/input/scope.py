@@ -92,7 +92,7 @@ def _is_wrong(key: bytes, partition: int, partitions: int) -> bool:
     return found is not None and found.code is NobodysCode.WRONG_PARTITION
 
 
-class Remit(ABC):
+class Scope(ABC):
     """The hosts of one processor."""
 
     scope: str
@@ -137,7 +137,7 @@ class Remit(ABC):
         """The writer whose checkpoint `key` is, if that one serves hosts of this processor in the other scope."""
 
 
-class HostRemit(Remit):
+class HostScope(Scope):
     """One host (host scope)."""
 
     scope = "host"
@@ -167,7 +167,7 @@ class HostRemit(Remit):
         return _writer(key, b"partition/")
 
 
-class PartitionRemit(Remit):
+class PartitionScope(Scope):
     """Every host of one partition out of `partitions` (cluster scope)."""
 
     scope = "cluster"

@@ -56,7 +56,7 @@ class _GoneError(Exception):
     """The owner is dead; says why that is known."""
 
 
-class OwnerWatch:
+class ProcessWatch:
     """Watches the owners of live allocations. `died(key, detail)` is called once per watched allocation."""
 
     def __init__(

@@ -26,7 +26,7 @@ from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.identity import Identity, SuspendWatch
 from outfitter_service.runtime.liveness.leases import Leases
-from outfitter_service.runtime.liveness.process_watch import REASONS, OwnerWatch
+from outfitter_service.runtime.liveness.process_watch import REASONS, ProcessWatch
 
 log = structlog.get_logger("outfitter.attendance")
 
@@ -67,7 +67,7 @@ class _Death(Struct):
     end: int | None = None
 
 
-class Attendance:
+class LivenessTracker:
     """Leases and owners of one partition's live allocations."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Attendance:
         default_lease_s: float,
         wake: Callable[[], None],
         clock: Clock = SYSTEM,
-        owner_watch: Callable[..., OwnerWatch] = OwnerWatch,
+        owner_watch: Callable[..., ProcessWatch] = ProcessWatch,
     ) -> None:
         """`wake` is called when there may be a death to judge; `owner_watch` makes what watches owner processes."""
         self._bus = bus
@@ -93,7 +93,7 @@ class Attendance:
         self._wake = wake
         self._owner_watch = owner_watch
         self.leases = Leases(grace_s)
-        self._owners: OwnerWatch | None = None
+        self._owners: ProcessWatch | None = None
         self._to_tell: set[str] = set()
         self._look_again = anyio.Event()
         self._said: frozenset[str] = frozenset()

@@ -20,9 +20,9 @@ from outfitter_service.runtime.changelog.restore import LedgerRefusedError
 from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.drivers.supervisor import Loaded
 from outfitter_service.runtime.identity import Identity, of_partition
-from outfitter_service.runtime.input.scope import PartitionRemit
+from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.manager.partition_server import PartitionServer
-from outfitter_service.runtime.outage_log import Outage
+from outfitter_service.runtime.outage_log import OutageLog
 from outfitter_service.runtime.processor.station import DEFAULT_LIMITS, Limits
 
 log = structlog.get_logger("outfitter.replica")
@@ -51,7 +51,7 @@ class Replica:
         adopt: bool = False,
         clock: Clock = SYSTEM,
         limits: Limits = DEFAULT_LIMITS,
-        outage: Outage | None = None,
+        outage: OutageLog | None = None,
     ) -> None:
         """`adopt` and `limits` of each partition, the latter as far as the settings do not say them."""
         self.servers: dict[int, PartitionServer] = {}
@@ -65,7 +65,7 @@ class Replica:
         self._adopt = adopt
         self._clock = clock
         self._limits = limits
-        self._outage = outage or Outage(clock)
+        self._outage = outage or OutageLog(clock)
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._membership: Membership | None = None
         self._emptied = anyio.Event()
@@ -176,7 +176,7 @@ class Replica:
             partitions=self._partitions,
             identity=identity,
             adopt=self._adopt,
-            remit=PartitionRemit(partition, self._partitions, identity.writer),
+            remit=PartitionScope(partition, self._partitions, identity.writer),
             metrics=self._metrics,
             still_mine=lambda: self._still_mine(partition),
             clock=self._clock,

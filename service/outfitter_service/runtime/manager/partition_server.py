@@ -16,8 +16,8 @@ from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.drivers.pool import DriverPool
 from outfitter_service.runtime.drivers.supervisor import Loaded
 from outfitter_service.runtime.identity import Identity
-from outfitter_service.runtime.input.scope import Remit
-from outfitter_service.runtime.outage_log import Outage
+from outfitter_service.runtime.input.scope import Scope
+from outfitter_service.runtime.outage_log import OutageLog
 from outfitter_service.runtime.processor.processor import Processor
 from outfitter_service.runtime.processor.station import DEFAULT_LIMITS, Limits
 
@@ -34,14 +34,14 @@ class PartitionServer:
         partition: int,
         partitions: int,
         identity: Identity,
-        remit: Remit,
+        remit: Scope,
         metrics: Metrics,
         take_over: bool = False,
         adopt: bool = False,
         still_mine: Callable[[], Awaitable[bool]] | None = None,
         clock: Clock = SYSTEM,
         limits: Limits = DEFAULT_LIMITS,
-        outage: Outage | None = None,
+        outage: OutageLog | None = None,
     ) -> None:
         """`partitions` is the number by which `partition` is the remit's. `limits` are replaced by what the settings
         say, where they do."""

@@ -20,17 +20,17 @@ from outfitter_proto.bus import Bus, BusAuthorizationError, BusError, BusUnavail
 from outfitter_proto.names import host_writer, managers_group, partition_writer, topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.config import Settings
-from outfitter_service.metrics import Metrics, Standing
+from outfitter_service.metrics import Metrics, StateCounts
 from outfitter_service.runtime.drivers import loading
 from outfitter_service.runtime.drivers.pool import close
 from outfitter_service.runtime.identity import host_identity, replica_identity
-from outfitter_service.runtime.input.scope import HostRemit
+from outfitter_service.runtime.input.scope import HostScope
 from outfitter_service.runtime.machine_lock import alone_on_machine
 from outfitter_service.runtime.manager.cluster_member import Replica
 from outfitter_service.runtime.manager.partition_server import PartitionServer
-from outfitter_service.runtime.outage_log import Outage
+from outfitter_service.runtime.outage_log import OutageLog
 from outfitter_service.runtime.processor.processor import Processor
-from outfitter_service.runtime.sweeper.group_member import Sweeper, at_work
+from outfitter_service.runtime.sweeper.group_member import SweeperMember, at_work
 
 log = structlog.get_logger("outfitter.service")
 
@@ -63,7 +63,7 @@ class Service:
         self.metrics.ready.set_function(lambda: float(self.ready))
         self._server: PartitionServer | None = None
         self._replica: Replica | None = None
-        self._outage = Outage()
+        self._outage = OutageLog()
         self._stopping = anyio.Event()
         self.phase = "starting"
 
@@ -228,7 +228,7 @@ class Service:
             partition=partition_of(settings.host, partitions),
             partitions=partitions,
             identity=identity,
-            remit=HostRemit(settings.host, identity.writer),
+            remit=HostScope(settings.host, identity.writer),
             metrics=self.metrics,
             take_over=self._take_over,
             adopt=self._adopt,
@@ -238,8 +238,8 @@ class Service:
             self._server.processor.stop()
         return self._server
 
-    def _standing(self) -> Standing:
-        return Standing.together(processor.standing() for processor in self._processors())
+    def _standing(self) -> StateCounts:
+        return StateCounts.together(processor.standing() for processor in self._processors())
 
     def _processors(self) -> list[Processor]:
         if self._replica is not None:
@@ -251,7 +251,7 @@ class Service:
         await server.processor.served.wait()
         silent = timedelta(seconds=2 * self.settings.checkpoint_interval)
         others = at_work(server.processor.neighbours, since=datetime.now(UTC) - silent)
-        sweeper = Sweeper(
+        sweeper = SweeperMember(
             bus,
             topics=topics(self.settings.cluster),
             partitions=partitions,

@@ -29,7 +29,7 @@ from outfitter_proto.records import (
 )
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, renumber
-from outfitter_service.core.fast_path import Grant
+from outfitter_service.core.fast_path import FastGrant
 from outfitter_service.core.state.ledger import Change, DropAllocation, DropHost, Ledger, PutAllocation, PutHost
 from outfitter_service.runtime.changelog.encoding import (
     batches,
@@ -40,7 +40,7 @@ from outfitter_service.runtime.changelog.encoding import (
     step_entry,
 )
 from outfitter_service.runtime.changelog.snapshots import Piece
-from outfitter_service.runtime.dead_letter_quota import Omitted, Payer, Ration
+from outfitter_service.runtime.dead_letter_quota import DeadLetterQuota, Omitted, Payer
 
 log = structlog.get_logger("outfitter.processor")
 
@@ -107,8 +107,8 @@ class Batch:
         meet: Callable[[Batch, str], str | None],
         base: int = 0,
         history: bool = True,
-        ration: Ration | None = None,
-        naming: Ration | None = None,
+        ration: DeadLetterQuota | None = None,
+        naming: DeadLetterQuota | None = None,
     ) -> None:
         """`base` is added to offsets to make numbers that only grow: see `records.InputPosition`. `meet` is told of a
         host that the ledger does not know, before its first registration is decided; it may say something of it here,
@@ -158,7 +158,7 @@ class Batch:
         """Nothing to write (heartbeats move leases in memory only)."""
         return not (self.values or self.steps or self.notes or self.letters)
 
-    def decide(self, event: m.Event) -> Decision | Grant:
+    def decide(self, event: m.Event) -> Decision | FastGrant:
         """Decide one event and apply what it changes. One that meets a defect of ours changes nothing, for itself
         alone: raising would end the manager, and again after every restart."""
         self.events += 1
@@ -168,7 +168,7 @@ class Batch:
             log.exception("an event could not be decided: a defect of Outfitter", event_kind=type(event).__name__)
             self.undecided.append(event)
             decision = Decision(kind="defect", refused=f"internal error: {type(error).__name__}: {error}")
-        if type(decision) is Grant:
+        if type(decision) is FastGrant:
             self._grant(decision)
             return decision
         kind = decision.kind
@@ -213,7 +213,7 @@ class Batch:
             if named and naming is not None:
                 naming.take(self._known_host(message))
         decision = self.decide(m.Incoming(registration, source, warnings))
-        if type(decision) is Grant:
+        if type(decision) is FastGrant:
             for resource in decision.record.resources:
                 self.granted[resource].append(message.timestamp_ms)
         elif decision.refused is not None:
@@ -224,7 +224,7 @@ class Batch:
             key = f"{registration.host}/{registration.worker}/{registration.incarnation}"
             self.registered_ms[key] = message.timestamp_ms
 
-    def _grant(self, grant: Grant) -> None:
+    def _grant(self, grant: FastGrant) -> None:
         """Apply a plain grant, as `apply` and `_tell` do with what has more to it."""
         key, record = grant.key, grant.record
         name, value = key.encode(), encode(record)

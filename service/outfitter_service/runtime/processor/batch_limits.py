@@ -14,7 +14,7 @@ SMALLEST_BYTES = 4096
 """Less is in no commit: a record without devices takes some hundred."""
 
 
-class Portion:
+class BatchLimits:
     """`records`: events in a commit at most. `max_bytes`: what one event may write, see `Rules`. `indigestible`: the
     offset of a message that is refused, since the answer to it is too large by itself."""
 

@@ -25,13 +25,13 @@ from outfitter_service.core.decide import is_due
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.runtime.changelog.encoding import checkpoint
 from outfitter_service.runtime.changelog.shape import Shape
-from outfitter_service.runtime.input.input_reader import Place
-from outfitter_service.runtime.input.lookahead import Outlook
+from outfitter_service.runtime.input.input_reader import Cursor
+from outfitter_service.runtime.input.lookahead import LookAheadBuffer
 from outfitter_service.runtime.processor.batch import Batch
-from outfitter_service.runtime.processor.host_announcer import Announcements
-from outfitter_service.runtime.processor.pending_commit import Work
+from outfitter_service.runtime.processor.host_announcer import HostAnnouncer
+from outfitter_service.runtime.processor.pending_commit import PendingCommit
 from outfitter_service.runtime.processor.reporting import concerned
-from outfitter_service.runtime.processor.station import Station, Stop
+from outfitter_service.runtime.processor.station import Station, StopRequest
 
 log = structlog.get_logger("outfitter.processor")
 
@@ -54,7 +54,7 @@ class RecycledError(BusError):
     """The writer is tainted: a late request of it could still act, so it is replaced."""
 
 
-class Cycle:
+class CommitLoop:
     """Decides and commits with one writer, beginning with `ledger` at `place`."""
 
     def __init__(
@@ -62,11 +62,11 @@ class Cycle:
         station: Station,
         writer: Writer,
         ledger: Ledger,
-        place: Place,
+        place: Cursor,
         *,
         shape: Shape,
         since: datetime,
-        stop: Stop,
+        stop: StopRequest,
         batch_bytes: int,
     ) -> None:
         """`shape` is the topics' when the partition was taken, `since` when this manager started; `stop` asks for one
@@ -88,9 +88,9 @@ class Cycle:
         self._unlooked: list[str] = []
         self._ticking: set[str] = set()
         self._counting = False
-        self._announcements = Announcements(station, ledger, since=since)
+        self._announcements = HostAnnouncer(station, ledger, since=since)
         self._unnumbered = set(ledger.hosts)  # who was here before may have left that to its next commit
-        self._sent: Work | None = None
+        self._sent: PendingCommit | None = None
         self._untold: list[Batch] = []
         self.ledger = ledger
         self.place = place
@@ -132,7 +132,7 @@ class Cycle:
                     ready(self._station.intake.hearing)
             await self._wait()
 
-    def _conclude(self, sent: Work) -> BusError | None:
+    def _conclude(self, sent: PendingCommit) -> BusError | None:
         """A commit has ended: act on it, or take it back. What ends the tenure is returned."""
         if sent.trouble is None:
             self._settle(sent)
@@ -197,7 +197,7 @@ class Cycle:
     def _stopping(self) -> bool:
         return self._stop.asked
 
-    def _new_work(self, after: Work | Place, *, opening: bool = False) -> Work:
+    def _new_work(self, after: PendingCommit | Cursor, *, opening: bool = False) -> PendingCommit:
         station = self._station
         batch = Batch(
             self.ledger,
@@ -210,7 +210,7 @@ class Cycle:
             naming=station.naming,
         )
         ahead = {key: offset for key, offset in after.ahead.items() if offset > after.position}
-        return Work(batch=batch, position=after.position, ahead=ahead, opening=opening)
+        return PendingCommit(batch=batch, position=after.position, ahead=ahead, opening=opening)
 
     # --- deciding ---
 
@@ -252,13 +252,13 @@ class Cycle:
         if not intake.messages:
             work.position = max(work.position, intake.position)
 
-    def _outlook(self) -> Outlook | None:
+    def _outlook(self) -> LookAheadBuffer | None:
         """What may be decided before its turn. It begins where the intake once ended: what is before that comes first,
         some of it being of the same hosts."""
         outlook = self._station.scout.outlook
         return outlook if outlook and outlook.messages and self._open.position >= outlook.start else None
 
-    def _has_room(self, work: Work) -> bool:
+    def _has_room(self, work: PendingCommit) -> bool:
         batch, most = work.batch, self._station.portion.records
         return batch.bytes < self._full and batch.history_bytes < self._most_history and batch.events < most
 
@@ -304,7 +304,7 @@ class Cycle:
 
     # --- committing ---
 
-    def _is_due(self, work: Work) -> bool:
+    def _is_due(self, work: PendingCommit) -> bool:
         """Whether there is anything to write (heartbeats move leases in memory only)."""
         if work.opening or self._stopping or not work.batch.empty or self._station.agenda.notes:
             return True
@@ -314,7 +314,7 @@ class Cycle:
             return True
         return self._station.clock.monotonic() - self._committed_at >= self._station.limits.checkpoint_interval_s
 
-    def _seal(self, work: Work) -> Checkpoint:
+    def _seal(self, work: PendingCommit) -> Checkpoint:
         """Nothing more goes into this commit. What follows from it is decided for the next one."""
         agenda, batch = self._station.agenda, work.batch
         batch.notes += agenda.notes
@@ -344,7 +344,7 @@ class Cycle:
             snapshot=self._station.snapshots.newest(batch.piece),
         )
 
-    async def _commit(self, work: Work, told: Checkpoint) -> None:
+    async def _commit(self, work: PendingCommit, told: Checkpoint) -> None:
         begun = self._station.clock.monotonic()
         try:
             await self._writer.commit(work.batch.transaction(self._station.topics, told))
@@ -360,7 +360,7 @@ class Cycle:
 
     # --- afterwards ---
 
-    def _settle(self, work: Work) -> None:
+    def _settle(self, work: PendingCommit) -> None:
         """The decisions are the truth now: forget what led to them, and act."""
         station, batch = self._station, work.batch
         self.place.position, self.place.ahead = work.position, work.ahead
@@ -409,7 +409,7 @@ class Cycle:
             self._station.agenda.forget(host)
             self.ledger.forget(host)
 
-    def _take_back(self, *works: Work) -> None:
+    def _take_back(self, *works: PendingCommit) -> None:
         """These commits, the latest first, come to nothing: what led to them is to be decided again."""
         self.ledger.rollback()
         station = self._station
@@ -422,7 +422,7 @@ class Cycle:
             self._unnumbered |= {host for host in work.unnumbered if host in self.ledger.hosts}
             if work.trouble is not None:
                 station.telling.failed(work.trouble)
-        self._announcements = Announcements(station, self.ledger, since=self._since)
+        self._announcements = HostAnnouncer(station, self.ledger, since=self._since)
         self._open = self._new_work(self.place, opening=not self.opened)
 
     def _give_back_ration(self, batch: Batch) -> None:
@@ -431,7 +431,7 @@ class Cycle:
         for host, omitted in batch.summed.items():
             ration.omit(host, omitted)
 
-    def _narrow(self, work: Work, trouble: TooLargeError) -> bool:
+    def _narrow(self, work: PendingCommit, trouble: TooLargeError) -> bool:
         """A commit was too large: try with fewer events, then with less of one event's effects than the bus promised to
         take. An event whose own record is too large even so is given up, for itself alone; False: there is nothing to
         give up."""

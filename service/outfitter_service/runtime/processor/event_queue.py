@@ -20,7 +20,7 @@ from outfitter_service.runtime.clock import Clock
 AGAIN_S = 30.0
 
 
-class Retries:
+class DelayedEvents:
     """The events kept for later, each once."""
 
     def __init__(self, clock: Clock) -> None:
@@ -58,7 +58,7 @@ def edges(queued: Iterable[m.Event], aside: Iterable[m.Event]) -> deque[m.Event]
     return deque(kept.values())
 
 
-class Bell:
+class Wakeup:
     """Rung by anybody, at any time, and heard by one; what is rung while nobody listens is heard next time."""
 
     def __init__(self) -> None:
@@ -74,13 +74,13 @@ class Bell:
         self._rung = anyio.Event()
 
 
-class Agenda:
+class EventQueue:
     """`queue` is in order. `retries` are tried again later, `notes` are for the history with the next commit.
     `ended_boot_id` is the boot in which the last manager worked, as long as deaths by its end may be undecided."""
 
-    def __init__(self, clock: Clock, bell: Bell) -> None:
+    def __init__(self, clock: Clock, bell: Wakeup) -> None:
         self.queue: deque[m.Event] = deque()
-        self.retries = Retries(clock)
+        self.retries = DelayedEvents(clock)
         self.notes: list[Note] = []
         self.ended_boot_id: str | None = None
         self._reports: dict[tuple[str, str], m.DriverReport] = {}

@@ -12,10 +12,10 @@ from itertools import islice
 from typing import NamedTuple
 
 from outfitter_proto.records import HOLDING_STATES, Allocation, Health
-from outfitter_service.core.state.host_state import HostBook, Inventory
+from outfitter_service.core.state.host_state import HostState, Inventory
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.core.states import PENDING
-from outfitter_service.metrics import HELD_BACK, Standing
+from outfitter_service.metrics import HELD_BACK, StateCounts
 from outfitter_service.runtime.processor.exclusivity_check import Holders, Violation
 
 OTHER = "(other)"
@@ -39,7 +39,7 @@ class _Shown(NamedTuple):
     counts: dict[str, int]
 
 
-class Census:
+class StateGauges:
     """The committed records of one processor, counted by what the gauges show."""
 
     def __init__(self, resources: Iterable[str]) -> None:
@@ -100,10 +100,10 @@ class Census:
             if state == PENDING and reason is not None:
                 self._pending[name, reason] = self._pending.get((name, reason), 0) + count
 
-    def standing(self, ledger: Ledger) -> Standing:
+    def standing(self, ledger: Ledger) -> StateCounts:
         """What is counted here; `ledger` is the one of which the records are."""
         self._recount(ledger, None)
-        return Standing(
+        return StateCounts(
             devices=+self._devices,
             allocations=Counter(self._allocations),
             pending=Counter(self._pending),
@@ -135,7 +135,7 @@ class Census:
             for state, count in of_it.counts.items():
                 devices[resource, state] += sign * count
 
-    def _shown(self, book: HostBook, before: Mapping[str, _Shown]) -> dict[str, _Shown]:
+    def _shown(self, book: HostState, before: Mapping[str, _Shown]) -> dict[str, _Shown]:
         """The devices of a host as they are now; `before` is what they were."""
         held: Iterable[str] = self._holders.held(book.host)
         if book.synonyms:
@@ -156,7 +156,7 @@ class Census:
         return found
 
 
-def _ids(book: HostBook, inventory: Inventory) -> _Ids:
+def _ids(book: HostState, inventory: Inventory) -> _Ids:
     """A resource's devices by health, under their canonical names; those that are held back apart."""
     grouped: dict[str, set[str]] = {}
     for device in inventory.devices:

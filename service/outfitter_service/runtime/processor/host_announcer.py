@@ -18,7 +18,7 @@ from outfitter_service.runtime.processor.batch import Batch
 from outfitter_service.runtime.processor.station import Station
 
 
-class Announcements:
+class HostAnnouncer:
     """Of one processor. `since` is when this manager started."""
 
     def __init__(self, station: Station, ledger: Ledger, *, since: datetime) -> None:

@@ -7,14 +7,14 @@ from msgspec import UNSET, Struct
 from outfitter_proto.bus import BusError, Message
 from outfitter_proto.records import InputPosition
 from outfitter_service.core import model as m
-from outfitter_service.runtime.input.input_reader import Place
-from outfitter_service.runtime.input.lookahead import Outlook
-from outfitter_service.runtime.input.scope import Remit
+from outfitter_service.runtime.input.input_reader import Cursor
+from outfitter_service.runtime.input.lookahead import LookAheadBuffer
+from outfitter_service.runtime.input.scope import Scope
 from outfitter_service.runtime.processor.batch import Batch
-from outfitter_service.runtime.processor.batch_limits import Portion
+from outfitter_service.runtime.processor.batch_limits import BatchLimits
 
 
-class Work(Struct, kw_only=True):
+class PendingCommit(Struct, kw_only=True):
     """`position` is the input's next offset after it, `ahead` how much further it goes for some hosts. `messages` were
     taken from the intake, `scouted` from the scout's outlook, whether they had been decided before or not; `newest` is
     the offset of the one decided last. Messages that were passed over as others' are not kept. `opening` and `closing`:
@@ -36,7 +36,7 @@ class Work(Struct, kw_only=True):
     done: bool = False
     trouble: BusError | None = None
 
-    def decide(self, message: Message, remit: Remit, portion: Portion) -> bool:
+    def decide(self, message: Message, remit: Scope, portion: BatchLimits) -> bool:
         """Decide a message if it is this processor's; whether it is."""
         if message.offset == portion.indigestible:
             self.batch.refuse(message, "the answer to it would be larger than the topics take")
@@ -49,7 +49,7 @@ class Work(Struct, kw_only=True):
         self.newest = message.offset
         return True
 
-    def decide_ahead(self, outlook: Outlook, remit: Remit, portion: Portion) -> None:
+    def decide_ahead(self, outlook: LookAheadBuffer, remit: Scope, portion: BatchLimits) -> None:
         """Decide the outlook's next message before its turn. Each source passes over what has been decided from the
         other one, and keeps it all the same: if this commit fails, both come again as they were."""
         message = outlook.take()
@@ -58,7 +58,7 @@ class Work(Struct, kw_only=True):
             self.decide(message, remit, portion)
             self.ahead[message.key or b""] = message.offset + 1
 
-    def reading(self, place: Place, partition: int, since: int) -> InputPosition:
+    def reading(self, place: Cursor, partition: int, since: int) -> InputPosition:
         """What this commit says of the input, of which it has read from `since` on."""
         ahead = {key.decode(): offset for key, offset in self.ahead.items() if offset > self.position}
         return InputPosition(

@@ -20,26 +20,26 @@ from outfitter_proto.records import AllocationState, Checkpoint, Host
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
 from outfitter_service.core.state.ledger import Ledger
-from outfitter_service.metrics import Metrics, Standing
+from outfitter_service.metrics import Metrics, StateCounts
 from outfitter_service.runtime.changelog.restore import Restored, restore, rivals_since, unchanged
 from outfitter_service.runtime.changelog.shape import Ground
 from outfitter_service.runtime.changelog.snapshots import Snapshots
-from outfitter_service.runtime.changelog.topic_watch import Lookout
+from outfitter_service.runtime.changelog.topic_watch import TopicWatch
 from outfitter_service.runtime.clock import SYSTEM, Clock
-from outfitter_service.runtime.dead_letter_quota import Ration
+from outfitter_service.runtime.dead_letter_quota import DeadLetterQuota
 from outfitter_service.runtime.drivers.pool import DriverCalls
 from outfitter_service.runtime.identity import Identity
-from outfitter_service.runtime.input.input_reader import Intake, Place
-from outfitter_service.runtime.input.lookahead import Scout
-from outfitter_service.runtime.input.scope import HostRemit, Remit
-from outfitter_service.runtime.liveness.process_watch import OwnerWatch
-from outfitter_service.runtime.liveness.tracker import Attendance
-from outfitter_service.runtime.outage_log import Outage
-from outfitter_service.runtime.processor.batch_limits import Portion
-from outfitter_service.runtime.processor.commit_loop import Cycle, RecycledError
-from outfitter_service.runtime.processor.event_queue import Agenda, Bell
-from outfitter_service.runtime.processor.reporting import Telling
-from outfitter_service.runtime.processor.station import Limits, Station, Stop
+from outfitter_service.runtime.input.input_reader import Cursor, InputReader
+from outfitter_service.runtime.input.lookahead import LookAhead
+from outfitter_service.runtime.input.scope import HostScope, Scope
+from outfitter_service.runtime.liveness.process_watch import ProcessWatch
+from outfitter_service.runtime.liveness.tracker import LivenessTracker
+from outfitter_service.runtime.outage_log import OutageLog
+from outfitter_service.runtime.processor.batch_limits import BatchLimits
+from outfitter_service.runtime.processor.commit_loop import CommitLoop, RecycledError
+from outfitter_service.runtime.processor.event_queue import EventQueue, Wakeup
+from outfitter_service.runtime.processor.reporting import CommitReporter
+from outfitter_service.runtime.processor.station import Limits, Station, StopRequest
 
 __all__ = ["ForeignManagerError", "Limits", "Processor"]
 
@@ -74,11 +74,11 @@ class Processor:
         metrics: Metrics,
         drivers: DriverCalls,
         partitions: int | None = None,
-        remit: Remit | None = None,
+        remit: Scope | None = None,
         still_mine: Callable[[], Awaitable[bool]] | None = None,
         clock: Clock = SYSTEM,
-        owner_watch: Callable[..., OwnerWatch] = OwnerWatch,
-        outage: Outage | None = None,
+        owner_watch: Callable[..., ProcessWatch] = ProcessWatch,
+        outage: OutageLog | None = None,
     ) -> None:
         """`partitions` is the number by which `partition` is the remit's; left out: whatever it is at the start.
         `remit` left out: that of the identity's host. `still_mine` is asked before the partition is taken anew; left
@@ -87,15 +87,15 @@ class Processor:
         if remit is None:
             if identity.host is None:
                 raise ValueError("an identity without a host needs a remit")
-            remit = HostRemit(identity.host, identity.writer)
+            remit = HostScope(identity.host, identity.writer)
         place: dict[str, str | int] = {"host": identity.host} if identity.host else {"partition": partition}
         self._identity = transactional_id(identity.cluster, identity.writer)
         self._since = clock.utc()
         self._still_mine = still_mine
-        self._outage = outage or Outage(clock)
+        self._outage = outage or OutageLog(clock)
         self._activity = f"answering registrations of partition {partition}"
-        self._stop = Stop()
-        self._bell = Bell()
+        self._stop = StopRequest()
+        self._bell = Wakeup()
         self._ground = Ground(
             bus,
             topics,
@@ -106,7 +106,7 @@ class Processor:
             history=limits.history is not None,
             adopt=limits.adopt,
         )
-        self._cycle: Cycle | None = None
+        self._cycle: CommitLoop | None = None
         self._seen: tuple[Restored, float, datetime] | None = None
         self._seen_commit: int | None = None
         self._tenure: str | None = None
@@ -117,8 +117,8 @@ class Processor:
         """Set once registrations have been answered."""
         self.neighbours: dict[bytes, bytes] = {}
         """The records of the partition's other hosts, as they were when it was taken."""
-        self.agenda = Agenda(clock, self._bell)
-        self.attendance = Attendance(
+        self.agenda = EventQueue(clock, self._bell)
+        self.attendance = LivenessTracker(
             bus,
             topics.registrations,
             partition,
@@ -129,7 +129,7 @@ class Processor:
             clock=clock,
             owner_watch=owner_watch,
         )
-        self.intake = Intake(
+        self.intake = InputReader(
             bus,
             topics.registrations,
             partition,
@@ -138,7 +138,7 @@ class Processor:
             outage=self._outage,
             most=limits.read_ahead,
         )
-        self.scout = Scout(
+        self.scout = LookAhead(
             bus, topics.registrations, partition, remit, self.intake, wake=self._bell.ring, light=limits.light
         )
         self._station = Station(
@@ -157,13 +157,13 @@ class Processor:
             attendance=self.attendance,
             intake=self.intake,
             scout=self.scout,
-            portion=Portion(records=limits.batch_records, max_bytes=rules.max_bytes),
-            ration=Ration(clock.monotonic),
-            naming=Ration(clock.monotonic),
+            portion=BatchLimits(records=limits.batch_records, max_bytes=rules.max_bytes),
+            ration=DeadLetterQuota(clock.monotonic),
+            naming=DeadLetterQuota(clock.monotonic),
             snapshots=Snapshots(identity.writer, identity.instance, limits.history),
-            telling=Telling(metrics, **place),
+            telling=CommitReporter(metrics, **place),
         )
-        self._lookout = Lookout(self._ground, self.intake, self._station.snapshots, every_s=limits.look_s)
+        self._lookout = TopicWatch(self._ground, self.intake, self._station.snapshots, every_s=limits.look_s)
         self._log = self._station.telling.log
 
     # --- from outside ---
@@ -187,7 +187,7 @@ class Processor:
             return f"cannot read registrations: {self.intake.obstacle}"
         return self._doing
 
-    def standing(self) -> Standing:
+    def standing(self) -> StateCounts:
         """What the gauges of state show now."""
         attendance, station = self.attendance, self._station
         oldest = self._cycle.oldest() if self._cycle is not None else None
@@ -214,7 +214,7 @@ class Processor:
         self.ledger.clear()
         self._seen = None
         self.intake.clear()
-        self.scout.reset(Place(topic_id="", position=0))
+        self.scout.reset(Cursor(topic_id="", position=0))
         self.attendance.leases.clear()
         self._station.telling.census.replay({})
 
@@ -331,7 +331,7 @@ class Processor:
                 most = await self._batch_bytes(writer)
             except BusError as error:
                 return error
-            cycle = self._cycle = Cycle(
+            cycle = self._cycle = CommitLoop(
                 station,
                 writer,
                 self.ledger,
@@ -469,7 +469,7 @@ class Processor:
                 "the others and make the topics anew"
             )
 
-    async def _adopt(self, restored: Restored) -> Place:
+    async def _adopt(self, restored: Restored) -> Cursor:
         """Make a replayed ledger the state; return where the input goes on."""
         station, agenda = self._station, self.agenda
         # emptied, and not only let go of: an error of the last tenure may be kept, whose traceback has it
@@ -512,7 +512,7 @@ class Processor:
             here = found.input
             station.remit.grown = found.grown
             ahead = {host.encode(): offset for host, offset in (here.ahead or {}).items()}
-            return Place(topic_id=topic_id, position=here.to, base=base, begin=here.begin or 0, ahead=ahead)
+            return Cursor(topic_id=topic_id, position=here.to, base=base, begin=here.begin or 0, ahead=ahead)
         if found is not None:
             base += found.input.reach
             station.input_lost(f"the registrations topic is another one than before (it was {found.input.topic_id})")
@@ -521,8 +521,8 @@ class Processor:
         if swept is not None and swept.topic_id == topic_id:
             # what comes before had no manager, and is the sweeper's to answer
             earliest = max(earliest, swept.claimed or swept.to)
-            return Place(topic_id=topic_id, position=earliest, base=base, begin=earliest)
-        return Place(topic_id=topic_id, position=earliest, base=base)
+            return Cursor(topic_id=topic_id, position=earliest, base=base, begin=earliest)
+        return Cursor(topic_id=topic_id, position=earliest, base=base)
 
     def _ended_boot(self, found: Checkpoint | None) -> str | None:
         """The boot in which the last manager worked, if it was another one and is known to be over: of this very

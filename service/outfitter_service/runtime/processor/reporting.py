@@ -19,7 +19,7 @@ from outfitter_service.core.states import ALLOCATED, FAILED
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.processor.batch import LOGGED, Batch
 from outfitter_service.runtime.processor.exclusivity_check import Violation
-from outfitter_service.runtime.processor.gauges import NONE, Census
+from outfitter_service.runtime.processor.gauges import NONE, StateGauges
 
 log = structlog.get_logger("outfitter.processor")
 
@@ -27,7 +27,7 @@ log = structlog.get_logger("outfitter.processor")
 LINES_A_SECOND = 50
 
 
-class Lines:
+class LineLimiter:
     """How many lines a processor may still write within this second: what many do at once is summed up."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -59,7 +59,7 @@ def concerned(event: m.Event) -> dict[str, str]:
     return {"host": host, "worker": worker, "incarnation": incarnation}
 
 
-class Telling:
+class CommitReporter:
     """Metrics and log lines of one processor."""
 
     def __init__(self, metrics: Metrics, **place: str | int) -> None:
@@ -68,9 +68,9 @@ class Telling:
         self._registered_ms: dict[str, int] = {}
         self._warned_since = -60.0
         self._warned = 0
-        self.census = Census(metrics.resources)
+        self.census = StateGauges(metrics.resources)
         self.log = log.bind(**place)
-        self._lines = Lines()
+        self._lines = LineLimiter()
         self._unlogged = 0
         self._held_back: set[tuple[str, str]] = set()
 

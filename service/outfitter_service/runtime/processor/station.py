@@ -16,16 +16,16 @@ from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.changelog.shape import LOOK_S
 from outfitter_service.runtime.changelog.snapshots import Pace, Snapshots
 from outfitter_service.runtime.clock import Clock
-from outfitter_service.runtime.dead_letter_quota import Ration
+from outfitter_service.runtime.dead_letter_quota import DeadLetterQuota
 from outfitter_service.runtime.drivers.pool import DriverCalls
 from outfitter_service.runtime.identity import Identity
-from outfitter_service.runtime.input.input_reader import READ_AHEAD, Intake
-from outfitter_service.runtime.input.lookahead import LIGHT, Scout
-from outfitter_service.runtime.input.scope import Remit
-from outfitter_service.runtime.liveness.tracker import Attendance
-from outfitter_service.runtime.processor.batch_limits import Portion
-from outfitter_service.runtime.processor.event_queue import Agenda, Bell
-from outfitter_service.runtime.processor.reporting import Telling
+from outfitter_service.runtime.input.input_reader import READ_AHEAD, InputReader
+from outfitter_service.runtime.input.lookahead import LIGHT, LookAhead
+from outfitter_service.runtime.input.scope import Scope
+from outfitter_service.runtime.liveness.tracker import LivenessTracker
+from outfitter_service.runtime.processor.batch_limits import BatchLimits
+from outfitter_service.runtime.processor.event_queue import EventQueue, Wakeup
+from outfitter_service.runtime.processor.reporting import CommitReporter
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 DEFAULT_LIMITS = Limits()
 
 
-class Stop:
+class StopRequest:
     """A wish to stop after one last commit. `parting`: that commit says that nobody manages the hosts any more."""
 
     def __init__(self) -> None:
@@ -76,22 +76,22 @@ class Station(Struct, kw_only=True):
     topics: Topics
     partition: int
     identity: Identity
-    remit: Remit
+    remit: Scope
     rules: Rules
     limits: Limits
     metrics: Metrics
     clock: Clock
     drivers: DriverCalls
-    bell: Bell
-    agenda: Agenda
-    attendance: Attendance
-    intake: Intake
-    scout: Scout
-    portion: Portion
-    ration: Ration
-    naming: Ration
+    bell: Wakeup
+    agenda: EventQueue
+    attendance: LivenessTracker
+    intake: InputReader
+    scout: LookAhead
+    portion: BatchLimits
+    ration: DeadLetterQuota
+    naming: DeadLetterQuota
     snapshots: Snapshots
-    telling: Telling
+    telling: CommitReporter
 
     def input_lost(self, explanation: str) -> None:
         """Registrations are gone unread: it goes on at the earliest there are, with a whole lease for everybody."""

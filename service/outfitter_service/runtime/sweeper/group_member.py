@@ -22,8 +22,8 @@ from outfitter_proto.records import Checkpoint, Host, LedgerRecord
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.identity import Identity
-from outfitter_service.runtime.outage_log import Outage
-from outfitter_service.runtime.sweeper.partition_sweeper import GRACE_S, Sweep, Task
+from outfitter_service.runtime.outage_log import OutageLog
+from outfitter_service.runtime.sweeper.partition_sweeper import GRACE_S, PartitionSweeper, SweepContext
 
 log = structlog.get_logger("outfitter.sweeper")
 
@@ -71,7 +71,7 @@ def _read(value: bytes | None) -> LedgerRecord | None:
 ACTIVITY = "joining those that look after what is nobody's"
 
 
-class Sweeper:
+class SweeperMember:
     """Takes part in the sweeping for as long as `run` runs."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Sweeper:
         partitions: int,
         identity: Identity,
         metrics: Metrics,
-        outage: Outage | None = None,
+        outage: OutageLog | None = None,
         clock: Clock = SYSTEM,
         grace_s: float = GRACE_S,
         session_s: float = SESSION_S,
@@ -94,11 +94,11 @@ class Sweeper:
         self._identity = identity
         self._metrics = metrics
         self._clock = clock
-        self._outage = outage or Outage(clock)
+        self._outage = outage or OutageLog(clock)
         self._grace_s = grace_s
         self._session_s = session_s
         self._heartbeat_s = heartbeat_s
-        self._sweeps: dict[int, tuple[Sweep, anyio.CancelScope]] = {}
+        self._sweeps: dict[int, tuple[PartitionSweeper, anyio.CancelScope]] = {}
 
     async def run_by_turns(self, others: Collection[str]) -> None:
         """Sweep as long as this host's turn is, given the `others` that are at work: always, or now and then. Returns
@@ -170,17 +170,17 @@ class Sweeper:
             self._sweeps.pop(gone)[1].cancel()
         for new in partitions - self._sweeps.keys():
             scope = anyio.CancelScope()
-            sweep = Sweep(self._task(new), still_mine=partial(membership.confirmed, new), served=self._hosts)
+            sweep = PartitionSweeper(self._task(new), still_mine=partial(membership.confirmed, new), served=self._hosts)
             self._sweeps[new] = sweep, scope
             tasks.start_soon(self._sweep, sweep, scope)
         self._metrics.swept_partitions.set(len(self._sweeps))
 
-    async def _sweep(self, sweep: Sweep, scope: anyio.CancelScope) -> None:
+    async def _sweep(self, sweep: PartitionSweeper, scope: anyio.CancelScope) -> None:
         with scope:
             await sweep.run()
 
-    def _task(self, partition: int) -> Task:
-        return Task(
+    def _task(self, partition: int) -> SweepContext:
+        return SweepContext(
             bus=self._bus,
             topics=self._topics,
             partition=partition,

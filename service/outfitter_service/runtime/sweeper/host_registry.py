@@ -38,7 +38,7 @@ PAUSE_S = 0.02
 _HOST, _WRITER = b"@host/", b"@checkpoint/host/"
 
 
-class Standing(enum.Enum):
+class HostStatus(enum.Enum):
     """What is known of a message's host."""
 
     SERVED = enum.auto()
@@ -49,7 +49,7 @@ class Standing(enum.Enum):
     UNKNOWN = enum.auto()
 
 
-class Roll:
+class HostRegistry:
     """What the ledger of one partition says of its hosts, as far as it was read; and the sweeper's checkpoint."""
 
     def __init__(self, bus: Bus, topic: str, partition: int, *, input_id: str, clock: Clock) -> None:
@@ -70,15 +70,15 @@ class Roll:
         """Those with a manager."""
         return list(self._begins)
 
-    def standing(self, host: str, offset: int) -> Standing:
+    def standing(self, host: str, offset: int) -> HostStatus:
         """Whose a message of `host` at `offset` is, as of the last `catch_up`."""
         begin = self._begins.get(host)
         if begin is not None:
-            return Standing.SERVED if offset >= begin else Standing.EARLIER
+            return HostStatus.SERVED if offset >= begin else HostStatus.EARLIER
         named = self._named.get(host)
         if named is not None and self._clock.monotonic() - named < ARRIVAL_S:
-            return Standing.ARRIVING
-        return Standing.UNKNOWN
+            return HostStatus.ARRIVING
+        return HostStatus.UNKNOWN
 
     async def catch_up(self) -> None:
         """Read all that is committed now and was not read yet.

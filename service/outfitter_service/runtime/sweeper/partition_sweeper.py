@@ -40,11 +40,11 @@ from outfitter_service.runtime.changelog.encoding import dead_letter, letter_ent
 from outfitter_service.runtime.changelog.restore import LedgerRefusedError
 from outfitter_service.runtime.changelog.shape import LOOK_S
 from outfitter_service.runtime.clock import Clock
-from outfitter_service.runtime.dead_letter_quota import Omitted, Payer, Ration
+from outfitter_service.runtime.dead_letter_quota import DeadLetterQuota, Omitted, Payer
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.input.scope import Nobodys, nobodys, was_moved
-from outfitter_service.runtime.outage_log import Outage
-from outfitter_service.runtime.sweeper.host_registry import Roll, Standing
+from outfitter_service.runtime.outage_log import OutageLog
+from outfitter_service.runtime.sweeper.host_registry import HostRegistry, HostStatus
 
 log = structlog.get_logger("outfitter.sweeper")
 
@@ -68,7 +68,7 @@ _LOGGED = 20
 _NAMED = 10
 
 
-class Task(Struct, frozen=True, kw_only=True):
+class SweepContext(Struct, frozen=True, kw_only=True):
     """What a sweep works with."""
 
     bus: Bus
@@ -78,7 +78,7 @@ class Task(Struct, frozen=True, kw_only=True):
     identity: Identity
     metrics: Metrics
     clock: Clock
-    outage: Outage
+    outage: OutageLog
     grace_s: float = GRACE_S
 
 
@@ -99,11 +99,11 @@ class _Held(Struct, kw_only=True):
     why: Nobodys | None = None
 
 
-class Sweep:
+class PartitionSweeper:
     """Sweeps one partition for as long as `run` runs."""
 
     def __init__(
-        self, task: Task, *, still_mine: Callable[[], Awaitable[bool]], served: Callable[[], Iterable[str]]
+        self, task: SweepContext, *, still_mine: Callable[[], Awaitable[bool]], served: Callable[[], Iterable[str]]
     ) -> None:
         """`still_mine` is asked before the partition is taken anew; `served` are the hosts that a dead letter names."""
         self._task = task
@@ -117,10 +117,10 @@ class Sweep:
         self._claimed = 0
         self._written_at = 0.0
         self._input_id = ""
-        self._ration = Ration(task.clock.monotonic)
+        self._ration = DeadLetterQuota(task.clock.monotonic)
         self._looked_at = 0.0
         self._grown: Growth | UnsetType = UNSET
-        self.roll: Roll | None = None
+        self.roll: HostRegistry | None = None
 
     async def run(self) -> None:
         """Sweep until cancelled, through whatever happens to the bus. Returns if this version must not."""
@@ -157,7 +157,7 @@ class Sweep:
         async with await task.bus.open_writer(identity, task.partition, topics=topics) as writer:
             self._input_id = ""
             self._input_id = await self._look_at_input()
-            roll = self.roll = Roll(
+            roll = self.roll = HostRegistry(
                 task.bus, task.topics.allocations, task.partition, input_id=self._input_id, clock=task.clock
             )
             await roll.catch_up()
@@ -220,27 +220,27 @@ class Sweep:
         due = self._task.clock.monotonic() + self._task.grace_s
         served: set[bytes | None] = set()  # from here on: what is known of hosts stays so until something is awaited
         for message in messages:
-            if message.key not in served and self._look_at(message, due) is Standing.SERVED:
+            if message.key not in served and self._look_at(message, due) is HostStatus.SERVED:
                 served.add(message.key)
 
-    def _look_at(self, message: Message, due: float) -> Standing:
+    def _look_at(self, message: Message, due: float) -> HostStatus:
         """Keep a message unless it is surely somebody's, or wants no answer."""
         if was_moved(message, self._task.partition, self._task.partitions, self._grown):
-            return Standing.EARLIER
+            return HostStatus.EARLIER
         key = message.key
         why = nobodys(message, self._task.partitions)
         host = key.decode() if why is None and key is not None else ""
-        standing = Standing.UNKNOWN
+        standing = HostStatus.UNKNOWN
         if why is None and self.roll is not None:
             standing = self.roll.standing(host, message.offset)
-        if standing is not Standing.SERVED and (why is not None or _asks(message)):
+        if standing is not HostStatus.SERVED and (why is not None or _asks(message)):
             self._held.append(_Held(message=message, due=due, host=host, why=why))
             self._bytes += len(message.value or b"")
         return standing
 
     # --- answering -----------------------------------------------------------------------------------------
 
-    async def _answer(self, writer: Writer, roll: Roll, read_to: int) -> None:
+    async def _answer(self, writer: Writer, roll: HostRegistry, read_to: int) -> None:
         """Write the dead letters of the messages that are due, in order."""
         if self._held and self._held[0].why is None and self._held[0].due <= self._task.clock.monotonic():
             await roll.catch_up()
@@ -261,17 +261,17 @@ class Sweep:
                 await self._look_at_input()
             await self._commit(writer, letters, self._next(letters, read_to), summed)
 
-    def _look_again(self, roll: Roll) -> None:
+    def _look_again(self, roll: HostRegistry) -> None:
         """Let go of what turned out to be somebody's."""
         kept = deque(
             held
             for held in self._held
-            if held.why is not None or roll.standing(held.host, held.message.offset) is not Standing.SERVED
+            if held.why is not None or roll.standing(held.host, held.message.offset) is not HostStatus.SERVED
         )
         self._held = kept
         self._bytes = sum(len(held.message.value or b"") for held in kept)
 
-    def _ripe(self, roll: Roll) -> list[_Held]:
+    def _ripe(self, roll: HostRegistry) -> list[_Held]:
         """The first messages that are held, as far as it is sure that they are nobody's."""
         now = self._task.clock.monotonic()
         found: list[_Held] = []
@@ -279,7 +279,7 @@ class Sweep:
         for held in self._held:
             if held.why is None:
                 standing = roll.standing(held.host, held.message.offset)
-                if standing is not Standing.EARLIER and (standing is not Standing.UNKNOWN or held.due > now):
+                if standing is not HostStatus.EARLIER and (standing is not HostStatus.UNKNOWN or held.due > now):
                     break
             size += min(len(held.message.value or b""), MAX_DEAD_LETTER_BODY) + LETTER_EXTRA
             if found and (len(found) >= LETTERS or size > LETTER_BYTES):

@@ -17,7 +17,7 @@ DOUBT_S = 2.0
 waits for it by itself would lose a request's time-out."""
 
 
-class Directory:
+class BrokerDirectory:
     """See the module. `nodes` are the addresses to begin with."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:

@@ -31,9 +31,9 @@ from aiokafka.util import wait_for
 
 from outfitter_proto.bus.addresses import Node
 from outfitter_proto.bus.kafka.connecting import diagnosis
-from outfitter_proto.bus.kafka.connecting.broker_directory import Directory
+from outfitter_proto.bus.kafka.connecting.broker_directory import BrokerDirectory
 from outfitter_proto.bus.kafka.connecting.diagnosis import LoginRefusedError, ended
-from outfitter_proto.bus.kafka.connecting.login import Access
+from outfitter_proto.bus.kafka.connecting.login import Login
 from outfitter_proto.bus.kafka.connecting.protocol import MetadataRequest, SaslAuthenticateRequest, pieces
 from outfitter_proto.bus.port import BusAuthenticationError, BusError, BusUnavailableError
 
@@ -147,11 +147,11 @@ async def _next(authenticator: Any, heard: bytes | None) -> tuple[bytes, bool] |
 class Connector:
     """Makes all of one bus's connections, and counts those that were refused."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Login) -> None:
         if access.mechanism in ("PLAIN", "OAUTHBEARER") and not access.encrypted:
             log.warning("%s: the password or token is sent in the clear: use SASL_SSL", access.url)
         self.access = access
-        self.directory = Directory(access.nodes)
+        self.directory = BrokerDirectory(access.nodes)
         self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
         self.refusals = 0
         """Connections that came to nothing because one side did not believe the other."""

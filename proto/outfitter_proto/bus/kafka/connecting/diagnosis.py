@@ -19,7 +19,7 @@ from aiokafka.conn import AIOKafkaConnection
 from aiokafka.protocol.admin import SaslHandShakeRequest
 
 from outfitter_proto.bus.addresses import Node
-from outfitter_proto.bus.kafka.connecting.login import Access, called
+from outfitter_proto.bus.kafka.connecting.login import Login, called
 from outfitter_proto.bus.port import BusAuthenticationError, BusConfigurationError, BusError, BusUnavailableError
 
 PROBE_WITHIN = 2.0
@@ -66,7 +66,7 @@ FAILURES = (
 """What may come of connecting and asking."""
 
 
-def unavailable(access: Access, node: Node, error: BaseException, *, timeout: float) -> BusError:
+def unavailable(access: Login, node: Node, error: BaseException, *, timeout: float) -> BusError:
     """What a failure on a connection that was good means."""
     where = _where(access, node)
     if isinstance(error, UNKNOWN_THERE):
@@ -78,7 +78,7 @@ def unavailable(access: Access, node: Node, error: BaseException, *, timeout: fl
     return BusUnavailableError(f"{where} cannot be used: {str(error) or type(error).__name__}")
 
 
-async def verdict(access: Access, node: Node, error: BaseException, *, timeout: float) -> BusError:
+async def verdict(access: Login, node: Node, error: BaseException, *, timeout: float) -> BusError:
     """What a failure while connecting means. Takes some seconds at most where the broker hung up on us."""
     where = _where(access, node)
     if isinstance(error, LoginRefusedError):
@@ -102,7 +102,7 @@ async def verdict(access: Access, node: Node, error: BaseException, *, timeout: 
 _HUNG_UP = (ConnectionError, EOFError, ssl.SSLError, kafka_errors.KafkaConnectionError)
 
 
-def _where(access: Access, node: Node) -> str:
+def _where(access: Login, node: Node) -> str:
     return f"{access.url}: the broker at {node}"
 
 
@@ -123,7 +123,7 @@ def _certificate(error: ssl.SSLCertVerificationError) -> str:
     )
 
 
-def _alert(access: Access, error: ssl.SSLError) -> str:
+def _alert(access: Login, error: ssl.SSLError) -> str:
     reason = (error.reason or "").lower().replace("_", " ")
     if "certificate" not in reason and " ca" not in reason:
         return f"refuses to speak TLS with us: {reason}"
@@ -132,7 +132,7 @@ def _alert(access: Access, error: ssl.SSLError) -> str:
     return f"does not accept the client certificate {access.certificate} ({reason})"
 
 
-async def _ask_otherwise(access: Access, node: Node) -> str | None:
+async def _ask_otherwise(access: Login, node: Node) -> str | None:
     """What a listener tells that hung up on us, if anything."""
     if not access.encrypted:
         if await _attempt(_speaks_tls(node)):
@@ -188,7 +188,7 @@ async def _abort(writer: asyncio.StreamWriter) -> None:
         await writer.wait_closed()
 
 
-async def _listen_in_silence(access: Access, node: Node) -> ssl.SSLError | bool | None:
+async def _listen_in_silence(access: Login, node: Node) -> ssl.SSLError | bool | None:
     """What is said to us after our part of the TLS handshake. With TLS 1.3 a certificate is judged only then, and to
     somebody who is still talking the verdict may get lost. True: nothing, so TLS is not the trouble."""
     reader, writer = await asyncio.open_connection(node.host, node.port, ssl=access.options()["ssl_context"])
@@ -212,7 +212,7 @@ async def _speaks_plainly(node: Node) -> bool:
     return True
 
 
-async def _offered_mechanisms(access: Access, node: Node) -> list[str]:
+async def _offered_mechanisms(access: Login, node: Node) -> list[str]:
     """How one may log in; a listener without log-in answers with another error and none."""
     connection = AIOKafkaConnection(
         node.host, node.port, request_timeout_ms=int(PROBE_WITHIN * 1000), **access.options()

@@ -32,7 +32,7 @@ PASSWORD_VARIABLE = "OUTFITTER_KAFKA_SASL_PASSWORD"  # noqa: S105 - a name
 """The one secret that may stand in the environment itself."""
 
 
-class Access:
+class Login:
     """The addresses to begin with, and how to be let in there. Nothing printed of it holds a secret."""
 
     def __init__(self, url: str, nodes: tuple[Node, ...], given: Mapping[str, str], password: str | None) -> None:
@@ -123,7 +123,7 @@ class _Token(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has no ty
         return self._token
 
 
-def access(url: str, settings: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None) -> Access:
+def access(url: str, settings: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None) -> Login:
     """Read `kafka://host[:port][,host[:port]…]`, `settings` (by the names in `SETTINGS`) and, for what they leave
     out, the `OUTFITTER_KAFKA_…` variables of the environment; and see whether the files can be used.
 
@@ -137,12 +137,12 @@ def access(url: str, settings: Mapping[str, str] | None = None, environment: Map
 
 def described(
     url: str, settings: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
-) -> Access:
+) -> Login:
     """As `access`, without looking into any file."""
     environment = os.environ if environment is None else environment
     given = {name: environment[variable(name)] for name in SETTINGS if environment.get(variable(name))}
     given |= settings or {}
-    found = Access(url, _nodes(url), given, environment.get(PASSWORD_VARIABLE) or None)
+    found = Login(url, _nodes(url), given, environment.get(PASSWORD_VARIABLE) or None)
     _check(found, given, has_password=bool(environment.get(PASSWORD_VARIABLE)))
     return found
 
@@ -174,7 +174,7 @@ def _nodes(url: str) -> tuple[Node, ...]:
         raise BusConfigurationError(f"{shown} {error}") from None
 
 
-def _check(found: Access, given: Mapping[str, str], *, has_password: bool) -> None:
+def _check(found: Login, given: Mapping[str, str], *, has_password: bool) -> None:
     """Refuse what cannot work, and what would be without effect: a password for a plaintext listener is a mistake."""
     if found.protocol not in PROTOCOLS:
         raise _wrong("security-protocol", f"{found.protocol!r} is none of {', '.join(PROTOCOLS)}")

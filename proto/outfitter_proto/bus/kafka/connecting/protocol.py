@@ -26,7 +26,7 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-from outfitter_proto.bus.kafka.connecting.login import Access
+from outfitter_proto.bus.kafka.connecting.login import Login
 from outfitter_proto.bus.port import (
     BusAuthorizationError,
     BusConfigurationError,
@@ -68,7 +68,7 @@ def error_name(code: int) -> str:
 
 
 def refusal(
-    access: Access,
+    access: Login,
     code: int,
     *,
     topic: str | None = None,
@@ -93,7 +93,7 @@ def refusal(
     return BusUnavailableError(f"{url}: the broker refused a request{f' on topic {topic!r}' if topic else ''}{suffix}")
 
 
-def denial(access: Access, right: Right) -> str:
+def denial(access: Login, right: Right) -> str:
     """That a right is missing, and the command that grants it."""
     operation, kind, name = right
     known = access.principal.startswith("User:")

@@ -23,7 +23,7 @@ BATCH_BYTES = 256 * 1024
 _Waiting = tuple[Entry, "asyncio.Future[int]"]
 
 
-class Outbox:
+class BatchingPublisher:
     """What waits to be published to one partition."""
 
     def __init__(self, cluster: Cluster, topic: str, partition: int) -> None:

@@ -14,8 +14,8 @@ import anyio.lowlevel
 
 from outfitter.errors import AllocationEndedError, LeaseLostError, NoManagerError, WaitedTooLongError
 from outfitter.session.heartbeats import LOOK_AGAIN
-from outfitter.session.status import Standing, environment, standing
-from outfitter.session.watch import Board, lease_lost
+from outfitter.session.status import AllocationStatus, environment, standing
+from outfitter.session.watch import AllocationWatch, lease_lost
 from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
 from outfitter_proto.records import Allocation, AllocationState, Register
 from outfitter_service.cli._lib import output
@@ -34,7 +34,7 @@ PASSED_ON: Final = (*WITHDRAWING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINC
 """Signals that are for the command once it runs."""
 
 
-class Errand:
+class RunSession:
     """One `outfitter run`. `run` gives its exit code."""
 
     def __init__(
@@ -87,7 +87,7 @@ class Errand:
     async def _hold(self) -> int:
         code = 0
         async with ledger_view.opened(self._where, create=True) as bus:
-            board = Board()
+            board = AllocationWatch()
             session = WorkerSession(
                 bus,
                 self._asked,
@@ -144,16 +144,16 @@ class Errand:
 
     # --- while waiting -----------------------------------------------------------------------------------
 
-    async def _tell_progress(self, board: Board) -> None:
+    async def _tell_progress(self, board: AllocationWatch) -> None:
         """Say what is waited for whenever that changes, and what came of it."""
         begun, told = datetime.now(UTC), ""
         notice = board.read()
         while not notice.over:
             record = notice.record
             if record is not None:
-                if standing(record) is Standing.YOURS and board.lease.at_risk:
+                if standing(record) is AllocationStatus.YOURS and board.lease.at_risk:
                     pass  # read late: the manager is asked whether it stands
-                elif standing(record) is Standing.YOURS:
+                elif standing(record) is AllocationStatus.YOURS:
                     if told:
                         waited = output.age((datetime.now(UTC) - begun).total_seconds())
                         warn(f"has {ledger_view.devices_in_words(record)} after {waited}")
@@ -166,7 +166,7 @@ class Errand:
 
     # --- while the command runs --------------------------------------------------------------------------
 
-    async def _guard(self, board: Board) -> None:
+    async def _guard(self, board: AllocationWatch) -> None:
         """End the command when the devices are not its own any more, or are about to be somebody else's."""
         while True:
             notice = board.read()
@@ -182,11 +182,11 @@ class Errand:
             with anyio.move_on_after(min(left, LOOK_AGAIN) if left < math.inf else None):
                 await board.changed(notice.version)
 
-    def _warn_at_risk(self, board: Board, error: LeaseLostError) -> None:
+    def _warn_at_risk(self, board: AllocationWatch, error: LeaseLostError) -> None:
         if self._lease_left(board) > 0:  # else `_guard` says it
             warn(str(error))
 
-    def _lease_left(self, board: Board) -> float:
+    def _lease_left(self, board: AllocationWatch) -> float:
         """Seconds until the command must be told to end, so that it has ended with the lease."""
         lease = board.lease
         seconds, remaining = lease.seconds, lease.remaining
@@ -206,6 +206,6 @@ def _lost(record: Allocation | None, error: Exception | None) -> str | None:
     """Why the devices are not this worker's any more, or None while they are."""
     if isinstance(error, AllocationEndedError):
         return str(error)
-    if record is None or standing(record) is Standing.YOURS:
+    if record is None or standing(record) is AllocationStatus.YOURS:
         return None
     return f"{record.state}: {record.reason}" if record.reason else record.state

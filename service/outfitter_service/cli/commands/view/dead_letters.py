@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from outfitter_proto.bus import Message
     from outfitter_proto.records import DeadLetter, MessageSource
     from outfitter_service.config import Connection
-    from outfitter_service.query.history_reader import Stretch
+    from outfitter_service.query.history_reader import HistoryRange
 
 SHOWN = 20
 BODY_SHOWN = 1_000
@@ -111,7 +111,7 @@ async def _tell(where: Connection, wanted: Wanted, limit: int, follow: bool, as_
 
     topic = names.topics(where.cluster).dead_letters
     async with ledger_view.opened(where) as bus, AsyncExitStack() as stack:
-        stretches: list[Stretch] = []
+        stretches: list[HistoryRange] = []
         for partition in await ledger_view.partitions(bus, where.cluster, None):
             start = (
                 None if wanted.since is None else await history_reader.offset_at(bus, topic, partition, wanted.since)
@@ -136,7 +136,7 @@ async def _tell(where: Connection, wanted: Wanted, limit: int, follow: bool, as_
                     group.start_soon(_follow, one, wanted, as_json)
 
 
-async def _follow(one: Stretch, wanted: Wanted, as_json: bool) -> None:
+async def _follow(one: HistoryRange, wanted: Wanted, as_json: bool) -> None:
     from outfitter_service.query import ledger_view
 
     messages = one.rest()

@@ -13,7 +13,7 @@ from outfitter_service.query.errors import warn
 
 if TYPE_CHECKING:
     from outfitter_proto.records import Allocation, Host, ResourceInventory
-    from outfitter_service.query.ledger_view import Ledger
+    from outfitter_service.query.ledger_view import LedgerView
 
 NOT_REPORTED = "its driver does not report it"
 
@@ -61,7 +61,7 @@ def devices(ctx: click.Context, /, config: str | None, as_json: bool, **_options
     where = connection(config, options.given(ctx))
     narrowed = options.given(ctx).get("host")
 
-    async def look() -> ledger_view.Ledger:
+    async def look() -> ledger_view.LedgerView:
         async with ledger_view.opened(where) as bus:
             return await ledger_view.read(bus, where.cluster, narrowed)
 
@@ -76,7 +76,7 @@ def devices(ctx: click.Context, /, config: str | None, as_json: bool, **_options
         output.print_table(["host", "resource", "index", "device", "health", "held by", "for"], map(_row, lines))
 
 
-def lines_of(ledger: Ledger, host: Host) -> list[Line]:
+def lines_of(ledger: LedgerView, host: Host) -> list[Line]:
     """The devices that are reported for a host, and those that are held although nobody reports them any more."""
     noted = {device.id: device for device in ledger.devices.values() if device.host == host.host}
     lines: list[Line] = []
@@ -99,7 +99,7 @@ def lines_of(ledger: Ledger, host: Host) -> list[Line]:
     return lines + list(_unreported(ledger, host, {line.id for line in lines}))
 
 
-def _unreported(ledger: Ledger, host: Host, reported: set[str]) -> list[Line]:
+def _unreported(ledger: LedgerView, host: Host, reported: set[str]) -> list[Line]:
     lines: dict[str, Line] = {}
     cut = {name for name, inventory in host.resources.items() if _left_out(inventory)}
     for record in ledger.live(host.host):

@@ -15,7 +15,7 @@ from outfitter_service.query.errors import OutfitterCliError
 if TYPE_CHECKING:
     from outfitter_proto.records import Allocation, Host
     from outfitter_service.cli.commands.view.devices import Holder, Line
-    from outfitter_service.query.ledger_view import Ledger
+    from outfitter_service.query.ledger_view import LedgerView
 
 
 class Waiter(Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ def explain(ctx: click.Context, /, worker: str, config: str | None, as_json: boo
     where = connection(config, options.given(ctx))
     narrowed = options.given(ctx).get("host")
 
-    async def look() -> ledger_view.Ledger:
+    async def look() -> ledger_view.LedgerView:
         async with ledger_view.opened(where) as bus:
             return await ledger_view.read(bus, where.cluster, narrowed)
 
@@ -78,7 +78,7 @@ def explain(ctx: click.Context, /, worker: str, config: str | None, as_json: boo
             output.say(sentence)
 
 
-def _unknown(ledger: Ledger, worker: str) -> str:
+def _unknown(ledger: LedgerView, worker: str) -> str:
     from difflib import get_close_matches
 
     known = list(dict.fromkeys(stored.record.worker for stored in ledger.allocations))
@@ -87,7 +87,7 @@ def _unknown(ledger: Ledger, worker: str) -> str:
     return f"there is no worker {worker!r}: it never registered, or was over long ago; {hint}"
 
 
-def _explanation(ledger: Ledger, record: Allocation) -> Explanation:
+def _explanation(ledger: LedgerView, record: Allocation) -> Explanation:
     from outfitter_service.cli.commands.view.devices import lines_of
     from outfitter_service.query.ledger_view import warnings_of
 
@@ -111,7 +111,7 @@ def _explanation(ledger: Ledger, record: Allocation) -> Explanation:
     )
 
 
-def _ahead(ledger: Ledger, record: Allocation) -> Iterator[Waiter]:
+def _ahead(ledger: LedgerView, record: Allocation) -> Iterator[Waiter]:
     """Those before it in the queue that want any of the same resources."""
     if record.queue_position is None:
         return
@@ -128,17 +128,17 @@ def _ahead(ledger: Ledger, record: Allocation) -> Iterator[Waiter]:
 
 
 def _sentences(record: Allocation, told: Explanation, host: Host | None) -> Iterator[str]:
-    from outfitter.session.status import Standing, standing
+    from outfitter.session.status import AllocationStatus, standing
 
     asked = _asked(told.amounts)
     age, since = _age(told.since), f"{told.since:%Y-%m-%dT%H:%M:%SZ}"
     for_long = f"for {age} (since {since})"
     match standing(record):
-        case Standing.YOURS:
+        case AllocationStatus.YOURS:
             yield f"{told.worker} on {told.host} has had {asked} {for_long}."
-        case Standing.WAITING if told.state == "pending":
+        case AllocationStatus.WAITING if told.state == "pending":
             yield f"{told.worker} on {told.host} has waited for {asked} {for_long}."
-        case Standing.WAITING:
+        case AllocationStatus.WAITING:
             doing = ": its driver makes the devices ready" if told.state == "preparing" else ""
             yield f"{told.worker} on {told.host} has been {told.state} with {asked} {for_long}{doing}."
         case _ if told.state == "releasing":
@@ -146,9 +146,9 @@ def _sentences(record: Allocation, told: Explanation, host: Host | None) -> Iter
                 f"{told.worker} on {told.host} has been giving back {asked} {for_long}: what it held is free when its "
                 "driver has taken it back and nobody uses it."
             )
-        case Standing.OVER:
+        case AllocationStatus.OVER:
             yield f"{told.worker} on {told.host} has been over {for_long}: it held or wanted {asked}."
-        case Standing.FAILED:
+        case AllocationStatus.FAILED:
             yield f"{told.worker} on {told.host} was refused {asked} {age} ago ({since})."
     if told.reason:
         yield f"Reason: {told.reason}."
@@ -158,7 +158,7 @@ def _sentences(record: Allocation, told: Explanation, host: Host | None) -> Iter
         yield f"It has no infos of {name}: {missing.reason}."
     if told.state == "pending":
         yield from _waiting(told)
-    elif standing(record) is Standing.YOURS:
+    elif standing(record) is AllocationStatus.YOURS:
         yield from _holding(record, told)
     yield _manager(told, host)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from outfitter_proto.bus import Message
     from outfitter_proto.records import Note, Refresh, Transition
     from outfitter_service.config import Connection
-    from outfitter_service.query.history_reader import Stretch
+    from outfitter_service.query.history_reader import HistoryRange
 
 _PATIENCE = 5.0
 SHOWN = 50
@@ -122,7 +122,7 @@ async def _tell(where: Connection, show: _Lines, follow: bool, limit: int | None
     wanted = show.wanted
     async with ledger_view.opened(where) as bus, AsyncExitStack() as stack:
         topic = await history_reader.topic_of(bus, where)
-        stretches: list[Stretch] = []
+        stretches: list[HistoryRange] = []
         for partition in await ledger_view.partitions(bus, where.cluster, wanted.host):
             start = None
             if wanted.since is not None:
@@ -151,7 +151,7 @@ async def _tell(where: Connection, show: _Lines, follow: bool, limit: int | None
                     group.start_soon(_follow, one, show)
 
 
-async def _follow(one: Stretch, show: _Lines) -> None:
+async def _follow(one: HistoryRange, show: _Lines) -> None:
     from outfitter_service.query import ledger_view
 
     for message in one.rest():

@@ -13,7 +13,7 @@ from outfitter_service.query.errors import warn
 
 if TYPE_CHECKING:
     from outfitter_proto.bus import Bus
-    from outfitter_service.query.ledger_view import Ledger, Stored
+    from outfitter_service.query.ledger_view import LedgerView, Stored
 
 OVER_SHOWN = 20
 """Of those that are over, how many are shown: the last ones. Those that are live are all shown."""
@@ -59,7 +59,7 @@ def status(
     where = connection(config, options.given(ctx))
     narrowed = options.given(ctx).get("host")
 
-    async def look() -> ledger_view.Ledger:
+    async def look() -> ledger_view.LedgerView:
         async with ledger_view.opened(where) as bus:
             found = await ledger_view.read(bus, where.cluster, narrowed)
             await _warn_of_unserved(bus, where.cluster, found, narrowed)
@@ -107,14 +107,14 @@ def sorted_for_people(workers: Iterable[Stored]) -> list[Stored]:
     return [*(stored for stored in found if not is_over(stored)), *over]
 
 
-def _nobody(found: Ledger, host: str | None, *, narrowly: bool) -> str:
+def _nobody(found: LedgerView, host: str | None, *, narrowly: bool) -> str:
     hosts = sorted(record.host for record in found.hosts.values())
     if host is not None and host not in hosts:
         return f"nothing is known of host {host!r}: it has no manager, and had none"
     return "no worker is like that" if narrowly else "no workers"
 
 
-async def _warn_of_unserved(bus: Bus, cluster: str, found: Ledger, host: str | None) -> None:
+async def _warn_of_unserved(bus: Bus, cluster: str, found: LedgerView, host: str | None) -> None:
     from outfitter_proto.bus import BusError
     from outfitter_service.query import unserved_hosts
 

@@ -100,7 +100,7 @@ async def _announce(where: Connection, asked: Register, as_json: bool) -> int:
 
 async def _obtain(where: Connection, asked: Register, wait: float, as_json: bool) -> int:
     """Publish, wait for the final answer, and withdraw what has none by then."""
-    from outfitter.session.status import Standing, standing
+    from outfitter.session.status import AllocationStatus, standing
     from outfitter_proto.names import allocation_key
     from outfitter_service.cli._lib.conversation import conversing
     from outfitter_service.query import ledger_view
@@ -108,18 +108,22 @@ async def _obtain(where: Connection, asked: Register, wait: float, as_json: bool
     key = allocation_key(asked.host, asked.worker, asked.incarnation)
     async with conversing(where, asked.worker) as conversation:
 
-        def stands(*among: Standing) -> bool:
+        def stands(*among: AllocationStatus) -> bool:
             return key in conversation.records and standing(conversation.records[key].record) in among
 
         answered = False
         try:
             offset = await conversation.publish(asked)
             answered = await conversation.heard(
-                lambda: offset in conversation.letters or stands(Standing.YOURS, Standing.OVER, Standing.FAILED), wait
+                lambda: (
+                    offset in conversation.letters
+                    or stands(AllocationStatus.YOURS, AllocationStatus.OVER, AllocationStatus.FAILED)
+                ),
+                wait,
             )
         finally:
             if not answered:  # too late, or interrupted
-                await _withdraw(conversation, asked, lambda: stands(Standing.OVER, Standing.FAILED))
+                await _withdraw(conversation, asked, lambda: stands(AllocationStatus.OVER, AllocationStatus.FAILED))
         if key not in conversation.records:
             letter = await conversation.letter(offset)
             raise OutfitterCliError(letter.reason if letter is not None else await conversation.nobody())
@@ -131,7 +135,7 @@ async def _obtain(where: Connection, asked: Register, wait: float, as_json: bool
     else:
         why = f" ({record.reason})" if record.reason else ""
         output.say(f"{record.key}  {record.state}  {ledger_view.devices_in_words(record)}{why}")
-    return 0 if standing(record) is Standing.YOURS else 1
+    return 0 if standing(record) is AllocationStatus.YOURS else 1
 
 
 async def _withdraw(conversation: Conversation, asked: Register, done: Callable[[], bool]) -> None:

@@ -65,7 +65,7 @@ def run(
 
     from outfitter_proto.support.processes import process_owner
     from outfitter_service.cli._lib.running.child import Child
-    from outfitter_service.cli._lib.running.run_session import PASSED_ON, Errand
+    from outfitter_service.cli._lib.running.run_session import PASSED_ON, RunSession
     from outfitter_service.cli._lib.running.signals import SignalFile
     from outfitter_service.config import connection
 
@@ -76,7 +76,7 @@ def run(
     with SignalFile(PASSED_ON) as signals, Child(command, mask=signals.blocked_before) as child:
 
         async def work() -> int:
-            errand = Errand(
+            errand = RunSession(
                 where, asked, child, signals=signals, wait_for_manager=wait_for_manager, kill_after=kill_after
             )
             return await errand.run()
