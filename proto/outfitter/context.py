@@ -120,19 +120,19 @@ class RuntimeContext(OperatorContext):
     @property
     def waiting_because(self) -> str | None:
         """Why entering still waits, in the manager's words; None before it has said so, and once it waits no more."""
-        record = self._board().read().record
+        record = self._allocation_watch().read().record
         return record.reason if record is not None and status.standing(record) is AllocationStatus.WAITING else None
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the manager found odd in the registration, a sentence each: fields that it does not know, say."""
-        record = self._board().read().record
+        record = self._allocation_watch().read().record
         return tuple(record.warnings or ()) if record is not None else ()
 
     @property
     def lease_lost(self) -> bool:
         """True while no heartbeat was acknowledged for most of the lease. Never waits, works in every thread."""
-        return self._board().lease.at_risk
+        return self._allocation_watch().lease.at_risk
 
     def for_operator(self, operator: str) -> OperatorView:
         """The same allocation as operator `operator` sees it; usable while this context is."""
@@ -253,7 +253,7 @@ class RuntimeContext(OperatorContext):
         """Attached to an allocation that somebody else asked for: is it what this code needs?"""
         if not self._settings.attach:
             return
-        held = self._board().read().record
+        held = self._allocation_watch().read().record
         for name, asked in (self._settings.registration.resources or {}).items():
             amount = 0 if held is None else held.request.amounts.get(name, 0)
             if amount < asked.amount:
@@ -263,13 +263,13 @@ class RuntimeContext(OperatorContext):
                     code="invalid-request", record=held,
                 )  # fmt: skip
 
-    def _board(self) -> AllocationWatch:
+    def _allocation_watch(self) -> AllocationWatch:
         self._check_process()
         if self._backend is None:
             raise ContextStateError(f"{self!r} was not entered: use `with context:` or `async with context:`")
         if self._left:
             raise ContextStateError(f"{self!r} was left, and its devices were given back")
-        return self._backend.board
+        return self._backend.allocation_watch
 
 
 def _reason(error: BaseException | None) -> str:

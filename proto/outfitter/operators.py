@@ -39,14 +39,14 @@ class OperatorContext(ABC):
         """Whose share this is. None: an operator that the registration does not name."""
 
     @abstractmethod
-    def _board(self) -> AllocationWatch:
+    def _allocation_watch(self) -> AllocationWatch:
         """The board, after checking that it may be looked at here and now."""
 
     @property
     def record(self) -> Allocation:
         """The allocation record as it stands on the wire."""
-        board = self._board()
-        return _usable(board, board.read())
+        allocation_watch = self._allocation_watch()
+        return _usable(allocation_watch, allocation_watch.read())
 
     @property
     def env(self) -> dict[str, str]:
@@ -104,7 +104,7 @@ class Changes(Iterator[ExternalResourceInfos], AsyncIterator[ExternalResourceInf
     def __init__(self, context: OperatorContext, name: str) -> None:
         self._context = context
         self._name = name
-        self._board = context._board()
+        self._allocation_watch = context._allocation_watch()
         self._seen: ExternalResourceInfos | None = None
 
     def __iter__(self) -> Changes:
@@ -120,7 +120,7 @@ class Changes(Iterator[ExternalResourceInfos], AsyncIterator[ExternalResourceInf
                 raise StopIteration
             if glance.news is not None:
                 return glance.news
-            self._board.wait(glance.version)
+            self._allocation_watch.wait(glance.version)
 
     async def __anext__(self) -> ExternalResourceInfos:
         while True:
@@ -129,10 +129,10 @@ class Changes(Iterator[ExternalResourceInfos], AsyncIterator[ExternalResourceInf
                 raise StopAsyncIteration
             if glance.news is not None:
                 return glance.news
-            await self._board.changed(glance.version)
+            await self._allocation_watch.changed(glance.version)
 
     def _look(self) -> _Glance:
-        version = self._board.read().version  # first, so that what comes while we look is not slept through
+        version = self._allocation_watch.read().version  # first, so that what comes while we look is not slept through
         try:
             infos = self._context.get_external_resource_infos(self._name)
         except AllocationNotUsableError:
@@ -164,19 +164,19 @@ class OperatorView(OperatorContext):
     def operator(self) -> str | None:
         return self._operator
 
-    def _board(self) -> AllocationWatch:
-        return self._context._board()
+    def _allocation_watch(self) -> AllocationWatch:
+        return self._context._allocation_watch()
 
 
-def _usable(board: AllocationWatch, notice: Snapshot) -> Allocation:
-    """The record of `notice`, if its devices may be used now."""
-    if notice.error is not None:
-        raise notice.error.with_traceback(None)  # it is raised again and again: its frames must not pile up
-    if notice.record is None:
+def _usable(allocation_watch: AllocationWatch, snapshot: Snapshot) -> Allocation:
+    """The record of `snapshot`, if its devices may be used now."""
+    if snapshot.error is not None:
+        raise snapshot.error.with_traceback(None)  # it is raised again and again: its frames must not pile up
+    if snapshot.record is None:
         raise AllocationNotUsableError("there is no allocation record yet")
-    refusal = status.refusal(notice.record)
+    refusal = status.refusal(snapshot.record)
     if refusal is not None:
         raise refusal
-    if board.lease.at_risk:
-        raise lease_lost(board)
-    return notice.record
+    if allocation_watch.lease.at_risk:
+        raise lease_lost(allocation_watch)
+    return snapshot.record

@@ -77,7 +77,7 @@ class FakeOutfitter:
         self._unavailable: dict[str, Unavailable] = {}
         self._verdict: tuple[AllocationState, str | None, str | None] = (AllocationState.ALLOCATED, None, None)
         self._workers: dict[str, _Worker] = {}
-        self._boards: dict[str, tuple[AllocationWatch, Callable[[LeaseLostError], object] | None]] = {}
+        self._allocation_watchs: dict[str, tuple[AllocationWatch, Callable[[LeaseLostError], object] | None]] = {}
         self.absent = False
         """True: nobody answers a registration, and entering raises `NoManagerError`."""
         self._now = 0.0
@@ -148,20 +148,26 @@ class FakeOutfitter:
     def lose_lease(self) -> None:
         """The heartbeats of all workers that have a lease have failed for all of it."""
         with self._lock:
-            boards = list(self._boards.values())
-            self._now += max((board.lease.seconds or 0.0 for board, _ in boards), default=0.0)
-        for board, tell in boards:
-            record = board.read().record
-            if board.lease.at_risk and record is not None and status.standing(record) is status.AllocationStatus.YOURS:
-                board.touch()
+            allocation_watchs = list(self._allocation_watchs.values())
+            self._now += max(
+                (allocation_watch.lease.seconds or 0.0 for allocation_watch, _ in allocation_watchs), default=0.0
+            )
+        for allocation_watch, tell in allocation_watchs:
+            record = allocation_watch.read().record
+            if (
+                allocation_watch.lease.at_risk
+                and record is not None
+                and status.standing(record) is status.AllocationStatus.YOURS
+            ):
+                allocation_watch.touch()
                 if tell is not None:
-                    tell(lease_lost(board))
+                    tell(lease_lost(allocation_watch))
 
     def restore_lease(self) -> None:
         """Heartbeats get through again."""
-        for board, _ in list(self._boards.values()):
-            board.lease.confirm(self._now)
-            board.touch()
+        for allocation_watch, _ in list(self._allocation_watchs.values()):
+            allocation_watch.lease.confirm(self._now)
+            allocation_watch.touch()
 
     # --- what workers do: called by contexts, and by whoever plays the manager on a bus ------------------------
 
@@ -178,7 +184,7 @@ class FakeOutfitter:
     def dismiss(self, registration: Register, reason: str) -> None:
         """A worker deregisters."""
         with self._lock:
-            self._boards.pop(_key(registration), None)
+            self._allocation_watchs.pop(_key(registration), None)
             worker = self._workers.get(_key(registration))
             if worker is None:
                 return  # its allocation was over before
@@ -320,7 +326,7 @@ class _FakeBackend:
     def __init__(
         self, fake: FakeOutfitter, settings: Settings, tell: Callable[[LeaseLostError], object] | None
     ) -> None:
-        self.board = AllocationWatch(Lease(lambda: fake._now))
+        self.allocation_watch = AllocationWatch(Lease(lambda: fake._now))
         self._fake = fake
         self._registration = settings.registration
         self._tell = tell
@@ -331,25 +337,25 @@ class _FakeBackend:
         if self._fake.absent:
             self._ready.set_exception(NoManagerError("the fake is absent"))
             return self._ready
-        self._fake._boards[_key(self._registration)] = (self.board, self._tell)
+        self._fake._allocation_watchs[_key(self._registration)] = (self.allocation_watch, self._tell)
         self._fake.admit(self._registration, self._post)
         return self._ready
 
     def stop(self, reason: str) -> Future[None]:
         self._fake.dismiss(self._registration, reason)
-        self.board.close()
+        self.allocation_watch.close()
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
     def _post(self, record: Allocation) -> None:
-        self.board.lease.grant(record.request.lease_s)
-        self.board.post(record)
+        self.allocation_watch.lease.grant(record.request.lease_s)
+        self.allocation_watch.post(record)
         if self._ready.done() or (meaning := status.standing(record)) is status.AllocationStatus.WAITING:
             return
         refusal = status.refusal(record)
         if meaning is status.AllocationStatus.YOURS or refusal is None:
-            self.board.lease.confirm(self._fake._now)
+            self.allocation_watch.lease.confirm(self._fake._now)
             self._ready.set_result(None)
         else:
             self._ready.set_exception(refusal)

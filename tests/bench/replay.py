@@ -74,9 +74,9 @@ async def by_service(url: str, cluster: str) -> Replayed:
     """As a manager does when it starts."""
     memory.tune()
     async with KafkaBus(url) as bus:
-        remit = HostScope(loads.HOST, host_writer(loads.HOST))
+        scope = HostScope(loads.HOST, host_writer(loads.HOST))
         before = machine.resident_bytes()
-        found = await restore(bus, topics(cluster).allocations, 0, remit)
+        found = await restore(bus, topics(cluster).allocations, 0, scope)
         return Replayed(
             records=found.records,
             kept=len(found.ledger.allocations),

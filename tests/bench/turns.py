@@ -117,7 +117,7 @@ async def through(house: InProcessManager) -> None:
     """Wait until everything is decided and told."""
     _, end = await house.bus.offsets(TOPICS.registrations, 0)
     with anyio.fail_after(WITHIN_S):
-        while house.processor.position < end or house.processor.agenda.queue:
+        while house.processor.position < end or house.processor.event_queue.queue:
             if house.failure is not None:
                 raise house.failure
             await anyio.sleep(0.05)

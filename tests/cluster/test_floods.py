@@ -47,8 +47,8 @@ async def bus(tmp_path: Path) -> AsyncIterator[FaultyBus]:
 async def managed(bus: Bus, folder: Path, limits: Limits | None = None) -> AsyncIterator[InProcessManager]:
     """A manager of the whole partition, another one each time."""
     identity = of_partition(replica_identity(CLUSTER), 0)
-    remit = PartitionScope(0, 1, identity.writer)
-    async with serving(bus, static(1), folder, identity=identity, remit=remit, limits=limits, ready=False) as house:
+    scope = PartitionScope(0, 1, identity.writer)
+    async with serving(bus, static(1), folder, identity=identity, scope=scope, limits=limits, ready=False) as house:
         yield house
 
 
@@ -137,7 +137,7 @@ async def test_a_flood_of_one_host_does_not_hold_up_the_end_of_anothers_lease(bu
 
 async def test_a_hosts_messages_are_decided_in_order_however_far_ahead(bus: FaultyBus, tmp_path: Path) -> None:
     """Some of a host's messages are ahead of a flood, and as it says a lot as well, the rest is decided in turn."""
-    limits = structs.replace(LITTLE, light=20)
+    limits = structs.replace(LITTLE, quiet_limit=20)
     bodies = flood(SMALL_FLOOD)
     busy = [register(f"w{number}", host="busy", gpu=1) for number in range(300)]
     for number, body in enumerate(busy):
@@ -185,7 +185,7 @@ async def test_an_input_that_begins_anew_is_looked_ahead_of_whatever_was_too_lar
 ) -> None:
     async with managed(bus, tmp_path, LITTLE) as house:
         await house.ready()
-        house.processor.scout.rest(until=10 * FLOOD)
+        house.processor.lookahead.rest(until=10 * FLOOD)
         house.processor._station.input_lost("the topic was deleted and made anew")
         await say(bus, *flood(SMALL_FLOOD), register("quiet", host="other", gpu=1))
         assert (await place(bus, "other/quiet/1"))["to"] < SMALL_FLOOD
@@ -257,7 +257,7 @@ async def test_what_was_decided_ahead_and_come_by_is_not_lost_when_the_commit_fa
             assert cycle is not None
             await _until(lambda: any(each.key == b"other" for each in cycle._open.scouted))
             bus.go.set()
-            await _until(lambda: cycle._open.position == end and house.processor.scout.outlook is None)
+            await _until(lambda: cycle._open.position == end and house.processor.lookahead.lookahead_buffer is None)
             fail.set()
             await through(house, end)
             assert "other/x/1" in await house.records()

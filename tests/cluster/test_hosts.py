@@ -29,10 +29,10 @@ async def say(house: InProcessManager, body: dict[str, Any]) -> None:
 
 async def test_hosts_beyond_the_bound_are_dead_letters_and_those_that_are_known_are_served_on(tmp_path: Path) -> None:
     limits = Limits(lease_grace_s=0.1, hosts=2)
-    remit = PartitionScope(0, 1, IDENTITY.writer)
+    scope = PartitionScope(0, 1, IDENTITY.writer)
     async with (
         FaultyBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus,
-        serving(bus, static(2), tmp_path, identity=IDENTITY, remit=remit, limits=limits) as house,
+        serving(bus, static(2), tmp_path, identity=IDENTITY, scope=scope, limits=limits) as house,
     ):
         for host in ("a", "b", "c", "a"):
             await say(house, register(f"w{host}", host=host, gpu=1))
@@ -46,12 +46,12 @@ async def test_hosts_beyond_the_bound_are_dead_letters_and_those_that_are_known_
 
 async def test_a_host_that_was_forgotten_by_a_commit_without_an_answer_is_looked_at_no_more(tmp_path: Path) -> None:
     url = f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL"
-    remit = PartitionScope(0, 1, IDENTITY.writer)
+    scope = PartitionScope(0, 1, IDENTITY.writer)
     forgotten = anyio.Event()
     async with (
         FaultyBus(url) as said,
         FaultyBus(url) as bus,
-        serving(bus, static(2), tmp_path, identity=IDENTITY, remit=remit, retention_s=0.3, forgets_hosts=True) as house,
+        serving(bus, static(2), tmp_path, identity=IDENTITY, scope=scope, retention_s=0.3, forgets_hosts=True) as house,
     ):
         house.bus = said
 
@@ -117,23 +117,23 @@ async def test_a_replica_without_its_first_assignment_is_not_ready_and_says_what
 
 
 def test_a_message_that_was_too_large_means_nothing_in_an_input_that_begins_anew() -> None:
-    portion = BatchLimits(records=10, max_bytes=10_000)
-    portion.refuse(7)
-    portion.forget()
-    assert portion.indigestible is None
+    batch_limits = BatchLimits(records=10, max_bytes=10_000)
+    batch_limits.refuse(7)
+    batch_limits.forget()
+    assert batch_limits.rejected_offset is None
 
 
 async def test_what_a_driver_says_of_a_host_that_is_not_known_any_more_is_not_kept(tmp_path: Path) -> None:
     """Its driver was being asked while the host was forgotten."""
-    remit = PartitionScope(0, 1, IDENTITY.writer)
+    scope = PartitionScope(0, 1, IDENTITY.writer)
     async with (
         FaultyBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus,
-        serving(bus, static(2), tmp_path, identity=IDENTITY, remit=remit) as house,
+        serving(bus, static(2), tmp_path, identity=IDENTITY, scope=scope) as house,
     ):
-        agenda = house.processor.agenda
-        agenda.add(DriverReport(host="gone", resource="gpu", devices=(), asked=1))
+        event_queue = house.processor.event_queue
+        event_queue.add(DriverReport(host="gone", resource="gpu", devices=(), asked=1))
         await say(house, register("w", host="a", gpu=1))
         await house.until(lambda records: records.get("a/w/1", {}).get("state") == "allocated")
         await house.told()
         assert set(house.processor.ledger.hosts) == {"a"}
-        assert not [place for place in agenda._reports if place[0] == "gone"]
+        assert not [place for place in event_queue._reports if place[0] == "gone"]

@@ -59,7 +59,7 @@ async def test_deadlines_of_some_hosts_are_looked_at_in_a_turn_and_those_of_all_
     looked: set[str] = set()
     is_due = commit_loop.is_due
     identity = of_partition(replica_identity(CLUSTER), 0)
-    remit = PartitionScope(0, 1, identity.writer)
+    scope = PartitionScope(0, 1, identity.writer)
     with turns() as found:
 
         def look(ledger: Any, rules: Any, host: str, now: Any) -> bool:
@@ -71,7 +71,7 @@ async def test_deadlines_of_some_hosts_are_looked_at_in_a_turn_and_those_of_all_
         monkeypatch.setattr(commit_loop, "HOSTS_AT_ONCE", AT_ONCE)
         async with (
             FaultyBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus,
-            serving(bus, static(1), tmp_path, identity=identity, remit=remit, retention_s=0.0) as house,
+            serving(bus, static(1), tmp_path, identity=identity, scope=scope, retention_s=0.0) as house,
         ):
             for host in HOSTS:
                 body = register("w", host=host, gpu=9)  # it fails, and is forgotten when its deadline is looked at

@@ -45,7 +45,7 @@ class Partition:
 
     def __init__(self, keys: Iterable[bytes | None], *, light: int, room: int) -> None:
         self.log = [message(offset, key) for offset, key in enumerate(keys)]
-        self.light = light
+        self.quiet_limit = light
         self.room = room
         self.settled: list[Message] = []
         self.told = Cursor(topic_id="t", position=0)
@@ -54,9 +54,9 @@ class Partition:
     def begin(self) -> None:
         """A manager takes the partition, and knows what the last checkpoint told."""
         self.place = Cursor(topic_id="t", position=self.told.position, ahead=dict(self.told.ahead))
-        self.intake = PrefetchBuffer(MOST)
+        self.input_reader = PrefetchBuffer(MOST)
         self.read = self.place.position
-        self.outlook: LookAheadBuffer | None = None
+        self.lookahead_buffer: LookAheadBuffer | None = None
         self.works = [self.work(self.place)]
 
     def work(self, after: PendingCommit | Cursor) -> PendingCommit:
@@ -64,30 +64,32 @@ class Partition:
         return PendingCommit(batch=Decided(), position=after.position, ahead=ahead)
 
     def fetch(self) -> None:
-        if not self.intake.full:
-            self.intake.put(self.log[self.read : self.read + 2])
+        if not self.input_reader.full:
+            self.input_reader.put(self.log[self.read : self.read + 2])
             self.read = min(self.read + 2, len(self.log))
-        if self.outlook is None and self.intake.full:
-            self.outlook = LookAheadBuffer(self.read, self.place, REMIT, light=self.light, room=self.room, most=MOST)
+        if self.lookahead_buffer is None and self.input_reader.full:
+            self.lookahead_buffer = LookAheadBuffer(
+                self.read, self.place, REMIT, quiet_limit=self.quiet_limit, room=self.room, most=MOST
+            )
 
     def look(self) -> None:
-        outlook = self.outlook
-        if outlook is None or outlook.full:
+        lookahead_buffer = self.lookahead_buffer
+        if lookahead_buffer is None or lookahead_buffer.full:
             return
-        end = min(outlook.position + 5, len(self.log))
-        outlook.see(self.log[outlook.position : end], end)
-        if self.read >= outlook.position and not self.intake.full:
-            self.outlook = None
+        end = min(lookahead_buffer.position + 5, len(self.log))
+        lookahead_buffer.see(self.log[lookahead_buffer.position : end], end)
+        if self.read >= lookahead_buffer.position and not self.input_reader.full:
+            self.lookahead_buffer = None
 
     def ahead(self) -> None:
-        work, outlook = self.works[-1], self.outlook
-        if outlook is not None and outlook.messages and work.position >= outlook.start:
-            work.decide_ahead(outlook, REMIT, PORTION)
+        work, lookahead_buffer = self.works[-1], self.lookahead_buffer
+        if lookahead_buffer is not None and lookahead_buffer.messages and work.position >= lookahead_buffer.start:
+            work.decide_ahead(lookahead_buffer, REMIT, PORTION)
 
     def turn(self) -> None:
         work = self.works[-1]
-        if self.intake.messages:
-            taken = self.intake.take()
+        if self.input_reader.messages:
+            taken = self.input_reader.take()
             work.position = taken.offset + 1
             if taken.offset >= work.ahead.get(taken.key or b"", 0):
                 work.decide(taken, REMIT, PORTION)
@@ -112,9 +114,11 @@ class Partition:
 
     def fail(self) -> None:
         for work in reversed(self.works):
-            self.intake.give_back(work.messages)
-            if self.outlook is not None:
-                self.outlook.give_back([each for each in work.scouted if each.offset >= self.outlook.start])
+            self.input_reader.give_back(work.messages)
+            if self.lookahead_buffer is not None:
+                self.lookahead_buffer.give_back(
+                    [each for each in work.scouted if each.offset >= self.lookahead_buffer.start]
+                )
         self.works = [self.work(self.place)]
 
     def judge(self) -> None:
@@ -129,7 +133,7 @@ class Partition:
         assert sum(len(key) + ENTRY_BYTES for key in place.ahead) <= 2 * self.room
         settled = {each.offset for each in self.settled}
         for host in filter(None, HOSTS):
-            heard = self.place.heard(host) if self.outlook is None else self.outlook.heard(host)
+            heard = self.place.heard(host) if self.lookahead_buffer is None else self.lookahead_buffer.heard(host)
             assert settled >= {each.offset for each in self.log[:heard] if each.key == host}
 
 
@@ -144,13 +148,13 @@ OFTEN = ["fetch", "look", "ahead", "turn", "fetch", "look", "ahead", "turn", "se
 @given(
     keys=st.lists(st.sampled_from((b"a", b"a", *HOSTS)), min_size=10, max_size=60),
     steps=st.lists(st.sampled_from(OFTEN), min_size=20, max_size=300),
-    light=st.integers(1, 4),
+    quiet_limit=st.integers(1, 4),
     hosts=st.integers(0, 3),
 )
 def test_each_message_is_decided_once_and_each_hosts_in_order_whatever_fails(
     keys: list[bytes | None], steps: list[str], light: int, hosts: int
 ) -> None:
-    partition = Partition(keys, light=light, room=hosts * (1 + ENTRY_BYTES))
+    partition = Partition(keys, quiet_limit=light, room=hosts * (1 + ENTRY_BYTES))
     for step in steps:
         STEPS[step](partition)
     for _ in range(4 * len(keys)):
@@ -162,39 +166,41 @@ def test_each_message_is_decided_once_and_each_hosts_in_order_whatever_fails(
 
 def test_what_was_passed_over_comes_again_in_its_order_when_the_commit_fails() -> None:
     """Whichever window came to it first: the other one has it as well, and before what is behind it."""
-    partition = Partition([b"a"] * 12, light=9, room=1000)
-    while partition.outlook is None:
+    partition = Partition([b"a"] * 12, quiet_limit=9, room=1000)
+    while partition.lookahead_buffer is None:
         partition.fetch()
     partition.look()
-    while partition.works[-1].position < partition.outlook.start:
+    while partition.works[-1].position < partition.lookahead_buffer.start:
         partition.turn()
     partition.settle()
     for step in (Partition.fetch, Partition.turn, Partition.ahead, Partition.ahead, Partition.fail, Partition.ahead):
         step(partition)
     batch = partition.works[-1].batch
     assert isinstance(batch, Decided)
-    assert [each.offset for each in batch.seen] == [partition.outlook.start]
+    assert [each.offset for each in batch.seen] == [partition.lookahead_buffer.start]
     for step in (Partition.fetch, Partition.turn, Partition.fail, Partition.turn, Partition.turn, Partition.settle):
         step(partition)
 
 
-def outlook(light: int = 2, room: int = 1000, ahead: dict[bytes, int] | None = None) -> tuple[LookAheadBuffer, Cursor]:
+def lookahead_buffer(
+    light: int = 2, room: int = 1000, ahead: dict[bytes, int] | None = None
+) -> tuple[LookAheadBuffer, Cursor]:
     place = Cursor(topic_id="t", position=0, ahead=ahead or {})
-    return LookAheadBuffer(10, place, REMIT, light=light, room=room, most=100), place
+    return LookAheadBuffer(10, place, REMIT, quiet_limit=light, room=room, most=100), place
 
 
-def kept(outlook: LookAheadBuffer) -> list[int]:
-    return [each.offset for each in outlook.messages]
+def kept(lookahead_buffer: LookAheadBuffer) -> list[int]:
+    return [each.offset for each in lookahead_buffer.messages]
 
 
 def test_of_a_flood_no_more_is_kept_than_a_light_hosts_messages() -> None:
-    seen, _ = outlook()
+    seen, _ = lookahead_buffer()
     seen.see([message(offset, b"loud" if offset % 10 else b"quiet") for offset in range(10, 1010)], 1010)
     assert kept(seen) == [10, 11, 12, 20]
 
 
 def test_a_host_that_was_left_to_its_turn_is_ahead_again_once_the_intake_has_been_there() -> None:
-    seen, place = outlook()
+    seen, place = lookahead_buffer()
     seen.see([message(offset, b"a") for offset in range(10, 15)], 15)
     assert kept(seen) == [10, 11]
     place.position = 14
@@ -206,7 +212,7 @@ def test_a_host_that_was_left_to_its_turn_is_ahead_again_once_the_intake_has_bee
 
 
 def test_a_host_may_be_ahead_by_its_share_of_what_was_decided_meanwhile() -> None:
-    seen, place = outlook()
+    seen, place = lookahead_buffer()
     seen.see([message(10, b"loud"), message(11, b"a"), message(12, b"a")], 13)
     place.position = 14
     seen.see([message(20, b"a")], 21)
@@ -216,14 +222,14 @@ def test_a_host_may_be_ahead_by_its_share_of_what_was_decided_meanwhile() -> Non
 
 
 def test_what_checkpoints_say_of_hosts_ahead_is_bounded() -> None:
-    seen, _ = outlook(room=2 * (1 + ENTRY_BYTES))
+    seen, _ = lookahead_buffer(room=2 * (1 + ENTRY_BYTES))
     seen.see([message(10 + number, key) for number, key in enumerate((b"a", b"b", b"c", b"a"))], 14)
     assert kept(seen) == [10, 11, 13]
 
 
 def test_after_a_restart_what_is_ahead_already_is_neither_kept_nor_counted() -> None:
     ahead = {b"a": 14, b"b": 20}
-    seen, _ = outlook(ahead=ahead, room=3 * (1 + ENTRY_BYTES))
+    seen, _ = lookahead_buffer(ahead=ahead, room=3 * (1 + ENTRY_BYTES))
     seen.see([message(offset, b"a") for offset in range(10, 16)], 16)
     assert kept(seen) == [14, 15]
     seen.see([message(16, b"c"), message(17, b"d")], 18)
@@ -231,7 +237,7 @@ def test_after_a_restart_what_is_ahead_already_is_neither_kept_nor_counted() -> 
 
 
 def test_a_host_is_heard_as_far_as_was_looked_unless_something_it_said_is_undecided() -> None:
-    seen, place = outlook(room=len("loudquiet") + 2 * ENTRY_BYTES)
+    seen, place = lookahead_buffer(room=len("loudquiet") + 2 * ENTRY_BYTES)
     seen.see([message(offset, b"loud") for offset in range(10, 20)], 20)
     assert seen.heard(b"quiet") == 0, "what is before it is not decided"
     place.position = 10
@@ -248,6 +254,6 @@ def test_a_host_is_heard_as_far_as_was_looked_unless_something_it_said_is_undeci
 
 
 def test_messages_of_nobody_are_decided_in_turn() -> None:
-    seen, _ = outlook()
+    seen, _ = lookahead_buffer()
     seen.see([message(10, None), message(11, b"no/name"), message(12, b"a")], 13)
     assert kept(seen) == [12]

@@ -54,7 +54,7 @@ async def test_of_managers_of_both_scopes_that_start_at_one_moment_at_least_one_
     async with at_once("host") as one, at_once("cluster") as two:
         of_host = serving(one, static(1), tmp_path, ready=False)
         of_cluster = serving(
-            two, static(1), tmp_path, ready=False, identity=identity, remit=PartitionScope(0, 1, identity.writer)
+            two, static(1), tmp_path, ready=False, identity=identity, scope=PartitionScope(0, 1, identity.writer)
         )
         async with of_host as first, of_cluster as second:
             with anyio.fail_after(20):
@@ -87,8 +87,8 @@ async def test_a_partition_is_not_taken_by_who_is_told_that_it_is_anothers(tmp_p
         return False
 
     async with FaultyBus(url, script) as bus:
-        remit = PartitionScope(0, 1, identity.writer)
-        house = serving(bus, static(1), tmp_path, ready=False, identity=identity, remit=remit, still_mine=anothers)
+        scope = PartitionScope(0, 1, identity.writer)
+        house = serving(bus, static(1), tmp_path, ready=False, identity=identity, scope=scope, still_mine=anothers)
         async with house as serving_none:
             with anyio.fail_after(20):
                 await asked.wait()

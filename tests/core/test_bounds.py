@@ -83,7 +83,7 @@ def test_of_too_many_that_are_over_those_that_ended_first_are_forgotten_before_t
     for number in range(8):
         desk.deregister(f"w{number}")
         desk.now += timedelta(seconds=1)
-    assert desk.book.over == 8
+    assert desk.host_state.over == 8
     assert desk.say(m.Tick(host="h")).changes == []  # it is not in the ledger yet how they ended
     assert is_due(desk.ledger, desk.rules, "h", desk.now)
     desk.pass_time(0)
@@ -147,7 +147,7 @@ def test_however_fast_runs_of_one_worker_end_so_many_are_remembered_and_a_good_o
     if kind == "fails":
         desk.report("a", "b")
     changes = storm(desk, kind, 1000)
-    assert len(desk.book.incarnations["w"]) <= 8 + 2 * 50
+    assert len(desk.host_state.incarnations["w"]) <= 8 + 2 * 50
     assert max(changes) <= 16
     desk.commit()
     begun = len(desk.decisions)
@@ -169,7 +169,7 @@ def test_what_an_earlier_version_has_piled_up_goes_in_pieces() -> None:
         desk.register("w", 1, incarnation=f"again-{number}")
         changes.append(len(desk.decisions[-1].changes))
     assert max(changes) <= 16
-    assert len(desk.book.incarnations["w"]) <= 8 + 2
+    assert len(desk.host_state.incarnations["w"]) <= 8 + 2
 
 
 def test_runs_that_hold_devices_are_neither_forgotten_nor_looked_at_again_and_again() -> None:
@@ -177,7 +177,7 @@ def test_runs_that_hold_devices_are_neither_forgotten_nor_looked_at_again_and_ag
     for number in range(200):
         desk.register("w", resources={}, incarnation=f"{number}")
     assert all(len(decision.changes) <= 2 and len(decision.cut) <= 1 for decision in desk.decisions)
-    assert len(desk.book.live) == 200
+    assert len(desk.host_state.live) == 200
     assert all(desk["w", f"{number}"].reason_code == "superseded" for number in range(199))
 
 
@@ -187,7 +187,7 @@ def test_a_flood_of_workers_that_end_is_forgotten_as_fast_as_it_comes() -> None:
         desk.deregister(f"w{number}")
         if number % 20 == 0:
             desk.commit()
-    assert desk.book.over <= 10 + 2 * 20
+    assert desk.host_state.over <= 10 + 2 * 20
 
 
 @pytest.mark.parametrize("takes_back", [False, True])
@@ -210,13 +210,13 @@ def test_to_forget_a_run_and_to_take_that_back_takes_no_longer_the_more_there_ar
     desk = CoreDriver(max_incarnations=100_000)
     storm(desk, "unseen", 2000)
     desk.commit()
-    book = desk.book
-    book.incarnations["w"] = [(offset, Counted(key)) for offset, key in book.incarnations["w"]]
-    book.past["w"] = [(since, Counted(key)) for since, key in book.past["w"]]
+    host_state = desk.host_state
+    host_state.incarnations["w"] = [(offset, Counted(key)) for offset, key in host_state.incarnations["w"]]
+    host_state.past["w"] = [(since, Counted(key)) for since, key in host_state.past["w"]]
     desk.ledger.apply([DropAllocation(f"h/w/unseen-{number}") for number in range(1000)])
     if takes_back:
         desk.ledger.rollback()
-    assert len(book.incarnations["w"]) == (2000 if takes_back else 1000)
+    assert len(host_state.incarnations["w"]) == (2000 if takes_back else 1000)
     assert Counted.compared < 2000 * 2 * 2 * 20
 
 

@@ -26,7 +26,7 @@ def tick_if_due(desk: CoreDriver) -> None:
 def restarted(desk: CoreDriver) -> CoreDriver:
     """Another manager that knows the records alone."""
     ledger = Ledger()
-    ledger.restore(PutHost(desk.book.record))
+    ledger.restore(PutHost(desk.host_state.record))
     for record in desk.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
     again = CoreDriver(*desk.rules.specs.values(), ledger=ledger)
@@ -47,7 +47,7 @@ def test_retention_goes_on_after_a_clock_that_was_ahead() -> None:
         desk.deregister(f"x{n}")
         desk.now += timedelta(hours=1)
         tick_if_due(desk)
-    assert desk.book.over <= 2
+    assert desk.host_state.over <= 2
     assert "h/w0/1" not in desk.ledger.allocations
 
 
@@ -107,16 +107,16 @@ def test_records_of_the_future_are_within_the_bound_of_records_that_are_over() -
     desk.now -= YEAR
     tick_if_due(desk)
     tick_if_due(desk)
-    assert desk.book.over == 3
+    assert desk.host_state.over == 3
 
 
 def test_a_host_whose_record_is_of_the_future_is_forgotten_in_time() -> None:
     desk = CoreDriver(retention_s=60.0, forgets_hosts=True)
-    desk.ledger.apply([PutHost(structs.replace(desk.book.record, since=desk.now + YEAR))])
+    desk.ledger.apply([PutHost(structs.replace(desk.host_state.record, since=desk.now + YEAR))])
     tick_if_due(desk)
     desk.now += timedelta(seconds=61)
     tick_if_due(desk)
-    assert desk.book.record is None
+    assert desk.host_state.record is None
 
 
 def test_a_clock_that_goes_back_a_little_moves_nothing() -> None:
@@ -135,7 +135,7 @@ def test_what_is_remembered_of_a_worker_is_bounded_although_the_clock_goes_back(
         desk.now -= timedelta(seconds=1)
         desk.ledger.seal()
         desk.ledger.settle()
-    assert len(desk.book.incarnations["w"]) <= 2 + 2 * 6  # those of this commit, and of the one before
+    assert len(desk.host_state.incarnations["w"]) <= 2 + 2 * 6  # those of this commit, and of the one before
 
 
 def test_what_is_over_and_became_too_large_to_write_loses_its_devices_when_the_clock_was_set_back() -> None:

@@ -195,7 +195,7 @@ def test_a_report_that_says_nothing_new_changes_nothing() -> None:
 def test_the_hosts_record_says_what_each_driver_said() -> None:
     desk = CoreDriver(GPU, m.ResourceSpec(name="fpga"), m.ResourceSpec(name="off", state=m.SpecState.DISABLED))
     desk.report(ill("a"))
-    resources = desk.book.record.resources
+    resources = desk.host_state.record.resources
     assert {name: resource.state for name, resource in resources.items()} == {
         "gpu": "reported",
         "fpga": "not-reported",
@@ -203,13 +203,13 @@ def test_the_hosts_record_says_what_each_driver_said() -> None:
     }
     assert (resources["gpu"].devices[0].id, resources["gpu"].devices[0].health) == ("a", "unhealthy")
     desk.fail("hangs")
-    assert desk.book.record.resources["gpu"].reason == "hangs"
+    assert desk.host_state.record.resources["gpu"].reason == "hangs"
 
 
 def test_the_hosts_record_lists_the_first_devices_and_counts_them_all() -> None:
     desk = CoreDriver(GPU)
     desk.report(*(f"{number:04}" for number in range(MAX_LISTED_DEVICES)), "one-more", ill("one-ill"))
-    told = desk.book.record.resources["gpu"]
+    told = desk.host_state.record.resources["gpu"]
     assert (told.total, told.healthy) == (MAX_LISTED_DEVICES + 2, MAX_LISTED_DEVICES + 1)
     assert [device.id for device in told.devices] == [f"{number:04}" for number in range(MAX_LISTED_DEVICES)]
 

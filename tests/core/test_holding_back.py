@@ -26,11 +26,11 @@ def restarted(desk: CoreDriver, *specs: m.ResourceSpec, **rules: Any) -> CoreDri
     ledger = Ledger()
     for record in desk.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
-    ledger.restore(PutHost(desk.book.record))
+    ledger.restore(PutHost(desk.host_state.record))
     ledger.resume(commit=desk.ledger.commits, token=desk.ledger.token)
     again = CoreDriver(*specs or desk.rules.specs.values(), ledger=ledger, **rules)
     again.now, again.offset = desk.now, desk.offset
-    record = host_record(again.book.record, again.rules, {}, again.now)
+    record = host_record(again.host_state.record, again.rules, {}, again.now)
     if record is not None:
         ledger.apply([PutHost(record)])
     again.say(m.Reschedule(host=HOST))
@@ -45,12 +45,12 @@ def lent(*specs: m.ResourceSpec, devices: tuple[str, ...] = ("gpu:0", "gpu:1"), 
         desk.register(f"w{number}", 1)
     if desk.rules.specs["gpu"].on_demand:
         desk.report(*devices, asked=len(devices))
-    assert len(desk.book.live) == workers
+    assert len(desk.host_state.live) == workers
     return desk
 
 
 def healths(desk: CoreDriver, resource: str = "gpu") -> dict[str, str]:
-    return {one.id: one.health for one in desk.book.record.resources[resource].devices}
+    return {one.id: one.health for one in desk.host_state.record.resources[resource].devices}
 
 
 SUSPECT = "h/w1/1 holds gpu:0 of gpu, which is not reported any more"
@@ -60,8 +60,11 @@ def test_devices_under_new_ids_are_held_back_while_one_is_held_under_its_old_id(
     desk = restarted(lent())
     desk.report("GPU-a", "GPU-b")
     assert healths(desk) == {"GPU-a": "unknown", "GPU-b": "unknown"}
-    assert desk.book.record.resources["gpu"].healthy == 0
-    assert desk.book.record.resources["gpu"].devices[0].reason == f"held back: {SUSPECT} and which may be this device"
+    assert desk.host_state.record.resources["gpu"].healthy == 0
+    assert (
+        desk.host_state.record.resources["gpu"].devices[0].reason
+        == f"held back: {SUSPECT} and which may be this device"
+    )
     waiter = desk.register("w2", 1)
     assert (waiter.state, waiter.reason_code) == ("pending", "infeasible")
     assert waiter.reason == (
@@ -80,8 +83,8 @@ def test_it_ends_at_once_when_the_last_such_holder_has_ended() -> None:
     desk.deregister("w2")
     assert desk.has("w3") == ["GPU-a"]
     assert healths(desk) == {"GPU-a": "healthy", "GPU-b": "healthy"}
-    assert desk.book.record.resources["gpu"].known is UNSET
-    assert not desk.book.suspects
+    assert desk.host_state.record.resources["gpu"].known is UNSET
+    assert not desk.host_state.suspects
 
 
 def test_it_goes_on_while_a_driver_has_not_let_go_of_the_device() -> None:
@@ -324,12 +327,12 @@ def test_what_several_share_holds_back_what_one_would_have_alone() -> None:
 
 def test_a_host_whose_devices_are_all_known_keeps_nothing_of_it() -> None:
     desk = lent(GPU, CARD)
-    assert desk.book.record.resources["gpu"].known is UNSET
-    assert desk.book.record.resources["card"].known is UNSET
+    assert desk.host_state.record.resources["gpu"].known is UNSET
+    assert desk.host_state.record.resources["card"].known is UNSET
     desk = restarted(desk)
-    assert desk.book.record.resources["gpu"].known == ["gpu:0", "gpu:1"]
+    assert desk.host_state.record.resources["gpu"].known == ["gpu:0", "gpu:1"]
     desk.report("gpu:0", "gpu:1")
-    assert desk.book.record.resources["gpu"].known is UNSET
+    assert desk.host_state.record.resources["gpu"].known is UNSET
 
 
 def test_a_device_that_is_held_and_not_listed_is_not_new() -> None:
@@ -340,7 +343,7 @@ def test_a_device_that_is_held_and_not_listed_is_not_new() -> None:
     desk.report(*(f"{number:04}" for number in range(1, 300)))
     desk = restarted(desk)
     desk.report(*(f"{number:04}" for number in range(1, 300)))
-    assert "unknown" not in {one.health for one in desk.book.inventories["gpu"].devices}
+    assert "unknown" not in {one.health for one in desk.host_state.inventories["gpu"].devices}
 
 
 def test_a_failed_driver_that_reports_at_last_is_compared_with_what_was_known() -> None:

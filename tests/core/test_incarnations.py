@@ -59,7 +59,7 @@ def test_a_repeated_registration_of_an_older_incarnation_renews_nothing() -> Non
     desk.register("w", 1, incarnation="2")
     desk.register("w", 1)
     assert desk.decisions[-1].renewed == []
-    assert desk.ledger.book("h").newest("w") == "h/w/2"
+    assert desk.ledger.host_state("h").newest("w") == "h/w/2"
 
 
 def test_a_superseded_incarnation_does_not_come_back_when_the_newer_one_is_forgotten() -> None:
@@ -81,9 +81,9 @@ def test_the_newest_of_those_that_are_remembered_is_current() -> None:
     desk.register("w", 1, incarnation="3")
     desk.register("w", 1, incarnation="4")
     desk.say(m.OwnerDied(allocation="h/w/4", detail="gone"))
-    assert desk.book.newest("w") == "h/w/4"
+    assert desk.host_state.newest("w") == "h/w/4"
     desk.ledger.apply([DropAllocation("h/w/4")])
-    assert desk.book.newest("w") == "h/w/3"
+    assert desk.host_state.newest("w") == "h/w/3"
 
 
 def test_a_deregistration_of_an_older_incarnation_ends_only_itself() -> None:
@@ -222,7 +222,7 @@ def test_a_registration_after_its_own_deregistration_grants_nothing() -> None:
     desk.deregister("w")
     assert desk.register("w", 1).state == "ended"
     assert desk.decisions[-1].kind == "late"
-    assert desk.book.live == {}
+    assert desk.host_state.live == {}
 
 
 def test_a_registration_that_comes_after_its_own_deregistration_was_seen_first_grants_nothing() -> None:

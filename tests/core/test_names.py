@@ -36,7 +36,7 @@ def restarted(desk: CoreDriver, **rules: Any) -> CoreDriver:
     ledger = Ledger()
     for record in desk.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
-    ledger.restore(PutHost(desk.book.record))
+    ledger.restore(PutHost(desk.host_state.record))
     ledger.resume(commit=desk.ledger.commits, token=desk.ledger.token)
     again = CoreDriver(*desk.rules.specs.values(), ledger=ledger, **rules)
     again.now, again.offset = desk.now, desk.offset
@@ -100,7 +100,7 @@ def test_names_of_free_devices_are_known_after_a_restart_as_well() -> None:
     assert desk.register("w1", resources=asks(a=1)).aliases == {"/dev/x0": ["PCI-0", "UUID-0"]}
     assert desk.register("w2", resources=asks(b=1)).state == "pending"
     desk.report(resource="c")
-    assert desk.book.record.resources["c"].names is UNSET
+    assert desk.host_state.record.resources["c"].names is UNSET
 
 
 def test_a_name_that_is_learnt_after_the_grant_is_in_the_record_of_its_holder() -> None:
@@ -112,7 +112,7 @@ def test_a_name_that_is_learnt_after_the_grant_is_in_the_record_of_its_holder() 
     desk = restarted(desk)
     desk.report("0", resource="b")
     assert desk.register("w2", resources=asks(b=1)).state == "pending"
-    assert dict(desk.book.locks) == {"0": 1}
+    assert dict(desk.host_state.locks) == {"0": 1}
 
 
 def test_a_device_whose_id_changes_stays_with_its_holder() -> None:
@@ -137,14 +137,14 @@ def test_names_that_are_connected_for_a_moment_stay_so_for_a_holder_who_was_not_
     desk.say(m.Reschedule(host=HOST))
     assert desk["w1"].aliases == {"/dev/x0": ["PCI-0", "UUID-0"]}
     desk.report("u1", resource="c")
-    assert desk.book.inventories["c"].linked == ()
+    assert desk.host_state.inventories["c"].linked == ()
 
 
 def test_names_are_listed_of_as_many_devices_as_the_record_of_a_host_lists() -> None:
     desk = CoreDriver(A)
     desk.report(*(device(f"g{n}", aliases=(f"p{n}",)) for n in range(300)), resource="a")
-    assert desk.book.record.resources["a"].names[:2] == [["g0", "p0"], ["g1", "p1"]]
-    assert len(desk.book.record.resources["a"].names) == 256
+    assert desk.host_state.record.resources["a"].names[:2] == [["g0", "p0"], ["g1", "p1"]]
+    assert len(desk.host_state.record.resources["a"].names) == 256
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
@@ -152,7 +152,7 @@ def test_devices_that_a_report_connects_are_one_in_whatever_order_it_names_them(
     named = [device("a", aliases=("x",)), device("b", aliases=("y",)), device("c", aliases=("x", "y"))]
     desk = CoreDriver(A)
     desk.report(*(named[place] for place in order), resource="a")
-    assert desk.book.inventories["a"].healthy == 1
+    assert desk.host_state.inventories["a"].healthy == 1
     assert desk.register("w1", resources=asks(a=1)).state == "allocated"
     assert desk.register("w2", resources=asks(a=1)).state == "pending"
 
@@ -170,7 +170,7 @@ def test_a_device_that_is_named_twice_has_the_names_and_the_illness_of_both(repe
     first, second = repeated
     desk = CoreDriver(A, B)
     desk.report(device(first, aliases=("x",)), ill(second, "overheated"), resource="a")
-    [known] = desk.book.inventories["a"].devices
+    [known] = desk.host_state.inventories["a"].devices
     assert (known.id, known.health, known.reason) == ("a", "unhealthy", "overheated")
     assert desk.register("w1", resources=asks(a=1)).reason_code == "infeasible"
 
@@ -278,9 +278,9 @@ class Names(RuleBasedStateMachine):
         rebuilt = Ledger()
         for record in self.desk.ledger.allocations.values():
             rebuilt.restore(PutAllocation(record.key, record))
-        for resource, inventory in self.desk.book.inventories.items():
+        for resource, inventory in self.desk.host_state.inventories.items():
             rebuilt.restore(SetInventory(HOST, resource, inventory))
-        rebuilt.restore(PutHost(self.desk.book.record))
+        rebuilt.restore(PutHost(self.desk.host_state.record))
         rebuilt.resume(commit=self.desk.ledger.commits, token=self.desk.ledger.token)
         assert whole(rebuilt) == whole(self.desk.ledger)
 

@@ -30,7 +30,7 @@ def tick(desk: CoreDriver, seconds: float = 0.25) -> None:
 def restarted(desk: CoreDriver) -> CoreDriver:
     """Another manager that knows the records alone."""
     ledger = Ledger()
-    ledger.restore(PutHost(desk.book.record))
+    ledger.restore(PutHost(desk.host_state.record))
     for record in desk.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
     ledger.resume(commit=desk.ledger.commits, token=desk.ledger.token)

@@ -19,7 +19,7 @@ TWO = {"one": asks(gpu=1), "two": asks(gpu=1)}
 def reconfigured(desk: CoreDriver, *specs: m.ResourceSpec) -> CoreDriver:
     """Another manager, with other resources, that knows the records alone."""
     ledger = Ledger()
-    ledger.restore(PutHost(desk.book.record))
+    ledger.restore(PutHost(desk.host_state.record))
     for record in desk.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
     ledger.resume(commit=desk.ledger.commits, token=desk.ledger.token)

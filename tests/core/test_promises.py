@@ -167,7 +167,7 @@ class Core(RuleBasedStateMachine):
     def storm(self, worker: str, kinds: list[str]) -> None:
         """A worker that is started again and again, and deregistrations of runs that nobody has seen."""
         world = self.world
-        over = world.ledger.book(HOST).over
+        over = world.ledger.host_state(HOST).over
         for kind in kinds:
             incarnation = f"run-{world.offset}"
             resources = {"gpu": ResourceRequest(amount=9 if kind == "fails" else 1)}
@@ -175,19 +175,19 @@ class Core(RuleBasedStateMachine):
                 world.message(Register(host=HOST, worker=worker, incarnation=incarnation, resources=resources))
             if kind in ("unseen", "leaves"):
                 world.message(Deregister(host=HOST, worker=worker, incarnation=incarnation))
-        book = world.ledger.book(HOST)
-        runs = [key for _, key in book.incarnations.get(worker, ())]
-        live = sum(key in book.live for key in runs)
+        host_state = world.ledger.host_state(HOST)
+        runs = [key for _, key in host_state.incarnations.get(worker, ())]
+        live = sum(key in host_state.live for key in runs)
         fresh = 2 * BURST  # of this commit, and of the one before
         assert len(runs) <= world.rules.max_incarnations + live + fresh
-        assert book.over <= max(over, world.rules.max_over) + fresh
+        assert host_state.over <= max(over, world.rules.max_over) + fresh
         world.commit()
 
-    @precondition(lambda self: self.world.ledger.book(HOST).live)
+    @precondition(lambda self: self.world.ledger.host_state(HOST).live)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         """Somebody who holds devices is over."""
-        key = data.draw(st.sampled_from(sorted(self.world.ledger.book(HOST).live)))
+        key = data.draw(st.sampled_from(sorted(self.world.ledger.host_state(HOST).live)))
         self.world.say(m.OwnerDied(allocation=key, detail="gone"))
 
     # --- drivers ---

@@ -268,9 +268,9 @@ def test_every_decision_fits_every_end_comes_and_nobody_starves(
     for record in desk.ledger.allocations.values():
         if record.state == "pending":
             assert any(
-                len(desk.book.inventory(name).devices) < amount
-                or desk.book.inventory(name).healthy < amount
-                or desk.book.live
+                len(desk.host_state.inventory(name).devices) < amount
+                or desk.host_state.inventory(name).healthy < amount
+                or desk.host_state.live
                 for name, amount in record.request.amounts.items()
             ), f"{record.key} waits for nothing: {record.reason}"  # fmt: skip
     for decision in desk.decisions:

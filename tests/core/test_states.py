@@ -22,12 +22,12 @@ def test_a_step_without_a_row_raises_and_changes_nothing(state: AllocationState 
     desk = CoreDriver()
     desk.report("a")
     record = desk.register("w", 1)
-    draft = DecisionBuilder(desk.ledger, desk.rules, desk.now, cause="test")
+    builder = DecisionBuilder(desk.ledger, desk.rules, desk.now, cause="test")
     if state is not None:
         record = type(record)(**{name: getattr(record, name) for name in record.__struct_fields__} | {"state": state})
     with pytest.raises(IllegalStepError, match=f"in state {state or '.none.'} cannot take the step {step}"):
-        draft.step(step, "why", record, new=state is None)
-    assert (draft.decision.changes, draft.decision.history, draft.records) == ([], [], {})
+        builder.step(step, "why", record, new=state is None)
+    assert (builder.decision.changes, builder.decision.history, builder.records) == ([], [], {})
 
 
 def test_a_state_of_a_later_version_takes_no_step() -> None:

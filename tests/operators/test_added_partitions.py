@@ -75,8 +75,8 @@ async def test_a_record_that_was_moved_has_not_ended_and_is_followed_where_it_is
                 Entry(key, encode(structs.replace(record, state=AllocationState.ENDED, reason="here"))),
             )
             with anyio.fail_after(20):
-                while not session.board.read().over:
-                    await session.board.changed(session.board.read().version)
+                while not session.allocation_watch.read().over:
+                    await session.allocation_watch.changed(session.allocation_watch.read().version)
             found = session.record
             assert found is not None
             assert (found.state, found.reason) == ("ended", "here")

@@ -121,7 +121,7 @@ def test_a_waiting_worker_enters_when_it_is_granted(stage: WorkerStage) -> None:
         entering = pool.submit(context.__enter__)
         stage.fake.wait_for(lambda: stage.fake.registrations)
         assert not entering.done()
-        context._board().wait(0, 10)
+        context._allocation_watch().wait(0, 10)
         assert context.waiting_because == "all 4 are busy"
         stage.fake.grant()
         assert entering.result(10) is context

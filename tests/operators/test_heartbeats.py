@@ -42,10 +42,10 @@ class Scene:
 
     def __init__(self, *, lease_s: float = 3.0, state: str = "allocated") -> None:
         self.clock = Clock()
-        self.board = AllocationWatch()
-        self.board.lease = Lease(self.clock)
-        self.board.lease.grant(lease_s)
-        self.board.post(record(state))
+        self.allocation_watch = AllocationWatch()
+        self.allocation_watch.lease = Lease(self.clock)
+        self.allocation_watch.lease.grant(lease_s)
+        self.allocation_watch.post(record(state))
         self.beats = 0
         self.away = False
         self.beaten = anyio.Event()
@@ -53,7 +53,7 @@ class Scene:
         self.answers = anyio.Event()
         self.told: list[LeaseLostError] = []
         trouble = WorkerOutageLog("h/w/1", self.clock)
-        self.keeper = LeaseKeeper(self.board, self.beat, self.ask, self.told.append, trouble)
+        self.keeper = LeaseKeeper(self.allocation_watch, self.beat, self.ask, self.told.append, trouble)
 
     async def beat(self) -> None:
         self.beats += 1
@@ -65,14 +65,14 @@ class Scene:
     async def ask(self) -> None:
         self.asked.set()
         await self.answers.wait()
-        if not self.board.read().over:
-            self.board.lease.confirm(self.clock())
-            self.board.touch()
+        if not self.allocation_watch.read().over:
+            self.allocation_watch.lease.confirm(self.clock())
+            self.allocation_watch.touch()
 
 
 async def test_after_the_end_of_its_lease_the_managers_answer_counts_and_no_heartbeat() -> None:
     scene = Scene()
-    lease = scene.board.lease
+    lease = scene.allocation_watch.lease
     scene.clock.missed += 100
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(scene.keeper.run)
@@ -84,7 +84,7 @@ async def test_after_the_end_of_its_lease_the_managers_answer_counts_and_no_hear
             assert lease.over
             scene.answers.set()
             while lease.at_risk:
-                await scene.board.changed(scene.board.read().version)
+                await scene.allocation_watch.changed(scene.allocation_watch.read().version)
         tasks.cancel_scope.cancel()
 
 
@@ -95,20 +95,20 @@ async def test_what_the_ledger_says_then_counts_and_not_the_heartbeat() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(scene.keeper.run)
             await scene.asked.wait()
-            scene.board.close(AllocationEndedError("it was somebody else's by then"))
+            scene.allocation_watch.close(AllocationEndedError("it was somebody else's by then"))
             scene.answers.set()
-    assert scene.board.lease.over
+    assert scene.allocation_watch.lease.over
 
 
 async def test_before_the_end_of_its_lease_every_heartbeat_counts() -> None:
     scene = Scene(lease_s=60.0)
     scene.clock.missed += 50.0
-    assert scene.board.lease.at_risk
+    assert scene.allocation_watch.lease.at_risk
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(scene.keeper.run)
         with anyio.fail_after(20):
-            while scene.board.lease.at_risk:
-                await scene.board.changed(scene.board.read().version)
+            while scene.allocation_watch.lease.at_risk:
+                await scene.allocation_watch.changed(scene.allocation_watch.read().version)
         assert scene.beats == 1
         assert not scene.asked.is_set()
         tasks.cancel_scope.cancel()
@@ -127,7 +127,7 @@ async def test_whoever_has_devices_is_told_and_nobody_who_waits(state: str, capl
             while scene.beats < beats + 5:
                 await scene.beaten.wait()  # the watch has looked as well
             while state == "allocated" and not scene.told:
-                await scene.board.changed(scene.board.read().version)
+                await scene.allocation_watch.changed(scene.allocation_watch.read().version)
         tasks.cancel_scope.cancel()
     assert len(scene.told) == (state == "allocated")
     assert "stop using" not in caplog.text
@@ -139,7 +139,7 @@ async def test_a_grant_that_is_read_too_late_is_not_told_of_before_the_manager_h
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(scene.keeper.run)
         with anyio.fail_after(20):
-            scene.board.post(record("allocated"))
+            scene.allocation_watch.post(record("allocated"))
             await scene.asked.wait()
         tasks.cancel_scope.cancel()
     assert scene.told == []

@@ -89,8 +89,8 @@ async def test_an_allocation_that_cannot_be_followed_any_more_is_given_back_all_
         await session.wait()
         blind = True
         manager.fake.set("gpu", [])
-        while session.board.read().error is None:
-            await session.board.changed(session.board.read().version)
+        while session.allocation_watch.read().error is None:
+            await session.allocation_watch.changed(session.allocation_watch.read().version)
     await anyio.to_thread.run_sync(manager.wait_until, lambda: manager.deregistrations)
 
 
@@ -110,7 +110,7 @@ async def test_after_the_end_of_its_lease_a_worker_that_cannot_read_the_ledger_i
     asked = Register(host=HOST, worker="w", incarnation="1", lease_s=0.6)
     async with FaultyBus(url, harm) as bus, WorkerSession(bus, asked) as session:
         await session.wait()
-        lease = session.board.lease
+        lease = session.allocation_watch.lease
         blind = True
         with anyio.fail_after(20):
             manager.fake.set("gpu", [{"id": "GPU-a"}])
@@ -269,7 +269,7 @@ def test_under_outfitter_run_a_context_attaches_and_publishes_nothing(
 ) -> None:
     with RuntimeContext({"gpu": 1}, operator="infer") as context, RuntimeContext() as second:
         assert [info["id"] for info in context.get_external_resource_infos("gpu")] == ["GPU-a"]
-        assert second.record == attached._board().read().record  # whose lease may be at risk
+        assert second.record == attached._allocation_watch().read().record  # whose lease may be at risk
         changes = context.changes("gpu")
         next(changes)
         real.fake.set("gpu", [{"id": "GPU-y"}, {"id": "GPU-z"}])

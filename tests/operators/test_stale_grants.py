@@ -46,7 +46,9 @@ class Scene:
         self.bus = FaultyBus(url, self._meet)
         owner = process_owner() if owned else None
         asked = Register(host=HOST, worker="w", incarnation="1", lease_s=60.0, owner=owner)
-        self.session = WorkerSession(self.bus, asked, board=AllocationWatch(Lease(self.clock)), manager_patience=None)
+        self.session = WorkerSession(
+            self.bus, asked, allocation_watch=AllocationWatch(Lease(self.clock)), manager_patience=None
+        )
         self.away = False
         self.at: dict[str, Callable[[], Awaitable[None]]] = {}
         """What happens when a point of the bus is come to for the first time."""
@@ -122,7 +124,7 @@ async def test_a_grant_that_was_read_late_and_stands_is_confirmed_by_the_manager
     async with scene.bus, scene.session:
         with anyio.fail_after(PATIENCE):
             await scene.session.wait()
-        left = scene.session.board.lease.remaining
+        left = scene.session.allocation_watch.lease.remaining
         assert left is not None
         assert 0 < left <= 60
         assert len(scene.manager.registrations) == 2, "it asked again, and was answered"
@@ -134,14 +136,14 @@ async def test_a_worker_that_waited_through_an_outage_keeps_what_it_is_granted_a
     fake.keep_waiting("busy")
     async with scene.bus, scene.session:
         while scene.session.record is None:
-            await scene.session.board.changed(scene.session.board.read().version)
+            await scene.session.allocation_watch.changed(scene.session.allocation_watch.read().version)
         await scene.outage()
         await scene.until_committed(fake.grant)
         scene.away = False
         with anyio.fail_after(PATIENCE):
             record = await scene.session.wait()
         assert record.state == "allocated"
-        assert not scene.session.board.lease.at_risk, "it may use its devices from its first moment on"
+        assert not scene.session.allocation_watch.lease.at_risk, "it may use its devices from its first moment on"
 
 
 async def test_an_answer_that_overtakes_the_acknowledgement_of_its_question_is_heard(scene: Scene) -> None:
@@ -185,8 +187,8 @@ async def test_what_ended_in_an_outage_is_over_and_not_registered_anew(scene: Sc
         scene.at |= {"fetch:before": linger, "stable_end:after": ask}
         scene.away = False
         with anyio.fail_after(PATIENCE):
-            while not (notice := scene.session.board.read()).over:
-                await scene.session.board.changed(notice.version)
+            while not (snapshot := scene.session.allocation_watch.read()).over:
+                await scene.session.allocation_watch.changed(snapshot.version)
         assert len(scene.manager.registrations) == 1
 
 
@@ -194,7 +196,7 @@ async def test_an_acknowledgement_that_comes_after_the_end_of_the_lease_renews_n
     scene: Scene, fake: FakeOutfitter
 ) -> None:
     """The heartbeat was begun in time; on its way the worker was frozen, and lost its devices."""
-    board, beaten, asked = scene.session.board, anyio.Event(), anyio.Event()
+    allocation_watch, beaten, asked = scene.session.allocation_watch, anyio.Event(), anyio.Event()
 
     async def freeze() -> None:
         scene.clock.missed += 20
@@ -217,7 +219,7 @@ async def test_an_acknowledgement_that_comes_after_the_end_of_the_lease_renews_n
             scene.at |= {"publish:before": freeze, "stable_end:before": ask}
             scene.clock.missed += 50
             await asked.wait()
-        assert board.lease.over
+        assert allocation_watch.lease.over
 
 
 async def test_an_allocation_that_was_forgotten_and_registered_anew_is_not_the_one_that_was_granted(
@@ -229,10 +231,10 @@ async def test_an_allocation_that_was_forgotten_and_registered_anew_is_not_the_o
         forgotten = fake._workers.pop(key)
         fake.admit(forgotten.registration, forgotten.post)
         with anyio.fail_after(PATIENCE):
-            while not (notice := scene.session.board.read()).over:
-                await scene.session.board.changed(notice.version)
-        assert isinstance(notice.error, outfitter.AllocationEndedError)
-        assert "registered anew" in str(notice.error)
+            while not (snapshot := scene.session.allocation_watch.read()).over:
+                await scene.session.allocation_watch.changed(snapshot.version)
+        assert isinstance(snapshot.error, outfitter.AllocationEndedError)
+        assert "registered anew" in str(snapshot.error)
     await anyio.to_thread.run_sync(scene.manager.wait_until, lambda: bool(scene.manager.deregistrations))
 
 
@@ -246,25 +248,27 @@ async def test_a_process_that_this_machines_manager_watches_has_no_lease_to_lose
     async with scene.bus, scene.session:
         await scene.session.wait()
         with anyio.fail_after(PATIENCE):
-            while watches and not scene.session.board.lease.watched:  # the scripted manager commits in two steps
-                await scene.session.board.changed(scene.session.board.read().version)
+            while (
+                watches and not scene.session.allocation_watch.lease.watched
+            ):  # the scripted manager commits in two steps
+                await scene.session.allocation_watch.changed(scene.session.allocation_watch.read().version)
         await scene.outage()
-        assert scene.session.board.lease.at_risk is not watches
+        assert scene.session.allocation_watch.lease.at_risk is not watches
 
 
 async def test_a_manager_that_sees_other_processes_takes_the_watch_away(url: str, manager: ScriptedManager) -> None:
     manager.watches = True
     scene = Scene(url, manager, owned=True)
-    lease = scene.session.board.lease
+    lease = scene.session.allocation_watch.lease
     async with scene.bus, scene.session:
         await scene.session.wait()
         with anyio.fail_after(PATIENCE):
             while not lease.watched:
-                await scene.session.board.changed(scene.session.board.read().version)
+                await scene.session.allocation_watch.changed(scene.session.allocation_watch.read().version)
             async with connect(url) as bus:
                 await publish_record(bus, host_record(HOST))
             while lease.watched:
-                await scene.session.board.changed(scene.session.board.read().version)
+                await scene.session.allocation_watch.changed(scene.session.allocation_watch.read().version)
         await scene.outage()
         assert lease.at_risk
 
@@ -274,14 +278,14 @@ async def test_a_lease_that_is_given_later_counts_from_then(url: str, manager: S
     asked = Register(host=HOST, worker="w", incarnation="1", lease_s=None)
     async with FaultyBus(url) as bus, WorkerSession(bus, asked) as session:
         record = await session.wait()
-        lease = session.board.lease
+        lease = session.allocation_watch.lease
         lease.begin(lease.clock() - LONG)
         request = structs.replace(record.request, lease_s=60.0)
         given = structs.replace(record, request=request, unwatched="pid-namespace")
         with anyio.fail_after(PATIENCE):
             await publish_record(bus, given)
             while session.record == record:
-                await session.board.changed(session.board.read().version)
+                await session.allocation_watch.changed(session.allocation_watch.read().version)
             assert not lease.at_risk
             await anyio.to_thread.run_sync(manager.wait_until, lambda: len(manager.heartbeats) > 0)
 

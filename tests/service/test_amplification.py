@@ -85,10 +85,10 @@ async def test_a_packed_flood_makes_at_most_ten_times_as_many_bytes_and_no_manag
 ) -> None:
     count, make = FLOODS[kind]
     identity = of_partition(replica_identity(CLUSTER), 0)
-    remit = PartitionScope(0, 1, identity.writer)
+    scope = PartitionScope(0, 1, identity.writer)
     async with (
         FaultyBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus,
-        serving(bus, static(1), tmp_path, identity=identity, remit=remit) as house,
+        serving(bus, static(1), tmp_path, identity=identity, scope=scope) as house,
     ):
         await served(house, "before")
         before = await written(bus)

@@ -76,7 +76,7 @@ async def test_a_file_locked_by_a_stranger_is_said_so_and_work_goes_on_when_it_i
         stranger = sqlite3.connect(tmp_path / "bus.db", isolation_level=None, check_same_thread=False)
         stranger.execute("BEGIN IMMEDIATE")
         stranger.execute("INSERT INTO record SELECT topic, part, off + 1000000, time, key, value FROM record WHERE 0")
-        house.processor.agenda.add(_anything())
+        house.processor.event_queue.add(_anything())
         await not_ready(house)
         stranger.close()
         await house.ready()
@@ -131,7 +131,7 @@ async def test_a_file_that_was_deleted_or_replaced_ends_the_manager_with_a_reaso
             other = await stack.enter_async_context(connect(url))
             await all_topics.create(other, CLUSTER, partitions=1)
         if busy:
-            house.processor.agenda.add(_anything())
+            house.processor.event_queue.add(_anything())
         with anyio.fail_after(20):
             await house.ended.wait()
         assert isinstance(house.failure, BusConfigurationError)

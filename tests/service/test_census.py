@@ -83,13 +83,13 @@ commits = st.lists(st.fixed_dictionaries({}, optional={key: st.none() | any_reco
 def test_counts_are_those_of_the_records_there_are_whatever_came_before(
     history: list[dict[str, Allocation | None]],
 ) -> None:
-    census = StateGauges(["gpu", "fpga"])
+    state_gauges = StateGauges(["gpu", "fpga"])
     now: dict[str, Allocation] = {}
     for changed in history:
-        census.take(changed, before={key: now[key] for key in changed if key in now})
+        state_gauges.take(changed, before={key: now[key] for key in changed if key in now})
         now |= {key: one for key, one in changed.items() if one is not None}
         now = {key: one for key, one in now.items() if changed.get(key, one) is not None}
-    told = census.standing(reported(*[device(f"D{n}") for n in range(4)]))
+    told = state_gauges.standing(reported(*[device(f"D{n}") for n in range(4)]))
     assert told.allocations == Counter((name, one.state) for one in now.values() for name in one.request.amounts)
     assert told.pending == Counter(
         (name, one.reason_code) for one in now.values() if one.state == "pending" for name in one.request.amounts
@@ -108,7 +108,7 @@ STEPS = st.one_of(
 
 @given(st.lists(STEPS, max_size=30))
 def test_running_totals_are_what_a_walk_over_all_hosts_says(steps: list[tuple[str, str, Any]]) -> None:
-    census, ledger, now = StateGauges(["gpu"]), Ledger(), dict[str, Allocation]()
+    state_gauges, ledger, now = StateGauges(["gpu"]), Ledger(), dict[str, Allocation]()
     for what, host, more in steps:
         key = f"{host}/{more}/1"
         match what:
@@ -117,52 +117,52 @@ def test_running_totals_are_what_a_walk_over_all_hosts_says(steps: list[tuple[st
                 ledger.apply([SetInventory(host, "gpu", Inventory.of(tuple(known)))])
             case "hold" if key not in now:
                 now[key] = structs.replace(record(more, "allocated", more), host=host)
-                census.take({key: now[key]}, before={})
+                state_gauges.take({key: now[key]}, before={})
             case "end" if key in now:
-                census.take({key: None}, before={key: now.pop(key)})
+                state_gauges.take({key: None}, before={key: now.pop(key)})
             case "forget":
                 ledger.forget(host)
             case "scrape":
-                census.standing(ledger)
+                state_gauges.standing(ledger)
             case "catch up":
-                census.catch_up(ledger)
+                state_gauges.catch_up(ledger)
             case "roll back":
                 ledger.rollback()
     anew = StateGauges(["gpu"])
     anew.replay(now, hosts=ledger.hosts)
-    assert census.standing(ledger) == anew.standing(ledger)
+    assert state_gauges.standing(ledger) == anew.standing(ledger)
 
 
 @pytest.mark.parametrize("anew", [{}, {"b": record("b", "allocated", "D0")}], ids=["nothing", "another holder"])
 def test_a_replay_begins_with_nothing_of_what_was_counted(anew: dict[str, Allocation]) -> None:
-    census = StateGauges(["gpu"])
-    census.take({"a": record("a", "allocated", "D0", "D1")}, before={})
-    assert census.replay(anew) == []
-    told = census.standing(reported(device("D0"), device("D1")))
+    state_gauges = StateGauges(["gpu"])
+    state_gauges.take({"a": record("a", "allocated", "D0", "D1")}, before={})
+    assert state_gauges.replay(anew) == []
+    told = state_gauges.standing(reported(device("D0"), device("D1")))
     assert (told.records, told.devices["gpu", "held"]) == (len(anew), len(anew))
 
 
 def test_a_device_is_held_under_any_of_its_names_and_counts_by_its_health_else() -> None:
-    census = StateGauges(["gpu"])
+    state_gauges = StateGauges(["gpu"])
     other = record("b", "allocated", "G2")
-    census.take({"a": record("a", "allocated", "old", aliases=["0000:01:00.0"]), "b": other}, before={})
+    state_gauges.take({"a": record("a", "allocated", "old", aliases=["0000:01:00.0"]), "b": other}, before={})
     known = [
         device("G0", Health.HEALTHY, "0000:01:00.0"), device("G1"), device("G2", Health.UNHEALTHY),
         device("G3", Health.UNHEALTHY), device("G4", Health.UNKNOWN),
     ]  # fmt: skip
-    told = census.standing(reported(*known))
+    told = state_gauges.standing(reported(*known))
     assert told.devices == {
         ("gpu", "held"): 2, ("gpu", "free"): 1, ("gpu", "unhealthy"): 1, ("gpu", "unknown"): 1,
     }  # fmt: skip
 
 
 def test_a_report_that_changes_names_or_health_is_seen() -> None:
-    census = StateGauges(["gpu"])
-    census.take({"a": record("a", "allocated", "other")}, before={})
+    state_gauges = StateGauges(["gpu"])
+    state_gauges.take({"a": record("a", "allocated", "other")}, before={})
     found = reported(device("Z0"))
 
     def shown() -> dict[str, int]:
-        devices = census.standing(found).devices
+        devices = state_gauges.standing(found).devices
         return {state: count for (resource, state), count in devices.items() if resource == "gpu" and count}
 
     assert shown() == {"free": 1}
@@ -176,12 +176,12 @@ def test_a_report_that_changes_names_or_health_is_seen() -> None:
 
 
 def test_resources_that_workers_make_up_share_one_label() -> None:
-    census = StateGauges(["gpu"])
-    census.take({name: record(name, "failed", resource=f"made-up-{name}") for name in "abc"}, before={})
-    told = census.standing(Ledger())
+    state_gauges = StateGauges(["gpu"])
+    state_gauges.take({name: record(name, "failed", resource=f"made-up-{name}") for name in "abc"}, before={})
+    told = state_gauges.standing(Ledger())
     assert told.allocations == {(OTHER, "failed"): 3}
-    census.replay({"a": record("a", "allocated", "D0", resource="no-longer-configured")})
-    assert census.standing(Ledger()).allocations == {("no-longer-configured", "allocated"): 1}
+    state_gauges.replay({"a": record("a", "allocated", "D0", resource="no-longer-configured")})
+    assert state_gauges.standing(Ledger()).allocations == {("no-longer-configured", "allocated"): 1}
 
 
 class _Looked(Ledger):
@@ -210,31 +210,31 @@ def hosts_with_a_holder(count: int) -> tuple[_Looked, dict[str, Allocation]]:
 
 def test_a_scrape_looks_only_at_hosts_of_which_something_is_new() -> None:
     ledger, records = hosts_with_a_holder(50)
-    census = StateGauges(["gpu"])
-    census.take(records, before={})
-    assert census.standing(ledger).devices == {("gpu", "held"): 50}
+    state_gauges = StateGauges(["gpu"])
+    state_gauges.take(records, before={})
+    assert state_gauges.standing(ledger).devices == {("gpu", "held"): 50}
     ledger.looks = 0
-    assert census.standing(ledger).devices == {("gpu", "held"): 50}
+    assert state_gauges.standing(ledger).devices == {("gpu", "held"): 50}
     assert ledger.looks == 0
     [one] = [each for each in records.values() if each.host == "h7"]
-    census.take({one.key: structs.replace(one, state="ended")}, before={one.key: one})
-    assert census.standing(ledger).devices == {("gpu", "held"): 49, ("gpu", "free"): 1}
+    state_gauges.take({one.key: structs.replace(one, state="ended")}, before={one.key: one})
+    assert state_gauges.standing(ledger).devices == {("gpu", "held"): 49, ("gpu", "free"): 1}
     assert ledger.looks == 1
 
 
 def test_many_hosts_are_counted_anew_in_parts_before_a_scrape_comes_upon_them() -> None:
     ledger, records = hosts_with_a_holder(5 * census_module.AT_ONCE + 1)
-    census = StateGauges(["gpu"])
-    census.take(records, before={})
+    state_gauges = StateGauges(["gpu"])
+    state_gauges.take(records, before={})
     turns, more = 0, True
     while more:
         ledger.looks = 0
-        more = census.catch_up(ledger)
+        more = state_gauges.catch_up(ledger)
         turns += 1
         assert ledger.looks <= census_module.AT_ONCE
     assert turns == 5
     ledger.looks = 0
-    assert census.standing(ledger).devices == {("gpu", "held"): len(records)}
+    assert state_gauges.standing(ledger).devices == {("gpu", "held"): len(records)}
     assert ledger.looks <= census_module.AT_ONCE
 
 
@@ -244,16 +244,16 @@ class _Name(str):
 
 def test_nothing_is_kept_of_a_host_that_is_forgotten() -> None:
     """In cluster scope hosts come and go for as long as a manager runs."""
-    census, host = StateGauges(["gpu"]), _Name("gone")
+    state_gauges, host = StateGauges(["gpu"]), _Name("gone")
     granted = structs.replace(record("a", "allocated", "D1"), host=host)
     remembered = reported(device("D1"), host=host)
-    census.take({granted.key: granted}, before={})
-    assert census.standing(remembered).devices["gpu", "held"] == 1
+    state_gauges.take({granted.key: granted}, before={})
+    assert state_gauges.standing(remembered).devices["gpu", "held"] == 1
     ended = structs.replace(granted, state="ended")
-    census.take({granted.key: ended}, before={granted.key: granted})
-    census.take({granted.key: None}, before={granted.key: ended})
+    state_gauges.take({granted.key: ended}, before={granted.key: granted})
+    state_gauges.take({granted.key: None}, before={granted.key: ended})
     remembered.forget(host)
-    assert not census.standing(remembered).devices
+    assert not state_gauges.standing(remembered).devices
     kept = weakref.ref(host)
     del granted, ended, remembered, host
     gc.collect()

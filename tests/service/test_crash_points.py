@@ -186,7 +186,7 @@ async def test_faults_of_every_kind_one_after_another(tmp_path: Path, seed: int)
     bench = BENCHES[str(tmp_path)] = Bench(str(tmp_path))
     url = f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL"
 
-    async def roll(point: str) -> None:
+    async def host_registry(point: str) -> None:
         nonlocal left
         if left and dice.random() < 0.12:
             left -= 1
@@ -199,7 +199,7 @@ async def test_faults_of_every_kind_one_after_another(tmp_path: Path, seed: int)
         for body in FIRST:
             await said.publish(TOPICS.registrations, 0, Entry(HOST.encode(), json.dumps(body).encode()))
         async with FaultyBus(url) as bus, serving(bus, workshop(bench.name), tmp_path) as house:
-            bus.script = roll
+            bus.script = host_registry
             house.bus = said
             await play(house)
             bus.script = no_faults
@@ -246,7 +246,7 @@ async def test_the_same_input_gives_the_same_records_whatever_the_batches(
             async with serve(static(), on=own) as house:
                 await house.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
                 for body in [*FIRST, *THEN, *LAST]:
-                    before = house.processor.intake.position
+                    before = house.processor.input_reader.position
                     await house.say(body)
                     if name == "one-by-one":
                         await house.until(lambda _, before=before: house.processor.position > before)

@@ -37,7 +37,7 @@ async def test_an_event_that_meets_a_defect_once_is_decided_at_the_next_try(
         await house.say(register("w", gpu=1, lease_s=0.2 if kind is m.LeaseExpired else None, owner=owner))
         await house.state("w", "allocated")
         if kind is m.OwnerDied:
-            house.processor.agenda.add(m.OwnerDied(allocation="h/w/1", detail="gone"))
+            house.processor.event_queue.add(m.OwnerDied(allocation="h/w/1", detail="gone"))
         elif kind is not m.LeaseExpired:
             await house.say(deregister("w"))
         await house.state("w", "ended")

@@ -81,8 +81,8 @@ def serve(request: pytest.FixtureRequest, bus: Bus, cluster: str, tmp_path: Path
                 count = (await bus.topic(topics(cluster).allocations)).partitions
                 number = partition_of(HOST, count)
                 identity = of_partition(replica_identity(cluster), number)
-                remit = PartitionScope(number, count, identity.writer)
-                options |= {"identity": identity, "remit": remit, "still_mine": always}
+                scope = PartitionScope(number, count, identity.writer)
+                options |= {"identity": identity, "scope": scope, "still_mine": always}
             self._house = serving(bus, static(count=1), tmp_path, **options)
             return await self._house.__aenter__()
 
@@ -236,9 +236,9 @@ async def looking_after(bus: Bus, cluster: str, scope: str, folder: Path) -> Asy
             return True
 
         identity = of_partition(replica_identity(cluster), OLD)
-        remit = PartitionScope(OLD, MANY, identity.writer)
+        scope = PartitionScope(OLD, MANY, identity.writer)
         async with serving(
-            bus, static(), folder, cluster=cluster, partition=OLD, identity=identity, remit=remit, still_mine=always
+            bus, static(), folder, cluster=cluster, partition=OLD, identity=identity, scope=scope, still_mine=always
         ):
             yield
         return

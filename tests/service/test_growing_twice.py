@@ -134,8 +134,8 @@ class Town:
             return
         for number in range(size):
             identity = of_partition(replica_identity(CLUSTER), number)
-            remit = PartitionScope(number, size, identity.writer)
-            yield {"identity": identity, "partition": number, "remit": remit, "still_mine": always}
+            scope = PartitionScope(number, size, identity.writer)
+            yield {"identity": identity, "partition": number, "scope": scope, "still_mine": always}
 
     @asynccontextmanager
     async def served(self, hosts: list[str], *, ready: bool = True) -> AsyncIterator[list[InProcessManager]]:

@@ -206,7 +206,7 @@ async def test_an_end_that_is_too_large_to_write_down_delays_nobody_else_and_is_
         await house.say(register("w", gpu=1, lease_s=0.2 if cause == "lease-expired" else None))
         await house.state("w", "allocated")
         if cause == "owner-died":
-            house.processor.agenda.add(m.OwnerDied(allocation="h/w/1", detail="gone"))
+            house.processor.event_queue.add(m.OwnerDied(allocation="h/w/1", detail="gone"))
         with anyio.fail_after(20):
             while not bus.refusals:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.01)

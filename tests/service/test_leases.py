@@ -53,7 +53,7 @@ class TrackerDriver:
     def __init__(self, bus: FaultyBus) -> None:
         self.bus = bus
         self.clock = StoppedClock()
-        self.attendance = LivenessTracker(
+        self.liveness = LivenessTracker(
             bus, TOPICS.registrations, 0, identity=host_identity(CLUSTER, HOST), grace_s=2.0, default_lease_s=30.0,
             wake=lambda: None, clock=self.clock,
         )  # fmt: skip
@@ -62,13 +62,13 @@ class TrackerDriver:
         """Let the end of the input be sampled, as it is when a lease is suspected."""
         await anyio.wait_all_tasks_blocked()
         with anyio.fail_after(10):
-            while self.attendance._suspected.is_set():  # noqa: ASYNC110 - it tells nobody
+            while self.liveness._suspected.is_set():  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.001)
             await self.bus._inner.offsets(TOPICS.registrations, 0)  # answered in turn: after the one that was asked for
         await anyio.wait_all_tasks_blocked()
 
     def expired(self, position: int) -> list[str]:
-        return [event.allocation for event in self.attendance.expired(lambda _: position)]
+        return [event.allocation for event in self.liveness.expired(lambda _: position)]
 
 
 @pytest.fixture
@@ -78,10 +78,10 @@ async def doorman(bus: FaultyBus) -> Any:
     await all_topics.create(bus, CLUSTER, partitions=1)
     found = TrackerDriver(bus)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(found.attendance.listen)
+        tasks.start_soon(found.liveness.listen)
         yield found
         tasks.cancel_scope.cancel()
-    found.attendance.close()
+    found.liveness.close()
 
 
 def ledger_of(*records: Allocation) -> Ledger:
@@ -94,7 +94,7 @@ def ledger_of(*records: Allocation) -> Ledger:
 async def test_a_lease_ends_after_lease_and_grace_once_everything_sent_before_was_heard(
     bus: FaultyBus, doorman: TrackerDriver
 ) -> None:
-    await doorman.attendance.restart(ledger_of(record("w")), None)
+    await doorman.liveness.restart(ledger_of(record("w")), None)
     for _ in range(3):
         await bus.publish(TOPICS.registrations, 0, checker_entry())
     doorman.clock.now += 11.9
@@ -115,20 +115,20 @@ async def test_a_death_waits_for_what_was_said_before_it_but_not_for_ever(
     await bus.publish(TOPICS.registrations, 0, checker_entry())
     await bus.publish(TOPICS.registrations, 0, checker_entry())
     request = ResolvedRequest(amounts={"gpu": 1}, owner=gone)
-    await doorman.attendance.restart(ledger_of(structs.replace(record("w"), request=request)), None)
-    assert doorman.attendance.deaths(2) == []  # the end has not been sampled since it was seen
+    await doorman.liveness.restart(ledger_of(structs.replace(record("w"), request=request)), None)
+    assert doorman.liveness.deaths(2) == []  # the end has not been sampled since it was seen
     await doorman.sample()
-    assert doorman.attendance.deaths(1) == []
+    assert doorman.liveness.deaths(1) == []
     doorman.clock.now += LAST_WORDS_S
-    assert [event.allocation for event in doorman.attendance.deaths(1)] == ["h/w/1"]
-    assert doorman.attendance.deaths(1) == []
+    assert [event.allocation for event in doorman.liveness.deaths(1)] == ["h/w/1"]
+    assert doorman.liveness.deaths(1) == []
     # the input begins anew, at an offset that is lower than the one that was sampled
-    await doorman.attendance.restart(ledger_of(structs.replace(record("w"), request=request)), None)
+    await doorman.liveness.restart(ledger_of(structs.replace(record("w"), request=request)), None)
     await doorman.sample()
-    doorman.attendance.renew_all()
-    assert doorman.attendance.deaths(2) == []
+    doorman.liveness.renew_all()
+    assert doorman.liveness.deaths(2) == []
     await doorman.sample()
-    assert len(doorman.attendance.deaths(2)) == 1
+    assert len(doorman.liveness.deaths(2)) == 1
 
 
 def checker_entry() -> Any:
@@ -141,13 +141,13 @@ async def test_a_heartbeat_that_was_queued_before_the_judgement_keeps_the_lease(
     bus: FaultyBus, doorman: TrackerDriver
 ) -> None:
     """As after a manager was stopped for longer than the lease: what waits in the queue is heard first."""
-    await doorman.attendance.restart(ledger_of(record("w")), None)
+    await doorman.liveness.restart(ledger_of(record("w")), None)
     await bus.publish(TOPICS.registrations, 0, checker_entry())
     doorman.clock.now += 3600
     assert doorman.expired(0) == []
     await doorman.sample()
     assert doorman.expired(0) == []
-    doorman.attendance.renew(["h/w/1"])  # the queue was decided, and a heartbeat was in it
+    doorman.liveness.renew(["h/w/1"])  # the queue was decided, and a heartbeat was in it
     assert doorman.expired(1) == []
     doorman.clock.now += 12.1
     assert doorman.expired(1) == []
@@ -156,7 +156,7 @@ async def test_a_heartbeat_that_was_queued_before_the_judgement_keeps_the_lease(
 
 
 async def test_an_end_sampled_before_the_deadline_judges_nobody(bus: FaultyBus, doorman: TrackerDriver) -> None:
-    await doorman.attendance.restart(ledger_of(record("a", lease_s=1.0), record("b", lease_s=5.0)), None)
+    await doorman.liveness.restart(ledger_of(record("a", lease_s=1.0), record("b", lease_s=5.0)), None)
     doorman.clock.now += 3.1
     doorman.expired(0)
     await doorman.sample()
@@ -171,7 +171,7 @@ async def test_where_the_input_is_never_read_to_its_end_each_lease_ends_after_it
     bus: FaultyBus, doorman: TrackerDriver
 ) -> None:
     names = [f"w{number}" for number in range(12)]
-    await doorman.attendance.restart(ledger_of(*(record(name, lease_s=1.0 + n) for n, name in enumerate(names))), None)
+    await doorman.liveness.restart(ledger_of(*(record(name, lease_s=1.0 + n) for n, name in enumerate(names))), None)
     doorman.clock.now += 2.1
     ended: list[str] = []
     for position in range(0, 20, 2):
@@ -188,14 +188,14 @@ async def test_however_long_the_input_is_behind_the_samples_of_its_end_are_bound
 ) -> None:
     monkeypatch.setattr(tracker, "MOST_SAMPLES", 4)
     names = [f"w{number}" for number in range(20)]
-    await doorman.attendance.restart(ledger_of(*(record(name, lease_s=1.0 + n) for n, name in enumerate(names))), None)
+    await doorman.liveness.restart(ledger_of(*(record(name, lease_s=1.0 + n) for n, name in enumerate(names))), None)
     doorman.clock.now += 2.1
     for position in range(20):
         doorman.clock.now += 1
         await bus.publish(TOPICS.registrations, 0, checker_entry())
         assert doorman.expired(0) == []
         await doorman.sample()
-        assert len(doorman.attendance._samples) <= 4, position
+        assert len(doorman.liveness._samples) <= 4, position
     assert doorman.expired(2) == ["h/w0/1"]
     assert len(doorman.expired(20)) == 19
 
@@ -206,7 +206,7 @@ async def test_of_many_silent_ones_some_are_judged_in_a_turn_and_each_when_its_h
     """Leases that cannot be judged yet are before the others, and more than are looked at in one turn."""
     monkeypatch.setattr(tracker, "SUSPECTS_AT_ONCE", 4)
     records = [structs.replace(record("w", lease_s=1.0 + n / 100), host=f"h{n:02}") for n in range(30)]
-    await doorman.attendance.restart(ledger_of(*records), None)
+    await doorman.liveness.restart(ledger_of(*records), None)
     doorman.clock.now += 100
     ended: list[str] = []
     asked: list[str] = []
@@ -219,22 +219,22 @@ async def test_of_many_silent_ones_some_are_judged_in_a_turn_and_each_when_its_h
         more = True
         while more:
             asked.clear()
-            judged = doorman.attendance.expired(heard)
+            judged = doorman.liveness.expired(heard)
             assert len(asked) <= 4
             ended.extend(event.allocation for event in judged)
-            more = doorman.attendance.more_suspects
+            more = doorman.liveness.more_suspects
 
     a_round()
     await doorman.sample()
     a_round()
     assert sorted(ended) == [f"h{n}/w/1" for n in range(20, 30)]
-    assert len(doorman.attendance.leases) == 20
+    assert len(doorman.liveness.leases) == 20
 
 
 async def test_while_the_bus_is_away_nobody_is_silent_and_then_everybody_has_a_whole_lease(
     bus: FaultyBus, doorman: TrackerDriver
 ) -> None:
-    await doorman.attendance.restart(ledger_of(record("w")), None)
+    await doorman.liveness.restart(ledger_of(record("w")), None)
 
     async def away(point: str) -> None:
         raise BusUnavailableError("away")
@@ -250,28 +250,28 @@ async def test_while_the_bus_is_away_nobody_is_silent_and_then_everybody_has_a_w
 
 
 async def test_a_restart_gives_everybody_a_whole_lease_anew(doorman: TrackerDriver) -> None:
-    await doorman.attendance.restart(ledger_of(record("w")), None)
+    await doorman.liveness.restart(ledger_of(record("w")), None)
     doorman.clock.now += 11
-    await doorman.attendance.restart(ledger_of(record("w")), None)
+    await doorman.liveness.restart(ledger_of(record("w")), None)
     doorman.clock.now += 11
     assert doorman.expired(0) == []
-    assert not doorman.attendance._suspected.is_set()
+    assert not doorman.liveness._suspected.is_set()
 
 
 async def test_whose_record_is_gone_after_a_restart_has_a_whole_lease_when_it_comes_again(
     doorman: TrackerDriver,
 ) -> None:
-    await doorman.attendance.restart(ledger_of(record("w"), record("x")), None)
-    await doorman.attendance.restart(ledger_of(record("x")), None)
-    assert doorman.attendance.leases.keys() == {"h/x/1"}
+    await doorman.liveness.restart(ledger_of(record("w"), record("x")), None)
+    await doorman.liveness.restart(ledger_of(record("x")), None)
+    assert doorman.liveness.leases.keys() == {"h/x/1"}
     doorman.clock.now += 11
-    doorman.attendance.follow({"h/w/1": record("w", offset=1)})
-    assert doorman.attendance.leases.deadline("h/w/1") == doorman.clock.now + 12
+    doorman.liveness.follow({"h/w/1": record("w", offset=1)})
+    assert doorman.liveness.leases.deadline("h/w/1") == doorman.clock.now + 12
 
 
 async def test_an_older_incarnation_without_a_lease_gets_one_when_a_newer_one_is_there(doorman: TrackerDriver) -> None:
     old = record("w", "old", lease_s=None, offset=1)
-    await doorman.attendance.restart(ledger_of(old, record("w", "new", lease_s=None, offset=2)), None)
+    await doorman.liveness.restart(ledger_of(old, record("w", "new", lease_s=None, offset=2)), None)
     doorman.clock.now += 32.1
     doorman.expired(0)
     await doorman.sample()
@@ -281,11 +281,11 @@ async def test_an_older_incarnation_without_a_lease_gets_one_when_a_newer_one_is
 async def test_a_suspended_machine_gives_everybody_a_whole_lease_anew(
     doorman: TrackerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await doorman.attendance.restart(ledger_of(record("w")), None)
-    monkeypatch.setattr(doorman.attendance._suspend, "_ahead", doorman.attendance._suspend._ahead - 3600)
+    await doorman.liveness.restart(ledger_of(record("w")), None)
+    monkeypatch.setattr(doorman.liveness._suspend, "_ahead", doorman.liveness._suspend._ahead - 3600)
     doorman.clock.now += 100
     assert doorman.expired(0) == []
-    assert not doorman.attendance._suspected.is_set()
+    assert not doorman.liveness._suspected.is_set()
 
 
 # --- through the whole manager -----------------------------------------------------------------------------
@@ -328,7 +328,7 @@ async def test_an_outage_that_nothing_but_the_input_notices_gives_a_whole_lease_
         await house.say(register("w", gpu=1, lease_s=3600.0))
         await house.state("w", "allocated")
         await house.told()
-        deadline = house.processor.attendance.leases.deadline("h/w/1")
+        deadline = house.processor.liveness.leases.deadline("h/w/1")
 
         async def deaf(point: str) -> None:
             if point.startswith(("fetch", "open_reader")):
@@ -340,7 +340,7 @@ async def test_an_outage_that_nothing_but_the_input_notices_gives_a_whole_lease_
                 await anyio.sleep(0.01)
         bus.script = no_faults
         await house.ready()
-        assert house.processor.attendance.leases.deadline("h/w/1") > deadline
+        assert house.processor.liveness.leases.deadline("h/w/1") > deadline
 
 
 async def test_a_newer_incarnation_waits_until_the_older_ones_lease_is_over(serve: Serve) -> None:

@@ -106,8 +106,8 @@ async def test_an_error_after_the_fence_keeps_nothing_of_what_was_read_before_it
     async with serve(static(3)) as house:
         await house.say(register("first", gpu=1))
         await house.state("first", "allocated")
-    remit = HostScope(HOST, host_writer(HOST))
-    seen = await restore(bus, TOPICS.allocations, 0, remit)
+    scope = HostScope(HOST, host_writer(HOST))
+    seen = await restore(bus, TOPICS.allocations, 0, scope)
     assert seen.ledger.allocations
 
     async def fail(point: str) -> None:
@@ -116,7 +116,7 @@ async def test_an_error_after_the_fence_keeps_nothing_of_what_was_read_before_it
 
     bus.script = fail
     with pytest.raises(BusUnavailableError):
-        await unchanged(bus, TOPICS.allocations, 0, remit, seen)
+        await unchanged(bus, TOPICS.allocations, 0, scope, seen)
     assert not seen.ledger.allocations
 
 
@@ -196,7 +196,7 @@ async def test_nothing_is_left_of_a_processor_that_has_ended(serve: Serve) -> No
         await house.state("first", "allocated")
         await house.ready()
         processor: Any = house.processor
-        parts = (processor, processor.ledger, processor._cycle, processor._station.telling.census)
+        parts = (processor, processor.ledger, processor._cycle, processor._station.reporter.state_gauges)
         kept = [weakref.ref(part) for part in parts]
         processor.stop()
         with anyio.fail_after(20):
@@ -214,10 +214,14 @@ async def test_a_processor_that_lets_go_holds_nothing_large(serve: Serve) -> Non
     processor = house.processor
     message = Message(TOPICS.registrations, 0, 1, HOST.encode(), b"", 0)
     place = Cursor(topic_id="", position=0)
-    remit = HostScope(HOST, host_writer(HOST))
-    outlook = processor.scout.outlook = LookAheadBuffer(0, place, remit, light=1, room=1000, most=1)
-    outlook.put([message])
-    processor.intake.put([message])
+    scope = HostScope(HOST, host_writer(HOST))
+    lookahead_buffer = processor.lookahead.lookahead_buffer = LookAheadBuffer(
+        0, place, scope, quiet_limit=1, room=1000, most=1
+    )
+    lookahead_buffer.put([message])
+    processor.input_reader.put([message])
     processor.let_go()
     assert (processor.standing().leases, processor.standing().records) == (0, 0)
-    assert [len(each) for each in (processor.ledger.hosts, processor.intake.messages, outlook.messages)] == [0, 0, 0]
+    assert [
+        len(each) for each in (processor.ledger.hosts, processor.input_reader.messages, lookahead_buffer.messages)
+    ] == [0, 0, 0]

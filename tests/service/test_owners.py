@@ -55,14 +55,14 @@ async def test_an_owners_death_releases_at_once_whatever_its_lease(
         await house.say(register("w", gpu=1, owner=owner, lease_s=3600.0), register("next", gpu=1))
         await house.state("w", "allocated")
         await house.told()
-        assert house.processor.attendance.watched == 1
+        assert house.processor.liveness.watched == 1
         process.kill()
         ended = await house.state("w", "ended")
         assert ended["reason_code"] == "owner-died"
         assert str(process.pid) in ended["reason"]
         await house.state("next", "allocated")
         await house.told()
-        assert house.processor.attendance.watched == 0
+        assert house.processor.liveness.watched == 0
         assert house.metric("outfitter_releases_total", reason="owner-died") == 1
 
 
@@ -85,7 +85,7 @@ async def test_an_owner_whose_name_is_no_text_is_watched_like_any_other(serve: S
             await house.say(register("w", gpu=1, owner=body(owner_of(renamed.pid)), lease_s=None))
             await house.state("w", "allocated")
             await house.told()
-            assert house.processor.attendance.watched == 1
+            assert house.processor.liveness.watched == 1
             renamed.kill()
         assert (await house.state("w", "ended"))["reason_code"] == "owner-died"
 
@@ -194,7 +194,7 @@ async def test_a_crash_while_the_deaths_of_the_boot_before_are_written_down_lose
 
 async def seen_dead(house: InProcessManager) -> None:
     with anyio.fail_after(20):
-        while house.processor.attendance.watched:  # noqa: ASYNC110 - it tells nobody
+        while house.processor.liveness.watched:  # noqa: ASYNC110 - it tells nobody
             await anyio.sleep(0.002)
 
 
@@ -516,7 +516,7 @@ async def test_heartbeats_renew_the_lease_that_a_worker_did_not_ask_for(serve: S
         await house.say(asked)
         await house.until(lambda records: (found := records.get("h/w/1")) and found.get("unwatched"))
         await house.told()
-        assert len(house.processor.attendance.leases) == 1
+        assert len(house.processor.liveness.leases) == 1
         assert house.processor.standing().unwatched_owners == {"pid-namespace": 1}
         # the same registration once more asks for nothing else
         await house.say(asked, heartbeat("w"), deregister("w"))
@@ -531,7 +531,7 @@ async def test_a_manager_that_can_watch_no_longer_gives_a_lease_to_who_had_none(
         await house.say(register("w", gpu=1, owner=owner, lease_s=None), register("x", gpu=1, lease_s=None))
         await house.state("w", "allocated")
         await house.told()
-        assert len(house.processor.attendance.leases) == 0
+        assert len(house.processor.liveness.leases) == 0
     async with serve(static(2), identity=another(pid_ns=1), lease_s=7.0) as house:
         given = await house.until(lambda records: (found := records["h/w/1"]).get("unwatched") and found)
         assert given["request"]["lease_s"] == 7.0
@@ -548,7 +548,7 @@ async def test_a_worker_with_a_lease_is_told_only_what_it_cannot_know(serve: Ser
         told = await house.until(lambda records: (found := records.get("h/shifted/1")) and found.get("unwatched"))
         assert told == "time-namespace"
         assert "unwatched" not in (await house.records())["h/afar/1"]
-        assert len(house.processor.attendance.leases) == 2
+        assert len(house.processor.liveness.leases) == 2
 
 
 def pidfds() -> int:

@@ -109,11 +109,11 @@ async def test_a_log_that_ends_before_what_was_read_is_another_one(bus: FaultyBu
     async with serve(static(2)) as house:
         await house.say(register("a", gpu=1))
         await house.state("a", "allocated")
-    remit = HostScope(HOST, "host/h")
-    seen = await restore(bus, TOPICS.allocations, 0, remit)
-    assert await unchanged(bus, TOPICS.allocations, 0, remit, seen) == seen
+    scope = HostScope(HOST, "host/h")
+    seen = await restore(bus, TOPICS.allocations, 0, scope)
+    assert await unchanged(bus, TOPICS.allocations, 0, scope, seen) == seen
     longer = structs.replace(seen, end=seen.end + 1)
-    assert await unchanged(bus, TOPICS.allocations, 0, remit, longer) is None
+    assert await unchanged(bus, TOPICS.allocations, 0, scope, longer) is None
 
 
 async def test_what_was_read_long_before_the_fence_is_read_again(

@@ -80,7 +80,7 @@ class Writing:
         self.ledger = known("h")
         self.rules = Rules(writer="host/h", specs={"gpu": m.ResourceSpec(name="gpu", amount=1)})
         self.history = history
-        self.census = StateGauges(["gpu"])
+        self.state_gauges = StateGauges(["gpu"])
         self.offset = 0
         self.begin(NOW)
         devices_of_h = tuple(m.KnownDevice(id=f"g{number}", properties={}) for number in range(devices))
@@ -116,7 +116,7 @@ class Writing:
         )  # fmt: skip
         written = dict(self.batch.transaction(NAMES, checkpoint))
         self.ledger.settle()
-        self.census.take(self.batch.allocations, before=self.batch.before)
+        self.state_gauges.take(self.batch.allocations, before=self.batch.before)
         return written, checkpoint
 
 
@@ -210,7 +210,7 @@ def test_a_record_that_is_forgotten_and_made_anew_in_one_commit_is_another_one(*
     assert len(writing.batch.granted["gpu"]) == short
     assert list(writing.batch.renewed) == (["h/w/1"] if short else [])  # the lease of before is still known
     written, checkpoint = writing.commit()
-    told = writing.census.standing(Ledger())
+    told = writing.state_gauges.standing(Ledger())
     assert (told.records, told.allocations) == (1, Counter([("gpu", "allocated") if short else ("(none)", "ended")]))
     forgotten, anew, _ = written[NAMES.allocations]
     assert forgotten == Entry(b"h/w/1", None)

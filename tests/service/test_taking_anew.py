@@ -76,14 +76,14 @@ async def test_what_is_observed_anew_does_not_pile_up_while_commits_fail(
             taken += 1
             raise BusUnavailableError("full")
         if point == "open_writer:before" and taken >= 20 and not enough.is_set():  # nothing is decided just now
-            queued.extend(house.processor.agenda.queue)
+            queued.extend(house.processor.event_queue.queue)
             enough.set()
 
     # as after a restart of the machine: the owners have died with it
     async with serve(static(3), identity=another(machine_id="m", boot_id="the next"), ready=False) as house:
         bus.script = fail
         for worker in "abc":
-            house.processor.agenda.add(m.OwnerDied(allocation=f"h/{worker}/1", detail="seen"))
+            house.processor.event_queue.add(m.OwnerDied(allocation=f"h/{worker}/1", detail="seen"))
         with anyio.fail_after(20):
             await enough.wait()
         assert len([event for event in queued if isinstance(event, m.OwnerDied)]) == 3
@@ -142,12 +142,12 @@ async def test_who_stops_after_an_outage_says_goodbye_instead_of_taking_the_part
     async with serve(static(1)) as house:
         bus.script = act
         await house.say(register("w", gpu=1, lease_s=None))
-        intake = house.processor.intake
+        input_reader = house.processor.input_reader
         with anyio.fail_after(20):
-            while intake.hearing:  # noqa: ASYNC110 - it tells nobody
+            while input_reader.hearing:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.01)
             deaf = False
-            while not intake.outages:  # noqa: ASYNC110 - it tells nobody
+            while not input_reader.outages:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.01)
         house.processor.stop()
         go.set()

@@ -391,10 +391,10 @@ def _rolls_once() -> Iterator[None]:
         yield
 
 
-async def _answer_at_once(self: PartitionSweeper, writer: Writer, roll: HostRegistry, read_to: int) -> None:
-    await roll.catch_up()
-    self._look_again(roll)
-    letters = self._ripe(roll)
+async def _answer_at_once(self: PartitionSweeper, writer: Writer, host_registry: HostRegistry, read_to: int) -> None:
+    await host_registry.catch_up()
+    self._look_again(host_registry)
+    letters = self._ripe(host_registry)
     if letters or self._is_due(read_to):
         await self._commit(writer, letters, self._next(letters, read_to))
 
@@ -446,13 +446,13 @@ def _unruly() -> AbstractContextManager[Any]:
 def _another_request() -> Iterator[None]:
     again = decide._register_again
 
-    def take_it(draft: DecisionBuilder, key: str, known: Allocation, message: Register) -> None:
+    def take_it(builder: DecisionBuilder, key: str, known: Allocation, message: Register) -> None:
         asked = {name: one.amount for name, one in (message.resources or {}).items()}
         if known.state == "pending" and asked != known.request.amounts:
             request = structs.replace(known.request, amounts=asked, resources=message.resources)
-            draft.step(Step.REFRESH, "registered again", known, request=request)
+            builder.step(Step.REFRESH, "registered again", known, request=request)
         else:
-            again(draft, key, known, message)
+            again(builder, key, known, message)
 
     with patch.object(decide, "_register_again", take_it), _unruly():
         yield
@@ -462,13 +462,13 @@ def _another_request() -> Iterator[None]:
 def _goodbye_of_the_eldest() -> Iterator[None]:
     deregister = decide._deregister
 
-    def deregister_eldest(draft: DecisionBuilder, message: Deregister, source: Source) -> None:
+    def deregister_eldest(builder: DecisionBuilder, message: Deregister, source: Source) -> None:
         if message.incarnation is None:
-            runs = [key for _, key in draft.book(message.host).incarnations.get(message.worker, ())]
-            live = [key for key in runs if draft.ledger.allocations[key].state not in FINAL_STATES]
+            runs = [key for _, key in builder.host_state(message.host).incarnations.get(message.worker, ())]
+            live = [key for key in runs if builder.ledger.allocations[key].state not in FINAL_STATES]
             if live:
                 message = structs.replace(message, incarnation=live[0].rpartition("/")[2])
-        deregister(draft, message, source)
+        deregister(builder, message, source)
 
     with patch.object(decide, "_deregister", deregister_eldest), _unruly():
         yield
@@ -505,14 +505,14 @@ def _by_any_acknowledgement(self: Lease, sent_at: float) -> bool:
 
 
 async def _whatever_became_of_the_lease(self: WorkerSession) -> Allocation:
-    notice = self.board.read()
-    while notice.record is None or (refusal := status.refusal(notice.record)) is not None:
-        if notice.error is not None:
-            raise notice.error
-        if notice.record is not None and status.standing(notice.record) is not status.AllocationStatus.WAITING:
+    snapshot = self.allocation_watch.read()
+    while snapshot.record is None or (refusal := status.refusal(snapshot.record)) is not None:
+        if snapshot.error is not None:
+            raise snapshot.error
+        if snapshot.record is not None and status.standing(snapshot.record) is not status.AllocationStatus.WAITING:
             raise refusal
-        notice = await self.board.changed(notice.version)
-    return notice.record
+        snapshot = await self.allocation_watch.changed(snapshot.version)
+    return snapshot.record
 
 
 class _Everything:
@@ -521,8 +521,8 @@ class _Everything:
 
 
 def _regardless(self: CommitLoop) -> LookAheadBuffer | None:
-    outlook = self._station.scout.outlook
-    return outlook if outlook and outlook.messages else None
+    lookahead_buffer = self._station.lookahead.lookahead_buffer
+    return lookahead_buffer if lookahead_buffer and lookahead_buffer.messages else None
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -758,7 +758,7 @@ BUGS: tuple[Bug, ...] = (
         name="lost-input-in-silence",
         what="registrations that were lost are passed over without a word",
         within=60,
-        patches=lambda: patch.object(Station, "input_lost", lambda self, _: self.attendance.renew_all()),
+        patches=lambda: patch.object(Station, "input_lost", lambda self, _: self.liveness.renew_all()),
     ),
     Bug(
         name="leases-judged-after-lost-input",

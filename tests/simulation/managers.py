@@ -205,7 +205,9 @@ class HostManager(Manager):
     async def _serve(self) -> None:
         async with anyio.create_task_group() as tasks:
             started = anyio.Event()
-            tasks.start_soon(lambda: self._pool.run(self.processor.agenda.add, started=started, host=self._host.name))
+            tasks.start_soon(
+                lambda: self._pool.run(self.processor.event_queue.add, started=started, host=self._host.name)
+            )
             await started.wait()
             if self._sweeper is not None:
                 tasks.start_soon(self._sweep, self._sweeper)

@@ -124,9 +124,9 @@ class Session(WorkerSession):
 
     async def deregister(self, reason: str | None = None) -> bool:
         if self.dies:
-            self.board.close()
+            self.allocation_watch.close()
         elif self.nameless:
-            self.board.close()
+            self.allocation_watch.close()
             self.known = await self._say_goodbye()
         else:
             self.known = await super().deregister(reason)
@@ -295,7 +295,7 @@ class Worker:
         )
         key = f"{self._host}/{self._name}/{incarnation}"
         diary = Diary(self._loop, key, self.holdings)
-        session = Session(self.bus, asked, board=diary, manager_patience=None)
+        session = Session(self.bus, asked, allocation_watch=diary, manager_patience=None)
         asking = self._misbehave(session)
         try:
             self.registering = True
@@ -349,5 +349,5 @@ class Worker:
             self.complaints.append(f"{self.process} was told in one breath that it has devices, and to stop using them")
         diary.begin()
         with anyio.move_on_after(plan.use_s):
-            while not (notice := diary.read()).over:
-                await diary.changed(notice.version)
+            while not (snapshot := diary.read()).over:
+                await diary.changed(snapshot.version)

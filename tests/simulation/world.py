@@ -252,7 +252,7 @@ class World:
             limits,
             batch_records=dice.choice((5, 10)),
             read_ahead=dice.choice((3, 10, 30)),
-            light=dice.choice((1, 4, 20)),
+            quiet_limit=dice.choice((1, 4, 20)),
         )
 
     def _job(self, name: str, hosts: list[Host]) -> Job:

@@ -51,13 +51,13 @@ class CoreDriver:
         self.now = START
         self.offset = 0
         self.decisions: list[Decision] = []
-        if self.book.record is None:
+        if self.host_state.record is None:
             manager = ManagerIdentity(instance="one", version="0", since=START)
             self.ledger.apply([PutHost(Host(host=HOST, manager=manager, since=START))])
 
     @property
-    def book(self) -> Any:
-        return self.ledger.book(HOST)
+    def host_state(self) -> Any:
+        return self.ledger.host_state(HOST)
 
     def say(self, event: m.Event) -> Decision:
         """Decide one event and, right after it, all that follows from it. The event's own decision."""

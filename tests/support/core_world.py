@@ -115,35 +115,35 @@ def check_operators(record: Allocation) -> None:
     assert len(set(dealt)) == len(dealt), f"two operators of {record.key} have one device"
 
 
-def fingerprint(book: HostState) -> dict[str, Any]:
+def fingerprint(host_state: HostState) -> dict[str, Any]:
     """Everything a book knows, in a form that can be compared."""
     return {
-        "record": book.record,
-        "inventories": dict(book.inventories),
-        "suspects": book.suspects,
-        "free": {name: list(shelf.free) for name, shelf in book.shelves.items() if shelf.devices},
-        "places": {name: dict(shelf.places) for name, shelf in book.shelves.items() if shelf.devices},
-        "distinct": book.distinct,
-        "live": dict(book.live),
-        "without": book.without,
-        "locks": dict(book.locks),
-        "sharers": dict(book.sharers),
-        "queue": list(book.queue),
-        "overlapping": book.overlapping,
-        "waiting": {name: list(entries) for name, entries in book.waiting.items()},
-        "claims": {name: list(entries) for name, entries in book.claims.items()},
-        "unanswered": {name: list(entries) for name, entries in book.unanswered.items()},
-        "scan_from": book.scan_from,
-        "deadlines": list(book.deadlines),
-        "waiting_since": list(book.waiting_since),
-        "incarnations": {worker: list(runs) for worker, runs in book.incarnations.items()},
-        "past": {worker: list(endings) for worker, endings in book.past.items()},
-        "endings": list(book.endings),
+        "record": host_state.record,
+        "inventories": dict(host_state.inventories),
+        "suspects": host_state.suspects,
+        "free": {name: list(free_list.free) for name, free_list in host_state.shelves.items() if free_list.devices},
+        "places": {name: dict(free_list.places) for name, free_list in host_state.shelves.items() if free_list.devices},
+        "distinct": host_state.distinct,
+        "live": dict(host_state.live),
+        "without": host_state.without,
+        "locks": dict(host_state.locks),
+        "sharers": dict(host_state.sharers),
+        "queue": list(host_state.queue),
+        "overlapping": host_state.overlapping,
+        "waiting": {name: list(entries) for name, entries in host_state.waiting.items()},
+        "claims": {name: list(entries) for name, entries in host_state.claims.items()},
+        "unanswered": {name: list(entries) for name, entries in host_state.unanswered.items()},
+        "scan_from": host_state.scan_from,
+        "deadlines": list(host_state.deadlines),
+        "waiting_since": list(host_state.waiting_since),
+        "incarnations": {worker: list(runs) for worker, runs in host_state.incarnations.items()},
+        "past": {worker: list(endings) for worker, endings in host_state.past.items()},
+        "endings": list(host_state.endings),
     }
 
 
 def whole(ledger: Ledger) -> dict[str, Any]:
-    return {"allocations": dict(ledger.allocations), "token": ledger.token, **fingerprint(ledger.book(HOST))}
+    return {"allocations": dict(ledger.allocations), "token": ledger.token, **fingerprint(ledger.host_state(HOST))}
 
 
 class World:
@@ -196,7 +196,7 @@ class World:
         assert written(decision) <= self.rules.max_bytes, f"{event} is decided in {written(decision)} bytes"
         self._check_grants(decision)
         check_exclusive(self.ledger.allocations.values())
-        assert sum(not has_alone(one) for one in self.ledger.book(HOST).live.values()) <= self.rules.max_live
+        assert sum(not has_alone(one) for one in self.ledger.host_state(HOST).live.values()) <= self.rules.max_live
 
     def _check_grants(self, decision: Decision) -> None:
         """All or none; and nobody is granted a device that would serve an earlier waiter which could be served."""
@@ -212,7 +212,7 @@ class World:
                 assert given >= amount if self.rules.specs[resource].shared else given == amount
             check_operators(record)
             alone, shared = has_alone(record), has_shared(record)
-            for _, _, key in self.ledger.book(HOST).queue:
+            for _, _, key in self.ledger.host_state(HOST).queue:
                 waiter = self.ledger.allocations[key]
                 if queue_entry(waiter) < queue_entry(record) and self.feasible(waiter):
                     wants_alone, wants_shared = self.wants(waiter)
@@ -288,7 +288,7 @@ class World:
             self.commit()
             if not self.waiting:
                 self._check_rebuilt()
-                assert self.ledger.book(HOST).scan_from is None, "somebody has not been looked at"
+                assert self.ledger.host_state(HOST).scan_from is None, "somebody has not been looked at"
                 self._check_nothing_stalls()
                 self._check_held_back()
                 self._check_time()
@@ -305,7 +305,7 @@ class World:
         self.ledger = self.replayed()
         self.decided = []
         self.rules = rules or self.rules
-        record = self.ledger.book(HOST).record
+        record = self.ledger.host_state(HOST).record
         if record is not None and (told := host_record(record, self.rules, {}, self.now)) is not None:
             self.ledger.apply([PutHost(told)])
         self.commands = [command for one in self.ledger.allocations.values() if (command := implied(one)) is not None]
@@ -325,16 +325,16 @@ class World:
 
     def _check_rebuilt(self) -> None:
         rebuilt = self.replayed()
-        for resource, inventory in self.ledger.book(HOST).inventories.items():
+        for resource, inventory in self.ledger.host_state(HOST).inventories.items():
             rebuilt.restore(SetInventory(HOST, resource, inventory))
-        rebuilt.restore(SetScan(HOST, self.ledger.book(HOST).scan_from))
+        rebuilt.restore(SetScan(HOST, self.ledger.host_state(HOST).scan_from))
         assert whole(rebuilt) == whole(self.ledger)
 
     def shows(self, resource: str, *, healthy: bool = True) -> set[str]:
         """The devices of a resource, each by one name."""
         return {
             one_name(device.id)
-            for device in self.ledger.book(HOST).inventory(resource).devices
+            for device in self.ledger.host_state(HOST).inventory(resource).devices
             if device.health == Health.HEALTHY or not healthy
         }
 
@@ -364,7 +364,7 @@ class World:
         )
 
     def is_being_asked(self, record: Allocation) -> bool:
-        return any(self.ledger.book(HOST).inventory(resource).asking for resource in record.request.amounts)
+        return any(self.ledger.host_state(HOST).inventory(resource).asking for resource in record.request.amounts)
 
     def feasible(self, record: Allocation, *, although_asking: bool = False) -> bool:
         """It could be served with the devices there are, if nobody held or claimed any."""
@@ -372,7 +372,7 @@ class World:
             spec = self.rules.specs.get(resource)
             if spec is None:
                 return False
-            inventory = self.ledger.book(HOST).inventory(resource)
+            inventory = self.ledger.host_state(HOST).inventory(resource)
             failed = inventory.failure is not None and amount >= inventory.failure.at_least
             if spec.state != m.SpecState.OK or not inventory.reported or failed:
                 return False
@@ -385,7 +385,7 @@ class World:
         shared = set().union(*[has_shared(record) for record in live])
         claimed_alone: set[str] = set()
         claimed_shared: set[str] = set()
-        for _, _, key in self.ledger.book(HOST).queue:
+        for _, _, key in self.ledger.host_state(HOST).queue:
             record = self.ledger.allocations[key]
             self._check_hope(record)
             if not self.feasible(record, although_asking=True):
@@ -402,7 +402,7 @@ class World:
 
     def _check_held_back(self) -> None:
         """At rest a device is held back only while somebody holds one that its driver, or no driver, names."""
-        inventories = self.ledger.book(HOST).inventories
+        inventories = self.ledger.host_state(HOST).inventories
         named = {name: set(inventory.names_of_all) for name, inventory in inventories.items()}
         held = [
             (resource, {info["id"], *(record.aliases or {}).get(info["id"], ())})
@@ -425,7 +425,7 @@ class World:
     def _check_hope(self, record: Allocation) -> None:
         """A waiter may be served one day: there are the devices, or their drivers have yet to say so; and they are
         enough for its operators."""
-        book = self.ledger.book(HOST)
+        host_state = self.ledger.host_state(HOST)
         for resource, amount in record.request.amounts.items():
             spec = self.rules.specs[resource]
             operators = (record.request.operators or {}).values()
@@ -433,7 +433,7 @@ class World:
             enough = sum(named) <= amount or (spec.shared and max(named) <= amount)
             assert enough, f"{record.key} waits for {amount} {resource}, its operators named {named}"
         for resource in record.request.amounts:
-            spec, inventory = self.rules.specs[resource], book.inventory(resource)
+            spec, inventory = self.rules.specs[resource], host_state.inventory(resource)
             if spec.on_demand or spec.on_failure != m.OnFailure.FAIL_WORKER:
                 return
             if not inventory.reported or inventory.failure is not None:
@@ -455,9 +455,9 @@ class World:
 
     def _is_unanswered(self, record: Allocation) -> bool:
         """A driver has yet to answer."""
-        book = self.ledger.book(HOST)
+        host_state = self.ledger.host_state(HOST)
         return self.is_being_asked(record) or any(
-            not book.inventory(resource).reported and book.inventory(resource).failure is None
+            not host_state.inventory(resource).reported and host_state.inventory(resource).failure is None
             for resource in record.request.amounts
         )
 

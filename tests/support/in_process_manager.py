@@ -198,7 +198,7 @@ async def serving(
     folder: Path,
     *,
     identity: Identity | None = None,
-    remit: Scope | None = None,
+    scope: Scope | None = None,
     still_mine: Callable[[], Awaitable[bool]] | None = None,
     limits: Limits | None = None,
     ready: bool = True,
@@ -228,7 +228,7 @@ async def serving(
         limits=limits or Limits(lease_grace_s=0.1),
         metrics=metrics,
         drivers=pool,
-        remit=remit,
+        scope=scope,
         still_mine=still_mine,
     )
     house = InProcessManager(bus, processor, pool, metrics, cluster=cluster, partition=partition)
@@ -243,7 +243,7 @@ async def serving(
 
     async with anyio.create_task_group() as tasks:
         started = anyio.Event()
-        tasks.start_soon(lambda: pool.run(processor.agenda.add, started=started, host=identity.host))
+        tasks.start_soon(lambda: pool.run(processor.event_queue.add, started=started, host=identity.host))
         await started.wait()
         tasks.start_soon(live)
         try:

@@ -56,7 +56,7 @@ class RecordedWriter:
         self.said: list[m.Event] = []
         self.commands: list[m.Command] = []
         self.history = True
-        self.census = StateGauges(rules.specs)
+        self.state_gauges = StateGauges(rules.specs)
         self.snapshots = self._begin()
         manager = ManagerIdentity(instance="one", version="0", since=START)
         self.batch.apply([PutHost(Host(host=HOST, manager=manager, since=START))])
@@ -100,7 +100,7 @@ class RecordedWriter:
         self.log += [entry.value or b"" for entry in written.get(TOPICS.history, [])]
         self.ledger.seal()
         self.ledger.settle()
-        assert self.census.take(batch.allocations, before=batch.before) == []
+        assert self.state_gauges.take(batch.allocations, before=batch.before) == []
         snapshots.settle(batch.piece, batch.history_bytes)
         if self.history:
             self.ledgers[number] = dict(self.topic)
@@ -131,7 +131,7 @@ class RecordedWriter:
     def crash(self, rules: Rules | None = None) -> None:
         """All memory is lost; the ledger is read again by a new run, which has these `rules`."""
         self.rules = rules or self.rules
-        self.census = StateGauges(self.rules.specs)
+        self.state_gauges = StateGauges(self.rules.specs)
         self._restore()
         self.snapshots = self._begin()
         self.snapshots.adopt(self.last_checkpoint())
@@ -189,7 +189,7 @@ class RecordedWriter:
                     self.ledger.resume(commit=record.commit, token=record.token)
                 case _:
                     raise AssertionError(record)
-        self.census.replay(self.ledger.allocations)
+        self.state_gauges.replay(self.ledger.allocations)
         self.said.clear()
         self.commands = [command for one in self.ledger.allocations.values() if (command := implied(one)) is not None]
         self.waiting = deque([m.Reschedule(host=HOST)])
@@ -212,7 +212,7 @@ class RecordedWriter:
         checkpoint says that a snapshot was begun, and from the beginning."""
         anew = StateGauges(self.rules.specs)
         assert anew.replay(self.ledger.allocations, hosts=self.ledger.hosts) == []
-        assert self.census.standing(self.ledger) == anew.standing(self.ledger)
+        assert self.state_gauges.standing(self.ledger) == anew.standing(self.ledger)
         checkpoint = self.last_checkpoint()
         if checkpoint.snapshot is UNSET:
             return

@@ -48,7 +48,7 @@ def warn_slow(context: object) -> None:
 class Backend(Protocol):
     """What a context asks of whatever gets its devices. Each call comes once, `start` first."""
 
-    board: AllocationWatch
+    allocation_watch: AllocationWatch
 
     def start(self) -> Future[None]:
         """Begin; the future is done when the devices may be used, or holds the error why not."""
@@ -69,7 +69,7 @@ class SessionThread:
         manager_patience: float | None,
         on_lease_at_risk: Callable[[LeaseLostError], object] | None,
     ) -> None:
-        self.board = AllocationWatch()
+        self.allocation_watch = AllocationWatch()
         self._settings = settings
         self._patience = manager_patience
         self._on_lease_at_risk = on_lease_at_risk
@@ -108,7 +108,7 @@ class SessionThread:
             self._ready.set_exception(error or ContextStateError("the context was left before it had its devices"))
         elif error is not None:
             log.error("the allocation is not followed any more: %s", error)
-        self.board.close(error if isinstance(error, Exception) else None)
+        self.allocation_watch.close(error if isinstance(error, Exception) else None)
         self._done.set_result(None)
 
     async def _serve(self) -> None:
@@ -129,7 +129,7 @@ class SessionThread:
             bus := connect(self._settings.bus, create=not self._settings.attach),
             self._settings.registration,
             cluster=self._settings.cluster,
-            board=self.board,
+            allocation_watch=self.allocation_watch,
             attach=self._settings.attach,
             manager_patience=self._patience,
             on_lease_at_risk=self._on_lease_at_risk,

@@ -39,7 +39,7 @@ async def sleep(seconds: float, clock: Clock) -> None:
 
 
 class LeaseKeeper:
-    """Keeps the lease on `board` alive: `beat` publishes one heartbeat.
+    """Keeps the lease on `allocation_watch` alive: `beat` publishes one heartbeat.
 
     Once the lease is over, its devices may be somebody else's, and a heartbeat that gets through says nothing. Then
     `ask` is called after each: it registers again, and the manager's answer renews the lease on the board.
@@ -50,14 +50,14 @@ class LeaseKeeper:
 
     def __init__(
         self,
-        board: AllocationWatch,
+        allocation_watch: AllocationWatch,
         beat: Callable[[], Awaitable[object]],
         ask: Callable[[], Awaitable[object]],
         on_lease_at_risk: Callable[[LeaseLostError], object] | None,
         trouble: WorkerOutageLog,
     ) -> None:
-        self._board = board
-        self._lease = board.lease
+        self._allocation_watch = allocation_watch
+        self._lease = allocation_watch.lease
         self._publish = beat
         self._ask = ask
         self._on_lease_at_risk = on_lease_at_risk
@@ -71,10 +71,10 @@ class LeaseKeeper:
 
     async def _beat(self) -> None:
         attempt = 0
-        while not self._board.read().over:
+        while not self._allocation_watch.read().over:
             interval = self._lease.interval
             if interval is None:
-                await self._board.changed(self._board.read().version)
+                await self._allocation_watch.changed(self._allocation_watch.read().version)
             elif await self._beat_once(interval):
                 attempt = 0
                 await sleep(interval, self._lease.clock)
@@ -91,7 +91,7 @@ class LeaseKeeper:
                 await self._publish()
             if self._lease.acknowledge(sent_at):
                 if at_risk:
-                    self._board.touch()
+                    self._allocation_watch.touch()
             else:
                 with anyio.move_on_after(interval) as asking:
                     await self._ask()
@@ -103,23 +103,23 @@ class LeaseKeeper:
 
     async def _watch(self) -> None:
         served = False  # a grant that was read late is nobody's until the manager has confirmed it
-        while not (notice := self._board.read()).over:
+        while not (snapshot := self._allocation_watch.read()).over:
             left = self._lease.until_risk
-            if left is None or notice.record is None or standing(notice.record) is not AllocationStatus.YOURS:
+            if left is None or snapshot.record is None or standing(snapshot.record) is not AllocationStatus.YOURS:
                 served = False
-                await self._board.changed(notice.version)
+                await self._allocation_watch.changed(snapshot.version)
             elif left > 0:
                 served = True
                 await sleep(left, self._lease.clock)
             else:
                 if served:
                     served = False
-                    self._board.touch()
+                    self._allocation_watch.touch()
                     self._tell()
                 await sleep((self._lease.interval or 1.0) / 10, self._lease.clock)
 
     def _tell(self) -> None:
-        error = lease_lost(self._board)
+        error = lease_lost(self._allocation_watch)
         if self._on_lease_at_risk is None:
             log.error("%s", error)
             return

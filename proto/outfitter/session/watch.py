@@ -48,11 +48,11 @@ class AllocationWatch:
     def __init__(self, lease: Lease | None = None) -> None:
         self.lease = lease or Lease()
         self._changed = threading.Condition()
-        self._notice = Snapshot(0, None, None, False)
+        self._snapshot = Snapshot(0, None, None, False)
         self._pokes: dict[Callable[[], None], None] = {}
 
     def read(self) -> Snapshot:
-        return self._notice
+        return self._snapshot
 
     def post(self, record: Allocation) -> None:
         """A new record of the allocation."""
@@ -68,8 +68,8 @@ class AllocationWatch:
 
     def _put(self, *, record: Allocation | None = None, error: Exception | None = None, closed: bool = False) -> None:
         with self._changed:
-            old = self._notice
-            self._notice = Snapshot(old.version + 1, record or old.record, old.error or error, closed or old.closed)
+            old = self._snapshot
+            self._snapshot = Snapshot(old.version + 1, record or old.record, old.error or error, closed or old.closed)
             self._changed.notify_all()
             for poke in self._pokes:
                 # A loop that was closed without cancelling its waiters has nobody left to wake.
@@ -79,8 +79,8 @@ class AllocationWatch:
     def wait(self, seen: int, timeout: float | None = None) -> Snapshot:
         """Block until the version is not `seen`, or for `timeout` seconds; return what is there then."""
         with self._changed:
-            self._changed.wait_for(lambda: self._notice.version != seen, timeout)
-            return self._notice
+            self._changed.wait_for(lambda: self._snapshot.version != seen, timeout)
+            return self._snapshot
 
     async def changed(self, seen: int) -> Snapshot:
         """Wait, on any asyncio event loop, until the version is not `seen`; return what is there then."""
@@ -92,20 +92,20 @@ class AllocationWatch:
             loop.call_soon_threadsafe(event.set)
 
         with self._changed:
-            if self._notice.version != seen:
-                return self._notice
+            if self._snapshot.version != seen:
+                return self._snapshot
             self._pokes[poke] = None
         try:
             await event.wait()
         finally:
             with self._changed:
                 self._pokes.pop(poke, None)
-        return self._notice
+        return self._snapshot
 
 
-def lease_lost(board: AllocationWatch) -> LeaseLostError:
+def lease_lost(allocation_watch: AllocationWatch) -> LeaseLostError:
     """What to say when the lease is at risk."""
-    left, record = board.lease.remaining or 0.0, board.read().record
+    left, record = allocation_watch.lease.remaining or 0.0, allocation_watch.read().record
     when = f"ends in {left:.1f} s" if left > 0 else f"ended {-left:.1f} s ago"
     return LeaseLostError(
         f"no heartbeat of {record.key if record else 'this worker'} was acknowledged for most of its lease, "

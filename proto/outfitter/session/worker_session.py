@@ -94,13 +94,13 @@ class WorkerSession:
         registration: Register,
         *,
         cluster: str = names.DEFAULT_CLUSTER,
-        board: AllocationWatch | None = None,
+        allocation_watch: AllocationWatch | None = None,
         attach: bool = False,
         manager_patience: float | None = MANAGER_PATIENCE,
         heartbeats: bool = True,
         on_lease_at_risk: Callable[[LeaseLostError], object] | None = None,
     ) -> None:
-        self.board = board or AllocationWatch()
+        self.allocation_watch = allocation_watch or AllocationWatch()
         self.registration = registration
         self.leaving_reason: str | None = None
         """What `deregister` will say (default: `finished`); set it before leaving."""
@@ -122,7 +122,7 @@ class WorkerSession:
         self._watcher: ManagerIdentity | Checkpoint | None = None
         self._left_out: set[str] = set()
         self._forgotten = False
-        self._trouble = WorkerOutageLog(self._key.decode(), self.board.lease.clock)
+        self._trouble = WorkerOutageLog(self._key.decode(), self.allocation_watch.lease.clock)
         self._partitions = 0
         self._partition = 0
         self._checkpoint_keys: frozenset[bytes] = frozenset()
@@ -135,7 +135,7 @@ class WorkerSession:
     @property
     def record(self) -> Allocation | None:
         """The newest record of this incarnation, None before the first."""
-        return self.board.read().record
+        return self.allocation_watch.read().record
 
     # --- the whole, as a context manager --------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class WorkerSession:
         _, end = await self._bus.offsets(topic, self._partition)
         self._reader = await self._bus.open_reader(topic, self._partition, start=end, committed=True)
         self._registered = True
-        self.board.lease.begin(self.board.lease.clock())
+        self.allocation_watch.lease.begin(self.allocation_watch.lease.clock())
         await self._publish(self.registration)
 
     async def wait(self) -> Allocation:
@@ -231,28 +231,28 @@ class WorkerSession:
                 self._trouble.passed(_FOLLOWING)
             except (BusUnavailableError, BusAccessError) as error:
                 if isinstance(error, BusAccessError) and not heard:  # never was allowed to: nothing will come
-                    self.board.close(error)
+                    self.allocation_watch.close(error)
                     return
                 self._trouble.met(_FOLLOWING, error)
                 await anyio.sleep(RETRY_DELAYS[min(attempt, len(RETRY_DELAYS) - 1)])
                 attempt += 1
             except BusError as error:
-                self.board.close(error)
+                self.allocation_watch.close(error)
                 return
 
     async def keep_lease(self) -> None:
         """Send heartbeats until the record is final, and say so when they do not get through."""
         beat = functools.partial(self._publish, Heartbeat(**self._identity))
-        await LeaseKeeper(self.board, beat, self._ask, self._on_lease_at_risk, self._trouble).run()
+        await LeaseKeeper(self.allocation_watch, beat, self._ask, self._on_lease_at_risk, self._trouble).run()
 
     async def deregister(self, reason: str | None = None) -> bool:
         """Give everything back; never raises for a bus that is away, and takes at most `DEREGISTER_WITHIN`.
 
         Returns whether the manager will hear of it; without, the lease or the owner's death ends the allocation.
         """
-        notice = self.board.read()
-        self.board.close()
-        if not self._registered or (notice.ended and not self._forgotten):
+        snapshot = self.allocation_watch.read()
+        self.allocation_watch.close()
+        if not self._registered or (snapshot.ended and not self._forgotten):
             return True
         self._registered = False
         try:
@@ -281,12 +281,12 @@ class WorkerSession:
 
     @property
     def _over(self) -> bool:
-        return self.board.read().over
+        return self.allocation_watch.read().over
 
     @property
     def _answered(self) -> bool:
-        notice = self.board.read()
-        return notice.record is not None or notice.error is not None
+        snapshot = self.allocation_watch.read()
+        return snapshot.record is not None or snapshot.error is not None
 
     async def _partition_count(self) -> int:
         """How many partitions there are. No topic yet means no manager yet: that, too, is waited for."""
@@ -310,12 +310,12 @@ class WorkerSession:
         if not isinstance(message, Register):
             await self._bus.publish(self._topics.registrations, self._partition, entry)
             return
-        sent_at, self._reached, self._registering = self.board.lease.clock(), 0, True
+        sent_at, self._reached, self._registering = self.allocation_watch.lease.clock(), 0, True
         try:
             offset = await self._bus.publish(self._topics.registrations, self._partition, entry)
         finally:
             self._registering = False
-        self.board.lease.claim(sent_at, offset)
+        self.allocation_watch.lease.claim(sent_at, offset)
         self._hear(self._reached)  # the answer may have overtaken the acknowledgement
 
     async def _ask(self) -> None:
@@ -329,7 +329,7 @@ class WorkerSession:
             end = self._catch_up_to = await self._bus.stable_end(self._topics.allocations, self._partition)
         while self._is_behind(end) and not self._over:  # noqa: ASYNC110  (told by nobody)
             await anyio.sleep(_CAUGHT_UP_POLL)
-        if not self._over and not self.board.lease.claimed_lately:
+        if not self._over and not self.allocation_watch.lease.claimed_lately:
             await self._publish(self.registration)
 
     async def _look_at_partitions(self) -> None:
@@ -342,7 +342,7 @@ class WorkerSession:
             self._partitions = shape.partitions
             self._find_place()
             # what was said in another partition is not answered by what is read in this one
-            self.board.lease.withdraw_claims()
+            self.allocation_watch.lease.withdraw_claims()
             self._catch_up_to = None
 
     def _find_place(self) -> None:
@@ -377,7 +377,7 @@ class WorkerSession:
             await self._look_at_partitions()
         if self._read_partition != self._partition:
             await self._follow_to_partition()
-        self._fetched_before, self._fetching_since = self._fetching_since, self.board.lease.clock()
+        self._fetched_before, self._fetching_since = self._fetching_since, self.allocation_watch.lease.clock()
         try:
             messages = await self._reader.fetch(timeout=_FETCH_TIMEOUT)
         except OffsetOutOfRangeError as error:
@@ -413,7 +413,7 @@ class WorkerSession:
     @property
     def _listens(self) -> bool:
         """Whether a checkpoint has something to tell. There is one in each commit, so most are passed over."""
-        waits = self._registering or self.board.lease.claimed or self._watcher is None
+        waits = self._registering or self.allocation_watch.lease.claimed or self._watcher is None
         return self._heartbeats and self.record is not None and waits
 
     def _take_checkpoint(self, record: LedgerRecord | None) -> None:
@@ -429,23 +429,25 @@ class WorkerSession:
 
     def _hear(self, reached: int) -> None:
         """The manager has read all before `reached`, and the record on the board stood."""
-        if self.board.lease.answer(reached):
+        if self.allocation_watch.lease.answer(reached):
             self._catch_up_to = None
-            self.board.touch()
+            self.allocation_watch.touch()
 
     def _look_who_watches(self) -> None:
         """Whether the manager watches this process, as far as is known by now."""
-        owner, record, lease = self.registration.owner, self.record, self.board.lease
+        owner, record, lease = self.registration.owner, self.record, self.allocation_watch.lease
         if not self._heartbeats or owner is None or self._watcher is None:
             return
         watched = self._watcher.watches(owner) and not (record is not None and record.unwatched)
         if watched != lease.watched:
             lease.watched = watched
-            self.board.touch()
+            self.allocation_watch.touch()
 
     def _take(self, value: bytes | None) -> None:
         if value is None:
-            self.board.close(AllocationEndedError(f"allocation {self._key.decode()} has ended", record=self.record))
+            self.allocation_watch.close(
+                AllocationEndedError(f"allocation {self._key.decode()} has ended", record=self.record)
+            )
             return
         try:
             record = codec.decode_ledger(value, key=self._key)
@@ -457,7 +459,7 @@ class WorkerSession:
                 # the first life has ended so long ago that the manager has forgotten it
                 self._forgotten = True
                 why = f"allocation {record.key} had ended, and was registered anew"
-                self.board.close(AllocationEndedError(why, record=self.record))
+                self.allocation_watch.close(AllocationEndedError(why, record=self.record))
                 return
             if self._heartbeats:  # else it is somebody else's to keep, and silence of ours says nothing
                 self._take_lease(record.request.lease_s)
@@ -466,7 +468,7 @@ class WorkerSession:
             if record.state == AllocationState.PENDING:
                 log.info("%s waits: %s", record.key, record.reason)
             self._say_left_out(record)
-            self.board.post(record)
+            self.allocation_watch.post(record)
             self._look_who_watches()
 
     def _say_left_out(self, record: Allocation) -> None:
@@ -478,7 +480,7 @@ class WorkerSession:
     def _take_lease(self, seconds: float | None) -> None:
         """How long the lease is. The manager may give one later on to a worker that asked for none: where it cannot
         watch the owner any more."""
-        lease = self.board.lease
+        lease = self.allocation_watch.lease
         if seconds is not None and lease.seconds is None and self.record is not None:
             lease.begin(self._fetched_before)  # it was not there then, whatever the reader has fetched ahead
         lease.grant(seconds)
@@ -502,20 +504,20 @@ class WorkerSession:
 
     async def _first_news(self) -> None:
         while not self._answered:
-            await self.board.changed(self.board.read().version)
+            await self.allocation_watch.changed(self.allocation_watch.read().version)
 
     async def _await_verdict(self) -> Allocation:
-        notice = self.board.read()
+        snapshot = self.allocation_watch.read()
         while True:
-            if notice.error is not None:
-                raise notice.error
-            if notice.record is not None:
-                refusal = status.refusal(notice.record)
-                if refusal is None and not self.board.lease.at_risk:
-                    return notice.record
-                if refusal is not None and status.standing(notice.record) is not status.AllocationStatus.WAITING:
+            if snapshot.error is not None:
+                raise snapshot.error
+            if snapshot.record is not None:
+                refusal = status.refusal(snapshot.record)
+                if refusal is None and not self.allocation_watch.lease.at_risk:
+                    return snapshot.record
+                if refusal is not None and status.standing(snapshot.record) is not status.AllocationStatus.WAITING:
                     raise refusal
-            notice = await self.board.changed(notice.version)
+            snapshot = await self.allocation_watch.changed(snapshot.version)
 
 
 def _decoded(message: Message) -> LedgerRecord | None:

@@ -66,66 +66,66 @@ def decide_in_full(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetim
     message, source = event.message, event.source
     # `type is`: isinstance costs a microsecond where the answer is no
     if type(message) is Register:
-        draft = DecisionBuilder(ledger, rules, now, cause="register", source=source)
-        _register(draft, message, source, event.warnings)
+        builder = DecisionBuilder(ledger, rules, now, cause="register", source=source)
+        _register(builder, message, source, event.warnings)
     elif type(message) is Heartbeat:
-        draft = DecisionBuilder(ledger, rules, now, cause="heartbeat")
-        _heartbeat(draft, message)
+        builder = DecisionBuilder(ledger, rules, now, cause="heartbeat")
+        _heartbeat(builder, message)
     elif type(message) is Deregister:
-        draft = DecisionBuilder(ledger, rules, now, cause="deregister", source=source)
-        _deregister(draft, message, source)
+        builder = DecisionBuilder(ledger, rules, now, cause="deregister", source=source)
+        _deregister(builder, message, source)
     else:
         raise TypeError(f"no rule for a message of type {type(message).__name__}")
-    _make_room(draft, message)
-    return draft.decision
+    _make_room(builder, message)
+    return builder.decision
 
 
 def _internal(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> Decision:
     match event:
         case m.DriverReport():
-            draft = DecisionBuilder(ledger, rules, now, cause="driver-report")
-            discovery.report(draft, event)
+            builder = DecisionBuilder(ledger, rules, now, cause="driver-report")
+            discovery.report(builder, event)
         case m.DriverRetry():
-            draft = DecisionBuilder(ledger, rules, now, cause="driver-retry")
-            discovery.retry(draft, event)
+            builder = DecisionBuilder(ledger, rules, now, cause="driver-retry")
+            discovery.retry(builder, event)
         case m.OwnerDied(allocation=key, detail=detail):
-            draft = DecisionBuilder(ledger, rules, now, cause="owner-died")
-            _end_if_live(draft, key, ReasonCode.OWNER_DIED, detail)
+            builder = DecisionBuilder(ledger, rules, now, cause="owner-died")
+            _end_if_live(builder, key, ReasonCode.OWNER_DIED, detail)
         case m.OwnerUnwatched():
-            draft = DecisionBuilder(ledger, rules, now, cause="owner-unwatched")
-            _unwatched(draft, event)
+            builder = DecisionBuilder(ledger, rules, now, cause="owner-unwatched")
+            _unwatched(builder, event)
         case m.LeaseExpired(allocation=key):
-            draft = DecisionBuilder(ledger, rules, now, cause="lease-expired")
-            _end_if_live(draft, key, ReasonCode.LEASE_EXPIRED, "no heartbeat within lease and grace")
+            builder = DecisionBuilder(ledger, rules, now, cause="lease-expired")
+            _end_if_live(builder, key, ReasonCode.LEASE_EXPIRED, "no heartbeat within lease and grace")
         case m.Prepared():
-            draft = DecisionBuilder(ledger, rules, now, cause="prepared")
-            _prepared(draft, event)
+            builder = DecisionBuilder(ledger, rules, now, cause="prepared")
+            _prepared(builder, event)
         case m.Unprepared():
-            draft = DecisionBuilder(ledger, rules, now, cause="unprepared")
-            _unprepared(draft, event)
+            builder = DecisionBuilder(ledger, rules, now, cause="unprepared")
+            _unprepared(builder, event)
         case m.ReleaseDelayed():
-            draft = DecisionBuilder(ledger, rules, now, cause="release-delayed")
-            _release_delayed(draft, event)
+            builder = DecisionBuilder(ledger, rules, now, cause="release-delayed")
+            _release_delayed(builder, event)
         case m.Tick():
-            draft = DecisionBuilder(ledger, rules, now, cause="tick")
-            _tick(draft, event.host)
+            builder = DecisionBuilder(ledger, rules, now, cause="tick")
+            _tick(builder, event.host)
         case m.Reschedule():
-            draft = DecisionBuilder(ledger, rules, now, cause=event.cause)
-            draft.decision.kind = "reschedule"
-            if discovery.lend_again(draft, event.host):
-                draft.decision.follow_ups.append(event)
-            elif queue.scan(draft, event.host, whole=event.whole):
-                discovery.refresh_holders(draft, event.host)
+            builder = DecisionBuilder(ledger, rules, now, cause=event.cause)
+            builder.decision.kind = "reschedule"
+            if discovery.lend_again(builder, event.host):
+                builder.decision.follow_ups.append(event)
+            elif queue.scan(builder, event.host, whole=event.whole):
+                discovery.refresh_holders(builder, event.host)
         case _:
             raise TypeError(f"no rule for an event of type {type(event).__name__}")
-    return draft.decision
+    return builder.decision
 
 
 def renumber(ledger: Ledger, rules: Rules, host: str) -> list[PutAllocation]:
     """Bring the queue positions that are shown up to date: no step, and nobody's decision."""
     changes: list[PutAllocation] = []
-    book = ledger.hosts.get(host)
-    for position, (_, _, key) in enumerate(book.queue if book is not None else (), start=1):
+    host_state = ledger.hosts.get(host)
+    for position, (_, _, key) in enumerate(host_state.queue if host_state is not None else (), start=1):
         record = ledger.allocations[key]
         shown = record.queue_position
         if position > SHOWN_POSITIONS and (shown is None or shown > SHOWN_POSITIONS):
@@ -152,67 +152,67 @@ def implied(record: Allocation) -> m.Command | None:
 # --- messages ------------------------------------------------------------------------------------------
 
 
-def _register(draft: DecisionBuilder, message: Register, source: Source, warnings: Sequence[str]) -> None:
+def _register(builder: DecisionBuilder, message: Register, source: Source, warnings: Sequence[str]) -> None:
     key = f"{message.host}/{message.worker}/{message.incarnation}"
-    known = draft.record(key)
+    known = builder.record(key)
     if known is not None:
-        _register_again(draft, key, known, message)
+        _register_again(builder, key, known, message)
         return
-    newest = draft.book(message.host).newest(message.worker)
+    newest = builder.host_state(message.host).newest(message.worker)
     if newest is not None:
-        _supersede(draft, newest, message.incarnation)  # as it did with those before itself
-    resolved = resolve(draft.rules, message)
-    wait_s = message.wait_s if message.wait_s is not None else draft.rules.wait_s
+        _supersede(builder, newest, message.incarnation)  # as it did with those before itself
+    resolved = resolve(builder.rules, message)
+    wait_s = message.wait_s if message.wait_s is not None else builder.rules.wait_s
     record = Allocation(
         host=message.host,
         worker=message.worker,
         incarnation=message.incarnation,
         state=PENDING,
         request=resolved.request,
-        since=draft.now,
-        writer=draft.rules.writer,
+        since=builder.now,
+        writer=builder.rules.writer,
         commit=0,
         source=source,
         unavailable=resolved.unavailable,
         warnings=list(warnings) or UNSET,
-        wait_until=draft.now + timedelta(seconds=wait_s) if wait_s is not None else None,
+        wait_until=builder.now + timedelta(seconds=wait_s) if wait_s is not None else None,
     )
     if resolved.problem is not None:
         code, reason = resolved.problem
-        draft.step(Step.FAIL, reason, record, new=True, reason=reason, reason_code=code, wait_until=None)
-    elif queue.admit(draft, record).state not in FINAL_STATES:
-        draft.decision.renewed.append(key)
+        builder.step(Step.FAIL, reason, record, new=True, reason=reason, reason_code=code, wait_until=None)
+    elif queue.admit(builder, record).state not in FINAL_STATES:
+        builder.decision.renewed.append(key)
 
 
-def _make_room(draft: DecisionBuilder, message: Registration) -> None:
+def _make_room(builder: DecisionBuilder, message: Registration) -> None:
     """Forget those that ended first, where too many of a worker's runs, or of the host's records, are remembered."""
-    if not draft.records:
+    if not builder.records:
         return
-    book, rules = draft.book(message.host), draft.rules
-    runs = len(book.incarnations.get(message.worker, ()))
-    if runs < rules.max_incarnations and book.over < rules.max_over - FEWEST:
+    host_state, rules = builder.host_state(message.host), builder.rules
+    runs = len(host_state.incarnations.get(message.worker, ()))
+    if runs < rules.max_incarnations and host_state.over < rules.max_over - FEWEST:
         return
-    new = sum(key not in draft.ledger.allocations for key in draft.records)
-    ended = sum(record.state in FINAL_STATES for record in draft.records.values())
-    room = max(FEWEST, rules.chunk - len(draft.decision.changes))
-    forgotten = _told(draft, book.past.get(message.worker, ()), min(runs + new - rules.max_incarnations, room))
+    new = sum(key not in builder.ledger.allocations for key in builder.records)
+    ended = sum(record.state in FINAL_STATES for record in builder.records.values())
+    room = max(FEWEST, rules.chunk - len(builder.decision.changes))
+    forgotten = _told(builder, host_state.past.get(message.worker, ()), min(runs + new - rules.max_incarnations, room))
     if ended:
-        surplus = book.over + ended - len(forgotten) - rules.max_over
-        forgotten += [key for key in _told(draft, book.endings, min(surplus, room)) if key not in forgotten]
-    draft.forget(forgotten[:room])
+        surplus = host_state.over + ended - len(forgotten) - rules.max_over
+        forgotten += [key for key in _told(builder, host_state.endings, min(surplus, room)) if key not in forgotten]
+    builder.forget(forgotten[:room])
 
 
-def _told(draft: DecisionBuilder, endings: Sequence[Ending], most: int) -> list[str]:
+def _told(builder: DecisionBuilder, endings: Sequence[Ending], most: int) -> list[str]:
     """The first `most` of those that are over, without those whose end is in no commit yet: nobody could read of it."""
-    known, sealed = draft.ledger.allocations, draft.ledger.commits
+    known, sealed = builder.ledger.allocations, builder.ledger.commits
     # those that ended just now are among the first where the clock was set back
-    told = (key for _, key in endings if known[key].commit <= sealed and key not in draft.records)
+    told = (key for _, key in endings if known[key].commit <= sealed and key not in builder.records)
     return list(islice(told, max(most, 0)))
 
 
-def _register_again(draft: DecisionBuilder, key: str, known: Allocation, message: Register) -> None:
+def _register_again(builder: DecisionBuilder, key: str, known: Allocation, message: Register) -> None:
     """The same incarnation once more: its unchanged record is published again, and it lives if it is current."""
-    decision = draft.decision
+    decision = builder.decision
     decision.changes.append(PutAllocation(key, known))
     if known.state == ENDED:
         decision.kind = "late"
@@ -224,22 +224,22 @@ def _register_again(draft: DecisionBuilder, key: str, known: Allocation, message
             f"incarnation {message.incarnation!r} of worker {message.worker!r} registered before with other "
             f"{', '.join(different)}; its grant is unchanged. Deregister first, or register under a new incarnation"
         )
-    elif known.state not in FINAL_STATES and _is_current(draft, key, known):
+    elif known.state not in FINAL_STATES and _is_current(builder, key, known):
         decision.renewed.append(key)
 
 
-def _is_current(draft: DecisionBuilder, key: str, record: Allocation) -> bool:
+def _is_current(builder: DecisionBuilder, key: str, record: Allocation) -> bool:
     """No newer incarnation has ever been seen, be it remembered or not."""
-    newest = draft.book(record.host).newest(record.worker)
+    newest = builder.host_state(record.host).newest(record.worker)
     return newest == key and record.reason_code != ReasonCode.SUPERSEDED
 
 
-def _supersede(draft: DecisionBuilder, key: str, newer: str) -> None:
+def _supersede(builder: DecisionBuilder, key: str, newer: str) -> None:
     """A newer incarnation registered: the older one can renew nothing more, but holds until it is known dead."""
-    older = draft.ledger.allocations[key]
+    older = builder.ledger.allocations[key]
     reason = f"superseded by incarnation {newer}"
     if older.state == PENDING:
-        draft.step(
+        builder.step(
             Step.WITHDRAW,
             reason,
             older,
@@ -249,20 +249,20 @@ def _supersede(draft: DecisionBuilder, key: str, newer: str) -> None:
             wait_until=None,
         )
         # whom it kept waiting is looked at once the newer one has its place in the queue
-        queue.reschedule(draft, older.host)
+        queue.reschedule(builder, older.host)
     elif older.state in HOLDING_STATES:
-        draft.decision.cut.append(key)
+        builder.decision.cut.append(key)
         if not discovery.lacks_successor(older):
             return
-        if len(encode(older)) > draft.rules.max_bytes // 2:
-            draft.again(older.host)  # beside it there may be no room for the newer one's record
+        if len(encode(older)) > builder.rules.max_bytes // 2:
+            builder.reschedule(older.host)  # beside it there may be no room for the newer one's record
         else:
-            discovery.tell_of_successor(draft, older, newer)
+            discovery.tell_of_successor(builder, older, newer)
 
 
-def _unwatched(draft: DecisionBuilder, event: m.OwnerUnwatched) -> None:
+def _unwatched(builder: DecisionBuilder, event: m.OwnerUnwatched) -> None:
     """Nobody would see the owner's end: the worker is told, and has a lease from now on if it asked for none."""
-    record = draft.record(event.allocation)
+    record = builder.record(event.allocation)
     if record is None or record.state in FINAL_STATES or record.state == RELEASING:
         return
     if record.reason_code == ReasonCode.SUPERSEDED:
@@ -273,49 +273,49 @@ def _unwatched(draft: DecisionBuilder, event: m.OwnerUnwatched) -> None:
         told = f"{told}; a lease of {event.lease_s:g} s decides instead"
     elif record.unwatched == event.code:
         return
-    draft.step(Step.REFRESH, told, record, grows=False, request=request, unwatched=event.code)
+    builder.step(Step.REFRESH, told, record, grows=False, request=request, unwatched=event.code)
 
 
-def _heartbeat(draft: DecisionBuilder, message: Heartbeat) -> None:
-    decision = draft.decision
+def _heartbeat(builder: DecisionBuilder, message: Heartbeat) -> None:
+    decision = builder.decision
     key = f"{message.host}/{message.worker}/{message.incarnation}"
-    record = draft.record(key)
+    record = builder.record(key)
     if record is None:
         decision.refused = f"heartbeat from {key}, which is not registered here; register first"
     elif record.state in FINAL_STATES:
         decision.refused = f"heartbeat from {key}, which is over ({record.state}: {record.reason})"
-    elif not _is_current(draft, key, record):
+    elif not _is_current(builder, key, record):
         decision.refused = f"heartbeat from {key}, an older incarnation of its worker: it renews nothing"
     else:
         decision.renewed.append(key)
 
 
-def _deregister(draft: DecisionBuilder, message: Deregister, source: Source) -> None:
-    decision = draft.decision
+def _deregister(builder: DecisionBuilder, message: Deregister, source: Source) -> None:
+    decision = builder.decision
     key: str | None
     if message.incarnation is None:
-        key = draft.book(message.host).newest(message.worker)
+        key = builder.host_state(message.host).newest(message.worker)
     else:
         key = f"{message.host}/{message.worker}/{message.incarnation}"
-    record = draft.record(key) if key is not None else None
+    record = builder.record(key) if key is not None else None
     text = f"deregistered: {reasons.shortened(message.reason)}" if message.reason else "deregistered"
     if record is None or (message.incarnation is None and record.source.offset == UNSEEN):
-        _deregister_unseen(draft, message, source, text)
+        _deregister_unseen(builder, message, source, text)
     elif record.state in FINAL_STATES:
         decision.kind = "late"
     else:
         code = ReasonCode.WITHDRAWN if record.state == PENDING else ReasonCode.DEREGISTERED
-        _end(draft, record, code, text)
+        _end(builder, record, code, text)
 
 
-def _deregister_unseen(draft: DecisionBuilder, message: Deregister, source: Source, text: str) -> None:
+def _deregister_unseen(builder: DecisionBuilder, message: Deregister, source: Source, text: str) -> None:
     """Nobody is registered under that name. An incarnation that is named is remembered as ended, which is the answer:
     its registration may be late, and a registration after its own deregistration grants nothing."""
     if message.incarnation is None:
-        draft.decision.refused = f"deregistration of {message.host}/{message.worker}, which is not registered here"
+        builder.decision.refused = f"deregistration of {message.host}/{message.worker}, which is not registered here"
         return
     told = f"{text} before it was registered"
-    draft.step(
+    builder.step(
         Step.END,
         told,
         Allocation(
@@ -324,8 +324,8 @@ def _deregister_unseen(draft: DecisionBuilder, message: Deregister, source: Sour
             incarnation=message.incarnation,
             state=PENDING,
             request=ResolvedRequest(amounts={}),
-            since=draft.now,
-            writer=draft.rules.writer,
+            since=builder.now,
+            writer=builder.rules.writer,
             commit=0,
             source=Source(partition=source.partition, offset=UNSEEN),
         ),
@@ -338,23 +338,23 @@ def _deregister_unseen(draft: DecisionBuilder, message: Deregister, source: Sour
 # --- commands' ends ------------------------------------------------------------------------------------
 
 
-def _prepared(draft: DecisionBuilder, event: m.Prepared) -> None:
-    record = draft.record(event.allocation)
+def _prepared(builder: DecisionBuilder, event: m.Prepared) -> None:
+    record = builder.record(event.allocation)
     if record is None or record.state != PREPARING or record.token != event.token:
         return
     if event.error is None:
-        draft.step(Step.PREPARED, "prepared", record)
+        builder.step(Step.PREPARED, "prepared", record)
     else:
-        _release(draft, record, ReasonCode.PREPARE_FAILED, event.error, outcome=FAILED)
+        _release(builder, record, ReasonCode.PREPARE_FAILED, event.error, outcome=FAILED)
 
 
-def _unprepared(draft: DecisionBuilder, event: m.Unprepared) -> None:
-    record = draft.record(event.allocation)
+def _unprepared(builder: DecisionBuilder, event: m.Unprepared) -> None:
+    record = builder.record(event.allocation)
     if record is None or record.state != RELEASING or record.token != event.token:
         return
     step = Step.GIVE_UP if record.outcome == FAILED else Step.END
     told = "released" if event.confirmed else "released (unconfirmed: no in-use check)"
-    draft.step(
+    builder.step(
         step,
         told,
         record,
@@ -363,17 +363,17 @@ def _unprepared(draft: DecisionBuilder, event: m.Unprepared) -> None:
         reason=_settled_reason(record),
         delayed_by=UNSET,
     )
-    queue.schedule(draft, record.host)
+    queue.schedule(builder, record.host)
 
 
-def _release_delayed(draft: DecisionBuilder, event: m.ReleaseDelayed) -> None:
+def _release_delayed(builder: DecisionBuilder, event: m.ReleaseDelayed) -> None:
     """Say in the record what its devices wait for."""
-    record = draft.record(event.allocation)
+    record = builder.record(event.allocation)
     if record is None or record.state != RELEASING or record.token != event.token or record.delayed_by == event.words:
         return
     why = _settled_reason(record)
     reason = f"{why}; {event.words}" if why else event.words
-    draft.step(Step.REFRESH, event.words, record, reason=reason, delayed_by=event.words)
+    builder.step(Step.REFRESH, event.words, record, reason=reason, delayed_by=event.words)
 
 
 def _settled_reason(record: Allocation) -> str | None:
@@ -386,22 +386,22 @@ def _settled_reason(record: Allocation) -> str | None:
 # --- endings -------------------------------------------------------------------------------------------
 
 
-def _end_if_live(draft: DecisionBuilder, key: str, code: ReasonCode, reason: str) -> None:
-    record = draft.record(key)
+def _end_if_live(builder: DecisionBuilder, key: str, code: ReasonCode, reason: str) -> None:
+    record = builder.record(key)
     if record is not None and record.state not in FINAL_STATES:
-        _end(draft, record, code, reason)
+        _end(builder, record, code, reason)
 
 
-def _end(draft: DecisionBuilder, record: Allocation, code: ReasonCode, reason: str) -> None:
+def _end(builder: DecisionBuilder, record: Allocation, code: ReasonCode, reason: str) -> None:
     """Take a record towards `ended`, through `releasing` where a driver has to let go first."""
     state = record.state
     if state == RELEASING:
-        draft.decision.kind = "repeated"
+        builder.decision.kind = "repeated"
         return
-    if state == PREPARING or (state == ALLOCATED and _lets_go(draft.rules, record)):
-        _release(draft, record, code, reason, outcome=ENDED)
+    if state == PREPARING or (state == ALLOCATED and _lets_go(builder.rules, record)):
+        _release(builder, record, code, reason, outcome=ENDED)
         return
-    draft.step(
+    builder.step(
         Step.WITHDRAW if state == PENDING else Step.END,
         reason,
         record,
@@ -411,15 +411,15 @@ def _end(draft: DecisionBuilder, record: Allocation, code: ReasonCode, reason: s
         queue_position=None,
         wait_until=None,
     )
-    if draft.book(record.host).queue:
-        queue.schedule(draft, record.host)
+    if builder.host_state(record.host).queue:
+        queue.schedule(builder, record.host)
 
 
 def _release(
-    draft: DecisionBuilder, record: Allocation, code: ReasonCode, reason: str, *, outcome: AllocationState
+    builder: DecisionBuilder, record: Allocation, code: ReasonCode, reason: str, *, outcome: AllocationState
 ) -> None:
-    draft.step(Step.RELEASE, reason, record, reason=reason, reason_code=code, outcome=outcome)
-    draft.decision.commands.append(m.Unprepare(allocation=record.key, token=record.token or 0))
+    builder.step(Step.RELEASE, reason, record, reason=reason, reason_code=code, outcome=outcome)
+    builder.decision.commands.append(m.Unprepare(allocation=record.key, token=record.token or 0))
 
 
 def _lets_go(rules: Rules, record: Allocation) -> bool:
@@ -439,65 +439,65 @@ def _lets_go(rules: Rules, record: Allocation) -> bool:
 
 def is_due(ledger: Ledger, rules: Rules, host: str, now: datetime) -> bool:
     """Whether a tick of `host` would come to anything."""
-    book = ledger.hosts[host]
+    host_state = ledger.hosts[host]
     over = now - timedelta(seconds=rules.retention_s)
-    due = book.has_due(now=now, over_before=over, max_over=rules.max_over)
-    return due or (rules.forgets_hosts and book.is_idle(since=over))
+    due = host_state.has_due(now=now, over_before=over, max_over=rules.max_over)
+    return due or (rules.forgets_hosts and host_state.is_idle(since=over))
 
 
-def _tick(draft: DecisionBuilder, host: str) -> None:
+def _tick(builder: DecisionBuilder, host: str) -> None:
     """Give up for those who waited too long, and forget those who are over for long."""
-    book = draft.book(host)
-    rules = draft.rules
-    late, full = _give_up_late(draft, book)
+    host_state = builder.host_state(host)
+    rules = builder.rules
+    late, full = _give_up_late(builder, host_state)
     if late:
-        queue.reschedule(draft, host)
-    if book.scan_from is not None:
-        draft.again(host)
-    if book.is_ahead(draft.now):
-        _set_back(draft, host)
+        queue.reschedule(builder, host)
+    if host_state.scan_from is not None:
+        builder.reschedule(host)
+    if host_state.is_ahead(builder.now):
+        _set_back(builder, host)
         return
-    over_before = draft.now - timedelta(seconds=rules.retention_s)
-    if rules.forgets_hosts and book.is_idle(since=over_before):
-        draft.decision.changes.append(DropHost(host))
+    over_before = builder.now - timedelta(seconds=rules.retention_s)
+    if rules.forgets_hosts and host_state.is_idle(since=over_before):
+        builder.decision.changes.append(DropHost(host))
         return
     room = rules.chunk - late
-    surplus = max(book.over - rules.max_over, bisect_left(book.endings, (over_before, "")))
-    forgotten = _told(draft, book.endings, min(surplus, room))
-    left = draft.forget(forgotten)
+    surplus = max(host_state.over - rules.max_over, bisect_left(host_state.endings, (over_before, "")))
+    forgotten = _told(builder, host_state.endings, min(surplus, room))
+    left = builder.forget(forgotten)
     if full or left or (forgotten and surplus > room):
-        draft.decision.follow_ups.append(m.Tick(host=host))
+        builder.decision.follow_ups.append(m.Tick(host=host))
 
 
-def _set_back(draft: DecisionBuilder, host: str) -> None:
+def _set_back(builder: DecisionBuilder, host: str) -> None:
     """The clock was ahead when some records were written: what is counted from then is counted from now."""
-    book, now = draft.book(host), draft.now
-    if book.record is not None and book.record.since > now:
-        draft.decision.changes.append(PutHost(structs.replace(book.record, since=now)))
-    for key in book.ahead(now, draft.rules.chunk - len(draft.decision.changes)):
-        record = draft.record(key)
+    host_state, now = builder.host_state(host), builder.now
+    if host_state.record is not None and host_state.record.since > now:
+        builder.decision.changes.append(PutHost(structs.replace(host_state.record, since=now)))
+    for key in host_state.ahead(now, builder.rules.chunk - len(builder.decision.changes)):
+        record = builder.record(key)
         if record is None or record.since <= now:
             continue  # it was given up for in this decision
         until = record.wait_until
         if until is not None:
             until = now + max(until - record.since, timedelta())
         try:
-            draft.step(Step.REFRESH, "the clock was set back", record, grows=False, since=now, wait_until=until)
+            builder.step(Step.REFRESH, "the clock was set back", record, grows=False, since=now, wait_until=until)
         except FullError:
             break
-    draft.decision.follow_ups.append(m.Tick(host=host))
+    builder.decision.follow_ups.append(m.Tick(host=host))
 
 
-def _give_up_late(draft: DecisionBuilder, book: HostState) -> tuple[int, bool]:
+def _give_up_late(builder: DecisionBuilder, host_state: HostState) -> tuple[int, bool]:
     """Give up for those who waited too long: for how many, and whether that is as much as one decision may be."""
     late = 0
     with suppress(FullError):
-        for at, key in islice(book.deadlines, draft.rules.chunk):
-            if at > draft.now:
+        for at, key in islice(host_state.deadlines, builder.rules.chunk):
+            if at > builder.now:
                 return late, False
-            waiter = draft.ledger.allocations[key]
+            waiter = builder.ledger.allocations[key]
             if queue.is_told(waiter):
-                queue.give_up(draft, waiter)
+                queue.give_up(builder, waiter)
                 late += 1
-        return late, late == draft.rules.chunk
+        return late, late == builder.rules.chunk
     return late, True

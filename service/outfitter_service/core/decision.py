@@ -74,7 +74,7 @@ class DecisionBuilder:
     will take of a commit."""
 
     __slots__ = (
-        "_moved", "_view", "bytes", "cause", "decision", "ledger", "now", "records", "rules", "source", "token",
+        "_moved", "_overlay", "bytes", "cause", "decision", "ledger", "now", "records", "rules", "source", "token",
     )  # fmt: skip
 
     def __init__(
@@ -89,28 +89,28 @@ class DecisionBuilder:
         self.token = ledger.token
         self.bytes = 0
         self.records: dict[str, Allocation] = {}
-        self._view: HostOverlay | None = None
+        self._overlay: HostOverlay | None = None
         self._moved: list[tuple[Allocation, int]] = []
 
-    def book(self, host: str) -> HostState:
+    def host_state(self, host: str) -> HostState:
         """The host's book as it is before the decision."""
         return self.ledger.hosts.get(host) or HostState(host)
 
-    def view(self, host: str) -> HostOverlay:
+    def overlay(self, host: str) -> HostOverlay:
         """The host's book with every step so far. A decision is about one host."""
-        view = self._view
-        if view is None:
-            view = self._view = HostOverlay(self.book(host))
+        overlay = self._overlay
+        if overlay is None:
+            overlay = self._overlay = HostOverlay(self.host_state(host))
         if self._moved:
             for record, count in self._moved:
-                view.count(record, count)
+                overlay.count(record, count)
             self._moved.clear()
-        return view
+        return overlay
 
     def record(self, key: str) -> Allocation | None:
         return self.records.get(key) or self.ledger.allocations.get(key)
 
-    def again(self, host: str) -> None:
+    def reschedule(self, host: str) -> None:
         """The rest of a larger effect is left to an event of its own."""
         event = m.Reschedule(host=host, cause=self.cause, whole=False)
         if event not in self.decision.follow_ups:
@@ -197,8 +197,8 @@ class DecisionBuilder:
         held = before in HOLDING_STATES
         if held != (state in HOLDING_STATES):
             self._moved.append((whole, -1 if held else 1))
-            if held and key in self.book(after.host).suspects:
-                self.again(after.host)
+            if held and key in self.host_state(after.host).suspects:
+                self.reschedule(after.host)
         return after
 
     def _measured(self, key: str, after: Allocation, step: Step, *, new: bool, grows: bool) -> tuple[Allocation, bytes]:

@@ -73,8 +73,8 @@ def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Fas
     message = event.message
     if type(message) is not Register or event.warnings:
         return None
-    book = ledger.hosts.get(message.host)
-    if book is None or book.queue or message.operators or message.worker in book.incarnations:
+    host_state = ledger.hosts.get(message.host)
+    if host_state is None or host_state.queue or message.operators or message.worker in host_state.incarnations:
         return None
     resolved = resolve(rules, message)
     request = resolved.request
@@ -82,25 +82,25 @@ def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Fas
         return None
     [(resource, amount)] = request.amounts.items()
     spec = rules.specs[resource]
-    shelf = book.shelves.get(resource)
+    free_list = host_state.shelves.get(resource)
     if (
-        shelf is None
-        or book.inventories[resource].failure is not None
+        free_list is None
+        or host_state.inventories[resource].failure is not None
         or spec.shared
         or spec.on_demand
         or spec.prepares
         or spec.confirms
     ):
         return None
-    if amount > 1 and shelf.repeats:
+    if amount > 1 and free_list.repeats:
         return None
-    if amount * shelf.largest + REQUEST_BYTES > rules.max_bytes:
+    if amount * free_list.largest + REQUEST_BYTES > rules.max_bytes:
         return None  # whether it fits is measured
-    offered = shelf.offer(amount)
+    offered = free_list.offer(amount)
     if offered is None:
         return None
     told, names = offered
-    host, worker, incarnation = book.host, message.worker, message.incarnation
+    host, worker, incarnation = host_state.host, message.worker, message.incarnation
     record = structs.replace(
         _BLANK,
         host=host,

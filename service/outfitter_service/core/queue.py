@@ -36,25 +36,27 @@ LOOKS = 2
 """How many waiters one decision looks at for each that it may change."""
 
 
-def admit(draft: DecisionBuilder, record: Allocation) -> Allocation:
+def admit(builder: DecisionBuilder, record: Allocation) -> Allocation:
     """Place a new worker, behind those it has to wait for; the record it gets."""
-    view = draft.view(record.host)
-    discovery.ask_anew(draft, view, record)
-    claimed, unsure = _claimed_before(draft, view.book, record) if view.book.queue else (NOTHING, NOTHING)
-    record, obstacle = _attempt(draft, view, record, claimed | unsure, new=True)
+    overlay = builder.overlay(record.host)
+    discovery.ask_anew(builder, overlay, record)
+    claimed, unsure = (
+        _claimed_before(builder, overlay.host_state, record) if overlay.host_state.queue else (NOTHING, NOTHING)
+    )
+    record, obstacle = _attempt(builder, overlay, record, claimed | unsure, new=True)
     if obstacle is None:
         return record
     if obstacle.reason == reasons.NEXT_COMMIT:
-        _look_from(draft, view.book, queue_entry(record))
+        _look_from(builder, overlay.host_state, queue_entry(record))
     elif obstacle.code == ReasonCode.BUSY and not unsure <= claimed:
         obstacle = structs.replace(obstacle, reason=reasons.NEXT_LOOK)
-    if len(view.book.queue) >= draft.rules.max_waiting:
-        told = f"{draft.rules.max_waiting} workers of this host wait already, and no more are let in"
+    if len(overlay.host_state.queue) >= builder.rules.max_waiting:
+        told = f"{builder.rules.max_waiting} workers of this host wait already, and no more are let in"
         code = ReasonCode.TOO_MANY_WAITING
-        return draft.step(Step.FAIL, told, record, new=True, reason=told, reason_code=code, wait_until=None)
-    position = bisect_left(view.book.queue, queue_entry(record)) + 1
+        return builder.step(Step.FAIL, told, record, new=True, reason=told, reason_code=code, wait_until=None)
+    position = bisect_left(overlay.host_state.queue, queue_entry(record)) + 1
     try:
-        return draft.step(
+        return builder.step(
             Step.REGISTER,
             obstacle.reason,
             record,
@@ -64,80 +66,82 @@ def admit(draft: DecisionBuilder, record: Allocation) -> Allocation:
             queue_position=position,
         )
     except OversizeError as error:
-        return _fail_oversize(draft, record, error, new=True)
+        return _fail_oversize(builder, record, error, new=True)
 
 
-def schedule(draft: DecisionBuilder, host: str) -> None:
+def schedule(builder: DecisionBuilder, host: str) -> None:
     """Devices or places in the queue have come free: grant what can be granted now.
 
     Only the first of those who wait for a resource that is busy can be: the others have to leave it to that one, and
     those who wait for something else are not concerned. So it makes no difference how many wait, nor for how much.
     """
-    book = draft.view(host).book
-    round_ = _Round(draft, host)
-    is_done = round_.look_at_first(book, until=book.scan_from)
-    if _look_at_sharers(draft, book) or round_.lacking or not is_done:
-        draft.again(host)
+    host_state = builder.overlay(host).host_state
+    round_ = _Round(builder, host)
+    is_done = round_.look_at_first(host_state, until=host_state.scan_from)
+    if _look_at_sharers(builder, host_state) or round_.lacking or not is_done:
+        builder.reschedule(host)
 
 
-def reschedule(draft: DecisionBuilder, host: str) -> None:
+def reschedule(builder: DecisionBuilder, host: str) -> None:
     """As `schedule`, but leave it to a decision of its own."""
-    _look_at_sharers(draft, draft.book(host))
-    draft.again(host)
+    _look_at_sharers(builder, builder.host_state(host))
+    builder.reschedule(host)
 
 
-def _look_at_sharers(draft: DecisionBuilder, book: HostState) -> bool:
+def _look_at_sharers(builder: DecisionBuilder, host_state: HostState) -> bool:
     """Have those looked at who wait for shared resources that show devices which others may have alone, if there are
     any: sharers are in no sharer's way, so that not only the first of them may be served."""
-    first = _first_sharer(draft, book)
-    return first is not None and _look_from(draft, book, first)
+    first = _first_sharer(builder, host_state)
+    return first is not None and _look_from(builder, host_state, first)
 
 
-def _look_from(draft: DecisionBuilder, book: HostState, start: QueueEntry) -> bool:
+def _look_from(builder: DecisionBuilder, host_state: HostState, start: QueueEntry) -> bool:
     """Have those looked at anew who wait from `start` on, if they are not to be looked at already."""
-    scans = [change.start for change in draft.decision.changes if type(change) is SetScan]
-    before = scans[-1] if scans else book.scan_from
+    scans = [change.start for change in builder.decision.changes if type(change) is SetScan]
+    before = scans[-1] if scans else host_state.scan_from
     if before is not None and before <= start:
         return False
-    draft.decision.changes.append(SetScan(book.host, start))
+    builder.decision.changes.append(SetScan(host_state.host, start))
     return True
 
 
-def _first_sharer(draft: DecisionBuilder, book: HostState) -> QueueEntry | None:
-    specs = draft.rules.specs
-    shared = [name for name in book.overlapping if name in book.claims and name in specs and specs[name].shared]
-    return min((book.claims[name][0] for name in shared), default=None)
+def _first_sharer(builder: DecisionBuilder, host_state: HostState) -> QueueEntry | None:
+    specs = builder.rules.specs
+    shared = [
+        name for name in host_state.overlapping if name in host_state.claims and name in specs and specs[name].shared
+    ]
+    return min((host_state.claims[name][0] for name in shared), default=None)
 
 
-def scan(draft: DecisionBuilder, host: str, *, whole: bool) -> bool:
+def scan(builder: DecisionBuilder, host: str, *, whole: bool) -> bool:
     """Look anew at those who have not been looked at since something was said that may concern them (`whole`: at
     everybody), and tell them why they wait; False: some are left, for another decision."""
-    book = draft.view(host).book
-    start = book.queue[0] if whole and book.queue else book.scan_from
-    round_ = _Round(draft, host)
-    if not round_.look_at_first(book, until=start):
+    host_state = builder.overlay(host).host_state
+    start = host_state.queue[0] if whole and host_state.queue else host_state.scan_from
+    round_ = _Round(builder, host)
+    if not round_.look_at_first(host_state, until=start):
         if whole:
-            draft.decision.changes.append(SetScan(host, start))
-        draft.again(host)
+            builder.decision.changes.append(SetScan(host, start))
+        builder.reschedule(host)
         return False
-    if round_.has_moved and (first := _first_sharer(draft, book)) is not None:
+    if round_.has_moved and (first := _first_sharer(builder, host_state)) is not None:
         start = first if start is None else min(start, first)
     left = None
     if start is not None:
-        first_place = bisect_left(book.queue, start)
-        for place in range(first_place, len(book.queue)):
-            if round_.is_long or place - first_place >= LOOKS * draft.rules.chunk:
-                left = book.queue[place]
-                draft.again(host)
+        first_place = bisect_left(host_state.queue, start)
+        for place in range(first_place, len(host_state.queue)):
+            if round_.is_long or place - first_place >= LOOKS * builder.rules.chunk:
+                left = host_state.queue[place]
+                builder.reschedule(host)
                 break
-            if not round_.look(book.queue[place][2]):
-                left = book.queue[place]
-                draft.again(host)
+            if not round_.look(host_state.queue[place][2]):
+                left = host_state.queue[place]
+                builder.reschedule(host)
                 break
-    if left != book.scan_from:
-        draft.decision.changes.append(SetScan(host, left))
+    if left != host_state.scan_from:
+        builder.decision.changes.append(SetScan(host, left))
     if left is None:
-        round_.ask(book)
+        round_.ask(host_state)
     return left is None
 
 
@@ -145,24 +149,24 @@ class _Round:
     """One decision's way through a host's queue, in order: `claimed` is what those want that have to go on waiting,
     `has_moved` whether anybody waits no longer, and `lacking` are those for whom on-demand drivers are to be asked."""
 
-    def __init__(self, draft: DecisionBuilder, host: str) -> None:
+    def __init__(self, builder: DecisionBuilder, host: str) -> None:
         self.claimed: set[str] = set()
         self.has_moved = False
         self.lacking: list[QueueEntry] = []
-        self._draft = draft
+        self._builder = builder
         self._host = host
-        self._most_changes = len(draft.decision.changes) + draft.rules.chunk
+        self._most_changes = len(builder.decision.changes) + builder.rules.chunk
         self._alike: dict[tuple[tuple[str, int], ...], policy.Infeasibility] = {}
 
     @property
     def is_long(self) -> bool:
         """Whether what is left to change is left to another decision."""
-        return len(self._draft.decision.changes) >= self._most_changes
+        return len(self._builder.decision.changes) >= self._most_changes
 
-    def look_at_first(self, book: HostState, *, until: QueueEntry | None) -> bool:
+    def look_at_first(self, host_state: HostState, *, until: QueueEntry | None) -> bool:
         """Look at who is first for any resource that is busy, as long as that one is granted at the next; those from
         `until` on are left out. False: some are left, for another decision."""
-        heads = [(entries[0], resource, 0) for resource, entries in book.claims.items()]
+        heads = [(entries[0], resource, 0) for resource, entries in host_state.claims.items()]
         heapify(heads)
         last = None
         while heads:
@@ -173,8 +177,8 @@ class _Round:
                 if self.is_long or not self.look(entry[2]):
                     return False
                 last = entry
-            if resource not in self.claimed and place + 1 < len(book.claims[resource]):
-                heappush(heads, (book.claims[resource][place + 1], resource, place + 1))
+            if resource not in self.claimed and place + 1 < len(host_state.claims[resource]):
+                heappush(heads, (host_state.claims[resource][place + 1], resource, place + 1))
         return True
 
     def look(self, key: str) -> bool:
@@ -185,39 +189,39 @@ class _Round:
             return False
         return True
 
-    def ask(self, book: HostState) -> None:
+    def ask(self, host_state: HostState) -> None:
         """What is known has served whom it serves: ask on-demand drivers for the others."""
-        view = self._draft.view(self._host)
+        overlay = self._builder.overlay(self._host)
         waiting = set(self.lacking)
-        for resource, entries in book.unanswered.items():
-            spec = self._draft.rules.specs.get(resource)
-            if spec is not None and spec.on_demand and not view.inventory(resource).asking:
-                waiting.update(entries[: LOOKS * self._draft.rules.chunk])
+        for resource, entries in host_state.unanswered.items():
+            spec = self._builder.rules.specs.get(resource)
+            if spec is not None and spec.on_demand and not overlay.inventory(resource).asking:
+                waiting.update(entries[: LOOKS * self._builder.rules.chunk])
         if waiting:
-            discovery.ask_next(self._draft, view, waiting)
+            discovery.ask_next(self._builder, overlay, waiting)
 
     def _look(self, key: str) -> None:
-        draft = self._draft
-        known = draft.record(key)
+        builder = self._builder
+        known = builder.record(key)
         if known is None or known.state != PENDING:
             return
-        late = known.wait_until is not None and known.wait_until <= draft.now
+        late = known.wait_until is not None and known.wait_until <= builder.now
         if late and is_told(known):
             self.has_moved = True
-            give_up(draft, known)
+            give_up(builder, known)
             return
-        request, specs = known.request, draft.rules.specs
+        request, specs = known.request, builder.rules.specs
         if (reason := excess(specs, request.amounts, request.operators)) is not None:
             # it registered when a resource was shared, and the manager was started again with an exclusive one
             self.has_moved = True
-            _fail(draft, known, ReasonCode.INVALID_REQUEST, reason)
+            _fail(builder, known, ReasonCode.INVALID_REQUEST, reason)
             return
-        view = draft.view(self._host)
+        overlay = builder.overlay(self._host)
         wanted = tuple(sorted(request.amounts.items()))
         obstacle = self._alike.get(wanted)
         record = known
         if obstacle is None:
-            record, obstacle = _attempt(draft, view, known, self.claimed, later=self.lacking)
+            record, obstacle = _attempt(builder, overlay, known, self.claimed, later=self.lacking)
             if obstacle is None:
                 self.has_moved = True
                 return
@@ -226,9 +230,9 @@ class _Round:
                 self._alike[wanted] = obstacle
         if late and obstacle.code != ReasonCode.NOT_REPORTED:
             self.has_moved = True
-            give_up(draft, structs.replace(record, reason=obstacle.reason))
+            give_up(builder, structs.replace(record, reason=obstacle.reason))
             return
-        record = _tell(draft, view, record, obstacle, changed=record is not known)
+        record = _tell(builder, overlay, record, obstacle, changed=record is not known)
         if record.state != PENDING:
             self.has_moved = True
         elif record.reason_code == ReasonCode.BUSY:
@@ -236,52 +240,56 @@ class _Round:
 
 
 def _tell(
-    draft: DecisionBuilder,
-    view: HostOverlay,
+    builder: DecisionBuilder,
+    overlay: HostOverlay,
     record: Allocation,
     obstacle: policy.Infeasibility,
     *,
     changed: bool = False,
 ) -> Allocation:
     """Keep the record's reason up to date; that a driver is being asked is no news to one who waits already."""
-    told = record.reason_code is not None and view.inventory(obstacle.resource).asking
+    told = record.reason_code is not None and overlay.inventory(obstacle.resource).asking
     news = not told and (obstacle.code != record.reason_code or obstacle.reason != record.reason)
     if news or changed:
         try:
-            return draft.step(Step.REFRESH, obstacle.reason, record, reason=obstacle.reason, reason_code=obstacle.code)
+            return builder.step(
+                Step.REFRESH, obstacle.reason, record, reason=obstacle.reason, reason_code=obstacle.code
+            )
         except OversizeError as error:
-            return _fail_oversize(draft, record, error)
+            return _fail_oversize(builder, record, error)
     return record
 
 
-def _claimed_before(draft: DecisionBuilder, book: HostState, record: Allocation) -> tuple[Set[str], Set[str]]:
+def _claimed_before(builder: DecisionBuilder, host_state: HostState, record: Allocation) -> tuple[Set[str], Set[str]]:
     """The resources that waiters before `record` want, as far as they may show what it wants: those of which somebody
     has been told that they are busy, and those of which somebody is to be looked at anew, who may be granted them."""
     own = queue_entry(record)
     wanted = record.request.amounts
-    names = wanted.keys() if book.overlapping.isdisjoint(wanted) else book.overlapping | wanted.keys()
-    claimed = {name for name in names if _any_waits(draft, book.claims.get(name, ()), own)}
-    if book.scan_from is None or book.scan_from >= own:
+    names = wanted.keys() if host_state.overlapping.isdisjoint(wanted) else host_state.overlapping | wanted.keys()
+    claimed = {name for name in names if _any_waits(builder, host_state.claims.get(name, ()), own)}
+    if host_state.scan_from is None or host_state.scan_from >= own:
         return claimed, NOTHING
-    return claimed, {name for name in names if _any_waits(draft, book.waiting.get(name, ()), own, book.scan_from)}
+    return claimed, {
+        name for name in names if _any_waits(builder, host_state.waiting.get(name, ()), own, host_state.scan_from)
+    }
 
 
 def _any_waits(
-    draft: DecisionBuilder, entries: Sequence[QueueEntry], before: QueueEntry, start: QueueEntry | None = None
+    builder: DecisionBuilder, entries: Sequence[QueueEntry], before: QueueEntry, start: QueueEntry | None = None
 ) -> bool:
     """Whether any from `start` on that comes `before` waits on after the decision so far."""
     for place in range(0 if start is None else bisect_left(entries, start), len(entries)):
         if entries[place] >= before:
             return False
-        record = draft.records.get(entries[place][2])
+        record = builder.records.get(entries[place][2])
         if record is None or record.state == PENDING:
             return True
     return False
 
 
 def _attempt(
-    draft: DecisionBuilder,
-    view: HostOverlay,
+    builder: DecisionBuilder,
+    overlay: HostOverlay,
     record: Allocation,
     claimed: Collection[str],
     *,
@@ -293,35 +301,35 @@ def _attempt(
     One that claims nothing and for which an on-demand driver is to be asked is put into `later`, if that is given: a
     driver that is being asked serves nobody, and others may be served with what is known.
     """
-    most = sizes.most_granted(draft.rules.max_bytes)
-    if (least := policy.least_bytes(view, record.request.amounts)) > most:
-        return _fail_oversize(draft, record, OversizeError(least, most), new=new), None
+    most = sizes.most_granted(builder.rules.max_bytes)
+    if (least := policy.least_bytes(overlay, record.request.amounts)) > most:
+        return _fail_oversize(builder, record, OversizeError(least, most), new=new), None
     while True:
-        outcome = policy.place(view, draft.rules.specs, record.request.amounts, claimed)
+        outcome = policy.place(overlay, builder.rules.specs, record.request.amounts, claimed)
         if isinstance(outcome, dict):
-            if view.without >= draft.rules.max_live and all(draft.rules.specs[name].shared for name in outcome):
-                told = reasons.too_many_live(draft.rules.max_live)
-                return _fail(draft, record, ReasonCode.TOO_MANY_LIVE, told, new=new), None
+            if overlay.without >= builder.rules.max_live and all(builder.rules.specs[name].shared for name in outcome):
+                told = reasons.too_many_live(builder.rules.max_live)
+                return _fail(builder, record, ReasonCode.TOO_MANY_LIVE, told, new=new), None
             try:
-                return _grant(draft, record, outcome, new=new), None
+                return _grant(builder, record, outcome, new=new), None
             except OversizeError as error:
-                return _fail_oversize(draft, record, error, new=new), None
+                return _fail_oversize(builder, record, error, new=new), None
             except FullError:
                 if not new:
                     raise
-                draft.again(record.host)
+                builder.reschedule(record.host)
                 return record, policy.Infeasibility(ReasonCode.BUSY, reasons.NEXT_COMMIT, "")
         if not outcome.final:
             if later is None or outcome.code == ReasonCode.BUSY:
-                asked = discovery.ask_for_more(draft, view, record)
-            elif (asked := discovery.may_be_served(draft, view, record)) is not None:
+                asked = discovery.ask_for_more(builder, overlay, record)
+            elif (asked := discovery.may_be_served(builder, overlay, record)) is not None:
                 later.append(queue_entry(record))
             if asked is not None:
                 outcome = policy.Infeasibility(ReasonCode.NOT_REPORTED, reasons.not_reported(asked), asked.name)
             return record, outcome
-        spec = draft.rules.specs.get(outcome.resource)
+        spec = builder.rules.specs.get(outcome.resource)
         if spec is None or spec.on_failure != m.OnFailure.NO_INFO:
-            return _fail(draft, record, outcome.code, outcome.reason, new=new), None
+            return _fail(builder, record, outcome.code, outcome.reason, new=new), None
         record = _without(record, outcome)
 
 
@@ -336,10 +344,10 @@ def _without(record: Allocation, obstacle: policy.Infeasibility) -> Allocation:
     )
 
 
-def _grant(draft: DecisionBuilder, record: Allocation, devices: m.Devices, *, new: bool) -> Allocation:
-    specs = draft.rules.specs
-    token = draft.token + 1
-    told = grant_infos(devices, draft.book(record.host).classes)
+def _grant(builder: DecisionBuilder, record: Allocation, devices: m.Devices, *, new: bool) -> Allocation:
+    specs = builder.rules.specs
+    token = builder.token + 1
+    told = grant_infos(devices, builder.host_state(record.host).classes)
     shared: list[str] = []
     prepared: list[str] = []
     prepares = False
@@ -351,7 +359,7 @@ def _grant(draft: DecisionBuilder, record: Allocation, devices: m.Devices, *, ne
         if spec.shared:
             shared.append(resource)
     operators, common = policy.shares(record.request, devices, shared)
-    granted = draft.step(
+    granted = builder.step(
         Step.PREPARE if prepares else Step.GRANT,
         "granted" if devices else "granted: nothing was asked for",
         structs.replace(
@@ -372,26 +380,26 @@ def _grant(draft: DecisionBuilder, record: Allocation, devices: m.Devices, *, ne
         ),
         new=new,
     )
-    draft.token = token
+    builder.token = token
     if prepares:
-        draft.decision.commands.append(m.Prepare(allocation=granted.key, token=token))
+        builder.decision.commands.append(m.Prepare(allocation=granted.key, token=token))
     return granted
 
 
 def _fail(
-    draft: DecisionBuilder, record: Allocation, code: ReasonCode, reason: str, *, new: bool = False
+    builder: DecisionBuilder, record: Allocation, code: ReasonCode, reason: str, *, new: bool = False
 ) -> Allocation:
-    return draft.step(
+    return builder.step(
         Step.FAIL, reason, record, new=new, reason=reason, reason_code=code, queue_position=None, wait_until=None
     )
 
 
 def _fail_oversize(
-    draft: DecisionBuilder, record: Allocation, error: OversizeError, *, new: bool = False
+    builder: DecisionBuilder, record: Allocation, error: OversizeError, *, new: bool = False
 ) -> Allocation:
     """What it wants can be written in no record: waiting would not help, and nobody else is concerned."""
     reason = reasons.too_large(record.request.amounts, error.size, error.most)
-    return _fail(draft, structs.replace(record, unavailable=m.NO_ITEMS), ReasonCode.TOO_LARGE, reason, new=new)
+    return _fail(builder, structs.replace(record, unavailable=m.NO_ITEMS), ReasonCode.TOO_LARGE, reason, new=new)
 
 
 def is_told(record: Allocation) -> bool:
@@ -399,6 +407,6 @@ def is_told(record: Allocation) -> bool:
     return record.reason_code != ReasonCode.NOT_REPORTED and record.reason not in reasons.UNDECIDED
 
 
-def give_up(draft: DecisionBuilder, record: Allocation) -> None:
+def give_up(builder: DecisionBuilder, record: Allocation) -> None:
     """A pending record's `wait_s` is over."""
-    _fail(draft, record, ReasonCode.WAITED_TOO_LONG, reasons.too_long(record.request.wait_s, record.reason))
+    _fail(builder, record, ReasonCode.WAITED_TOO_LONG, reasons.too_long(record.request.wait_s, record.reason))

@@ -34,7 +34,7 @@ class Infeasibility(Struct, frozen=True):
 
 
 def place(
-    view: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], claimed: Collection[str] = ()
+    overlay: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], claimed: Collection[str] = ()
 ) -> Devices | Infeasibility:
     """The devices for a request, or the obstacle that weighs most, whatever the order of its resources.
 
@@ -42,31 +42,31 @@ def place(
     share them. A final obstacle outweighs one that keeps the request out of the queue's way (not reported, infeasible,
     failed), and that one outweighs busy.
     """
-    stuck = infeasibility(view, specs, amounts)
+    stuck = infeasibility(overlay, specs, amounts)
     if stuck is not None:
         return stuck
     shared = [resource for resource in amounts if specs[resource].shared]
     alone = amounts if not shared else {name: amount for name, amount in amounts.items() if name not in shared}
     for resource, amount in alone.items():
-        free = view.free_count(resource)
+        free = overlay.free_count(resource)
         if free < amount:
-            return _busy(view, specs[resource], amount, free)
+            return _busy(overlay, specs[resource], amount, free)
     for resource in alone:
         if resource in claimed:
             return Infeasibility(ReasonCode.BUSY, reasons.behind([resource]), resource)
-    overlapping = view.book.overlapping
+    overlapping = overlay.host_state.overlapping
     apart = not overlapping or overlapping.isdisjoint(amounts)
-    scene = None if apart else Scene(view, specs, claimed)
+    scene = None if apart else Scene(overlay, specs, claimed)
     chosen: Devices = {}
     for resource in shared:
-        every = _unlocked(view, resource)
+        every = _unlocked(overlay, resource)
         chosen[resource] = every if scene is None else scene.left_to_share(every)
         if len(chosen[resource]) < amounts[resource]:
             if len(every) >= amounts[resource] and scene is not None:
                 return Infeasibility(ReasonCode.BUSY, reasons.behind(scene.rivals), resource)
-            return _busy(view, specs[resource], amounts[resource], len(every))
+            return _busy(overlay, specs[resource], amounts[resource], len(every))
     if scene is None:
-        chosen.update({resource: view.free(resource, amount) for resource, amount in alone.items()})
+        chosen.update({resource: overlay.free(resource, amount) for resource, amount in alone.items()})
     elif alone:
         # in the order of the configuration: that of a request's resources means nothing
         wanted = {resource: alone[resource] for resource in specs if resource in alone}
@@ -78,17 +78,19 @@ def place(
     return {resource: chosen[resource] for resource in amounts}
 
 
-def _unlocked(view: HostOverlay, resource: str) -> tuple[KnownDevice, ...]:
+def _unlocked(overlay: HostOverlay, resource: str) -> tuple[KnownDevice, ...]:
     """The healthy devices of a shared resource that nobody has alone."""
-    return tuple([one for one in view.inventory(resource).devices if one.health == _HEALTHY and not view.locked(one)])
+    return tuple(
+        [one for one in overlay.inventory(resource).devices if one.health == _HEALTHY and not overlay.locked(one)]
+    )
 
 
-def _busy(view: HostOverlay, spec: ResourceSpec, amount: int, free: int) -> Infeasibility:
-    return Infeasibility(ReasonCode.BUSY, reasons.busy(spec, amount, free, view.inventory(spec.name)), spec.name)
+def _busy(overlay: HostOverlay, spec: ResourceSpec, amount: int, free: int) -> Infeasibility:
+    return Infeasibility(ReasonCode.BUSY, reasons.busy(spec, amount, free, overlay.inventory(spec.name)), spec.name)
 
 
 def infeasibility(
-    view: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int]
+    overlay: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int]
 ) -> Infeasibility | None:
     """Why a request cannot be met whatever others hold or claim; None for a feasible one."""
     stuck: Infeasibility | None = None
@@ -99,22 +101,22 @@ def infeasibility(
             return Infeasibility(
                 ReasonCode.UNKNOWN_RESOURCE, reasons.unknown_resource(resource, specs), resource, final=True
             )
-        inventory = view.inventory(resource)
+        inventory = overlay.inventory(resource)
         if inventory.healthy >= amount and inventory.failure is None and not inventory.asking and spec.state == _OK:
             continue
-        found = _trouble(view, spec, amount, inventory)
+        found = _trouble(overlay, spec, amount, inventory)
         if found is not None:
             if found.final:
                 return found
             if stuck is None or found.code == ReasonCode.NOT_REPORTED:
                 stuck = found
-    overlapping = view.book.overlapping
+    overlapping = overlay.host_state.overlapping
     if overlapping and not overlapping.isdisjoint(amounts):
-        return _trouble_together(view, specs, amounts, stuck)
+        return _trouble_together(overlay, specs, amounts, stuck)
     return stuck
 
 
-def _trouble(view: HostOverlay, spec: ResourceSpec, amount: int, inventory: Inventory) -> Infeasibility | None:
+def _trouble(overlay: HostOverlay, spec: ResourceSpec, amount: int, inventory: Inventory) -> Infeasibility | None:
     name = spec.name
     if spec.state != _OK:
         return Infeasibility(ReasonCode(spec.state), reasons.not_in_effect(spec), name, final=True)
@@ -129,7 +131,7 @@ def _trouble(view: HostOverlay, spec: ResourceSpec, amount: int, inventory: Inve
         return Infeasibility(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), name)
     if inventory.healthy >= amount:
         return None
-    if spec.on_demand and may_name_more(view, spec, amount, inventory):
+    if spec.on_demand and may_name_more(overlay, spec, amount, inventory):
         return Infeasibility(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), name)
     if len(inventory.devices) < amount:
         return Infeasibility(ReasonCode.INFEASIBLE, reasons.too_few(spec, amount, inventory), name, final=not waits)
@@ -137,7 +139,7 @@ def _trouble(view: HostOverlay, spec: ResourceSpec, amount: int, inventory: Inve
 
 
 def _trouble_together(
-    view: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], stuck: Infeasibility | None
+    overlay: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], stuck: Infeasibility | None
 ) -> Infeasibility | None:
     """Why resources that show the same devices can not all be had, or `stuck`: what is known to be in the way
     already, which only what is final outweighs."""
@@ -145,19 +147,19 @@ def _trouble_together(
         resource: amounts[resource]
         for resource, spec in specs.items()
         if resource in amounts
-        and resource in view.book.overlapping
+        and resource in overlay.host_state.overlapping
         and not spec.shared
-        and _is_settled(view.inventory(resource), amounts[resource])
+        and _is_settled(overlay.inventory(resource), amounts[resource])
     }
-    if _is_plenty(view, demands):
+    if _is_plenty(overlay, demands):
         return stuck
-    shortage = matching.match(demands, view.book.device_counts(healthy=False))
+    shortage = matching.match(demands, overlay.host_state.device_counts(healthy=False))
     if isinstance(shortage, matching.Shortage):
-        found = _shortage(view, specs, amounts, shortage)
+        found = _shortage(overlay, specs, amounts, shortage)
         return found if found.final or stuck is None else stuck
     if stuck is not None:
         return stuck
-    shortage = matching.match(demands, view.book.device_counts(healthy=True))
+    shortage = matching.match(demands, overlay.host_state.device_counts(healthy=True))
     if isinstance(shortage, matching.Shortage):
         short = {name: demands[name] for name in demands if name in shortage.resources}
         return Infeasibility(
@@ -167,10 +169,10 @@ def _trouble_together(
 
 
 def rival_amount(
-    view: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], resource: str
+    overlay: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], resource: str
 ) -> int:
     """How many devices of a resource the same request may get as others that show them as well."""
-    overlapping = view.book.overlapping
+    overlapping = overlay.host_state.overlapping
     if resource not in overlapping:
         return 0
     return sum(
@@ -186,28 +188,28 @@ def _is_settled(inventory: Inventory, amount: int) -> bool:
     return inventory.reported and not inventory.asking and (failure is None or amount < failure.at_least)
 
 
-def _is_plenty(view: HostOverlay, demands: Mapping[str, int]) -> bool:
+def _is_plenty(overlay: HostOverlay, demands: Mapping[str, int]) -> bool:
     """Whether each resource has enough healthy devices even if all the others took theirs from them first."""
     total = sum(demands.values())
-    shelves = view.book.shelves
+    shelves = overlay.host_state.shelves
     for resource in demands:
-        shelf = shelves.get(resource)
-        if shelf is None or shelf.repeats or view.inventory(resource).healthy < total:
+        free_list = shelves.get(resource)
+        if free_list is None or free_list.repeats or overlay.inventory(resource).healthy < total:
             return False
     return True
 
 
 def _shortage(
-    view: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], shortage: matching.Shortage
+    overlay: HostOverlay, specs: Mapping[str, ResourceSpec], amounts: Mapping[str, int], shortage: matching.Shortage
 ) -> Infeasibility:
     """Resources that show fewer devices between them than is wanted of them: what `on-failure` says of any decides."""
     short = {resource: amounts[resource] for resource in specs if resource in shortage.resources}
     for resource, amount in short.items():
         spec = specs[resource]
-        most = amount + rival_amount(view, specs, amounts, resource)
-        if spec.on_demand and may_name_more(view, spec, most, view.inventory(resource)):
+        most = amount + rival_amount(overlay, specs, amounts, resource)
+        if spec.on_demand and may_name_more(overlay, spec, most, overlay.inventory(resource)):
             return Infeasibility(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), resource)
-    reason = reasons.too_few_together(short, shortage.devices, _ids(view, short))
+    reason = reasons.too_few_together(short, shortage.devices, _ids(overlay, short))
     by_choice = {specs[resource].on_failure: resource for resource in short}
     # who goes on without one of them need not wait for it; of several that is the last of the configuration
     for choice in (OnFailure.NO_INFO, OnFailure.WAIT, OnFailure.FAIL_WORKER):
@@ -216,29 +218,29 @@ def _shortage(
     raise AssertionError("a shortage of nothing")
 
 
-def _ids(view: HostOverlay, resources: Iterable[str]) -> list[str]:
+def _ids(overlay: HostOverlay, resources: Iterable[str]) -> list[str]:
     """The devices that resources show, each by one id."""
     ids: dict[str, str] = {}
     for resource in resources:
-        for device in view.inventory(resource).devices:
-            ids.setdefault(view.book.canonical(device.id), device.id)
+        for device in overlay.inventory(resource).devices:
+            ids.setdefault(overlay.host_state.canonical(device.id), device.id)
     return list(ids.values())
 
 
-def may_name_more(view: HostOverlay, spec: ResourceSpec, amount: int, inventory: Inventory) -> bool:
+def may_name_more(overlay: HostOverlay, spec: ResourceSpec, amount: int, inventory: Inventory) -> bool:
     """An on-demand driver has not been asked for as many as `amount` more than are held, and named all it was
     asked for so far: asked for more it may name more."""
     if inventory.asking or (inventory.failure is not None and amount >= inventory.failure.at_least):
         return False
     if not inventory.reported:
         return True
-    return inventory.asked <= len(inventory.devices) and inventory.asked < view.held_count(spec.name) + amount
+    return inventory.asked <= len(inventory.devices) and inventory.asked < overlay.held_count(spec.name) + amount
 
 
-def least_bytes(view: HostOverlay, amounts: Mapping[str, int]) -> int:
+def least_bytes(overlay: HostOverlay, amounts: Mapping[str, int]) -> int:
     """What a grant of so many devices takes at least: as many of the smallest infos that each driver has reported."""
-    shelves = view.book.shelves
-    return sum([shelf.least_bytes(amount) for name, amount in amounts.items() if (shelf := shelves.get(name))])
+    shelves = overlay.host_state.shelves
+    return sum([free_list.least_bytes(amount) for name, amount in amounts.items() if (free_list := shelves.get(name))])
 
 
 def shares(

@@ -16,11 +16,11 @@ from outfitter_service.core.state.overlay import HostOverlay
 class Scene:
     """One request's choice. `rivals` are the resources of earlier waiters whose devices it has been denied so far."""
 
-    def __init__(self, view: HostOverlay, specs: Mapping[str, ResourceSpec], claimed: Collection[str]) -> None:
-        self._view = view
-        self._shown = view.book.shown
-        self._canonical = view.book.canonical
-        self._claimed = frozenset(claimed) & view.book.overlapping
+    def __init__(self, overlay: HostOverlay, specs: Mapping[str, ResourceSpec], claimed: Collection[str]) -> None:
+        self._overlay = overlay
+        self._shown = overlay.host_state.shown
+        self._canonical = overlay.host_state.canonical
+        self._claimed = frozenset(claimed) & overlay.host_state.overlapping
         self._claimed_alone = frozenset(name for name in self._claimed if not specs[name].shared)
         self.rivals: set[str] = set()
 
@@ -76,7 +76,7 @@ class Scene:
 
     def _left(self, resource: str) -> Iterator[KnownDevice]:
         """The free devices of an exclusive resource that no earlier waiter wants."""
-        for device in self._view.candidates(resource):
+        for device in self._overlay.candidates(resource):
             if not self._is_claimed(device, self._claimed):
                 yield device
 

@@ -56,7 +56,7 @@ def remembered(spec: ResourceSpec, told: ResourceInventory | None) -> list[str] 
     return UNSET
 
 
-def compared(book: HostState, spec: ResourceSpec, before: Inventory, report: Inventory) -> Inventory:
+def compared(host_state: HostState, spec: ResourceSpec, before: Inventory, report: Inventory) -> Inventory:
     """A driver's report, with the names that were known of its resource if it may have devices that are new.
 
     A driver that is asked on demand names more devices whenever it is asked for more. They are not new, unless the
@@ -66,7 +66,7 @@ def compared(book: HostState, spec: ResourceSpec, before: Inventory, report: Inv
         was_open = before.known is not None
         known = before.names_of_all if before.known is None else before.known
     else:
-        told = book.record.resources.get(spec.name) if book.record is not None else None
+        told = host_state.record.resources.get(spec.name) if host_state.record is not None else None
         known = known_of(spec, told)
         was_open = not known
     if not was_open and (spec.on_demand or set(known) == set(report.names_of_all)):
@@ -74,12 +74,12 @@ def compared(book: HostState, spec: ResourceSpec, before: Inventory, report: Inv
     return structs.replace(report, known=known)
 
 
-def settled(book: HostState, specs: Specs, inventories: Inventories) -> dict[str, Inventory]:
+def settled(host_state: HostState, specs: Specs, inventories: Inventories) -> dict[str, Inventory]:
     """Those of a host's inventories, the latest report included, that hold back other devices from now on."""
     unsettled = [name for name, inventory in inventories.items() if inventory.known is not None and name in specs]
     if not unsettled:
         return {}
-    look = _Look(book, specs, inventories)
+    look = _Look(host_state, specs, inventories)
     found = {name: look.settled(name) for name in unsettled}
     return {name: inventory for name, inventory in found.items() if inventory != inventories[name]}
 
@@ -87,11 +87,11 @@ def settled(book: HostState, specs: Specs, inventories: Inventories) -> dict[str
 class _Look:
     """A host's holders and inventories at one moment, and what follows for one resource after the other."""
 
-    def __init__(self, book: HostState, specs: Specs, inventories: Inventories) -> None:
-        self._book = book
+    def __init__(self, host_state: HostState, specs: Specs, inventories: Inventories) -> None:
+        self._host_state = host_state
         self._specs = specs
         self._inventories = inventories
-        self._same = _same(book, inventories)
+        self._same = _same(host_state, inventories)
         self._held = list(self._holders())
         self._not_new = {name for held in self._held for name in held.names}
         for inventory in inventories.values():
@@ -102,7 +102,7 @@ class _Look:
 
     def _holders(self) -> Iterator[_Held]:
         same = self._same
-        for key, record in sorted(self._book.live.items()):
+        for key, record in sorted(self._host_state.live.items()):
             aliases = record.aliases or {}
             for resource, infos in record.resources.items():
                 alone = resource not in record.shared
@@ -123,7 +123,7 @@ class _Look:
         inventory = self._inventories.get(held.resource)
         if inventory is not None and inventory.reported:
             return inventory.known is not None
-        told = self._book.record.resources.get(held.resource) if self._book.record is not None else None
+        told = self._host_state.record.resources.get(held.resource) if self._host_state.record is not None else None
         return told is None or told.on_demand is UNSET or told.known == []
 
     def settled(self, resource: str) -> Inventory:
@@ -157,11 +157,11 @@ class _Look:
         return spec is not None and spec.state == SpecState.OK
 
 
-def _same(book: HostState, inventories: Inventories) -> Mapping[str, str]:
+def _same(host_state: HostState, inventories: Inventories) -> Mapping[str, str]:
     """What `HostState.canonical` looks up, once the inventories are as given."""
-    told = book.record.resources if book.record is not None else {}
+    told = host_state.record.resources if host_state.record is not None else {}
     groups: list[Sequence[str]] = []
     for resource in {**inventories, **told}:
         inventory = inventories.get(resource)
-        groups += inventory.names if inventory is not None and inventory.reported else book.connected(resource)
+        groups += inventory.names if inventory is not None and inventory.reported else host_state.connected(resource)
     return one_name_each(groups)[0]

@@ -192,11 +192,11 @@ class FreeList:
         "_classes", "_least", "alone", "devices", "free", "largest", "names", "places", "repeats", "resource",
     )  # fmt: skip
 
-    def __init__(self, resource: str, devices: tuple[KnownDevice, ...], book: HostState) -> None:
+    def __init__(self, resource: str, devices: tuple[KnownDevice, ...], host_state: HostState) -> None:
         self.resource = resource
         self.devices = devices
-        self.names = [book.canonical(device.id) for device in devices]
-        self._classes = book.classes
+        self.names = [host_state.canonical(device.id) for device in devices]
+        self._classes = host_state.classes
         self.alone = [grant_infos({resource: (device,)}, self._classes) for device in devices]
         self.largest = max(map(granted_bytes, self.alone), default=0)
         self._least = list(accumulate(sorted([info_bytes(told.infos[resource][0]) for told in self.alone]), initial=0))
@@ -205,7 +205,7 @@ class FreeList:
         healthy = Health.HEALTHY
         for position, (name, device) in enumerate(zip(self.names, devices, strict=True)):
             self.places.setdefault(name, []).append(position)
-            if device.health == healthy and book.unused(name):
+            if device.health == healthy and host_state.unused(name):
                 self.free.append(-position)
         self.free.reverse()
         self.repeats = len(self.places) < len(devices)
@@ -445,24 +445,28 @@ class HostState:
     def _show(self) -> None:
         """Work out anew which shelves show a device: one for nearly all of them."""
         self.shown = {}
-        for shelf in self.shelves.values():
-            alone = (shelf,)
-            for name in shelf.places:
+        for free_list in self.shelves.values():
+            alone = (free_list,)
+            for name in free_list.places:
                 others = self.shown.get(name)
-                self.shown[name] = (*others, shelf) if others else alone
-        self.distinct = len(self.shown) == sum(len(shelf.devices) for shelf in self.shelves.values())
+                self.shown[name] = (*others, free_list) if others else alone
+        self.distinct = len(self.shown) == sum(len(free_list.devices) for free_list in self.shelves.values())
         self.overlapping = frozenset()
         self._counts = {}
         if not self.distinct:
-            several = {shelf.resource for shelves in self.shown.values() if len(shelves) > 1 for shelf in shelves}
-            self.overlapping = frozenset(several | {name for name, shelf in self.shelves.items() if shelf.repeats})
+            several = {
+                free_list.resource for shelves in self.shown.values() if len(shelves) > 1 for free_list in shelves
+            }
+            self.overlapping = frozenset(
+                several | {name for name, free_list in self.shelves.items() if free_list.repeats}
+            )
 
     def device_counts(self, *, healthy: bool) -> Mapping[Viewers, int]:
         """How many devices there are that the same resources show, or show as healthy."""
         found = self._counts.get(healthy)
         if found is None:
             found = self._counts[healthy] = counts(
-                tuple([shelf.resource for shelf in shelves if not healthy or shelf.serves(name)])
+                tuple([free_list.resource for free_list in shelves if not healthy or free_list.serves(name)])
                 for name, shelves in self.shown.items()
             )
         return found
@@ -520,8 +524,8 @@ class HostState:
             return
         for name in names:
             locks[name] = locks.get(name, 0) + 1
-            for shelf in shown.get(name, ()):
-                shelf.take(name)
+            for free_list in shown.get(name, ()):
+                free_list.take(name)
 
     def unindex(self, key: str, record: Allocation) -> None:
         """Take out what `index` put in, but for the worker's incarnations: those stay until `forget`."""
@@ -576,11 +580,11 @@ class HostState:
     def _count(self, tally: Tally, names: list[str], count: int) -> None:
         for name in names:
             used = tally.add(name, count) or name in self.locks or name in self.sharers
-            for shelf in self.shown.get(name, ()):
+            for free_list in self.shown.get(name, ()):
                 if used:
-                    shelf.take(name)
+                    free_list.take(name)
                 else:
-                    shelf.put_back(name)
+                    free_list.put_back(name)
 
 
 def one_name_each(groups: Iterable[Sequence[str]]) -> tuple[dict[str, str], Classes]:

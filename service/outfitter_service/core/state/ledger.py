@@ -84,17 +84,17 @@ class Ledger:
         self._sealed_token = 0
         self._settled_token = 0
 
-    def book(self, host: str) -> HostState:
+    def host_state(self, host: str) -> HostState:
         """The book of `host`, made empty if it is new."""
-        book = self.hosts.get(host)
-        if book is None:
-            book = self.hosts[host] = HostState(host)
-        return book
+        host_state = self.hosts.get(host)
+        if host_state is None:
+            host_state = self.hosts[host] = HostState(host)
+        return host_state
 
     def forget(self, host: str) -> None:
         """Drop the book of a host without any record."""
-        book = self.hosts.get(host)
-        if book is not None and book.record is None and not book.incarnations:
+        host_state = self.hosts.get(host)
+        if host_state is not None and host_state.record is None and not host_state.incarnations:
             del self.hosts[host]
             self.reported.add(host)
 
@@ -184,8 +184,8 @@ class Ledger:
 
     def _under(self, key: str) -> Allocation | Host | None:
         if key.startswith("@host/"):
-            book = self.hosts.get(key.removeprefix("@host/"))
-            return book.record if book else None
+            host_state = self.hosts.get(key.removeprefix("@host/"))
+            return host_state.record if host_state else None
         return self.allocations.get(key)
 
     def _apply(self, change: Change) -> Change:
@@ -196,14 +196,14 @@ class Ledger:
             case DropAllocation(key=key):
                 return self._drop(key)
             case SetInventory(host=host, resource=resource, inventory=inventory):
-                book = self.book(host)
-                before = book.inventory(resource)
-                book.set_inventory(resource, inventory)
+                host_state = self.host_state(host)
+                before = host_state.inventory(resource)
+                host_state.set_inventory(resource, inventory)
                 self.reported.add(host)
                 return SetInventory(host, resource, before)
             case SetScan(host=host, start=start):
-                book = self.book(host)
-                first, book.scan_from = book.scan_from, start
+                host_state = self.host_state(host)
+                first, host_state.scan_from = host_state.scan_from, start
                 return SetScan(host, first)
             case PutHost(record=host_record):
                 return self._put_host(host_record.host, host_record)
@@ -211,24 +211,24 @@ class Ledger:
                 return self._put_host(host, None)
 
     def _put(self, key: str, record: Allocation) -> Change:
-        book = self.hosts.get(record.host) or self.book(record.host)
+        host_state = self.hosts.get(record.host) or self.host_state(record.host)
         old = self.allocations.get(key)
         if old is not None:
-            book.unindex(key, old)
+            host_state.unindex(key, old)
         self.allocations[key] = record
-        book.index(key, record)
+        host_state.index(key, record)
         return DropAllocation(key) if old is None else PutAllocation(key, old)
 
     def _drop(self, key: str) -> Change:
         old = self.allocations.pop(key)
-        book = self.hosts[old.host]
-        book.unindex(key, old)
-        book.forget(key, old)
+        host_state = self.hosts[old.host]
+        host_state.unindex(key, old)
+        host_state.forget(key, old)
         return PutAllocation(key, old)
 
     def _put_host(self, host: str, record: Host | None) -> Change:
-        book = self.book(host)
-        old = book.set_record(record)
+        host_state = self.host_state(host)
+        old = host_state.set_record(record)
         return DropHost(host) if old is None else PutHost(old)
 
 

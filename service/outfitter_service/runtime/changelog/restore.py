@@ -59,8 +59,8 @@ class Restored(Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-async def restore(bus: Bus, topic: str, partition: int, remit: Scope, *, end: int | None = None) -> Restored:
-    """Replay what of the ledger is `remit`'s, up to `end`: all that is there now, if that is not given.
+async def restore(bus: Bus, topic: str, partition: int, scope: Scope, *, end: int | None = None) -> Restored:
+    """Replay what of the ledger is `scope`'s, up to `end`: all that is there now, if that is not given.
 
     Raises:
         LedgerRefusedError: a damaged record, or one of a later version, that is not about one of many hosts (then
@@ -71,13 +71,13 @@ async def restore(bus: Bus, topic: str, partition: int, remit: Scope, *, end: in
     if end is None:
         end = await bus.stable_end(topic, partition)
     with _nothing_collected():
-        read = await _read_log(bus, topic, partition, remit, end)
+        read = await _read_log(bus, topic, partition, scope, end)
         with _emptied_by_failure(read.last, read.others):
-            ledger, checkpoint = await _build(read, remit, f"{topic}/{partition}")
+            ledger, checkpoint = await _build(read, scope, f"{topic}/{partition}")
     return Restored(
         ledger=ledger,
         checkpoint=checkpoint,
-        rivals=_rivals(read.others, remit),
+        rivals=_rivals(read.others, scope),
         neighbours=read.others,
         swept=_swept(read.others, partition),
         records=read.records,
@@ -86,7 +86,7 @@ async def restore(bus: Bus, topic: str, partition: int, remit: Scope, *, end: in
     )
 
 
-async def unchanged(bus: Bus, topic: str, partition: int, remit: Scope, seen: Restored) -> Restored | None:
+async def unchanged(bus: Bus, topic: str, partition: int, scope: Scope, seen: Restored) -> Restored | None:
     """What was restored a moment ago, with others' records as they are now; None if something of the remit's was
     written since, or the log is another one. A moment only: others' tombstones may be gone again after
     `delete.retention.ms` (what the remit's writer does, its checkpoint tells, which is never one).
@@ -106,11 +106,11 @@ async def unchanged(bus: Bus, topic: str, partition: int, remit: Scope, seen: Re
                 except OffsetOutOfRangeError:
                     return None
                 for message in messages:
-                    if message.key is not None and remit.owns(message.key):
+                    if message.key is not None and scope.owns(message.key):
                         return None
                     _keep(message, others)
     return structs.replace(
-        seen, neighbours=others, rivals=_rivals(others, remit), swept=_swept(others, partition), end=end
+        seen, neighbours=others, rivals=_rivals(others, scope), swept=_swept(others, partition), end=end
     )
 
 
@@ -138,13 +138,13 @@ def _emptied_by_failure(*read: dict[bytes, Any] | Ledger | _Alike) -> Iterator[N
         raise
 
 
-async def _build(read: _Log, remit: Scope, place: str) -> tuple[Ledger, Checkpoint | None]:
+async def _build(read: _Log, scope: Scope, place: str) -> tuple[Ledger, Checkpoint | None]:
     """The ledger of a log. It pauses now and then: who replays a million records must not seem dead meanwhile."""
     ledger = Ledger()
     checkpoint: Checkpoint | None = None
     allocations: list[Allocation] = []
     hosts: list[Host] = []
-    remit.admit_all()
+    scope.admit_all()
     for number, (key, found) in enumerate(read.last.items()):
         if number % STRETCH == 0:
             await anyio.lowlevel.checkpoint()
@@ -152,7 +152,7 @@ async def _build(read: _Log, remit: Scope, place: str) -> tuple[Ledger, Checkpoi
             record = _understood(key, found, place)
         except LedgerRefusedError as error:
             host = host_of(key)
-            if host is None or not remit.refuse(host, str(error)):
+            if host is None or not scope.refuse(host, str(error)):
                 raise
             log.critical("a host is not served: its ledger is refused", host=host, error=str(error))
             continue
@@ -167,20 +167,20 @@ async def _build(read: _Log, remit: Scope, place: str) -> tuple[Ledger, Checkpoi
                 checkpoint = record
     allocations.sort(key=lambda record: (record.since, record.source.offset))
     for host_record in hosts:
-        if host_record.host not in remit.refused:
+        if host_record.host not in scope.refused:
             ledger.restore(PutHost(host_record))
     for number, allocation in enumerate(allocations):
         if number % STRETCH == 0:
             await anyio.lowlevel.checkpoint()
-        if allocation.host not in remit.refused:
+        if allocation.host not in scope.refused:
             ledger.restore(PutAllocation(allocation.key, allocation))
     if checkpoint is not None:
         ledger.resume(commit=checkpoint.commit, token=checkpoint.token)
     return ledger, checkpoint
 
 
-def _rivals(others: dict[bytes, bytes], remit: Scope) -> list[str]:
-    return [rival for key in others if (rival := remit.rival(key)) is not None]
+def _rivals(others: dict[bytes, bytes], scope: Scope) -> list[str]:
+    return [rival for key in others if (rival := scope.rival(key)) is not None]
 
 
 def _swept(others: dict[bytes, bytes], partition: int) -> Checkpoint | None:
@@ -219,14 +219,14 @@ def _understood(key: bytes, found: LedgerRecord | bytes, place: str) -> LedgerRe
     return record
 
 
-async def rivals_since(bus: Bus, topic: str, partition: int, remit: Scope, start: int) -> list[str]:
+async def rivals_since(bus: Bus, topic: str, partition: int, scope: Scope, start: int) -> list[str]:
     """The writers of the other scope that have written since `start`."""
     end = await bus.stable_end(topic, partition)
     found: dict[str, None] = {}
     async with await bus.open_reader(topic, partition, start=start, committed=True) as reader:
         while reader.position < end:
             for message in await reader.fetch(max_records=10_000, timeout=MARKERS_WAIT_S):
-                rival = remit.rival(message.key or b"")
+                rival = scope.rival(message.key or b"")
                 if rival is not None and message.value is not None:
                     found[rival] = None
     return list(found)
@@ -242,7 +242,7 @@ class _Log(NamedTuple):
     end: int
 
 
-async def _read_log(bus: Bus, topic: str, partition: int, remit: Scope, end: int) -> _Log:
+async def _read_log(bus: Bus, topic: str, partition: int, scope: Scope, end: int) -> _Log:
     last: dict[bytes, LedgerRecord | bytes] = {}
     others: dict[bytes, bytes] = {}
     alike = _Alike()
@@ -257,13 +257,13 @@ async def _read_log(bus: Bus, topic: str, partition: int, remit: Scope, end: int
                     await reader.seek(error.start)
                     continue
                 count += len(messages)
-                await _take_in(messages, remit, last, others, alike)
+                await _take_in(messages, scope, last, others, alike)
     return _Log(last, others, count, end)
 
 
 async def _take_in(
     messages: list[Message],
-    remit: Scope,
+    scope: Scope,
     last: dict[bytes, LedgerRecord | bytes],
     others: dict[bytes, bytes],
     alike: _Alike,
@@ -274,7 +274,7 @@ async def _take_in(
         key = message.key
         if key is None:
             continue
-        if remit.owns(key):
+        if scope.owns(key):
             newest[key] = message.value
         else:
             _keep(message, others)

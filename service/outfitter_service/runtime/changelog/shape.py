@@ -91,7 +91,7 @@ class Ground:
         partition: int,
         *,
         identity: Identity,
-        remit: Scope,
+        scope: Scope,
         partitions: int | None,
         history: bool,
         adopt: bool,
@@ -103,7 +103,7 @@ class Ground:
         self._partition = partition
         self._identity = transactional_id(identity.cluster, identity.writer)
         self._writer = identity.writer.encode()
-        self._remit = remit
+        self._scope = scope
         self._partitions = partitions
         self._history = history
         self._adopt = adopt
@@ -258,7 +258,7 @@ class Ground:
         async with await self._bus.open_reader(topic, partition, start=None, committed=True) as reader:
             async for messages in read_to(reader, end):
                 for message in messages:
-                    host = self._remit.stray(message.key or b"", self.shape.partitions)
+                    host = self._scope.stray(message.key or b"", self.shape.partitions)
                     if host is None:
                         continue
                     if message.value is None:

@@ -185,8 +185,8 @@ class Snapshots:
 
 
 def _keys(ledger: Ledger) -> Iterator[str]:
-    for host, book in ledger.hosts.items():
-        if book.record is not None:
+    for host, host_state in ledger.hosts.items():
+        if host_state.record is not None:
             yield f"@host/{host}"
     yield from ledger.devices
     yield from ledger.allocations
@@ -194,6 +194,6 @@ def _keys(ledger: Ledger) -> Iterator[str]:
 
 def _record(ledger: Ledger, key: str) -> LedgerRecord | None:
     if key.startswith("@host/"):
-        book = ledger.hosts.get(key.removeprefix("@host/"))
-        return book.record if book is not None else None
+        host_state = ledger.hosts.get(key.removeprefix("@host/"))
+        return host_state.record if host_state is not None else None
     return ledger.devices.get(key) or ledger.allocations.get(key)

@@ -17,9 +17,9 @@ log = structlog.get_logger("outfitter.topics")
 class TopicWatch:
     """One processor's. It holds nothing large: what was cancelled may stay in memory for a while."""
 
-    def __init__(self, ground: Ground, intake: InputReader, snapshots: Snapshots, *, every_s: float) -> None:
+    def __init__(self, ground: Ground, input_reader: InputReader, snapshots: Snapshots, *, every_s: float) -> None:
         self._ground = ground
-        self._intake = intake
+        self._input_reader = input_reader
         self._snapshots = snapshots
         self._every_s = every_s
 
@@ -33,10 +33,10 @@ class TopicWatch:
             await anyio.sleep(self._every_s)
             try:
                 found = await self._ground.look()
-                if found.registrations != place.topic_id and self._intake.lost is None:
+                if found.registrations != place.topic_id and self._input_reader.lost is None:
                     start, end = await self._ground.input_bounds()
                     message = f"the registrations topic was made anew (its id was {place.topic_id})"
-                    self._intake.begin_anew(OffsetOutOfRangeError(message, start=start, end=end))
+                    self._input_reader.begin_anew(OffsetOutOfRangeError(message, start=start, end=end))
             except BusError as error:
                 log.debug("cannot look at the topics", error=str(error))
                 continue

@@ -31,14 +31,15 @@ class LookAheadBuffer(PrefetchBuffer):
     """What was seen ahead of the intake in one go, from `start` on, up to `position`: its `messages` may be decided
     once everything before `start` is."""
 
-    def __init__(self, start: int, place: Cursor, remit: Scope, *, light: int, room: int, most: int) -> None:
-        """`place` is followed as it moves on. `light` messages of a host may be ahead in any case; `room` are the bytes
+    def __init__(self, start: int, place: Cursor, scope: Scope, *, quiet_limit: int, room: int, most: int) -> None:
+        """`place` is followed as it moves on. `quiet_limit` messages of a host may be ahead in any case; `room` are
+        the bytes
         that the names of hosts which are ahead may take in a checkpoint: hosts beyond that are left to the intake."""
         super().__init__(most)
         self.start = self.position = start
         self._place = place
-        self._remit = remit
-        self._light = light
+        self._scope = scope
+        self._quiet_limit = quiet_limit
         self._room = room
         self._left: dict[bytes, int] = {}
         """The last message that was left to the intake, by host."""
@@ -58,7 +59,7 @@ class LookAheadBuffer(PrefetchBuffer):
 
     def _keeps(self, message: Message) -> bool:
         key, place = message.key, self._place
-        if key is None or not self._remit.serves(message):
+        if key is None or not self._scope.serves(message):
             return False  # the intake's, all of them
         if not self._follow(key):
             self._unknown = message.offset
@@ -75,7 +76,7 @@ class LookAheadBuffer(PrefetchBuffer):
             del self._left[key]
             self._kept[key] = 0
         kept = self._kept[key]
-        if kept >= self._light and kept * len(self._kept) > place.position - self.start:
+        if kept >= self._quiet_limit and kept * len(self._kept) > place.position - self.start:
             self._left[key] = message.offset
             return False
         self._kept[key] = kept + 1
@@ -100,7 +101,8 @@ class LookAheadBuffer(PrefetchBuffer):
 
 
 class LookAhead:
-    """Looks ahead in one partition's input whenever its intake does not keep up. `outlook` is what it has seen, None
+    """Looks ahead in one partition's input whenever its intake does not keep up. `lookahead_buffer` is what it has
+    seen, None
     while there is nothing to be seen that the intake has not."""
 
     def __init__(
@@ -108,24 +110,24 @@ class LookAhead:
         bus: Bus,
         topic: str,
         partition: int,
-        remit: Scope,
-        intake: InputReader,
+        scope: Scope,
+        input_reader: InputReader,
         *,
         wake: Callable[[], None],
-        light: int = LIGHT,
+        quiet_limit: int = LIGHT,
     ) -> None:
         """`wake` is called when there is something to decide."""
         self._bus = bus
         self._topic = topic
         self._partition = partition
-        self._remit = remit
-        self._intake = intake
+        self._scope = scope
+        self._input_reader = input_reader
         self._wake = wake
-        self._light = light
+        self._quiet_limit = quiet_limit
         self._place = Cursor(topic_id="", position=0)
         self._room = 0
         self._rests_until = 0
-        self.outlook: LookAheadBuffer | None = None
+        self.lookahead_buffer: LookAheadBuffer | None = None
 
     def reset(self, place: Cursor, *, room: int | None = None) -> None:
         """Forget what was seen; what comes is ahead of `place`, and takes at most `room` (as it was, if left out)."""
@@ -136,14 +138,14 @@ class LookAhead:
     def heard(self, host: str) -> int:
         """The offset before which everything is decided that `host` said, as far as is known."""
         key = host.encode()
-        return self._place.heard(key) if self.outlook is None else self.outlook.heard(key)
+        return self._place.heard(key) if self.lookahead_buffer is None else self.lookahead_buffer.heard(key)
 
     def give_back(self, messages: Sequence[Message]) -> None:
         """What was taken comes first again, its commit having failed; what an earlier outlook had seen is in the
         intake by now."""
-        outlook = self.outlook
-        if outlook is not None:
-            outlook.give_back([message for message in messages if message.offset >= outlook.start])
+        lookahead_buffer = self.lookahead_buffer
+        if lookahead_buffer is not None:
+            lookahead_buffer.give_back([message for message in messages if message.offset >= lookahead_buffer.start])
 
     def rest(self, *, until: int) -> None:
         """Leave everything before `until` to the intake: what is looked ahead to would come again and again."""
@@ -152,41 +154,45 @@ class LookAhead:
     async def run(self) -> None:
         """Look ahead whenever there is need to, until cancelled."""
         while True:
-            await self._intake.overflow()
-            if self._intake.position < self._rests_until:
+            await self._input_reader.overflow()
+            if self._input_reader.position < self._rests_until:
                 await anyio.sleep(RETRY_S)
                 continue
-            outlook = self.outlook = LookAheadBuffer(
-                self._intake.position,
+            lookahead_buffer = self.lookahead_buffer = LookAheadBuffer(
+                self._input_reader.position,
                 self._place,
-                self._remit,
-                light=self._light,
+                self._scope,
+                quiet_limit=self._quiet_limit,
                 room=self._room,
                 most=READ_AHEAD,
             )
-            while self.outlook is outlook:
+            while self.lookahead_buffer is lookahead_buffer:
                 try:
                     async with await self._bus.open_reader(
-                        self._topic, self._partition, start=outlook.position, committed=False
+                        self._topic, self._partition, start=lookahead_buffer.position, committed=False
                     ) as reader:
-                        await self._look(outlook, reader)
+                        await self._look(lookahead_buffer, reader)
                 except BusError as error:
                     # the intake meets it as well: what has to be done about it is done there
                     log.debug("cannot look ahead", partition=self._partition, error=str(error))
                     await anyio.sleep(RETRY_S)
 
-    async def _look(self, outlook: LookAheadBuffer, reader: Reader) -> None:
+    async def _look(self, lookahead_buffer: LookAheadBuffer, reader: Reader) -> None:
         """Read on until the intake has caught up."""
-        intake = self._intake
-        while self.outlook is outlook:
-            await outlook.room()
-            outlook.see(await reader.fetch(max_records=READ_AHEAD, timeout=1.0), reader.position)
-            if outlook.messages:
+        input_reader = self._input_reader
+        while self.lookahead_buffer is lookahead_buffer:
+            await lookahead_buffer.room()
+            lookahead_buffer.see(await reader.fetch(max_records=READ_AHEAD, timeout=1.0), reader.position)
+            if lookahead_buffer.messages:
                 self._wake()
-            if self.outlook is outlook and intake.position >= outlook.position and not intake.full:
+            if (
+                self.lookahead_buffer is lookahead_buffer
+                and input_reader.position >= lookahead_buffer.position
+                and not input_reader.full
+            ):
                 self._end()
 
     def _end(self) -> None:
-        if self.outlook is not None:
-            self.outlook.clear()
-            self.outlook = None
+        if self.lookahead_buffer is not None:
+            self.lookahead_buffer.clear()
+            self.lookahead_buffer = None

@@ -149,7 +149,7 @@ class LivenessTracker:
             if count % AT_A_STRETCH == AT_A_STRETCH - 1:
                 await anyio.lowlevel.checkpoint()  # to look at a process takes a while
             self._attend(record.key, record, now)
-            newest = ledger.book(record.host).newest(record.worker)
+            newest = ledger.host_state(record.host).newest(record.worker)
             if newest != record.key or record.reason_code == ReasonCode.SUPERSEDED:
                 self.cut([record.key], ledger)
         for key in told:

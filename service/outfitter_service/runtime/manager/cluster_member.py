@@ -176,7 +176,7 @@ class Replica:
             partitions=self._partitions,
             identity=identity,
             adopt=self._adopt,
-            remit=PartitionScope(partition, self._partitions, identity.writer),
+            scope=PartitionScope(partition, self._partitions, identity.writer),
             metrics=self._metrics,
             still_mine=lambda: self._still_mine(partition),
             clock=self._clock,

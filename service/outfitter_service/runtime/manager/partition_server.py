@@ -23,7 +23,7 @@ from outfitter_service.runtime.processor.station import DEFAULT_LIMITS, Limits
 
 
 class PartitionServer:
-    """Serves `remit`'s hosts from one partition."""
+    """Serves `scope`'s hosts from one partition."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class PartitionServer:
         partition: int,
         partitions: int,
         identity: Identity,
-        remit: Scope,
+        scope: Scope,
         metrics: Metrics,
         take_over: bool = False,
         adopt: bool = False,
@@ -43,7 +43,7 @@ class PartitionServer:
         limits: Limits = DEFAULT_LIMITS,
         outage: OutageLog | None = None,
     ) -> None:
-        """`partitions` is the number by which `partition` is the remit's. `limits` are replaced by what the settings
+        """`partitions` is the number by which `partition` is the scope's. `limits` are replaced by what the settings
         say, where they do."""
         self.partition = partition
         self.identity = identity
@@ -55,7 +55,7 @@ class PartitionServer:
             partition=partition,
             partitions=partitions,
             identity=identity,
-            remit=remit,
+            scope=scope,
             rules=Rules(
                 writer=identity.writer,
                 specs={name: each.spec for name, each in loaded.items()},
@@ -83,7 +83,7 @@ class PartitionServer:
         """Serve until the processor has stopped; see `Processor.run` for what it raises."""
         async with anyio.create_task_group() as tasks:
             started = anyio.Event()
-            tasks.start_soon(lambda: self._pool.run(self.processor.agenda.add, started=started, host=self._host))
+            tasks.start_soon(lambda: self._pool.run(self.processor.event_queue.add, started=started, host=self._host))
             await started.wait()
             await self.processor.run()
             tasks.cancel_scope.cancel()

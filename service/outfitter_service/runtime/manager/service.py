@@ -228,7 +228,7 @@ class Service:
             partition=partition_of(settings.host, partitions),
             partitions=partitions,
             identity=identity,
-            remit=HostScope(settings.host, identity.writer),
+            scope=HostScope(settings.host, identity.writer),
             metrics=self.metrics,
             take_over=self._take_over,
             adopt=self._adopt,

@@ -59,11 +59,11 @@ class Batch:
     # more than the 30 attributes up to which Python keeps them without a dictionary
     __slots__ = (
         "_base",
+        "_dead_letter_quota",
         "_history",
-        "_meet",
         "_naming",
+        "_on_new_host",
         "_positions",
-        "_ration",
         "_stepless",
         "_told",
         "about",
@@ -104,15 +104,17 @@ class Batch:
         rules: Rules,
         now: datetime,
         *,
-        meet: Callable[[Batch, str], str | None],
+        on_new_host: Callable[[Batch, str], str | None],
         base: int = 0,
         history: bool = True,
-        ration: DeadLetterQuota | None = None,
+        dead_letter_quota: DeadLetterQuota | None = None,
         naming: DeadLetterQuota | None = None,
     ) -> None:
-        """`base` is added to offsets to make numbers that only grow: see `records.InputPosition`. `meet` is told of a
+        """`base` is added to offsets to make numbers that only grow: see `records.InputPosition`. `on_new_host` is
+        told of a
         host that the ledger does not know, before its first registration is decided; it may say something of it here,
-        or answer why that one is refused. `ration` says how many dead letters are written, `naming` of how many
+        or answer why that one is refused. `dead_letter_quota` says how many dead letters are written, `naming` of how
+        many
         messages the unknown fields are named; None: each."""
         self.ledger = ledger
         self.now = now
@@ -145,9 +147,9 @@ class Batch:
         self.announced: dict[str, None] = {}
         self.rules = rules
         self._base = base
-        self._meet = meet
+        self._on_new_host = on_new_host
         self._history = history
-        self._ration = ration
+        self._dead_letter_quota = dead_letter_quota
         self._naming = naming
         self._told: list[Entry] = []
         self._positions: dict[str, int] = {}
@@ -190,8 +192,12 @@ class Batch:
     def message(self, message: Message) -> None:
         """Decide one message of this writer's host; what cannot be understood or obeyed becomes a dead letter."""
         warnings: list[str] = []
-        ration, naming = self._ration, self._naming
-        exact = ration is None or not ration.spent or (self._known_host(message), False) not in ration.spent
+        dead_letter_quota, naming = self._dead_letter_quota, self._naming
+        exact = (
+            dead_letter_quota is None
+            or not dead_letter_quota.spent
+            or (self._known_host(message), False) not in dead_letter_quota.spent
+        )
         named = naming is None or not naming.spent or self._known_host(message) not in naming.spent
         try:
             registration = decode_registration(
@@ -201,9 +207,9 @@ class Batch:
             self.refuse(message, error.problem, error.field, understood=False)
             return
         if type(registration) is not Heartbeat:
-            book = self.ledger.hosts.get(registration.host)
-            if book is None or book.record is None:
-                stranger = self._meet(self, registration.host)
+            host_state = self.ledger.hosts.get(registration.host)
+            if host_state is None or host_state.record is None:
+                stranger = self._on_new_host(self, registration.host)
                 if stranger is not None:
                     self.refuse(message, stranger)
                     return
@@ -254,7 +260,7 @@ class Batch:
         self.kinds["dead-letter"] += 1
         self.events += 1
         payer = self._known_host(message), understood
-        if self._ration is not None and not self._ration.take(payer):
+        if self._dead_letter_quota is not None and not self._dead_letter_quota.take(payer):
             known = self.omitted.get(payer)
             self.omitted[payer] = (
                 Omitted(first=self._letter(message, reason, field), until=message.offset + 1)

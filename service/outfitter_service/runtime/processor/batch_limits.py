@@ -15,13 +15,13 @@ SMALLEST_BYTES = 4096
 
 
 class BatchLimits:
-    """`records`: events in a commit at most. `max_bytes`: what one event may write, see `Rules`. `indigestible`: the
+    """`records`: events in a commit at most. `max_bytes`: what one event may write, see `Rules`. `rejected_offset`: the
     offset of a message that is refused, since the answer to it is too large by itself."""
 
     def __init__(self, *, records: int, max_bytes: int) -> None:
         self._most = (records, max_bytes)
         self.records, self.max_bytes = self._most
-        self.indigestible: int | None = None
+        self.rejected_offset: int | None = None
         self._small_until: int | None = None
         self._refused_bytes: int | None = None
 
@@ -49,8 +49,8 @@ class BatchLimits:
 
     def refuse(self, offset: int) -> bool:
         """The message at `offset` is too large by itself. False if it was refused already, and that did not help."""
-        news = self.indigestible != offset
-        self.indigestible = offset
+        news = self.rejected_offset != offset
+        self.rejected_offset = offset
         return news
 
     def stay_small(self, *, until: int) -> None:
@@ -67,4 +67,4 @@ class BatchLimits:
     def forget(self) -> None:
         """The input began again: positions of before mean nothing now."""
         self._small_until = self._refused_bytes = None
-        self.indigestible = None
+        self.rejected_offset = None

@@ -78,18 +78,18 @@ class CommitLoop:
         self._since = since
         self._full = batch_bytes * FILL
         self._most_history = batch_bytes  # in one batch: a second one waits for the first
-        station.portion.take(batch_bytes)
+        station.batch_limits.take(batch_bytes)
         station.snapshots.take(batch_bytes)
-        self._log = station.telling.log
+        self._log = station.reporter.log
         self._checkpointed = place.position  # what comes after the last commit's input
         self._committed_at = 0.0
-        self._outages = station.intake.outages
+        self._outages = station.input_reader.outages
         self._ticked_at = 0.0
         self._unlooked: list[str] = []
         self._ticking: set[str] = set()
         self._counting = False
-        self._announcements = HostAnnouncer(station, ledger, since=since)
-        self._unnumbered = set(ledger.hosts)  # who was here before may have left that to its next commit
+        self._host_announcer = HostAnnouncer(station, ledger, since=since)
+        self._stale_positions = set(ledger.hosts)  # who was here before may have left that to its next commit
         self._sent: PendingCommit | None = None
         self._untold: list[Batch] = []
         self.ledger = ledger
@@ -100,7 +100,11 @@ class CommitLoop:
 
     def oldest(self) -> Message | None:
         """The message that has waited longest for a decision to be settled."""
-        for messages in (self._sent.messages if self._sent else (), self._open.messages, self._station.intake.messages):
+        for messages in (
+            self._sent.messages if self._sent else (),
+            self._open.messages,
+            self._station.input_reader.messages,
+        ):
             if messages:
                 return messages[0]
         return None
@@ -129,7 +133,7 @@ class CommitLoop:
                 if trouble is not None:
                     return trouble
                 if self.opened:
-                    ready(self._station.intake.hearing)
+                    ready(self._station.input_reader.hearing)
             await self._wait()
 
     def _conclude(self, sent: PendingCommit) -> BusError | None:
@@ -143,10 +147,10 @@ class CommitLoop:
         self._take_back(self._open, sent)
         if isinstance(sent.trouble, TooLargeError) and self._narrow(sent, sent.trouble):
             # all of it comes again, behind what is said of hosts or observed anew: the pieces stay small until then
-            self._station.portion.stay_small(until=sent.position)
+            self._station.batch_limits.stay_small(until=sent.position)
             if self._writer.tainted:
                 if sent.scouted:
-                    self._station.scout.rest(until=sent.scouted[-1].offset + 1)
+                    self._station.lookahead.rest(until=sent.scouted[-1].offset + 1)
                 return RecycledError("the bus refused a commit for its size: the writer is replaced")
             return None
         return sent.trouble
@@ -154,8 +158,8 @@ class CommitLoop:
     async def _go_on(self, commits: TaskGroup) -> BusError | None:
         """Nothing is under way: send off what was decided, if it has to be written; what ends the tenure is
         returned."""
-        intake = self._station.intake
-        if self._outages != intake.outages and not self._station.bus.local and not self._stopping:
+        input_reader = self._station.input_reader
+        if self._outages != input_reader.outages and not self._station.bus.local and not self._stopping:
             # brokers that were away may have lost the last commit's end (`kafka.producer`), and nothing else may follow
             self._take_back(self._open)
             return RecycledError("the bus was away: the last commit is seen to its end")
@@ -168,29 +172,29 @@ class CommitLoop:
         if work.internal or work.messages or work.scouted or work.position != self.place.position:
             self._settle(work)
             self._open = self._new_work(self.place)
-        if intake.trouble is not None:
-            return intake.trouble
-        if intake.lost is not None and not intake.messages:
-            return await self._begin_again(intake.lost)
+        if input_reader.trouble is not None:
+            return input_reader.trouble
+        if input_reader.lost is not None and not input_reader.messages:
+            return await self._begin_again(input_reader.lost)
         return None
 
     async def _wait(self) -> None:
         """Wait for something to decide or to settle, at most until deadlines are to be looked at again."""
         # by what is settled, as with leases: a death whose worker deregistered before it is none
-        self._station.agenda.queue.extend(self._station.attendance.deaths(self.place.position))
+        self._station.event_queue.queue.extend(self._station.liveness.deaths(self.place.position))
         if self._untold or self._counting or self._looking or self._more:
             for _ in range(TURNS):
                 await asyncio.sleep(0)  # anyio's own way takes some microseconds more, each time
             return
         if self._sent is None and self._stopping:
             return
-        await self._station.bell.wait(TICK_S)
+        await self._station.wakeup.wait(TICK_S)
 
     @property
     def _more(self) -> bool:
         """Whether something is left to decide for the open commit."""
         station = self._station
-        waits = station.intake.messages or station.agenda.queue or self._outlook()
+        waits = station.input_reader.messages or station.event_queue.queue or self._lookahead_buffer()
         return bool(waits) and self._has_room(self._open)
 
     @property
@@ -201,12 +205,12 @@ class CommitLoop:
         station = self._station
         batch = Batch(
             self.ledger,
-            structs.replace(station.rules, max_bytes=station.portion.max_bytes),
+            structs.replace(station.rules, max_bytes=station.batch_limits.max_bytes),
             self._station.clock.utc(),
             base=self.place.base,
-            meet=self._announcements.meet,
+            on_new_host=self._host_announcer.on_new_host,
             history=station.limits.history is not None,
-            ration=station.ration,
+            dead_letter_quota=station.dead_letter_quota,
             naming=station.naming,
         )
         ahead = {key: offset for key, offset in after.ahead.items() if offset > after.position}
@@ -217,26 +221,26 @@ class CommitLoop:
     def _decide(self) -> None:
         """Decide some of what has piled up, without awaiting anything."""
         work, station = self._open, self._station
-        batch, agenda, intake = work.batch, station.agenda, station.intake
+        batch, event_queue, input_reader = work.batch, station.event_queue, station.input_reader
         batch.now = self._station.clock.utc()
-        self._announcements.go_on(batch, self._full, station.portion.records)
+        self._host_announcer.go_on(batch, self._full, station.batch_limits.records)
         self._look_at_deadlines()
         until, now = batch.events + SLICE, station.clock.monotonic
         end = now() + SLICE_S
-        while agenda.queue and batch.events < until and now() < end and self._has_room(work):
-            event = agenda.queue.popleft()
+        while event_queue.queue and batch.events < until and now() < end and self._has_room(work):
+            event = event_queue.queue.popleft()
             if type(event) is m.DriverReport and event.host not in self.ledger.hosts:
-                agenda.forget(event.host)  # it was forgotten while its driver was being asked
+                event_queue.forget(event.host)  # it was forgotten while its driver was being asked
                 continue
             work.internal.append(event)
             batch.decide(event)
-        remit, portion = station.remit, station.portion
-        if (outlook := self._outlook()) is not None:
+        scope, batch_limits = station.scope, station.batch_limits
+        if (lookahead_buffer := self._lookahead_buffer()) is not None:
             first = (batch.events + until + 1) // 2
-            while outlook.messages and batch.events < first and now() < end and self._has_room(work):
-                work.decide_ahead(outlook, remit, portion)
-        ahead, waiting, taken = work.ahead, intake.messages, work.messages
-        most = min(until, portion.records)
+            while lookahead_buffer.messages and batch.events < first and now() < end and self._has_room(work):
+                work.decide_ahead(lookahead_buffer, scope, batch_limits)
+        ahead, waiting, taken = work.ahead, input_reader.messages, work.messages
+        most = min(until, batch_limits.records)
         # `_has_room`, spelled out: this is asked for every message
         while (
             waiting
@@ -245,68 +249,74 @@ class CommitLoop:
             and batch.history_bytes < self._most_history
             and now() < end
         ):
-            message = intake.take()
+            message = input_reader.take()
             work.position = message.offset + 1
-            if (ahead and message.offset < ahead.get(message.key or b"", 0)) or work.decide(message, remit, portion):
+            if (ahead and message.offset < ahead.get(message.key or b"", 0)) or work.decide(
+                message, scope, batch_limits
+            ):
                 taken.append(message)
-        if not intake.messages:
-            work.position = max(work.position, intake.position)
+        if not input_reader.messages:
+            work.position = max(work.position, input_reader.position)
 
-    def _outlook(self) -> LookAheadBuffer | None:
+    def _lookahead_buffer(self) -> LookAheadBuffer | None:
         """What may be decided before its turn. It begins where the intake once ended: what is before that comes first,
         some of it being of the same hosts."""
-        outlook = self._station.scout.outlook
-        return outlook if outlook and outlook.messages and self._open.position >= outlook.start else None
+        lookahead_buffer = self._station.lookahead.lookahead_buffer
+        return (
+            lookahead_buffer
+            if lookahead_buffer and lookahead_buffer.messages and self._open.position >= lookahead_buffer.start
+            else None
+        )
 
     def _has_room(self, work: PendingCommit) -> bool:
-        batch, most = work.batch, self._station.portion.records
+        batch, most = work.batch, self._station.batch_limits.records
         return batch.bytes < self._full and batch.history_bytes < self._most_history and batch.events < most
 
     @property
     def _looking(self) -> bool:
         """Whether some of those that deadlines are looked at for are left for the next turns."""
-        return bool(self._unlooked) or (self._station.attendance.more_suspects and self._station.intake.hearing)
+        return bool(self._unlooked) or (self._station.liveness.more_suspects and self._station.input_reader.hearing)
 
     def _look_at_deadlines(self) -> None:
         """Find out whose deadlines have passed; of many hosts and many leases some at a time."""
         station = self._station
         if self._looking:
-            if station.attendance.more_suspects:
+            if station.liveness.more_suspects:
                 self._judge_silence()
             self._look_at_hosts()
             return
         if station.clock.monotonic() - self._ticked_at < TICK_S:
             return
         self._ticked_at = station.clock.monotonic()
-        self._open.batch.sum_up(station.ration.due())
+        self._open.batch.sum_up(station.dead_letter_quota.due())
         station.naming.due()  # their minutes begin anew
-        queue = station.agenda.queue
+        queue = station.event_queue.queue
         self._judge_silence()
-        queue.extend(station.attendance.untold())
-        queue.extend(station.agenda.retries.due())
+        queue.extend(station.liveness.untold())
+        queue.extend(station.event_queue.retries.due())
         self._unlooked = list(self.ledger.hosts)
         self._ticking = {event.host for event in queue if type(event) is m.Tick}
         self._look_at_hosts()
 
     def _judge_silence(self) -> None:
         station = self._station
-        if station.intake.hearing:
+        if station.input_reader.hearing:
             # by what is settled: the renewals of what is under way are not counted yet
-            station.agenda.queue.extend(station.attendance.expired(station.scout.heard))
+            station.event_queue.queue.extend(station.liveness.expired(station.lookahead.heard))
 
     def _look_at_hosts(self) -> None:
         hosts, known, rules = self._unlooked, self.ledger.hosts, self._station.rules
         now = self._open.batch.now
         for host in hosts[-HOSTS_AT_ONCE:]:
             if host in known and host not in self._ticking and is_due(self.ledger, rules, host, now):
-                self._station.agenda.queue.append(m.Tick(host=host))
+                self._station.event_queue.queue.append(m.Tick(host=host))
         del hosts[-HOSTS_AT_ONCE:]
 
     # --- committing ---
 
     def _is_due(self, work: PendingCommit) -> bool:
         """Whether there is anything to write (heartbeats move leases in memory only)."""
-        if work.opening or self._stopping or not work.batch.empty or self._station.agenda.notes:
+        if work.opening or self._stopping or not work.batch.empty or self._station.event_queue.notes:
             return True
         if self._station.snapshots.underway:
             return True
@@ -316,31 +326,31 @@ class CommitLoop:
 
     def _seal(self, work: PendingCommit) -> Checkpoint:
         """Nothing more goes into this commit. What follows from it is decided for the next one."""
-        agenda, batch = self._station.agenda, work.batch
-        batch.notes += agenda.notes
-        work.notes = len(agenda.notes)
-        self._unnumbered |= batch.hosts
-        work.unnumbered = self._unnumbered
-        if self._station.portion.whole:
-            self._unnumbered = {host for host in self._unnumbered if not batch.renumber(host, self._full)}
+        event_queue, batch = self._station.event_queue, work.batch
+        batch.notes += event_queue.notes
+        work.notes = len(event_queue.notes)
+        self._stale_positions |= batch.hosts
+        work.stale_positions = self._stale_positions
+        if self._station.batch_limits.whole:
+            self._stale_positions = {host for host in self._stale_positions if not batch.renumber(host, self._full)}
         if self._stopping:
-            batch.sum_up(self._station.ration.due(all_of_them=True))
-            work.closing = self._announcements.part(batch, self._full, hosts=self._stop.parting)
+            batch.sum_up(self._station.dead_letter_quota.due(all_of_them=True))
+            work.closing = self._host_announcer.say_stopped(batch, self._full, hosts=self._stop.parting)
         batch.piece = self._station.snapshots.piece(self.ledger, batch.now, commit=self.ledger.commits + 1)
-        attendance = self._station.attendance
-        work.deaths_left = agenda.ended_boot_id is not None and bool(attendance.unjudged or agenda.deaths())
-        work.offspring = list(batch.follow_ups)
-        agenda.queue.extend(work.offspring)
+        liveness = self._station.liveness
+        work.deaths_left = event_queue.ended_boot_id is not None and bool(liveness.unjudged or event_queue.deaths())
+        work.follow_ups = list(batch.follow_ups)
+        event_queue.queue.extend(work.follow_ups)
         self.ledger.seal()
         return checkpoint(
             self._station.identity,
             self.ledger,
             work.reading(self.place, self._station.partition, self._checkpointed),
             shape=self._shape,
-            grown=self._station.remit.grown,
+            grown=self._station.scope.grown,
             at=batch.now,
             # whoever goes on after a crash must see the same deaths: the boot that ended stays named until they are in
-            boot_id=agenda.ended_boot_id if work.deaths_left else self._station.identity.boot_id,
+            boot_id=event_queue.ended_boot_id if work.deaths_left else self._station.identity.boot_id,
             snapshot=self._station.snapshots.newest(batch.piece),
         )
 
@@ -356,7 +366,7 @@ class CommitLoop:
             self._committed_at = self._station.clock.monotonic()
             self._checkpointed = work.position
         work.done = True
-        self._station.bell.ring()
+        self._station.wakeup.set()
 
     # --- afterwards ---
 
@@ -364,24 +374,24 @@ class CommitLoop:
         """The decisions are the truth now: forget what led to them, and act."""
         station, batch = self._station, work.batch
         self.place.position, self.place.ahead = work.position, work.ahead
-        station.portion.grow(work.position, idle=not (station.agenda.queue or self._open.internal))
+        station.batch_limits.grow(work.position, idle=not (station.event_queue.queue or self._open.internal))
         self.ledger.settle()
         if work.done:
             self.opened = True
             self.first_commit.set()
-            del station.agenda.notes[: work.notes]
+            del station.event_queue.notes[: work.notes]
             station.snapshots.settle(batch.piece, batch.history_bytes)
             if not work.deaths_left:
-                station.agenda.ended_boot_id = None
+                station.event_queue.ended_boot_id = None
         else:
             # nothing was written: what follows is decided for the next commit
             self.ledger.keep()
-            station.agenda.queue.extend(batch.follow_ups)
-        station.attendance.renew(batch.renewed)
-        station.attendance.follow(batch.allocations)
-        station.attendance.cut(batch.cut, self.ledger)
+            station.event_queue.queue.extend(batch.follow_ups)
+        station.liveness.renew(batch.renewed)
+        station.liveness.follow(batch.allocations)
+        station.liveness.cut(batch.cut, self.ledger)
         for host, omitted in batch.omitted.items():
-            station.ration.omit(host, omitted)
+            station.dead_letter_quota.omit(host, omitted)
         for event in batch.undecided:
             self._set_aside(event)
         for host in batch.announced:
@@ -395,18 +405,18 @@ class CommitLoop:
     def _tell(self) -> None:
         """Count and log what was settled: once the next commit is on its way, which must not wait for that."""
         for batch in self._untold:
-            self._station.telling.committed(batch)
+            self._station.reporter.committed(batch)
         self._untold.clear()
-        self._counting = self._station.telling.census.catch_up(self.ledger)
+        self._counting = self._station.reporter.state_gauges.catch_up(self.ledger)
 
     def _attend(self, host: str) -> None:
         """Look at a host's devices from now on, or no more where its record is gone."""
-        book = self.ledger.hosts.get(host)
-        if book is not None and book.record is not None:
+        host_state = self.ledger.hosts.get(host)
+        if host_state is not None and host_state.record is not None:
             self._station.drivers.serve(host)
         else:
             self._station.drivers.leave(host)
-            self._station.agenda.forget(host)
+            self._station.event_queue.forget(host)
             self.ledger.forget(host)
 
     def _take_back(self, *works: PendingCommit) -> None:
@@ -415,21 +425,21 @@ class CommitLoop:
         station = self._station
         station.snapshots.take_back()
         for work in works:
-            station.agenda.give_back(work.internal, but=work.offspring)
-            station.intake.give_back(work.messages)
-            station.scout.give_back(work.scouted)
+            station.event_queue.give_back(work.internal, but=work.follow_ups)
+            station.input_reader.give_back(work.messages)
+            station.lookahead.give_back(work.scouted)
             self._give_back_ration(work.batch)
-            self._unnumbered |= {host for host in work.unnumbered if host in self.ledger.hosts}
+            self._stale_positions |= {host for host in work.stale_positions if host in self.ledger.hosts}
             if work.trouble is not None:
-                station.telling.failed(work.trouble)
-        self._announcements = HostAnnouncer(station, self.ledger, since=self._since)
+                station.reporter.failed(work.trouble)
+        self._host_announcer = HostAnnouncer(station, self.ledger, since=self._since)
         self._open = self._new_work(self.place, opening=not self.opened)
 
     def _give_back_ration(self, batch: Batch) -> None:
-        ration = self._station.ration
-        ration.give_back(batch.rationed)
+        dead_letter_quota = self._station.dead_letter_quota
+        dead_letter_quota.give_back(batch.rationed)
         for host, omitted in batch.summed.items():
-            ration.omit(host, omitted)
+            dead_letter_quota.omit(host, omitted)
 
     def _narrow(self, work: PendingCommit, trouble: TooLargeError) -> bool:
         """A commit was too large: try with fewer events, then with less of one event's effects than the bus promised to
@@ -438,14 +448,14 @@ class CommitLoop:
         station = self._station
         events = work.batch.events
         self._log.warning("a commit is too large, splitting it", error=str(trouble), events=events)
-        narrowed = station.snapshots.shrink(work.batch.piece, work.batch.now) or station.portion.shrink(
+        narrowed = station.snapshots.shrink(work.batch.piece, work.batch.now) or station.batch_limits.shrink(
             events, work.batch.bytes
         )
         if not narrowed and work.internal:
-            self._give_up(station.agenda.queue.popleft(), trouble)
+            self._give_up(station.event_queue.queue.popleft(), trouble)
             narrowed = True
         elif not narrowed and work.newest >= 0:
-            narrowed = station.portion.refuse(work.newest)
+            narrowed = station.batch_limits.refuse(work.newest)
         self._open = self._new_work(self.place, opening=not self.opened)
         return narrowed
 
@@ -462,9 +472,9 @@ class CommitLoop:
     def _set_aside(self, event: m.Event) -> None:
         """An event came to nothing: its record must not be stuck by that."""
         if isinstance(event, m.LeaseExpired):
-            self._station.attendance.cut([event.allocation], self.ledger)  # one lease more, and it is judged again
+            self._station.liveness.cut([event.allocation], self.ledger)  # one lease more, and it is judged again
         else:
-            self._station.agenda.retries.keep(event)
+            self._station.event_queue.retries.keep(event)
 
     # --- an input that begins anew ---
 
@@ -479,8 +489,8 @@ class CommitLoop:
         if lost.start < place.position or place.topic_id != before:
             place.base += place.reach
             place.begin, place.ahead = 0, {}
-        station.intake.reset(lost.start)
-        station.scout.reset(place)
+        station.input_reader.reset(lost.start)
+        station.lookahead.reset(place)
         self._checkpointed = place.position = lost.start
         station.input_lost(str(lost))
         self._open = self._new_work(place)

@@ -64,7 +64,7 @@ class Wakeup:
     def __init__(self) -> None:
         self._rung = anyio.Event()
 
-    def ring(self) -> None:
+    def set(self) -> None:
         self._rung.set()
 
     async def wait(self, at_most: float) -> None:
@@ -78,14 +78,14 @@ class EventQueue:
     """`queue` is in order. `retries` are tried again later, `notes` are for the history with the next commit.
     `ended_boot_id` is the boot in which the last manager worked, as long as deaths by its end may be undecided."""
 
-    def __init__(self, clock: Clock, bell: Wakeup) -> None:
+    def __init__(self, clock: Clock, wakeup: Wakeup) -> None:
         self.queue: deque[m.Event] = deque()
         self.retries = DelayedEvents(clock)
         self.notes: list[Note] = []
         self.ended_boot_id: str | None = None
         self._reports: dict[tuple[str, str], m.DriverReport] = {}
         self._delays: dict[str, m.ReleaseDelayed] = {}
-        self._bell = bell
+        self._wakeup = wakeup
 
     def add(self, event: m.Event) -> None:
         """Queue an event, and ring for it. An inventory that nobody has looked at yet is replaced by the next one, and
@@ -97,7 +97,7 @@ class EventQueue:
                     self.queue[place] = event
                     return
         self.queue.append(event)
-        self._bell.ring()
+        self._wakeup.set()
 
     def _replaced(self, event: m.Event) -> m.Event | None:
         """What an event says anew, if that may still be in the queue."""

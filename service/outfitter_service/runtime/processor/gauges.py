@@ -124,9 +124,9 @@ class StateGauges:
             stale.discard(host)
             before = self._known.pop(host, {})
             self._add(before, -1)
-            book = ledger.hosts.get(host)
-            if book is not None and book.inventories:
-                self._known[host] = shown = self._shown(book, before)
+            host_state = ledger.hosts.get(host)
+            if host_state is not None and host_state.inventories:
+                self._known[host] = shown = self._shown(host_state, before)
                 self._add(shown, 1)
 
     def _add(self, shown: Mapping[str, _Shown], sign: int) -> None:
@@ -135,31 +135,31 @@ class StateGauges:
             for state, count in of_it.counts.items():
                 devices[resource, state] += sign * count
 
-    def _shown(self, book: HostState, before: Mapping[str, _Shown]) -> dict[str, _Shown]:
+    def _shown(self, host_state: HostState, before: Mapping[str, _Shown]) -> dict[str, _Shown]:
         """The devices of a host as they are now; `before` is what they were."""
-        held: Iterable[str] = self._holders.held(book.host)
-        if book.synonyms:
-            held = {book.canonical(name) for name in held}
+        held: Iterable[str] = self._holders.held(host_state.host)
+        if host_state.synonyms:
+            held = {host_state.canonical(name) for name in held}
         found: dict[str, _Shown] = {}
-        for resource, inventory in book.inventories.items():
+        for resource, inventory in host_state.inventories.items():
             known = before.get(resource)
-            if known is not None and known.inventory is inventory and known.synonyms is book.synonyms:
+            if known is not None and known.inventory is inventory and known.synonyms is host_state.synonyms:
                 ids = known.ids
             else:
-                ids = _ids(book, inventory)
+                ids = _ids(host_state, inventory)
             counts = {"held": 0}
             for health, those in ids.items():
                 taken = len(those.intersection(held))
                 counts["held"] += taken
                 counts["free" if health == Health.HEALTHY else health] = len(those) - taken
-            found[resource] = _Shown(inventory, book.synonyms, ids, counts)
+            found[resource] = _Shown(inventory, host_state.synonyms, ids, counts)
         return found
 
 
-def _ids(book: HostState, inventory: Inventory) -> _Ids:
+def _ids(host_state: HostState, inventory: Inventory) -> _Ids:
     """A resource's devices by health, under their canonical names; those that are held back apart."""
     grouped: dict[str, set[str]] = {}
     for device in inventory.devices:
         state = HELD_BACK if device.id in inventory.held_back else str(device.health)
-        grouped.setdefault(state, set()).add(book.canonical(device.id))
+        grouped.setdefault(state, set()).add(host_state.canonical(device.id))
     return {health: frozenset(ids) for health, ids in grouped.items()}

@@ -37,11 +37,12 @@ class HostAnnouncer:
         hosts = self._ledger.hosts.items()
         return [
             name
-            for name, book in hosts
-            if book.incarnations and (book.record is None or book.record.manager.stopped_at is not None)
+            for name, host_state in hosts
+            if host_state.incarnations
+            and (host_state.record is None or host_state.record.manager.stopped_at is not None)
         ]
 
-    def meet(self, batch: Batch, host: str) -> str | None:
+    def on_new_host(self, batch: Batch, host: str) -> str | None:
         """A host that was never heard of: it is served from now on, or this is why not."""
         most = self._station.limits.hosts
         if len(self._ledger.hosts) >= most:
@@ -57,19 +58,19 @@ class HostAnnouncer:
 
     def announce(self, batch: Batch, host: str) -> None:
         """Say who manages `host`, and what its resources are."""
-        book = self._ledger.book(host)
+        host_state = self._ledger.host_state(host)
         manager = self._station.identity.manager(self._since)
-        before = book.record or Host(host=host, manager=manager, since=batch.now)
+        before = host_state.record or Host(host=host, manager=manager, since=batch.now)
         named = structs.replace(before, manager=manager)
-        batch.apply([PutHost(host_record(named, batch.rules, book.inventories, batch.now) or named)])
+        batch.apply([PutHost(host_record(named, batch.rules, host_state.inventories, batch.now) or named)])
         batch.events += 1
 
-    def part(self, batch: Batch, full: float, *, hosts: bool) -> bool:
+    def say_stopped(self, batch: Batch, full: float, *, hosts: bool) -> bool:
         """Say since when nobody manages the hosts (with `hosts`), as far as there is room; whether all is said."""
         if self._parting is None:
             self._parting = deque(self._ledger.hosts if hosts else ())
         while self._parting:
-            record = self._ledger.book(self._parting[0]).record
+            record = self._ledger.host_state(self._parting[0]).record
             if record is not None:
                 manager = self._station.identity.manager(self._since, batch.now)
                 told = structs.replace(record, manager=manager)

@@ -16,7 +16,8 @@ from outfitter_service.runtime.processor.batch_limits import BatchLimits
 
 class PendingCommit(Struct, kw_only=True):
     """`position` is the input's next offset after it, `ahead` how much further it goes for some hosts. `messages` were
-    taken from the intake, `scouted` from the scout's outlook, whether they had been decided before or not; `newest` is
+    taken from the intake, `scouted` from the scout's lookahead_buffer, whether they had been decided before or not;
+    `newest` is
     the offset of the one decided last. Messages that were passed over as others' are not kept. `opening` and `closing`:
     the first and the last one of a tenure."""
 
@@ -27,35 +28,35 @@ class PendingCommit(Struct, kw_only=True):
     messages: list[Message] = []
     scouted: list[Message] = []
     newest: int = -1
-    offspring: list[m.Event] = []
+    follow_ups: list[m.Event] = []
     notes: int = 0
-    unnumbered: set[str] = set()
+    stale_positions: set[str] = set()
     opening: bool = False
     closing: bool = False
     deaths_left: bool = False
     done: bool = False
     trouble: BusError | None = None
 
-    def decide(self, message: Message, remit: Scope, portion: BatchLimits) -> bool:
+    def decide(self, message: Message, scope: Scope, batch_limits: BatchLimits) -> bool:
         """Decide a message if it is this processor's; whether it is."""
-        if message.offset == portion.indigestible:
+        if message.offset == batch_limits.rejected_offset:
             self.batch.refuse(message, "the answer to it would be larger than the topics take")
-        elif remit.serves(message):
+        elif scope.serves(message):
             self.batch.message(message)
-        elif (reason := remit.refusal(message)) is not None:
+        elif (reason := scope.refusal(message)) is not None:
             self.batch.refuse(message, reason)
         else:
             return False
         self.newest = message.offset
         return True
 
-    def decide_ahead(self, outlook: LookAheadBuffer, remit: Scope, portion: BatchLimits) -> None:
+    def decide_ahead(self, lookahead_buffer: LookAheadBuffer, scope: Scope, batch_limits: BatchLimits) -> None:
         """Decide the outlook's next message before its turn. Each source passes over what has been decided from the
         other one, and keeps it all the same: if this commit fails, both come again as they were."""
-        message = outlook.take()
+        message = lookahead_buffer.take()
         self.scouted.append(message)
         if message.offset >= self.position:
-            self.decide(message, remit, portion)
+            self.decide(message, scope, batch_limits)
             self.ahead[message.key or b""] = message.offset + 1
 
     def reading(self, place: Cursor, partition: int, since: int) -> InputPosition:

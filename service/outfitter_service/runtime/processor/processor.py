@@ -74,20 +74,20 @@ class Processor:
         metrics: Metrics,
         drivers: DriverCalls,
         partitions: int | None = None,
-        remit: Scope | None = None,
+        scope: Scope | None = None,
         still_mine: Callable[[], Awaitable[bool]] | None = None,
         clock: Clock = SYSTEM,
         owner_watch: Callable[..., ProcessWatch] = ProcessWatch,
         outage: OutageLog | None = None,
     ) -> None:
         """`partitions` is the number by which `partition` is the remit's; left out: whatever it is at the start.
-        `remit` left out: that of the identity's host. `still_mine` is asked before the partition is taken anew; left
+        `scope` left out: that of the identity's host. `still_mine` is asked before the partition is taken anew; left
         out, the ledger is: whoever wrote to it since then works here now. `outage` says what the manager's
         log has of its bus; left out: this processor's own."""
-        if remit is None:
+        if scope is None:
             if identity.host is None:
                 raise ValueError("an identity without a host needs a remit")
-            remit = HostScope(identity.host, identity.writer)
+            scope = HostScope(identity.host, identity.writer)
         place: dict[str, str | int] = {"host": identity.host} if identity.host else {"partition": partition}
         self._identity = transactional_id(identity.cluster, identity.writer)
         self._since = clock.utc()
@@ -95,13 +95,13 @@ class Processor:
         self._outage = outage or OutageLog(clock)
         self._activity = f"answering registrations of partition {partition}"
         self._stop = StopRequest()
-        self._bell = Wakeup()
+        self._wakeup = Wakeup()
         self._ground = Ground(
             bus,
             topics,
             partition,
             identity=identity,
-            remit=remit,
+            scope=scope,
             partitions=partitions,
             history=limits.history is not None,
             adopt=limits.adopt,
@@ -117,54 +117,60 @@ class Processor:
         """Set once registrations have been answered."""
         self.neighbours: dict[bytes, bytes] = {}
         """The records of the partition's other hosts, as they were when it was taken."""
-        self.agenda = EventQueue(clock, self._bell)
-        self.attendance = LivenessTracker(
+        self.event_queue = EventQueue(clock, self._wakeup)
+        self.liveness = LivenessTracker(
             bus,
             topics.registrations,
             partition,
             identity=identity,
             grace_s=limits.lease_grace_s,
             default_lease_s=rules.lease_s or SUPERSEDED_LEASE_S,
-            wake=self._bell.ring,
+            wake=self._wakeup.set,
             clock=clock,
             owner_watch=owner_watch,
         )
-        self.intake = InputReader(
+        self.input_reader = InputReader(
             bus,
             topics.registrations,
             partition,
-            wake=self._bell.ring,
-            healed=self.attendance.renew_all,
+            wake=self._wakeup.set,
+            healed=self.liveness.renew_all,
             outage=self._outage,
             most=limits.read_ahead,
         )
-        self.scout = LookAhead(
-            bus, topics.registrations, partition, remit, self.intake, wake=self._bell.ring, light=limits.light
+        self.lookahead = LookAhead(
+            bus,
+            topics.registrations,
+            partition,
+            scope,
+            self.input_reader,
+            wake=self._wakeup.set,
+            quiet_limit=limits.quiet_limit,
         )
         self._station = Station(
             bus=bus,
             topics=topics,
             partition=partition,
             identity=identity,
-            remit=remit,
+            scope=scope,
             rules=rules,
             limits=limits,
             metrics=metrics,
             clock=clock,
             drivers=drivers,
-            bell=self._bell,
-            agenda=self.agenda,
-            attendance=self.attendance,
-            intake=self.intake,
-            scout=self.scout,
-            portion=BatchLimits(records=limits.batch_records, max_bytes=rules.max_bytes),
-            ration=DeadLetterQuota(clock.monotonic),
+            wakeup=self._wakeup,
+            event_queue=self.event_queue,
+            liveness=self.liveness,
+            input_reader=self.input_reader,
+            lookahead=self.lookahead,
+            batch_limits=BatchLimits(records=limits.batch_records, max_bytes=rules.max_bytes),
+            dead_letter_quota=DeadLetterQuota(clock.monotonic),
             naming=DeadLetterQuota(clock.monotonic),
             snapshots=Snapshots(identity.writer, identity.instance, limits.history),
-            telling=CommitReporter(metrics, **place),
+            reporter=CommitReporter(metrics, **place),
         )
-        self._lookout = TopicWatch(self._ground, self.intake, self._station.snapshots, every_s=limits.look_s)
-        self._log = self._station.telling.log
+        self._topic_watch = TopicWatch(self._ground, self.input_reader, self._station.snapshots, every_s=limits.look_s)
+        self._log = self._station.reporter.log
 
     # --- from outside ---
 
@@ -183,22 +189,22 @@ class Processor:
         """What it does, for people: why registrations are not answered, if they are not."""
         if self.ready:
             return "serving"
-        if self._cycle is not None and self.intake.obstacle is not None:
-            return f"cannot read registrations: {self.intake.obstacle}"
+        if self._cycle is not None and self.input_reader.obstacle is not None:
+            return f"cannot read registrations: {self.input_reader.obstacle}"
         return self._doing
 
     def standing(self) -> StateCounts:
         """What the gauges of state show now."""
-        attendance, station = self.attendance, self._station
+        liveness, station = self.liveness, self._station
         oldest = self._cycle.oldest() if self._cycle is not None else None
         waits = station.clock.utc().timestamp() - oldest.timestamp_ms / 1000 if oldest is not None else 0.0
         return structs.replace(
-            station.telling.census.standing(self.ledger),
-            watched_owners=attendance.watched,
-            polled_owners=attendance.polled,
-            unwatched_owners=attendance.unwatched,
-            leases=len(attendance.leases),
-            lag=self.intake.lag(self.position),
+            station.reporter.state_gauges.standing(self.ledger),
+            watched_owners=liveness.watched,
+            polled_owners=liveness.polled,
+            unwatched_owners=liveness.unwatched,
+            leases=len(liveness.leases),
+            lag=self.input_reader.lag(self.position),
             oldest_unanswered_s=max(0.0, waits),
         )
 
@@ -206,17 +212,17 @@ class Processor:
         """Finish the commit under way, say in the ledger that nobody manages the hosts now (unless not `parting`: a
         successor is expected), and return from `run`."""
         self._stop.ask(parting=parting)
-        self._bell.ring()
+        self._wakeup.set()
 
     def let_go(self) -> None:
         """Hold nothing large any more, once `run` has ended. What is cancelled stays in tracebacks, and the collector
         would come to those, with all that has lived for long, after days."""
         self.ledger.clear()
         self._seen = None
-        self.intake.clear()
-        self.scout.reset(Cursor(topic_id="", position=0))
-        self.attendance.leases.clear()
-        self._station.telling.census.replay({})
+        self.input_reader.clear()
+        self.lookahead.reset(Cursor(topic_id="", position=0))
+        self.liveness.leases.clear()
+        self._station.reporter.state_gauges.replay({})
 
     async def run(self) -> None:
         """Serve until stopped.
@@ -259,7 +265,7 @@ class Processor:
         finally:
             self._set_ready(False)
             self._outage.drop(self._activity)
-            self.attendance.close()
+            self.liveness.close()
 
     async def _pause(self, delay: float) -> None:
         with anyio.move_on_after(delay * random.uniform(0.5, 1.5)):  # noqa: S311 - jitter, not a secret
@@ -303,7 +309,7 @@ class Processor:
             if waiting.cancelled_caught:
                 self._log.warning("the ledger's end stays undecided, taking the partition", after_s=LOOK_WITHIN_S)
                 return None
-            return await restore(station.bus, ledger, station.partition, station.remit, end=end)
+            return await restore(station.bus, ledger, station.partition, station.scope, end=end)
         except BusError:
             return None
 
@@ -343,16 +349,16 @@ class Processor:
             )
             try:
                 async with anyio.create_task_group() as tasks:
-                    self.intake.reset(place.position)
-                    self.scout.reset(place, room=most // AHEAD_SHARE)
-                    tasks.start_soon(self.intake.run)
-                    tasks.start_soon(self.intake.measure)
-                    if station.remit.host is None:
-                        tasks.start_soon(self.scout.run)
-                    tasks.start_soon(self.attendance.listen)
-                    tasks.start_soon(self.attendance.look)
+                    self.input_reader.reset(place.position)
+                    self.lookahead.reset(place, room=most // AHEAD_SHARE)
+                    tasks.start_soon(self.input_reader.run)
+                    tasks.start_soon(self.input_reader.measure)
+                    if station.scope.host is None:
+                        tasks.start_soon(self.lookahead.run)
+                    tasks.start_soon(self.liveness.listen)
+                    tasks.start_soon(self.liveness.look)
                     tasks.start_soon(self._look_for_rivals, cycle.first_commit, restored.end)
-                    tasks.start_soon(self._lookout.run, place, self._ground.shape)
+                    tasks.start_soon(self._topic_watch.run, place, self._ground.shape)
                     trouble = await cycle.run(self._set_ready)
                     tasks.cancel_scope.cancel()
             finally:
@@ -383,11 +389,11 @@ class Processor:
         # both clocks: one stands still while the machine is suspended, the other may be set
         if station.clock.monotonic() - at > SEEN_S or abs((station.clock.utc() - at_utc).total_seconds()) > SEEN_S:
             return None
-        return await unchanged(station.bus, station.topics.allocations, station.partition, station.remit, seen)
+        return await unchanged(station.bus, station.topics.allocations, station.partition, station.scope, seen)
 
     async def _restore(self) -> Restored:
         station = self._station
-        return await restore(station.bus, station.topics.allocations, station.partition, station.remit)
+        return await restore(station.bus, station.topics.allocations, station.partition, station.scope)
 
     async def _look_for_rivals(self, opened: anyio.Event, end: int) -> None:
         """Two managers of different scopes that start at the same moment do not see each other before they have
@@ -395,7 +401,7 @@ class Processor:
         station = self._station
         await opened.wait()
         try:
-            found = await rivals_since(station.bus, station.topics.allocations, station.partition, station.remit, end)
+            found = await rivals_since(station.bus, station.topics.allocations, station.partition, station.scope, end)
         except BusError as error:
             self._log.debug("cannot look for managers of the other scope", error=str(error))
             return
@@ -471,28 +477,28 @@ class Processor:
 
     async def _adopt(self, restored: Restored) -> Cursor:
         """Make a replayed ledger the state; return where the input goes on."""
-        station, agenda = self._station, self.agenda
+        station, event_queue = self._station, self.event_queue
         # emptied, and not only let go of: an error of the last tenure may be kept, whose traceback has it
         self.ledger.clear()
         self.neighbours.clear()
         self.ledger, self.neighbours = restored.ledger, restored.neighbours
         found = restored.checkpoint
         self._seen_commit = self.ledger.commits
-        station.telling.replayed(self.ledger)
+        station.reporter.replayed(self.ledger)
         station.metrics.restore_seconds.set(restored.seconds)
         station.metrics.restored_records.set(restored.records)
         station.snapshots.adopt(found)
-        station.remit.grown = UNSET
-        agenda.ended_boot_id = self._ended_boot(found) or agenda.ended_boot_id
+        station.scope.grown = UNSET
+        event_queue.ended_boot_id = self._ended_boot(found) or event_queue.ended_boot_id
         # levels are observed anew: the last inventories, and the command that each unfinished record implies
         own = station.identity.host
         hosts = [own] if own is not None else list(self.ledger.hosts)
-        agenda.restart(hosts)
-        await self.attendance.restart(self.ledger, agenda.ended_boot_id, told=agenda.deaths())
+        event_queue.restart(hosts)
+        await self.liveness.restart(self.ledger, event_queue.ended_boot_id, told=event_queue.deaths())
         station.drivers.leave_all_but(hosts)
         for host in hosts:
             station.drivers.serve(host)
-        answered = agenda.answered()
+        answered = event_queue.answered()
         for record in self.ledger.allocations.values():
             token = record.token or 0
             if record.state == AllocationState.PREPARING and (m.Prepared, record.key, token) not in answered:
@@ -510,7 +516,7 @@ class Processor:
         base = (found.input.base or 0) if found is not None else 0
         if found is not None and found.input.topic_id == topic_id:
             here = found.input
-            station.remit.grown = found.grown
+            station.scope.grown = found.grown
             ahead = {host.encode(): offset for host, offset in (here.ahead or {}).items()}
             return Cursor(topic_id=topic_id, position=here.to, base=base, begin=here.begin or 0, ahead=ahead)
         if found is not None:

@@ -68,7 +68,7 @@ class CommitReporter:
         self._registered_ms: dict[str, int] = {}
         self._warned_since = -60.0
         self._warned = 0
-        self.census = StateGauges(metrics.resources)
+        self.state_gauges = StateGauges(metrics.resources)
         self.log = log.bind(**place)
         self._lines = LineLimiter()
         self._unlogged = 0
@@ -105,12 +105,12 @@ class CommitReporter:
             self._unlogged = 0
         for host in batch.announced:
             self._tell_held_back(host, batch.ledger)
-        self._complain(self.census.take(batch.allocations, before=batch.before))
+        self._complain(self.state_gauges.take(batch.allocations, before=batch.before))
 
     def _tell_held_back(self, host: str, ledger: Ledger) -> None:
         """Say when devices of a resource begin to be held back, and when none is any more."""
-        book = ledger.hosts.get(host)
-        inventories = book.inventories if book is not None else {}
+        host_state = ledger.hosts.get(host)
+        inventories = host_state.inventories if host_state is not None else {}
         for resource, inventory in inventories.items():
             if inventory.held_back and (host, resource) not in self._held_back:
                 self._held_back.add((host, resource))
@@ -187,7 +187,7 @@ class CommitReporter:
 
     def replayed(self, ledger: Ledger) -> None:
         """The processor begins with this ledger."""
-        self._complain(self.census.replay(ledger.allocations, hosts=ledger.hosts))
+        self._complain(self.state_gauges.replay(ledger.allocations, hosts=ledger.hosts))
 
     def _complain(self, violations: list[Violation]) -> None:
         for violation in violations:

@@ -31,7 +31,8 @@ from outfitter_service.runtime.processor.reporting import CommitReporter
 class Limits(Struct, frozen=True, kw_only=True):
     """How much and how long: records, seconds. `take_over`: accept a ledger that another machine wrote, `adopt`: one
     that was written to another topic, or is gone. `look_s`: how often it looks at the shape of its topics. `history`:
-    how often that topic gets snapshots; None: nothing is written to it. `read_ahead` and `light` are as in intake.py
+    how often that topic gets snapshots; None: nothing is written to it. `read_ahead` and `quiet_limit` are as in
+    intake.py
     and scout.py."""
 
     batch_records: int = 1000
@@ -44,7 +45,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     look_s: float = LOOK_S
     history: Pace | None = Pace()
     read_ahead: int = READ_AHEAD
-    light: int = LIGHT
+    quiet_limit: int = LIGHT
 
 
 DEFAULT_LIMITS = Limits()
@@ -76,30 +77,30 @@ class Station(Struct, kw_only=True):
     topics: Topics
     partition: int
     identity: Identity
-    remit: Scope
+    scope: Scope
     rules: Rules
     limits: Limits
     metrics: Metrics
     clock: Clock
     drivers: DriverCalls
-    bell: Wakeup
-    agenda: EventQueue
-    attendance: LivenessTracker
-    intake: InputReader
-    scout: LookAhead
-    portion: BatchLimits
-    ration: DeadLetterQuota
+    wakeup: Wakeup
+    event_queue: EventQueue
+    liveness: LivenessTracker
+    input_reader: InputReader
+    lookahead: LookAhead
+    batch_limits: BatchLimits
+    dead_letter_quota: DeadLetterQuota
     naming: DeadLetterQuota
     snapshots: Snapshots
-    telling: CommitReporter
+    reporter: CommitReporter
 
     def input_lost(self, explanation: str) -> None:
         """Registrations are gone unread: it goes on at the earliest there are, with a whole lease for everybody."""
-        self.telling.log.error("registrations were lost, going on at the earliest there are", reason=explanation)
+        self.reporter.log.error("registrations were lost, going on at the earliest there are", reason=explanation)
         self.metrics.input_lost.inc()
-        self.portion.forget()
-        self.scout.rest(until=0)
-        self.attendance.renew_all()
-        self.agenda.notes.append(
+        self.batch_limits.forget()
+        self.lookahead.rest(until=0)
+        self.liveness.renew_all()
+        self.event_queue.notes.append(
             Note(at=self.clock.utc(), writer=self.identity.writer, event="input-lost", explanation=explanation)
         )

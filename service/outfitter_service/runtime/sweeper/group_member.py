@@ -194,4 +194,9 @@ class SweeperMember:
 
     def _hosts(self) -> list[str]:
         """The hosts with a manager, of the partitions that are swept here."""
-        return [host for sweep, _ in self._sweeps.values() if sweep.roll is not None for host in sweep.roll.hosts]
+        return [
+            host
+            for sweep, _ in self._sweeps.values()
+            if sweep.host_registry is not None
+            for host in sweep.host_registry.hosts
+        ]

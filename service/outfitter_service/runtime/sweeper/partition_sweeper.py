@@ -117,10 +117,10 @@ class PartitionSweeper:
         self._claimed = 0
         self._written_at = 0.0
         self._input_id = ""
-        self._ration = DeadLetterQuota(task.clock.monotonic)
+        self._dead_letter_quota = DeadLetterQuota(task.clock.monotonic)
         self._looked_at = 0.0
         self._grown: Growth | UnsetType = UNSET
-        self.roll: HostRegistry | None = None
+        self.host_registry: HostRegistry | None = None
 
     async def run(self) -> None:
         """Sweep until cancelled, through whatever happens to the bus. Returns if this version must not."""
@@ -157,11 +157,11 @@ class PartitionSweeper:
         async with await task.bus.open_writer(identity, task.partition, topics=topics) as writer:
             self._input_id = ""
             self._input_id = await self._look_at_input()
-            roll = self.roll = HostRegistry(
+            host_registry = self.host_registry = HostRegistry(
                 task.bus, task.topics.allocations, task.partition, input_id=self._input_id, clock=task.clock
             )
-            await roll.catch_up()
-            start = self._begin(roll.checkpoint)
+            await host_registry.catch_up()
+            start = self._begin(host_registry.checkpoint)
             async with await task.bus.open_reader(
                 task.topics.registrations, task.partition, start=start, committed=False
             ) as reader:
@@ -172,7 +172,7 @@ class PartitionSweeper:
                     if task.clock.monotonic() - self._looked_at > LOOK_S:
                         await self._look_at_input()
                     await self._read(reader)
-                    await self._answer(writer, roll, reader.position)
+                    await self._answer(writer, host_registry, reader.position)
 
     async def _look_at_input(self) -> str:
         """The id of the registrations topic. It must be the one that is read, or what begins a new one is passed over;
@@ -231,8 +231,8 @@ class PartitionSweeper:
         why = nobodys(message, self._task.partitions)
         host = key.decode() if why is None and key is not None else ""
         standing = HostStatus.UNKNOWN
-        if why is None and self.roll is not None:
-            standing = self.roll.standing(host, message.offset)
+        if why is None and self.host_registry is not None:
+            standing = self.host_registry.standing(host, message.offset)
         if standing is not HostStatus.SERVED and (why is not None or _asks(message)):
             self._held.append(_Held(message=message, due=due, host=host, why=why))
             self._bytes += len(message.value or b"")
@@ -240,45 +240,45 @@ class PartitionSweeper:
 
     # --- answering -----------------------------------------------------------------------------------------
 
-    async def _answer(self, writer: Writer, roll: HostRegistry, read_to: int) -> None:
+    async def _answer(self, writer: Writer, host_registry: HostRegistry, read_to: int) -> None:
         """Write the dead letters of the messages that are due, in order."""
         if self._held and self._held[0].why is None and self._held[0].due <= self._task.clock.monotonic():
-            await roll.catch_up()
-            self._look_again(roll)
-        letters = self._ripe(roll)
+            await host_registry.catch_up()
+            self._look_again(host_registry)
+        letters = self._ripe(host_registry)
         end = letters[-1].message.offset + 1 if letters else 0
         if end > self._claimed and any(held.why is None for held in letters):
             self._claimed = end
             await self._commit(writer, [], self._position)
             if writer.tainted:
                 return  # a late copy of the claim's requests could end the next transaction half-way
-            await roll.catch_up()
-            self._look_again(roll)
-            letters = [held for held in self._ripe(roll) if held.message.offset < end]
-        summed = self._ration.due()
+            await host_registry.catch_up()
+            self._look_again(host_registry)
+            letters = [held for held in self._ripe(host_registry) if held.message.offset < end]
+        summed = self._dead_letter_quota.due()
         if letters or summed or self._is_due(read_to):
             if letters:
                 await self._look_at_input()
             await self._commit(writer, letters, self._next(letters, read_to), summed)
 
-    def _look_again(self, roll: HostRegistry) -> None:
+    def _look_again(self, host_registry: HostRegistry) -> None:
         """Let go of what turned out to be somebody's."""
         kept = deque(
             held
             for held in self._held
-            if held.why is not None or roll.standing(held.host, held.message.offset) is not HostStatus.SERVED
+            if held.why is not None or host_registry.standing(held.host, held.message.offset) is not HostStatus.SERVED
         )
         self._held = kept
         self._bytes = sum(len(held.message.value or b"") for held in kept)
 
-    def _ripe(self, roll: HostRegistry) -> list[_Held]:
+    def _ripe(self, host_registry: HostRegistry) -> list[_Held]:
         """The first messages that are held, as far as it is sure that they are nobody's."""
         now = self._task.clock.monotonic()
         found: list[_Held] = []
         size = 0
         for held in self._held:
             if held.why is None:
-                standing = roll.standing(held.host, held.message.offset)
+                standing = host_registry.standing(held.host, held.message.offset)
                 if standing is not HostStatus.EARLIER and (standing is not HostStatus.UNKNOWN or held.due > now):
                     break
             size += min(len(held.message.value or b""), MAX_DEAD_LETTER_BODY) + LETTER_EXTRA
@@ -312,7 +312,7 @@ class PartitionSweeper:
             why = reasons[id(held)]
             writer_name = sweeper_writer(task.partition)
             letter = dead_letter(held.message, why.reason, None, writer=writer_name, at=now, code=why.code)
-            if self._ration.take(why.code):
+            if self._dead_letter_quota.take(why.code):
                 rationed[why.code] += 1
                 written.append(letter)
             elif why.code in omitted:
@@ -325,7 +325,7 @@ class PartitionSweeper:
         try:
             await writer.commit([(task.topics.dead_letters, letter_entries(written)), ledger])
         except BaseException:
-            self._ration.give_back(rationed)
+            self._dead_letter_quota.give_back(rationed)
             self._omit(summed)
             raise
         self._omit(omitted)
@@ -339,7 +339,7 @@ class PartitionSweeper:
 
     def _omit(self, omitted: Mapping[Payer, Omitted]) -> None:
         for payer, of_one in omitted.items():
-            self._ration.omit(payer, of_one)
+            self._dead_letter_quota.omit(payer, of_one)
 
     def _checkpoint(self, position: int) -> Checkpoint:
         task = self._task

@@ -87,18 +87,18 @@ class RunSession:
     async def _hold(self) -> int:
         code = 0
         async with ledger_view.opened(self._where, create=True) as bus:
-            board = AllocationWatch()
+            allocation_watch = AllocationWatch()
             session = WorkerSession(
                 bus,
                 self._asked,
                 cluster=self._where.cluster,
-                board=board,
+                allocation_watch=allocation_watch,
                 manager_patience=self._patience,
-                on_lease_at_risk=functools.partial(self._warn_at_risk, board),
+                on_lease_at_risk=functools.partial(self._warn_at_risk, allocation_watch),
             )
             session.leaving_reason = "withdrawn"  # as long as there is nothing else to say
             async with session, anyio.create_task_group() as tasks:
-                tasks.start_soon(self._tell_progress, session.board)
+                tasks.start_soon(self._tell_progress, session.allocation_watch)
                 record = await self._obtain(session)
                 try:
                     code = await self._execute(session, record)
@@ -125,7 +125,7 @@ class RunSession:
         session.leaving_reason = None
         self._child.start(self._environment(record))
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._guard, session.board)
+            tasks.start_soon(self._guard, session.allocation_watch)
             code = await self._child.wait()
             tasks.cancel_scope.cancel()
         return code
@@ -144,14 +144,14 @@ class RunSession:
 
     # --- while waiting -----------------------------------------------------------------------------------
 
-    async def _tell_progress(self, board: AllocationWatch) -> None:
+    async def _tell_progress(self, allocation_watch: AllocationWatch) -> None:
         """Say what is waited for whenever that changes, and what came of it."""
         begun, told = datetime.now(UTC), ""
-        notice = board.read()
-        while not notice.over:
-            record = notice.record
+        snapshot = allocation_watch.read()
+        while not snapshot.over:
+            record = snapshot.record
             if record is not None:
-                if standing(record) is AllocationStatus.YOURS and board.lease.at_risk:
+                if standing(record) is AllocationStatus.YOURS and allocation_watch.lease.at_risk:
                     pass  # read late: the manager is asked whether it stands
                 elif standing(record) is AllocationStatus.YOURS:
                     if told:
@@ -162,33 +162,33 @@ class RunSession:
                 if words != told:
                     warn(words)
                     told = words
-            notice = await board.changed(notice.version)
+            snapshot = await allocation_watch.changed(snapshot.version)
 
     # --- while the command runs --------------------------------------------------------------------------
 
-    async def _guard(self, board: AllocationWatch) -> None:
+    async def _guard(self, allocation_watch: AllocationWatch) -> None:
         """End the command when the devices are not its own any more, or are about to be somebody else's."""
         while True:
-            notice = board.read()
-            lost = _lost(notice.record, notice.error)
-            left = self._lease_left(board)
+            snapshot = allocation_watch.read()
+            lost = _lost(snapshot.record, snapshot.error)
+            left = self._lease_left(allocation_watch)
             if lost is None and left <= 0:
-                lost = str(lease_lost(board))
+                lost = str(lease_lost(allocation_watch))
             if lost is not None:
                 warn(f"the allocation is lost ({lost}): {self._child.command[0]} is told to end")
                 await self._child.end(within=self._kill_after)
                 return
             # by the lease's clock: a timer of the event loop stands still while the machine is suspended
             with anyio.move_on_after(min(left, LOOK_AGAIN) if left < math.inf else None):
-                await board.changed(notice.version)
+                await allocation_watch.changed(snapshot.version)
 
-    def _warn_at_risk(self, board: AllocationWatch, error: LeaseLostError) -> None:
-        if self._lease_left(board) > 0:  # else `_guard` says it
+    def _warn_at_risk(self, allocation_watch: AllocationWatch, error: LeaseLostError) -> None:
+        if self._lease_left(allocation_watch) > 0:  # else `_guard` says it
             warn(str(error))
 
-    def _lease_left(self, board: AllocationWatch) -> float:
+    def _lease_left(self, allocation_watch: AllocationWatch) -> float:
         """Seconds until the command must be told to end, so that it has ended with the lease."""
-        lease = board.lease
+        lease = allocation_watch.lease
         seconds, remaining = lease.seconds, lease.remaining
         if seconds is None or remaining is None:
             return math.inf
