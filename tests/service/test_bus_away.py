@@ -17,6 +17,7 @@ import pytest
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import BusConfigurationError, BusUnavailableError, Entry, OffsetOutOfRangeError, connect
 from outfitter_proto.bus.embedded.database import Database
+from outfitter_service.runtime.clock import Clock
 from service.conftest import Serve
 from support.broker import Broker
 from support.faulty_bus import FaultyBus, no_faults
@@ -187,6 +188,42 @@ async def test_an_input_that_is_cut_while_it_is_read_goes_on_and_loses_no_more_t
         await house.say(register("c", gpu=1))
         await house.state("c", "allocated")
         assert house.failure is None
+
+
+class JumpingClock(Clock):
+    """The machine's time, and what the test adds to it."""
+
+    ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead_s
+
+
+async def test_nobody_is_judged_by_heartbeats_that_were_deleted_unread(url: str, serve: Serve) -> None:
+    clock = JumpingClock()
+    async with FaultyBus(url) as bus, FaultyBus(url) as workers, serve(static(2), on=bus, clock=clock) as house:
+        house.bus = workers
+        await house.say(register("a", gpu=1, lease_s=30))
+        await house.state("a", "allocated")
+        held, suspected, cut = anyio.Event(), anyio.Event(), anyio.Event()
+
+        async def hold(point: str) -> None:
+            if point == "fetch:before" and not cut.is_set():
+                held.set()
+                await cut.wait()
+                raise OffsetOutOfRangeError("cut", start=2, end=3)
+            if point == "offsets:after":
+                suspected.set()
+
+        bus.script = hold
+        await held.wait()
+        await house.say(heartbeat("a"))
+        clock.ahead_s = 40.0
+        await suspected.wait()
+        cut.set()
+        await house.say(register("b", gpu=1, lease_s=None))
+        await house.state("b", "allocated")
+        assert house.processor.liveness.leases.deadline("h/a/1") > clock.monotonic()
 
 
 @pytest.mark.parametrize(

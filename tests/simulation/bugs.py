@@ -368,18 +368,6 @@ def _on_from_the_end() -> Iterator[None]:
 
 
 @contextmanager
-def _leases_as_they_are() -> Iterator[None]:
-    input_lost = Station.input_lost
-
-    def and_nobody_is_renewed(self: Station, explanation: str) -> None:
-        with patch.object(LivenessTracker, "renew_all", _nothing):
-            input_lost(self, explanation)
-
-    with patch.object(Station, "input_lost", and_nobody_is_renewed):
-        yield
-
-
-@contextmanager
 def _rolls_once() -> Iterator[None]:
     catch_up = HostRegistry.catch_up
 
@@ -759,12 +747,6 @@ BUGS: tuple[Bug, ...] = (
         what="registrations that were lost are passed over without a word",
         within=60,
         patches=lambda: patch.object(Station, "input_lost", lambda self, _: self.liveness.renew_all()),
-    ),
-    Bug(
-        name="leases-judged-after-lost-input",
-        what="a lease is judged by the heartbeats that retention has left",
-        within=200,
-        patches=_leases_as_they_are,
     ),
     Bug(
         name="nobodys-passed-over",

@@ -25,6 +25,7 @@ from outfitter_proto.partitioning import partition_of
 from outfitter_service import config as configuration
 from outfitter_service.core.decide import Rules
 from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.drivers import loading
 from outfitter_service.runtime.drivers.pool import DriverPool
 from outfitter_service.runtime.identity import Identity, host_identity
@@ -201,6 +202,7 @@ async def serving(
     scope: Scope | None = None,
     still_mine: Callable[[], Awaitable[bool]] | None = None,
     limits: Limits | None = None,
+    clock: Clock = SYSTEM,
     ready: bool = True,
     cluster: str = CLUSTER,
     partition: int | None = None,
@@ -230,6 +232,7 @@ async def serving(
         drivers=pool,
         scope=scope,
         still_mine=still_mine,
+        clock=clock,
     )
     house = InProcessManager(bus, processor, pool, metrics, cluster=cluster, partition=partition)
 
