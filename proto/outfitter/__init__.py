@@ -1,6 +1,6 @@
-"""Outfitter for workers: ask for external resources, get told which devices are yours, give them back.
+"""Outfitter for workers: request external resources, use the granted devices, give them back.
 
-Importing this package connects to nothing, starts nothing and changes nothing anywhere.
+Importing this package connects to nothing and starts nothing.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _HOMES = (
     "outfitter.operators",
     "outfitter.context",
 )
-"""Where the names are, those first that load least."""
+"""Modules that define the names, the cheapest import first."""
 
 if not TYPE_CHECKING:
 

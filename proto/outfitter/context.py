@@ -1,7 +1,7 @@
-"""`RuntimeContext`: how a worker gets its devices, and keeps them for as long as it is in the context.
+"""`RuntimeContext`: a worker has its devices while it is in the context.
 
-Constructing one connects to nothing and changes nothing. Entering it, with `with` or `async with`, registers
-the worker and waits for its devices; leaving it gives them back.
+The constructor connects to nothing. Entering, with `with` or `async with`, registers the worker and waits for its
+devices. Leaving gives them back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from outfitter.session.backend import Backend
 
 _entered: set[tuple[int, str, str, str, str]] = set()
-"""Workers of this process that are in a context: process, bus, cluster, host, worker."""
+"""Workers of this process that have entered a context: pid, bus, cluster, host, worker."""
 _entered_lock = threading.Lock()
 
 _AFTER_FORK = (
@@ -33,39 +33,39 @@ _AFTER_FORK = (
 
 
 class RuntimeContext(OperatorContext):
-    """A worker's external resources (Flink: `RuntimeContext`, as far as it is about external resources).
+    """A worker's external resources (Flink: the part of `RuntimeContext` about external resources).
 
         with RuntimeContext(resources={"gpu": 1}) as context:
             for info in context.get_external_resource_infos("gpu"):
                 print(info["uuid"])
 
     Args:
-        resources: devices per resource, `{"gpu": 2}`; None: the amounts that the manager is configured with.
-        operators: shares by operator, `{"infer": {"gpu": 1}}`; None: every operator sees all devices.
-        operator: whose share this context shows. Else `OUTFITTER_OPERATOR`.
-        bus: `kafka://host:9092` or `sqlite:///path`. Else `OUTFITTER_BUS`, else the machine's own file.
-        cluster: the manager's cluster. Else `OUTFITTER_CLUSTER`, else `outfitter`.
-        host: the machine. Else `OUTFITTER_HOST`, else the hostname in lower case.
-        worker: this worker's name. Else `OUTFITTER_WORKER`, else one that is made up.
-        lease: seconds this worker may be silent; left out: the manager's default; None: no lease.
-        wait: seconds to wait for devices that are busy; None: for ever.
-        priority: higher is served first.
-        labels: for people who look at the ledger.
-        wait_for_manager: True: wait for one for ever; a number: that many seconds instead of 4.
-        owner: tell a manager on this machine which process this is, so that its death is seen at once.
-        on_lease_at_risk: called, in the background thread, with a `LeaseLostError` when no heartbeat was
-            acknowledged for two thirds of the lease. `lease_lost` and every getter say so, too.
+        resources: devices per resource, `{"gpu": 2}`. None: the amounts configured in the manager.
+        operators: shares by operator, `{"infer": {"gpu": 1}}`. None: every operator sees all devices.
+        operator: the operator whose share this context shows. Default: `OUTFITTER_OPERATOR`.
+        bus: `kafka://host:9092` or `sqlite:///path`. Default: `OUTFITTER_BUS`, else the machine's own file.
+        cluster: the manager's cluster. Default: `OUTFITTER_CLUSTER`, else `outfitter`.
+        host: the machine. Default: `OUTFITTER_HOST`, else the hostname in lower case.
+        worker: this worker's name. Default: `OUTFITTER_WORKER`, else a generated name.
+        lease: seconds this worker may be silent. Default: the manager's. None: no lease.
+        wait: seconds to wait for busy devices. None: for ever.
+        priority: the manager serves higher numbers first.
+        labels: shown to people in the ledger.
+        wait_for_manager: True: wait for a manager for ever. A number: wait that many seconds instead of 4.
+        owner: name this process in the registration, so that a manager on this machine sees its death at once.
+        on_lease_at_risk: called in the background thread, with a `LeaseLostError`, once no heartbeat was
+            acknowledged for two thirds of the lease. Then `lease_lost` is True and every getter raises.
 
     Raises (the constructor):
-        InvalidNameError, InvalidRequestError: an argument no manager would take.
+        InvalidNameError, InvalidRequestError: every manager would refuse this argument.
     Raises (on entry):
-        NoManagerError: nobody answers for this host.
+        NoManagerError: no manager answers for this host.
         UnknownResourceError, NoDriverError, ResourceDisabledError, InvalidRequestError, WaitedTooLongError,
-        AllocationFailedError: the manager's final answer. AllocationEndedError: ended before it was granted.
+        AllocationFailedError: the manager's final answer.
+        AllocationEndedError: the allocation ended before the grant.
         BusUnavailableError, BusConfigurationError, UnknownTopicError: see the bus port.
 
-    Under `outfitter run` the context attaches to the allocation that is there already, and neither registers
-    nor releases anything.
+    Under `outfitter run` the context attaches to the existing allocation. It neither registers nor releases.
     """
 
     def __init__(
@@ -97,8 +97,7 @@ class RuntimeContext(OperatorContext):
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
-        asked = self._settings.registration
-        return f"<RuntimeContext {asked.host}/{asked.worker}/{asked.incarnation} on {self._settings.bus}>"
+        return f"<RuntimeContext {self.host}/{self.worker}/{self.incarnation} on {self._settings.bus}>"
 
     @property
     def operator(self) -> str | None:
@@ -114,28 +113,28 @@ class RuntimeContext(OperatorContext):
 
     @property
     def incarnation(self) -> str:
-        """The name of this run of the worker; under `outfitter run`, of that of its parent."""
+        """The name of this run of the worker. Under `outfitter run` it is the parent's."""
         return self._settings.registration.incarnation
 
     @property
     def waiting_because(self) -> str | None:
-        """Why entering still waits, in the manager's words; None before it has said so, and once it waits no more."""
+        """The manager's reason why the worker waits. None before the first answer, and after the wait."""
         record = self._allocation_watch().read().record
         return record.reason if record is not None and status.standing(record) is AllocationStatus.WAITING else None
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the manager found odd in the registration, a sentence each: fields that it does not know, say."""
+        """The manager's warnings about the registration, a sentence each (unknown fields, for example)."""
         record = self._allocation_watch().read().record
         return tuple(record.warnings or ()) if record is not None else ()
 
     @property
     def lease_lost(self) -> bool:
-        """True while no heartbeat was acknowledged for most of the lease. Never waits, works in every thread."""
+        """True while no heartbeat was acknowledged for two thirds of the lease. Never blocks; for any thread."""
         return self._allocation_watch().lease.at_risk
 
     def for_operator(self, operator: str) -> OperatorView:
-        """The same allocation as operator `operator` sees it; usable while this context is."""
+        """The view that `operator` has of this allocation. Usable as long as this context."""
         return OperatorView(self, names.check_name(operator, "operator"))
 
     # --- blocking ----------------------------------------------------------------------------------------
@@ -229,7 +228,7 @@ class RuntimeContext(OperatorContext):
         return self._backend
 
     def _leave(self) -> Backend | None:
-        """Mark the context as left; None when there is nothing to stop here, as in a forked child."""
+        """Mark the context as left and return what to stop; None if there is nothing (in a forked child, say)."""
         if os.getpid() != self._pid or self._left or self._backend is None:
             return None
         self._left = True
@@ -244,22 +243,22 @@ class RuntimeContext(OperatorContext):
             )
 
     def _check_inheritance(self) -> None:
-        """SQLite forbids a file that was open when the process was forked: its locks are neither held nor free here."""
+        """Refuse an embedded bus that was open when this process was forked: SQLite's locks do not survive a fork."""
         bus = self._settings.bus
         if bus.startswith("sqlite:") and any(pid != self._pid and other == bus for pid, other, *_ in _entered):
             raise UsedAfterForkError(f"this process was forked from one that is in a context on {bus}: {_AFTER_FORK}")
 
     def _check_amounts(self) -> None:
-        """Attached to an allocation that somebody else asked for: is it what this code needs?"""
+        """Under `outfitter run`: check that the existing allocation has the amounts that this context needs."""
         if not self._settings.attach:
             return
         held = self._allocation_watch().read().record
-        for name, asked in (self._settings.registration.resources or {}).items():
+        for name, request in (self._settings.registration.resources or {}).items():
             amount = 0 if held is None else held.request.amounts.get(name, 0)
-            if amount < asked.amount:
+            if amount < request.amount:
                 raise InvalidRequestError(
-                    f"{asked.amount} of {name!r} are needed and `outfitter run` asked for {amount}: "
-                    f"run it with --resource {name}={asked.amount}",
+                    f"{request.amount} of {name!r} are needed and `outfitter run` asked for {amount}: "
+                    f"run it with --resource {name}={request.amount}",
                     code="invalid-request", record=held,
                 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What driver authors import: the driver contract, re-exported from `outfitter_drivers.api`."""
+"""The driver contract for driver authors, re-exported from `outfitter_drivers.api`."""
 
 from outfitter_drivers.api import (
     Device,

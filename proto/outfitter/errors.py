@@ -1,7 +1,7 @@
-"""What can go wrong for an operator, each kind an error of its own (Flink: one empty set for all of them).
+"""The errors that operators see, one class per kind (Flink returns an empty set for all of them).
 
-Errors of the bus itself (`BusUnavailableError`, `BusConfigurationError`) come from the bus port and are
-re-exported by the package; they name the bus.
+The bus port defines the bus errors (`BusUnavailableError`, `BusConfigurationError`), which name the bus. The package
+re-exports them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from outfitter_proto.records import Allocation, ReasonCode
 
 
 class OutfitterError(Exception):
-    """Any error of the operators' side, bus errors apart."""
+    """Base of all errors on the workers' side except bus errors."""
 
 
 class ContextStateError(OutfitterError, RuntimeError):
@@ -22,21 +22,20 @@ class UsedAfterForkError(ContextStateError):
 
 
 class NoManagerError(OutfitterError):
-    """Nobody answered the registration; it has been withdrawn. The message names the hosts that are served."""
+    """No manager answered, and the worker withdrew its registration. The message names the hosts with a manager."""
 
 
 class LeaseLostError(OutfitterError):
-    """No heartbeat was acknowledged for most of the lease: the devices may soon be, or already are, somebody else's.
+    """No heartbeat was acknowledged for two thirds of the lease. Another worker may get the devices: stop using them.
 
-    Stop using them. When a heartbeat is acknowledged again while the allocation still stands, the context
-    is usable again.
+    If the manager acknowledges a heartbeat while the allocation still stands, the context is usable again.
     """
 
 
 class AllocationError(OutfitterError):
-    """There are no infos to hand out, and `record` (where there is one) is why.
+    """There are no infos. `record` (None without a record) has the reason.
 
-    `code` is a `ReasonCode` word, or one of a later version, or None.
+    `code` is a `ReasonCode`, a code of a later version, or None.
     """
 
     def __init__(self, message: str, *, code: str | None = None, record: Allocation | None = None) -> None:
@@ -50,11 +49,11 @@ class AllocationFailedError(AllocationError):
 
 
 class UnknownResourceError(AllocationFailedError):
-    """No such resource: not configured on the host, or not among what this worker or operator asked for."""
+    """The resource is not configured on the host, or this worker or operator did not request it."""
 
 
 class NoDriverError(AllocationFailedError):
-    """The resource is configured without a driver, so nobody can say which devices there are."""
+    """The resource is configured without a driver, so its devices are unknown."""
 
 
 class ResourceDisabledError(AllocationFailedError):
@@ -62,7 +61,7 @@ class ResourceDisabledError(AllocationFailedError):
 
 
 class InvalidRequestError(AllocationFailedError):
-    """The registration contradicts itself, or what the manager or an earlier registration says."""
+    """The registration contradicts itself, the manager's configuration or an earlier registration."""
 
 
 class WaitedTooLongError(AllocationFailedError, TimeoutError):
@@ -70,11 +69,11 @@ class WaitedTooLongError(AllocationFailedError, TimeoutError):
 
 
 class AllocationEndedError(AllocationError):
-    """The allocation is over: released, lost its lease, or superseded by a newer incarnation of the worker."""
+    """The allocation is over: it was released, its lease expired, or a newer incarnation superseded it."""
 
 
 class AllocationNotUsableError(AllocationError):
-    """The allocation is in a state in which it may not be used, and that is not final."""
+    """The allocation is in a state that does not permit use and is not final."""
 
 
 _BY_CODE: dict[str, type[AllocationFailedError]] = {
@@ -87,6 +86,6 @@ _BY_CODE: dict[str, type[AllocationFailedError]] = {
 
 
 def failure(code: str | None, message: str, record: Allocation | None = None) -> AllocationFailedError:
-    """The error that a reason code stands for."""
+    """The error for a reason code."""
     kind = _BY_CODE.get(code or "", AllocationFailedError)
     return kind(message, code=code, record=record)

@@ -1,7 +1,6 @@
-"""The set of infos an operator gets for one resource.
+"""The infos of one resource for an operator: Flink's `Set<ExternalResourceInfo>`, but ordered by `local_index`.
 
-Flink hands out a `Set<ExternalResourceInfo>`; this is one, too, with an order on top: by `local_index`, the
-ordinal that a device has once the allocation's environment variables are applied.
+`local_index` is a device's ordinal once the allocation's environment variables are set.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from outfitter_drivers.api import ExternalResourceInfo
 
 
 def _ordinal(info: ExternalResourceInfo) -> tuple[int, int]:
-    """Numbered devices first, by number; the others after them, as they came (sorting is stable)."""
+    """Numbered devices come first, by number. The others follow in their given order (sorting is stable)."""
     text = info.get_property("local_index") or ""
     return (0, int(text)) if text.isascii() and text.isdigit() else (1, 0)
 
 
 class ExternalResourceInfos(Set[ExternalResourceInfo], Hashable):
-    """An immutable, ordered set of infos: equal to any set of the same infos, and indexable.
+    """An immutable, ordered, indexable set of infos, equal to any set of the same infos.
 
-    `infos[0]` is the device with the lowest `local_index`; a slice is a set again.
+    `infos[0]` is the device with the lowest `local_index`. A slice is an `ExternalResourceInfos`.
     """
 
     __slots__ = ("_hashed", "_infos")
@@ -54,7 +53,7 @@ class ExternalResourceInfos(Set[ExternalResourceInfo], Hashable):
         return NotImplemented
 
     def __hash__(self) -> int:
-        """That of a `frozenset` of the same infos, since the two are equal."""
+        """The hash of a `frozenset` of the same infos, because the two are equal."""
         if self._hashed is None:
             self._hashed = hash(frozenset(self._infos))
         return self._hashed

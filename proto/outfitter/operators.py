@@ -1,6 +1,6 @@
-"""What one operator sees: its infos, its environment, and how they change.
+"""What one operator sees: its infos, its environment, and their changes.
 
-The same methods serve a whole context, one operator's view of it, and the fake of `outfitter.testing`.
+A whole context, one operator's view of it and the fake in `outfitter.testing` have the same methods.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from outfitter_proto.records import Allocation
 
 
 class OperatorContext(ABC):
-    """An operator's side of an allocation. Every method may be called from any thread, and returns at once.
+    """An operator's side of an allocation. Every method is thread-safe and returns at once.
 
-    What every one of them raises:
+    Every method raises:
         ContextStateError: the context was not entered, or has been left.
         UsedAfterForkError: this process was forked from the one that entered the context.
-        LeaseLostError: no heartbeat got through for most of the lease; stop using the devices.
+        LeaseLostError: no heartbeat got through for two thirds of the lease; stop using the devices.
         AllocationEndedError, AllocationFailedError: the allocation is over.
-        AllocationNotUsableError: it is in a state in which it may not be used (one of a later version, say).
-        BusError: the allocation cannot be followed any more.
+        AllocationNotUsableError: its state does not permit use (a state of a later version, for example).
+        BusError: the session cannot read the ledger any more.
     """
 
     @property
     @abstractmethod
     def operator(self) -> str | None:
-        """Whose share this is. None: an operator that the registration does not name."""
+        """The operator whose share this is. None: an operator that the registration does not name."""
 
     @abstractmethod
     def _allocation_watch(self) -> AllocationWatch:
-        """The board, after checking that it may be looked at here and now."""
+        """The watch of the allocation, after a check of process and context."""
 
     @property
     def record(self) -> Allocation:
-        """The allocation record as it stands on the wire."""
+        """The allocation record as on the wire."""
         allocation_watch = self._allocation_watch()
         return _usable(allocation_watch, allocation_watch.read())
 
@@ -52,23 +52,23 @@ class OperatorContext(ABC):
     def env(self) -> dict[str, str]:
         """The environment variables that select these devices (`CUDA_VISIBLE_DEVICES` …).
 
-        A named operator's own, for a process that is started for it; else those of the whole worker, to
-        which `local_index` refers.
+        A named operator has variables of its own, for a process started for it. Otherwise they are the whole
+        worker's, and `local_index` refers to those.
         """
         return status.environment(self.record, self.operator)
 
     def get_external_resource_infos(self, name: str, *, strict: bool = True) -> ExternalResourceInfos:
         """The infos of resource `name` (Flink: `RuntimeContext.getExternalResourceInfos`).
 
-        With `operators` in the registration, a named operator sees its own devices only, and every other one
-        what is left over; without, everybody sees all of the worker's.
+        If the registration has `operators`, a named operator sees its own devices, and all others see the rest.
+        Otherwise every operator sees all devices of the worker.
 
-        `strict=False` gives Flink's empty set for a resource that is unknown, has no driver or could not be
-        discovered. An allocation that is over raises nevertheless: what Flink would show is no longer yours.
+        `strict=False` returns Flink's empty set for a resource that is unknown, has no driver or could not be
+        discovered. An allocation that is over still raises, because its devices are no longer yours.
 
         Raises:
-            UnknownResourceError: no such resource; the message lists those there are.
-            NoDriverError, ResourceDisabledError, AllocationFailedError: it has no infos, and why.
+            UnknownResourceError: unknown resource; the message lists the known ones.
+            NoDriverError, ResourceDisabledError, AllocationFailedError: the resource has no infos, with the reason.
         """
         try:
             return status.infos(self.record, name, self.operator)
@@ -80,7 +80,7 @@ class OperatorContext(ABC):
             return ExternalResourceInfos()
 
     def external_resource_infos(self) -> dict[str, ExternalResourceInfos]:
-        """The infos of all resources that this operator has any record of; those without infos are left out."""
+        """The infos of all resources of this operator, without those that have no infos."""
         record = self.record
         return {
             name: status.infos(record, name, self.operator)
@@ -89,17 +89,16 @@ class OperatorContext(ABC):
         }
 
     def changes(self, name: str) -> Changes:
-        """The infos of resource `name`, now and each time they change: for `for` and for `async for`.
+        """The infos of resource `name`, now and at each change, for `for` and `async for`.
 
-        The first item comes at once. Changes that follow each other quickly may be seen as one. The
-        iteration ends when the context is left, and raises what `get_external_resource_infos` would when the
-        allocation ends, the lease is in danger or the resource has no infos any more.
+        The first item comes at once. Quick changes may arrive as one item. The iteration ends when the context is
+        left. It raises the errors of `get_external_resource_infos`.
         """
         return Changes(self, name)
 
 
 class Changes(Iterator[ExternalResourceInfos], AsyncIterator[ExternalResourceInfos]):
-    """See `OperatorContext.changes`. One consumer; after an error it may be asked again."""
+    """See `OperatorContext.changes`. For one consumer, which may iterate again after an error."""
 
     def __init__(self, context: OperatorContext, name: str) -> None:
         self._context = context
@@ -115,46 +114,46 @@ class Changes(Iterator[ExternalResourceInfos], AsyncIterator[ExternalResourceInf
 
     def __next__(self) -> ExternalResourceInfos:
         while True:
-            glance = self._look()
-            if glance.over:
+            poll = self._poll()
+            if poll.over:
                 raise StopIteration
-            if glance.news is not None:
-                return glance.news
-            self._allocation_watch.wait(glance.version)
+            if poll.changed_infos is not None:
+                return poll.changed_infos
+            self._allocation_watch.wait(poll.version)
 
     async def __anext__(self) -> ExternalResourceInfos:
         while True:
-            glance = self._look()
-            if glance.over:
+            poll = self._poll()
+            if poll.over:
                 raise StopAsyncIteration
-            if glance.news is not None:
-                return glance.news
-            await self._allocation_watch.changed(glance.version)
+            if poll.changed_infos is not None:
+                return poll.changed_infos
+            await self._allocation_watch.changed(poll.version)
 
-    def _look(self) -> _Glance:
-        version = self._allocation_watch.read().version  # first, so that what comes while we look is not slept through
+    def _poll(self) -> _Poll:
+        version = self._allocation_watch.read().version  # read first: a change after this line wakes the next wait
         try:
             infos = self._context.get_external_resource_infos(self._name)
         except AllocationNotUsableError:
-            return _Glance(version)  # on its way to another state, which is what we wait for
+            return _Poll(version)  # not final: wait for the next state
         except UsedAfterForkError:
             raise
         except ContextStateError:
-            return _Glance(version, over=True)
+            return _Poll(version, over=True)
         if self._seen is not None and tuple(infos) == tuple(self._seen):
-            return _Glance(version)
+            return _Poll(version)
         self._seen = infos
-        return _Glance(version, news=infos)
+        return _Poll(version, changed_infos=infos)
 
 
-class _Glance(NamedTuple):
+class _Poll(NamedTuple):
     version: int
-    news: ExternalResourceInfos | None = None
+    changed_infos: ExternalResourceInfos | None = None
     over: bool = False
 
 
 class OperatorView(OperatorContext):
-    """A named operator's view of a context that somebody else enters and leaves."""
+    """A named operator's view of a context. It does not enter or leave the context."""
 
     def __init__(self, context: OperatorContext, operator: str) -> None:
         self._context = context
@@ -169,9 +168,9 @@ class OperatorView(OperatorContext):
 
 
 def _usable(allocation_watch: AllocationWatch, snapshot: Snapshot) -> Allocation:
-    """The record of `snapshot`, if its devices may be used now."""
+    """The record of `snapshot`; raises unless its devices may be used now."""
     if snapshot.error is not None:
-        raise snapshot.error.with_traceback(None)  # it is raised again and again: its frames must not pile up
+        raise snapshot.error.with_traceback(None)  # raised repeatedly: its frames must not accumulate
     if snapshot.record is None:
         raise AllocationNotUsableError("there is no allocation record yet")
     refusal = status.refusal(snapshot.record)

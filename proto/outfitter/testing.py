@@ -1,12 +1,12 @@
-"""An Outfitter in memory, for tests of code that takes its devices from a `RuntimeContext`.
+"""An in-memory fake, for tests of code that gets its devices from a `RuntimeContext`.
 
     fake = FakeOutfitter({"gpu": [{"index": "0"}, {"index": "1"}]})
     with fake.context(resources={"gpu": 1}) as context:
         my_operator(context)
 
-Its contexts are `RuntimeContext`s in all but what stands behind them: no bus, no manager, no thread. It decides
-nothing about exclusivity or queues: every worker is given the devices that the test has listed. A test of code
-that builds its own context can put `fake.context` where that code looks for `RuntimeContext`.
+Its contexts behave as `RuntimeContext`, without a bus, a manager or a thread. The fake has no queue and no exclusivity:
+every worker gets the devices that the test has listed. For code that builds its own context, a test can patch
+`RuntimeContext` with `fake.context`.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ class _Worker(NamedTuple):
 
 
 class FakeOutfitter:
-    """What workers are given, and what happens to it. Every method may be called from any thread.
+    """Grants the listed devices to workers, and plays the manager's later answers. Every method is thread-safe.
 
     Args:
-        resources: the devices of each resource, as string properties; `id`, `index` and `local_index` are
-            made up where they are missing.
+        resources: the devices of each resource, as string properties. The fake generates missing values of `id`,
+            `index` and `local_index`.
         env: the environment variables of every allocation.
-        shared: the resources of which every worker, and every operator that may ask for one, gets all devices.
+        shared: resources of which every worker, and every operator that requests one, gets all devices.
 
-    `registrations` and `departures` (name of the worker, reason) list what workers said, for assertions.
+    For assertions, `registrations` and `departures` (worker's name, reason) list the messages of workers.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class FakeOutfitter:
         self._unavailable: dict[str, Unavailable] = {}
         self._verdict: tuple[AllocationState, str | None, str | None] = (AllocationState.ALLOCATED, None, None)
         self._workers: dict[str, _Worker] = {}
-        self._allocation_watchs: dict[str, tuple[AllocationWatch, Callable[[LeaseLostError], object] | None]] = {}
+        self._watches: dict[str, tuple[AllocationWatch, Callable[[LeaseLostError], object] | None]] = {}
         self.absent = False
-        """True: nobody answers a registration, and entering raises `NoManagerError`."""
+        """True: entering a context raises `NoManagerError`."""
         self._now = 0.0
         self._commit = 0
         self._lock = threading.Condition()
@@ -87,23 +87,23 @@ class FakeOutfitter:
             self.set(name, devices)
 
     def context(self, *args: Any, **kwargs: Any) -> RuntimeContext:
-        """A context that gets its devices from here; takes and checks the arguments of `RuntimeContext`."""
+        """A context on this fake. It takes and checks the arguments of `RuntimeContext`."""
         return _FakeContext(self, *args, **kwargs)
 
     def wait_for(self, condition: Callable[[], object], *, timeout: float = 10.0) -> None:
-        """Block until `condition` holds, looking again each time a worker registers or leaves.
+        """Block until `condition` is true. The fake checks it each time a worker registers or leaves.
 
         Raises:
-            TimeoutError: it did not come to hold within `timeout` seconds.
+            TimeoutError: it was not true within `timeout` seconds.
         """
         with self._lock:
             if not self._lock.wait_for(condition, timeout):
-                raise TimeoutError(f"no worker did what was waited for within {timeout:g} s")
+                raise TimeoutError(f"no worker made the condition true within {timeout:g} s")
 
-    # --- what happens --------------------------------------------------------------------------------------
+    # --- the manager's side --------------------------------------------------------------------------------
 
     def set(self, name: str, devices: Devices) -> None:
-        """These are now the devices of resource `name`; workers that are there already see the change."""
+        """Set the devices of resource `name`. Workers in a context see the change."""
         names.check_name(name, "resource")
         numbered = [
             {"id": f"{name}:{n}", "index": str(n), "local_index": str(n), **device} for n, device in enumerate(devices)
@@ -114,45 +114,43 @@ class FakeOutfitter:
             self._post_all()
 
     def set_unavailable(self, name: str, reason: str, *, code: str = ReasonCode.NO_DRIVER) -> None:
-        """Resource `name` is granted without infos: `no-driver`, `disabled`, `driver-failed` …"""
+        """Grant resource `name` without infos from now on: `no-driver`, `disabled`, `driver-failed` …"""
         with self._lock:
             self._devices.pop(name, None)
             self._unavailable[name] = Unavailable(code=code, reason=reason)
             self._post_all()
 
     def keep_waiting(self, reason: str, *, code: str = ReasonCode.BUSY) -> None:
-        """Everybody waits until `grant`."""
-        self._judge(AllocationState.PENDING, code, reason)
+        """Let all workers wait until `grant`."""
+        self._answer_all(AllocationState.PENDING, code, reason)
 
     def grant(self) -> None:
-        """Everybody is given their devices: what a fake does from the start."""
-        self._judge(AllocationState.ALLOCATED, None, None)
+        """Grant all workers their devices, as a new fake does."""
+        self._answer_all(AllocationState.ALLOCATED, None, None)
 
     def fail(self, reason: str, *, code: str = ReasonCode.DRIVER_FAILED) -> None:
-        """The answer to everybody is no."""
-        self._judge(AllocationState.FAILED, code, reason)
+        """Refuse all workers."""
+        self._answer_all(AllocationState.FAILED, code, reason)
 
     def end(self, reason: str = "the lease has ended", *, code: str = ReasonCode.LEASE_EXPIRED) -> None:
-        """The allocations of all workers that are there end. Later ones are served as before."""
+        """End the current allocations of all workers. Later workers are not affected."""
         with self._lock:
             verdict = self._verdict
-            self._judge(AllocationState.ENDED, code, reason)
+            self._answer_all(AllocationState.ENDED, code, reason)
             self._verdict = verdict
 
     def put_in_state(self, state: str) -> None:
-        """Every record says `state`, for instance one that only a later version knows."""
+        """Set `state` in every record, for example a state of a later version."""
         with self._lock:
             for worker in list(self._workers.values()):
                 self._post(worker, structs.replace(self._answer(worker), state=state))
 
     def lose_lease(self) -> None:
-        """The heartbeats of all workers that have a lease have failed for all of it."""
+        """Fail the heartbeats of all workers with a lease, for the whole lease."""
         with self._lock:
-            allocation_watchs = list(self._allocation_watchs.values())
-            self._now += max(
-                (allocation_watch.lease.seconds or 0.0 for allocation_watch, _ in allocation_watchs), default=0.0
-            )
-        for allocation_watch, tell in allocation_watchs:
+            watches = list(self._watches.values())
+            self._now += max((allocation_watch.lease.seconds or 0.0 for allocation_watch, _ in watches), default=0.0)
+        for allocation_watch, on_lease_at_risk in watches:
             record = allocation_watch.read().record
             if (
                 allocation_watch.lease.at_risk
@@ -160,19 +158,19 @@ class FakeOutfitter:
                 and status.standing(record) is status.AllocationStatus.YOURS
             ):
                 allocation_watch.touch()
-                if tell is not None:
-                    tell(lease_lost(allocation_watch))
+                if on_lease_at_risk is not None:
+                    on_lease_at_risk(lease_lost(allocation_watch))
 
     def restore_lease(self) -> None:
-        """Heartbeats get through again."""
-        for allocation_watch, _ in list(self._allocation_watchs.values()):
+        """Let heartbeats get through again."""
+        for allocation_watch, _ in list(self._watches.values()):
             allocation_watch.lease.confirm(self._now)
             allocation_watch.touch()
 
-    # --- what workers do: called by contexts, and by whoever plays the manager on a bus ------------------------
+    # --- the workers' side: contexts call it, and tests that play the manager on a bus -------------------------
 
     def admit(self, registration: Register, post: Post) -> None:
-        """A worker registers; `post` gets every record of its allocation, the first one at once."""
+        """Register a worker. `post` gets every record of its allocation, the first one at once."""
         with self._lock:
             self.registrations.append(registration)
             self._lock.notify_all()
@@ -182,12 +180,12 @@ class FakeOutfitter:
             self._post(worker, self._answer(worker))
 
     def dismiss(self, registration: Register, reason: str) -> None:
-        """A worker deregisters."""
+        """Deregister a worker."""
         with self._lock:
-            self._allocation_watchs.pop(_key(registration), None)
+            self._watches.pop(_key(registration), None)
             worker = self._workers.get(_key(registration))
             if worker is None:
-                return  # its allocation was over before
+                return  # its allocation is already over
             self.departures.append((registration.worker, reason))
             ended = structs.replace(
                 self._answer(worker), state=AllocationState.ENDED, reason=reason, reason_code=ReasonCode.DEREGISTERED
@@ -197,7 +195,7 @@ class FakeOutfitter:
 
     # --- inside ----------------------------------------------------------------------------------------------
 
-    def _judge(self, state: AllocationState, code: str | None, reason: str | None) -> None:
+    def _answer_all(self, state: AllocationState, code: str | None, reason: str | None) -> None:
         with self._lock:
             self._verdict = (state, code, reason)
             self._post_all()
@@ -212,7 +210,7 @@ class FakeOutfitter:
         worker.post(record)
 
     def _answer(self, worker: _Worker) -> Allocation:
-        """The record of a worker as things are."""
+        """A worker's current record."""
         asked = worker.registration
         self._commit += 1
         everything = (*self._devices, *self._unavailable)
@@ -276,7 +274,7 @@ class FakeOutfitter:
 
 
 def fake_context(resources: Mapping[str, Devices], **kwargs: Any) -> RuntimeContext:
-    """A context with these devices, for a test that needs no more than that."""
+    """A context with these devices, for a simple test."""
     return FakeOutfitter(resources).context(**kwargs)
 
 
@@ -287,21 +285,21 @@ def _key(registration: Register) -> str:
 def _shares(
     asked: Register, devices: Mapping[str, list[dict[str, str]]], shared: Collection[str], env: Mapping[str, str]
 ) -> dict[str, OperatorShare]:
-    """Deal the devices out in the order in which the operators are listed."""
+    """Divide the devices in the order of the listed operators."""
     left = {name: [device["id"] for device in listed] for name, listed in devices.items()}
     shares = {}
     for operator, requests in (asked.operators or {}).items():
-        mine = {name: left.get(name, [])[: request.amount] for name, request in requests.items() if name not in shared}
-        left = {name: [id_ for id_ in ids if id_ not in mine.get(name, ())] for name, ids in left.items()}
+        own = {name: left.get(name, [])[: request.amount] for name, request in requests.items() if name not in shared}
+        left = {name: [id_ for id_ in ids if id_ not in own.get(name, ())] for name, ids in left.items()}
         seen = [name for name in requests if name in shared]
-        shares[operator] = OperatorShare(resources=mine, env=dict(env), shared=seen or UNSET)
+        shares[operator] = OperatorShare(resources=own, env=dict(env), shared=seen or UNSET)
     return shares
 
 
 def _common(
     asked: Register, devices: Mapping[str, list[dict[str, str]]], shared: Collection[str]
 ) -> dict[str, OperatorShare] | UnsetType:
-    """What all operators see that ask for a shared resource."""
+    """The part of a record that all operators of a shared resource see."""
     named = {name for requests in (asked.operators or {}).values() for name in requests}
     common = {
         name: OperatorShare(resources={name: [device["id"] for device in devices[name]]})
@@ -321,15 +319,15 @@ class _FakeContext(RuntimeContext):
 
 
 class _FakeBackend:
-    """A `backend.Backend` on a fake."""
+    """A `Backend` on a fake."""
 
     def __init__(
-        self, fake: FakeOutfitter, settings: Settings, tell: Callable[[LeaseLostError], object] | None
+        self, fake: FakeOutfitter, settings: Settings, on_lease_at_risk: Callable[[LeaseLostError], object] | None
     ) -> None:
         self.allocation_watch = AllocationWatch(Lease(lambda: fake._now))
         self._fake = fake
         self._registration = settings.registration
-        self._tell = tell
+        self._on_lease_at_risk = on_lease_at_risk
         self._ready: Future[None] = Future()
         self._ready.set_running_or_notify_cancel()
 
@@ -337,7 +335,7 @@ class _FakeBackend:
         if self._fake.absent:
             self._ready.set_exception(NoManagerError("the fake is absent"))
             return self._ready
-        self._fake._allocation_watchs[_key(self._registration)] = (self.allocation_watch, self._tell)
+        self._fake._watches[_key(self._registration)] = (self.allocation_watch, self._on_lease_at_risk)
         self._fake.admit(self._registration, self._post)
         return self._ready
 

@@ -53,7 +53,7 @@ def test_asking_for_more_than_the_test_has_listed_fails_at_once() -> None:
 
 
 def test_waiting_for_what_does_not_happen_ends() -> None:
-    with pytest.raises(TimeoutError, match="no worker did"):
+    with pytest.raises(TimeoutError, match="no worker made"):
         FakeOutfitter().wait_for(lambda: False, timeout=0.01)
 
 

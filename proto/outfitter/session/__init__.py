@@ -1,1 +1,1 @@
-"""The session behind a context: one incarnation's conversation with its manager."""
+"""The session behind a context: one incarnation's messages and records."""

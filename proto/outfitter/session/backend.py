@@ -1,7 +1,7 @@
-"""The background of a context: one thread with an event loop of its own, in which its session lives.
+"""A context's background thread, which runs its session on an event loop of its own.
 
-So heartbeats go on while user code blocks its event loop, or computes in Python. The thread ends with the
-context; it is a daemon, since a worker that is asked to end must not be kept alive by what it borrowed.
+So heartbeats continue while user code computes or blocks its own event loop. The thread ends with the context. It is
+a daemon: an allocation must not keep a worker alive that wants to exit.
 """
 
 from __future__ import annotations
@@ -23,39 +23,42 @@ from outfitter.session.worker_session import WorkerSession
 from outfitter_proto.bus import BusError, connect
 
 LEAVE_WITHIN = 8.0
-"""Seconds that leaving a context waits for its thread: more than deregistering and closing the bus may take."""
+"""Seconds that leaving a context waits for its thread: longer than deregistering and closing the bus take."""
 
 log = logging.getLogger("outfitter")
 
 
-LOOK_UP_S = 0.5
-"""How long a thread waits at a stretch."""
+WAIT_SLICE_S = 0.5
+"""Seconds of one wait of a thread."""
 
 
 def wait_for(ready: Future[None]) -> None:
-    """Wait until `ready` is done, and raise what it raises. It looks up now and then: a signal that arrives just before
-    Python's main thread falls asleep on a lock is handled only when something else wakes it."""
-    while not futures.wait([ready], timeout=LOOK_UP_S).done:
+    """Wait until `ready` is done, and raise its error.
+
+    The wait is cut into pieces: Python handles a signal that arrives just before the main thread blocks on a lock only
+    at the next wake-up.
+    """
+    while not futures.wait([ready], timeout=WAIT_SLICE_S).done:
         pass
     ready.result()
 
 
 def warn_slow(context: object) -> None:
-    """Leaving has outlasted `LEAVE_WITHIN`; the thread goes on by itself, and ends with the process at the latest."""
+    """Log that leaving takes longer than `LEAVE_WITHIN`. The thread continues until it is done or the process ends."""
     log.warning("%r: leaving takes longer than %g s and goes on in the background", context, LEAVE_WITHIN)
 
 
 class Backend(Protocol):
-    """What a context asks of whatever gets its devices. Each call comes once, `start` first."""
+    """How a context gets its devices. The context calls each method once, `start` first."""
 
     allocation_watch: AllocationWatch
 
     def start(self) -> Future[None]:
-        """Begin; the future is done when the devices may be used, or holds the error why not."""
+        """Start. The future is done once the devices may be used; otherwise it has the error."""
         ...
 
     def stop(self, reason: str) -> Future[None]:
-        """Give everything back, also while `start` is under way; the future is done when that is over."""
+        """Give everything back, also during `start`. The future is done once that has happened."""
         ...
 
 
@@ -99,19 +102,19 @@ class SessionThread:
     def _main(self) -> None:
         error: BaseException | None = None
         try:
-            anyio.run(self._serve)
+            anyio.run(self._run)
         except (OutfitterError, BusError) as verdict:
-            error = verdict.with_traceback(None)  # the frames of this thread say nothing to whoever entered
+            error = verdict.with_traceback(None)  # this thread's frames do not help the caller
         except BaseException as raised:  # noqa: BLE001  # handed to the thread that waits
             error = raised
         if not self._ready.done():
             self._ready.set_exception(error or ContextStateError("the context was left before it had its devices"))
         elif error is not None:
-            log.error("the allocation is not followed any more: %s", error)
+            log.error("the session reads no more records of its allocation: %s", error)
         self.allocation_watch.close(error if isinstance(error, Exception) else None)
         self._done.set_result(None)
 
-    async def _serve(self) -> None:
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         with anyio.CancelScope() as scope:
             with self._lock:
@@ -119,12 +122,12 @@ class SessionThread:
                     return
                 self._cancel = lambda: loop.call_soon_threadsafe(scope.cancel)
             try:
-                await self._hold()
+                await self._run_session()
             finally:
                 with self._lock:
                     self._cancel = None
 
-    async def _hold(self) -> None:
+    async def _run_session(self) -> None:
         session = WorkerSession(
             bus := connect(self._settings.bus, create=not self._settings.attach),
             self._settings.registration,

@@ -1,6 +1,6 @@
-"""Heartbeats, and the watch that tells user code when they do not get through.
+"""Heartbeats, and the warning to user code when they do not get through.
 
-The watch is a task of its own: a heartbeat that hangs must not keep anybody from hearing of it.
+The warning has a task of its own, so that a hanging heartbeat cannot delay it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from outfitter.session.watch import AllocationWatch, lease_lost
 from outfitter_proto.bus.port import BusError
 
 PUBLISH_WITHIN = 5.0
-"""Seconds that one heartbeat may take, and at most a third of its lease."""
+"""Time limit of one heartbeat in seconds; a third of the lease if that is shorter."""
 
 RETRY_DELAYS = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Seconds between tries while the bus is away, the last one again and again."""
+"""Back-off in seconds while the bus is away; the last value repeats."""
 
-LOOK_AGAIN = 1.0
-"""Seconds to sleep at a stretch: timers of an event loop stand still while the machine is suspended."""
+LONGEST_SLEEP = 1.0
+"""Longest sleep in seconds: an event loop's timers stand still while the machine is suspended."""
 
 _SENDING = "a heartbeat"
 
@@ -32,39 +32,39 @@ log = logging.getLogger("outfitter")
 
 
 async def sleep(seconds: float, clock: Clock) -> None:
-    """Sleep for `seconds`, of which `clock` may count those that the machine is suspended."""
+    """Sleep for `seconds`. `clock` may also count the time for which the machine is suspended."""
     woken, until = anyio.current_time() + seconds, clock() + seconds
-    while (left := min(woken - anyio.current_time(), until - clock())) > 0:  # noqa: ASYNC110  (it is no event)
-        await anyio.sleep(min(left, LOOK_AGAIN))
+    while (left := min(woken - anyio.current_time(), until - clock())) > 0:  # noqa: ASYNC110  (no event to wait for)
+        await anyio.sleep(min(left, LONGEST_SLEEP))
 
 
 class LeaseKeeper:
-    """Keeps the lease on `allocation_watch` alive: `beat` publishes one heartbeat.
+    """Keeps the lease of `allocation_watch` alive. `beat` publishes one heartbeat.
 
-    Once the lease is over, its devices may be somebody else's, and a heartbeat that gets through says nothing. Then
-    `ask` is called after each: it registers again, and the manager's answer renews the lease on the board.
+    Once the lease is over, another worker may have the devices, and an acknowledged heartbeat proves nothing. Then the
+    keeper calls `register_again` after each heartbeat, and the manager's answer renews the lease.
 
-    `on_lease_at_risk` is called once each time the lease of devices that are this worker's gets at risk, and must not
-    block. Without one, the log says it. A worker that still waits has nothing to stop using, and is told nothing.
+    When the lease of a granted allocation gets at risk, the keeper calls `on_lease_at_risk` once, which must not
+    block. Without it, the keeper logs an error. A worker that still waits is not warned: it has no devices.
     """
 
     def __init__(
         self,
         allocation_watch: AllocationWatch,
         beat: Callable[[], Awaitable[object]],
-        ask: Callable[[], Awaitable[object]],
+        register_again: Callable[[], Awaitable[object]],
         on_lease_at_risk: Callable[[LeaseLostError], object] | None,
-        trouble: WorkerOutageLog,
+        outage_log: WorkerOutageLog,
     ) -> None:
         self._allocation_watch = allocation_watch
         self._lease = allocation_watch.lease
         self._publish = beat
-        self._ask = ask
+        self._register_again = register_again
         self._on_lease_at_risk = on_lease_at_risk
-        self._trouble = trouble
+        self._outage_log = outage_log
 
     async def run(self) -> None:
-        """Go on until the allocation is over. Without a lease there is nothing to do but to wait for one."""
+        """Send heartbeats until the allocation is over. Without a lease, wait for one."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._beat)
             group.start_soon(self._watch)
@@ -85,7 +85,7 @@ class LeaseKeeper:
     async def _beat_once(self, interval: float) -> bool:
         within = min(PUBLISH_WITHIN, interval)
         sent_at, at_risk = self._lease.clock(), self._lease.at_risk
-        asking = anyio.CancelScope()
+        registering = anyio.CancelScope()
         try:
             with anyio.fail_after(within):
                 await self._publish()
@@ -93,37 +93,37 @@ class LeaseKeeper:
                 if at_risk:
                     self._allocation_watch.touch()
             else:
-                with anyio.move_on_after(interval) as asking:
-                    await self._ask()
+                with anyio.move_on_after(interval) as registering:
+                    await self._register_again()
         except (BusError, TimeoutError) as error:
-            self._trouble.met(_SENDING, str(error) or f"no answer within {within:g} s")
+            self._outage_log.met(_SENDING, str(error) or f"no answer within {within:g} s")
             return False
-        self._trouble.passed(_SENDING)
-        return not asking.cancelled_caught
+        self._outage_log.passed(_SENDING)
+        return not registering.cancelled_caught
 
     async def _watch(self) -> None:
-        served = False  # a grant that was read late is nobody's until the manager has confirmed it
+        granted = False  # a grant that was read late does not count until the manager has confirmed it
         while not (snapshot := self._allocation_watch.read()).over:
             left = self._lease.until_risk
             if left is None or snapshot.record is None or standing(snapshot.record) is not AllocationStatus.YOURS:
-                served = False
+                granted = False
                 await self._allocation_watch.changed(snapshot.version)
             elif left > 0:
-                served = True
+                granted = True
                 await sleep(left, self._lease.clock)
             else:
-                if served:
-                    served = False
+                if granted:
+                    granted = False
                     self._allocation_watch.touch()
-                    self._tell()
+                    self._warn()
                 await sleep((self._lease.interval or 1.0) / 10, self._lease.clock)
 
-    def _tell(self) -> None:
+    def _warn(self) -> None:
         error = lease_lost(self._allocation_watch)
         if self._on_lease_at_risk is None:
             log.error("%s", error)
             return
         try:
             self._on_lease_at_risk(error)
-        except Exception:  # user code: whatever it raises must not stop the heartbeats
+        except Exception:  # user code: no error of it may stop the heartbeats
             log.exception("on_lease_at_risk raised")

@@ -1,6 +1,6 @@
-"""The names that a worker gets where it was given none. Which process it is, processes.py of the wire says.
+"""Generated names for workers and incarnations.
 
-Nothing here is remembered: a forked child asks anew and gets its own answers.
+Nothing is cached, so a forked child gets names of its own.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import time
 
 
 def new_incarnation() -> str:
-    """A name for one run of a worker: a UUID version 7 (RFC 9562), so that names sort by time of birth.
+    """A name for one run of a worker: a UUID version 7 (RFC 9562), so that names sort by time.
 
-    The order is for people alone: the newest incarnation is the one whose registration has the highest offset.
+    The order is for people only: the newest incarnation is the one whose registration has the highest offset.
     """
     number = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10), "big")
     number = number & ~(0xF << 76) | 0x7 << 76
@@ -22,5 +22,5 @@ def new_incarnation() -> str:
 
 
 def new_worker_name() -> str:
-    """A name for a worker that was given none: the process, and something random for its second context."""
+    """A name for a worker without one: the process id, and random digits because a process may have several workers."""
     return f"worker-{os.getpid()}-{os.urandom(3).hex()}"

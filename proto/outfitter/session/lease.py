@@ -1,13 +1,13 @@
-"""How much of a worker's lease is left, as the worker itself must judge it.
+"""A worker's own view of how much of its lease is left.
 
-The worker counts from the moment at which it began to send the last message that kept the lease alive, the manager
-from when it read it: the worker's lease always ends first. The clock is boot time, which goes on while the machine
-sleeps, so that a worker that wakes up knows at once.
+The worker counts from when it began to send the last message that renewed the lease. The manager counts from when it
+read that message, so the worker's lease always ends first. The clock is boot time, which includes suspension: a worker
+that wakes up knows at once that its lease is over.
 
-A heartbeat that is acknowledged before the lease ends renews it: the manager cannot have given up before. Once the
-lease is over, an acknowledgement says nothing, for the devices may be somebody else's. Then the worker registers again,
-and the manager's answer renews the lease: from that registration on, and from each heartbeat that was acknowledged in
-time since. So a manager that is behind with its input, by more than a lease even, confirms a worker all the same.
+A heartbeat that is acknowledged before the lease ends renews it, because the manager cannot have ended it before.
+After the end an acknowledgement proves nothing, because another worker may have the devices. Then the worker registers
+again. The manager's answer renews the lease from the time of that registration, or of a later heartbeat that was
+acknowledged in time. So even a manager that is more than a lease behind with its input can confirm a worker.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from collections import deque
 from collections.abc import Callable
 
 AT_RISK_AFTER = 2 / 3
-"""The share of a lease after which silence counts as trouble: two heartbeats are missing, one can still come."""
+"""The share of a lease after which it is at risk: two heartbeats are missing, one can still come."""
 
 HEARTBEATS_PER_LEASE = 3
 
 MOST_CLAIMS = 16
-"""Registrations whose answers are waited for: the latest ones."""
+"""How many registrations can be open, that is, without an answer. The oldest one drops out."""
 
 Clock = Callable[[], float]
 
 
 class _Claim:
-    """A registration at `offset` of the input, begun to be sent at `sent_at`. If the manager finds the allocation alive
-    when it reads it, the worker was alive until `alive_at`."""
+    """An open registration at `offset` of the input, sent from `sent_at` on.
+
+    If the allocation still stands when the manager reads it, the worker was alive until `alive_at`.
+    """
 
     __slots__ = ("alive_at", "offset", "sent_at")
 
@@ -39,16 +41,15 @@ class _Claim:
 
 
 def boot_time() -> float:
-    """Seconds since boot, sleep included (clock_gettime(2), CLOCK_BOOTTIME); monotonic time where there is none."""
+    """Seconds since boot, with suspension (clock_gettime(2), CLOCK_BOOTTIME); monotonic time on other systems."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)
 
 
 class Lease:
-    """One worker's lease. Written by its session, read by any thread: each field changes in one step.
+    """One worker's lease. Its session writes it, any thread reads it; each field changes in one step.
 
-    `watched`: a manager on this machine watches the worker's process. As long as the process lives, silence then takes
-    nothing away, and there is no end to count to.
+    `watched`: a manager on this machine watches the worker's process. The lease has no end while that process lives.
     """
 
     def __init__(self, clock: Clock = boot_time) -> None:
@@ -60,19 +61,19 @@ class Lease:
 
     @property
     def seconds(self) -> float | None:
-        """The lease's length; None while unknown, or when there is none."""
+        """The lease's length; None if it is unknown or there is no lease."""
         return self._seconds
 
     def begin(self, sent_at: float) -> None:
-        """The registration was sent, from `sent_at` (by `clock`) on: the lease counts from there."""
+        """Count the lease from `sent_at` (by `clock`), when the worker began to send its registration."""
         self._alive_at = sent_at
 
     def grant(self, seconds: float | None) -> None:
-        """The manager has said how long the lease is."""
+        """Set the lease's length, from the manager's record. None: no lease."""
         self._seconds = seconds
 
     def acknowledge(self, sent_at: float) -> bool:
-        """A heartbeat that was begun at `sent_at` has been acknowledged: whether that renews the lease."""
+        """Note an acknowledged heartbeat, sent from `sent_at` on. Returns whether it renews the lease."""
         now, seconds = self.clock(), self._seconds
         for claim in self._claims:
             if seconds is not None and now < claim.alive_at + seconds:
@@ -83,27 +84,27 @@ class Lease:
         return True
 
     def claim(self, sent_at: float, offset: int) -> None:
-        """A registration that was begun at `sent_at` has been acknowledged; the input has it at `offset`."""
+        """Note an acknowledged registration, sent from `sent_at` on, at `offset` of the input."""
         self._claims.append(_Claim(sent_at, offset))
 
     def withdraw_claims(self) -> None:
-        """No answer to an earlier registration is waited for."""
+        """Stop waiting for answers to earlier registrations."""
         self._claims.clear()
 
     @property
     def claimed(self) -> bool:
-        """Whether an answer is waited for."""
+        """Whether a registration is open."""
         return bool(self._claims)
 
     @property
     def claimed_lately(self) -> bool:
-        """Whether an answer is waited for that would renew the lease, to a registration not older than a lease."""
+        """Whether a registration is open that is younger than a lease, so that its answer would renew the lease."""
         if not self._claims or self._seconds is None:
             return bool(self._claims)
         return self.clock() < self._claims[-1].sent_at + self._seconds
 
     def answer(self, reached: int) -> bool:
-        """The manager has read all before offset `reached`, and the allocation still stood: whether that is news."""
+        """The allocation stood after the manager had read all before offset `reached`. Returns whether that is new."""
         news = False
         while self._claims and self._claims[0].offset < reached:
             self.confirm(self._claims.popleft().alive_at)
@@ -111,28 +112,28 @@ class Lease:
         return news
 
     def confirm(self, alive_at: float) -> None:
-        """The worker is known to have been heard at `alive_at`, and its allocation stood."""
+        """Count the lease from `alive_at`: the allocation stood and the worker was heard then."""
         self._alive_at = max(self._alive_at, alive_at)
 
     @property
     def remaining(self) -> float | None:
-        """Seconds until the lease ends if nothing is heard, negative afterwards; None where it has no end."""
+        """Seconds until the lease ends if nothing renews it, negative afterwards; None if it has no end."""
         return self._until(1.0)
 
     @property
     def until_risk(self) -> float | None:
-        """Seconds until the lease is at risk, none or negative when it is; None where it has no end."""
+        """Seconds until the lease is at risk, 0 or negative when it is; None if it has no end."""
         return self._until(AT_RISK_AFTER)
 
     @property
     def at_risk(self) -> bool:
-        """True when the worker was not heard for most of the lease."""
+        """True when nothing has renewed the lease for two thirds of it."""
         left = self.until_risk
         return left is not None and left <= 0
 
     @property
     def over(self) -> bool:
-        """True when the worker was not heard for all of the lease: its devices may be somebody else's."""
+        """True when nothing has renewed the lease for all of it. Another worker may have the devices."""
         left = self.remaining
         return left is not None and left <= 0
 

@@ -1,7 +1,6 @@
-"""Who manages which hosts, as far as the ledger tells: what a worker that got no answer is told.
+"""The managers of all hosts, from the ledger, for the error of a worker that got no answer.
 
-A survey reads the ledger's records about hosts and writers and nothing else of it. It may be cut short at any
-moment; what was found by then stands.
+A lookup reads only the records of hosts and writers. It may be cancelled at any time and keeps its result so far.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _SHOWN = 10
 
 
 class ManagerLookup:
-    """The hosts of a cluster, by what the ledger says of their managers."""
+    """The hosts of a cluster and their managers, as recorded in the ledger."""
 
     def __init__(self, bus: Bus, cluster: str, host: str) -> None:
         self.host = host
@@ -34,7 +33,7 @@ class ManagerLookup:
         self._own_keys = {names.host_key(host).encode(), names.checkpoint_key(names.host_writer(host)).encode()}
 
     async def run(self, partitions: int) -> None:
-        """Read all partitions, the asking host's own first. Whatever the bus refuses is left out."""
+        """Read all partitions, the worker's own first, without those that the bus refuses."""
         own = partition_of(self.host, partitions)
         self._own_keys.add(names.checkpoint_key(names.partition_writer(own)).encode())
         read = [await self._try_read(own)]
@@ -59,40 +58,40 @@ class ManagerLookup:
         async with await self._bus.open_reader(self._topic, partition, start=None, committed=True) as reader:
             while reader.position < end:
                 for message in await reader.fetch():
-                    self._take(message)
+                    self._apply(message)
 
-    def _take(self, message: Message) -> None:
+    def _apply(self, message: Message) -> None:
         key = message.key or b""
         if not key.startswith(b"@host/") and key not in self._own_keys:
             return
         if message.value is None:
             host = key.removeprefix(b"@host/").decode("utf-8", "replace")
-            if self._read_in.get(host) == message.partition:  # else it was moved, and is somewhere else
+            if self._read_in.get(host) == message.partition:  # else the host has moved to another partition
                 self.hosts.pop(host, None)
             return
         try:
             record = codec.decode_ledger(message.value, key=key)
         except codec.WireError:
-            return  # of a later version, or damaged: it says nothing that we could tell
+            return  # of a later version, or damaged
         if isinstance(record, Host):
             self.hosts[record.host] = record
             self._read_in[record.host] = message.partition
             if record.host == self.host:
-                self._saw(record.since, record.manager.since, record.manager.stopped_at)
+                self._note_times(record.since, record.manager.since, record.manager.stopped_at)
         elif isinstance(record, Checkpoint):
-            self._saw(record.at)
+            self._note_times(record.at)
 
-    def _saw(self, *times: datetime | None) -> None:
+    def _note_times(self, *times: datetime | None) -> None:
         self._last_seen = max((at for at in (self._last_seen, *times) if at is not None), default=None)
 
     def describe(self) -> str:
-        """What to tell a worker of `host`, in one line."""
+        """The result for a worker of `host`, in one line."""
         return "; ".join(self._clauses())
 
     def _clauses(self) -> Iterator[str]:
-        mine = self.hosts.get(self.host)
-        if mine is not None and mine.manager.stopped_at is not None:
-            yield f"its manager {mine.manager.instance} was stopped {_ago(mine.manager.stopped_at)}"
+        own_host = self.hosts.get(self.host)
+        if own_host is not None and own_host.manager.stopped_at is not None:
+            yield f"its manager {own_host.manager.instance} was stopped {_ago(own_host.manager.stopped_at)}"
         elif self._last_seen is not None:
             yield f"its manager last wrote {_ago(self._last_seen)} and has not said that it stopped"
         else:

@@ -1,6 +1,6 @@
-"""What a worker's log says of a bus that is away: a line when that begins, one a minute, and one when it is over.
+"""A worker's log lines about an outage of its bus: one when it begins, one a minute, one when it ends.
 
-Several activities fail together, each again and again: reading the ledger, sending heartbeats. It is one trouble.
+Several activities fail repeatedly in one outage: reading the ledger, sending heartbeats.
 """
 
 from __future__ import annotations
@@ -9,30 +9,30 @@ import logging
 
 from outfitter.session.lease import Clock
 
-SAY_AGAIN_AFTER = 60.0
-"""Seconds between two lines about one trouble."""
+LOG_INTERVAL = 60.0
+"""Seconds between two lines about one outage."""
 
 log = logging.getLogger("outfitter")
 
 
 class WorkerOutageLog:
-    """The trouble that `who` has with its bus, begun when the first of its activities fails, over when all go on."""
+    """An outage of the bus as worker `who` sees it: from the first failed activity until all activities work."""
 
     def __init__(self, who: str, clock: Clock) -> None:
         self._who = who
         self._clock = clock
         self._failing: set[str] = set()
         self._begun = 0.0
-        self._said = 0.0
+        self._logged_at = 0.0
 
     def met(self, activity: str, problem: object) -> None:
-        """`activity` has failed (once more), for the reason `problem`."""
+        """`activity` has failed, perhaps again, because of `problem`."""
         now = self._clock()
         if not self._failing:
-            self._begun = self._said = now
+            self._begun = self._logged_at = now
             log.warning("%s: %s fails and is tried again: %s", self._who, activity, problem)
-        elif now - self._said >= SAY_AGAIN_AFTER:
-            self._said = now
+        elif now - self._logged_at >= LOG_INTERVAL:
+            self._logged_at = now
             log.warning("%s: %s still fails after %.0f s: %s", self._who, activity, now - self._begun, problem)
         self._failing.add(activity)
 

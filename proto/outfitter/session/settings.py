@@ -1,8 +1,8 @@
-"""What a context is to do, from its arguments and the environment, checked before anything connects.
+"""A context's settings, from its arguments and the environment, checked before anything connects.
 
 An argument wins over `OUTFITTER_BUS`, `OUTFITTER_CLUSTER`, `OUTFITTER_HOST`, `OUTFITTER_WORKER` and
-`OUTFITTER_OPERATOR`. `OUTFITTER_INCARNATION` is set by `outfitter run` for the program it starts: a context
-in there attaches to the allocation that `outfitter run` holds, unless its arguments name another worker.
+`OUTFITTER_OPERATOR`. `outfitter run` sets `OUTFITTER_INCARNATION` for the program that it starts. A context in that
+program attaches to the allocation of `outfitter run`, unless its arguments name another worker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Amounts = Mapping[str, int]
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """A context's settings. `attach`: the registration only says whose allocation to follow."""
+    """A context's settings. `attach`: publish nothing, follow the existing allocation that `registration` names."""
 
     bus: str
     cluster: str
@@ -48,11 +48,11 @@ def resolve(
     labels: Mapping[str, str] | None,
     owner: bool | Owner,
 ) -> Settings:
-    """Put arguments and environment together.
+    """Combine arguments and environment.
 
     Raises:
-        InvalidNameError: a host, worker, operator or cluster that may not be called so.
-        InvalidRequestError: anything else a manager would refuse unseen; the message names the field.
+        InvalidNameError: not a valid name of a host, worker, operator or cluster.
+        InvalidRequestError: every manager would refuse the request; the message names the field.
     """
     environment = os.environ
     attach, incarnation = False, environment.get("OUTFITTER_INCARNATION")

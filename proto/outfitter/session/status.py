@@ -1,6 +1,6 @@
-"""How to read an allocation record: the four words a reader needs, and the infos of each operator.
+"""What an allocation record means: its status in one of four words, and the infos of each operator.
 
-Plain functions over one record; nobody here waits or talks to a bus.
+Pure functions of one record.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class AllocationStatus(enum.Enum):
 
 
 def standing(record: Allocation) -> AllocationStatus:
-    """What a record means for its worker. A state of a later version is neither usable nor final: waiting.
+    """What a record means for its worker. A state of a later version counts as waiting: neither usable nor final.
 
-    A grant that a newer incarnation has superseded is only held until this worker is known to be dead, and no
-    heartbeat renews it any more: for its worker it is over.
+    A grant superseded by a newer incarnation is over for its worker. No heartbeat renews it, and the manager holds its
+    devices only until this worker is known to be dead.
     """
     match record.state:
         case AllocationState.ALLOCATED:
@@ -68,30 +68,29 @@ def refusal(record: Allocation) -> AllocationError | None:
 
 
 def resource_names(record: Allocation, operator: str | None) -> list[str]:
-    """The resources that `operator` may ask for, those without infos included, in the record's order."""
+    """The resources of `operator`, also those without infos, in the record's order."""
     share = record.operators.get(operator) if operator is not None else None
     if share is None:
         return list(dict.fromkeys((*record.resources, *record.unavailable, *record.request.amounts)))
-    asked = (record.request.operators or {}).get(operator or "", {})
-    return list(dict.fromkeys((*share.resources, *(share.shared or ()), *asked)))
+    requested = (record.request.operators or {}).get(operator or "", {})
+    return list(dict.fromkeys((*share.resources, *(share.shared or ()), *requested)))
 
 
 def infos(record: Allocation, name: str, operator: str | None) -> ExternalResourceInfos:
     """The infos of resource `name` for `operator`.
 
-    A named operator that the registration knows sees its own devices; when the registration knows any, all
-    others (`operator` None included) see what is left over. Devices of shared resources are not divided: whoever may
-    ask for such a resource sees all of it. When the registration knows no operators, everybody sees everything.
+    If the registration names operators, each of them sees its own devices, and all others (None too) see the rest.
+    Otherwise every operator sees all devices. Shared resources are not divided: each operator of one sees all of it.
 
     Raises:
-        UnknownResourceError: nothing of that name is there for the operator; the message lists what is.
-        NoDriverError, ResourceDisabledError, AllocationFailedError: granted without infos, and why.
+        UnknownResourceError: the operator has no such resource; the message lists those that it has.
+        NoDriverError, ResourceDisabledError, AllocationFailedError: granted without infos, with the reason.
     """
-    known = resource_names(record, operator)
-    if name not in known:
+    names = resource_names(record, operator)
+    if name not in names:
         whose = f"operator {operator!r}" if operator in record.operators else f"worker {record.worker!r}"
         raise UnknownResourceError(
-            f"{whose} has no external resource {name!r}; it has: {', '.join(known) or 'none'}", record=record
+            f"{whose} has no external resource {name!r}; it has: {', '.join(names) or 'none'}", record=record
         )
     missing = record.unavailable.get(name)
     if missing is not None:
@@ -104,22 +103,23 @@ def infos(record: Allocation, name: str, operator: str | None) -> ExternalResour
         return _infos(devices)
     if share is not None:
         if name not in share.resources:
-            return _infos(devices)  # asked for, yet not dealt out: a fake's resource without a share
-        mine = set(share.resources.get(name, ()))
-        return _infos(device for device in devices if device.get("id") in mine)
-    taken = {id_ for other in record.operators.values() for id_ in other.resources.get(name, ())}
-    return _infos(device for device in devices if device.get("id") not in taken)
+            return _infos(devices)  # requested, but not divided: a fake's resource without a share
+        own = set(share.resources.get(name, ()))
+        return _infos(device for device in devices if device.get("id") in own)
+    assigned = {id_ for other in record.operators.values() for id_ in other.resources.get(name, ())}
+    return _infos(device for device in devices if device.get("id") not in assigned)
 
 
 def environment(record: Allocation, operator: str | None) -> dict[str, str]:
-    """The environment variables of a named operator's share, else of the whole worker, without those that no record
-    may set (`left_out`)."""
-    return variables.divide(_said_environment(record, operator))[0]
+    """The environment variables of a named operator's share, else of the whole worker, without those in `left_out`."""
+    return variables.divide(_recorded_environment(record, operator))[0]
 
 
-def _said_environment(record: Allocation, operator: str | None) -> dict[str, str]:
-    """The variables that a record has for an operator. One of its own devices and of shared ones has the values of all
-    of them, joined with commas, each once."""
+def _recorded_environment(record: Allocation, operator: str | None) -> dict[str, str]:
+    """A record's variables for an operator.
+
+    If its own devices and shared ones set the same variable, its value joins theirs with commas, each once.
+    """
     share = record.operators.get(operator) if operator is not None else None
     if share is None:
         return record.env
@@ -127,18 +127,18 @@ def _said_environment(record: Allocation, operator: str | None) -> dict[str, str
     for name in share.shared or ():
         common = record.common.get(name) if record.common else None
         for variable, value in (common.env if common is not None else {}).items():
-            known = joined.get(variable)
-            joined[variable] = value if known is None else ",".join(dict.fromkeys(f"{known},{value}".split(",")))
+            own = joined.get(variable)
+            joined[variable] = value if own is None else ",".join(dict.fromkeys(f"{own},{value}".split(",")))
     return joined
 
 
 def left_out(record: Allocation) -> dict[str, str]:
-    """The variables of a record that are not applied, the worker's and all operators', each with the reason why."""
+    """The variables, of the worker and all operators, that no record may set, each with the reason."""
     shares = (*record.operators.values(), *(record.common or {}).values())
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for env in (record.env, *(share.env for share in shares)):
-        found |= variables.divide(env)[1]
-    return found
+        reasons |= variables.divide(env)[1]
+    return reasons
 
 
 def _infos(devices: Iterable[dict[str, str]]) -> ExternalResourceInfos:

@@ -1,6 +1,6 @@
-"""Where the background thread leaves what it knows and user code, in any thread or event loop, finds it.
+"""The newest state of one allocation: the background thread writes it, user code reads it in any thread or event loop.
 
-A level, not a queue: a reader sees the newest state and may miss ones in between, never the last.
+It is a level, not a queue: a reader may miss intermediate states, but never the last one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from outfitter_proto.records import FINAL_STATES, Allocation
 
 
 class Snapshot(NamedTuple):
-    """What is on the board. `version` grows with each change.
+    """One state of a watch. `version` grows with each change.
 
-    `error` says why there will be no more news; `closed` is True once there will be none, for good or ill.
+    `closed`: no more changes will come. `error`: why, if it was an error.
     """
 
     version: int
@@ -31,19 +31,19 @@ class Snapshot(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """True once the manager has said that the allocation is over."""
+        """True once the manager has ended the allocation."""
         if isinstance(self.error, AllocationEndedError):
             return True
         return self.record is not None and self.record.state in FINAL_STATES
 
     @property
     def over(self) -> bool:
-        """True once there is nothing to wait for: it has ended, or it cannot be followed any more."""
+        """True once no more records will come: the allocation has ended, or the session has failed."""
         return self.error is not None or self.ended
 
 
 class AllocationWatch:
-    """The newest record of one allocation, the lease, and those who wait for a change of either."""
+    """The newest record of one allocation, its lease, and the readers that wait for a change of either."""
 
     def __init__(self, lease: Lease | None = None) -> None:
         self.lease = lease or Lease()
@@ -55,15 +55,15 @@ class AllocationWatch:
         return self._snapshot
 
     def post(self, record: Allocation) -> None:
-        """A new record of the allocation."""
+        """Set the newest record and wake all readers."""
         self._put(record=record)
 
     def touch(self) -> None:
-        """Wake everybody to look again (at the lease)."""
+        """Wake all readers, because the lease has changed."""
         self._put()
 
     def close(self, error: Exception | None = None) -> None:
-        """No more news; the first error stays."""
+        """Mark the watch as closed. The first error stays."""
         self._put(error=error, closed=True)
 
     def _put(self, *, record: Allocation | None = None, error: Exception | None = None, closed: bool = False) -> None:
@@ -72,19 +72,19 @@ class AllocationWatch:
             self._snapshot = Snapshot(old.version + 1, record or old.record, old.error or error, closed or old.closed)
             self._changed.notify_all()
             for poke in self._pokes:
-                # A loop that was closed without cancelling its waiters has nobody left to wake.
+                # An event loop that was closed without cancelling its waiters cannot be woken.
                 with contextlib.suppress(RuntimeError):
                     poke()
 
     def wait(self, seen: int, timeout: float | None = None) -> Snapshot:
-        """Block until the version is not `seen`, or for `timeout` seconds; return what is there then."""
+        """Block until the version differs from `seen`, or for `timeout` seconds; return the newest state."""
         with self._changed:
             self._changed.wait_for(lambda: self._snapshot.version != seen, timeout)
             return self._snapshot
 
     async def changed(self, seen: int) -> Snapshot:
-        """Wait, on any asyncio event loop, until the version is not `seen`; return what is there then."""
-        import asyncio  # by now it is there anyway; importing outfitter alone does not need it
+        """Wait, on any asyncio event loop, until the version differs from `seen`; return the newest state."""
+        import asyncio  # not at the top, to keep `import outfitter` cheap
 
         loop, event = asyncio.get_running_loop(), asyncio.Event()
 
@@ -104,7 +104,7 @@ class AllocationWatch:
 
 
 def lease_lost(allocation_watch: AllocationWatch) -> LeaseLostError:
-    """What to say when the lease is at risk."""
+    """The error for a lease at risk."""
     left, record = allocation_watch.lease.remaining or 0.0, allocation_watch.read().record
     when = f"ends in {left:.1f} s" if left > 0 else f"ended {-left:.1f} s ago"
     return LeaseLostError(

@@ -1,7 +1,7 @@
-"""One incarnation's conversation with its manager: register, follow the record, keep the lease, deregister.
+"""One incarnation's session: register, follow the record, keep the lease, deregister.
 
-The asynchronous engine under `RuntimeContext` and the command line. It runs on the event loop of whoever
-enters it and leaves everything it learns on a `AllocationWatch`; it knows neither threads nor operators.
+`RuntimeContext` and the command line use it. It runs on its caller's event loop, writes to an `AllocationWatch` and
+knows neither threads nor operators.
 
     async with connect(url) as bus, WorkerSession(bus, registration) as session:
         record = await session.wait()
@@ -52,20 +52,20 @@ from outfitter_proto.records import (
 )
 
 MANAGER_PATIENCE = 4.0
-"""Seconds from the acknowledged registration until nobody answering means that there is no manager."""
+"""Seconds without an answer to the acknowledged registration after which there is no manager."""
 
 SURVEY_WITHIN = 1.5
-"""The last seconds of that patience, in which the other hosts' managers are looked up."""
+"""The last seconds of `MANAGER_PATIENCE`, in which the session looks up the managers of other hosts."""
 
 DEREGISTER_WITHIN = 3.0
-"""Seconds that leaving may take; what cannot be said by then, the lease or the owner's death will say."""
+"""Seconds that deregistering may take. If it fails, the lease or the owner's death ends the allocation."""
 
 VERDICT_GRACE = 10.0
-"""Seconds after `wait_s` in which the manager's own verdict is awaited before giving up without one."""
+"""Seconds after `wait_s` for which the session still waits for the manager's own verdict."""
 
-LOOK_S = 30.0
-"""How often a session that says nothing looks whether its host has another partition now. Before it says something it
-looks each time: what is said in the wrong partition is heard by nobody."""
+PARTITION_CHECK_S = 30.0
+"""Seconds between two checks of a silent session whether its host's partition has changed. The session also checks
+before each message, because no manager reads a message in the wrong partition."""
 
 _FETCH_TIMEOUT = 5.0
 _TOPIC_POLL = 0.2
@@ -76,15 +76,15 @@ log = logging.getLogger("outfitter")
 
 
 class WorkerSession:
-    """A registration and what follows from it. Enter it to start, leave it to deregister; once only.
+    """One registration from start to end. Enter it to register, leave it to deregister; once only.
 
     Args:
-        bus: started, and left open.
-        registration: what is asked for; its host, worker and incarnation say who asks.
-        attach: follow the allocation that somebody else registered and keeps alive; nothing is ever published.
-        manager_patience: seconds after which a missing answer raises `NoManagerError` in `wait`; None: never.
+        bus: started; the session does not close it.
+        registration: the request; its host, worker and incarnation identify the session.
+        attach: follow an allocation that another process registered and keeps alive. Publish nothing.
+        manager_patience: seconds without an answer after which `wait` raises `NoManagerError`; None: never.
         heartbeats: keep the lease alive.
-        on_lease_at_risk: called once each time the lease of this worker's devices gets at risk, instead of the log;
+        on_lease_at_risk: called once each time the lease of granted devices gets at risk, instead of a log line. It
             must not block.
     """
 
@@ -103,7 +103,7 @@ class WorkerSession:
         self.allocation_watch = allocation_watch or AllocationWatch()
         self.registration = registration
         self.leaving_reason: str | None = None
-        """What `deregister` will say (default: `finished`); set it before leaving."""
+        """The reason that `deregister` gives (default: `finished`); set it before leaving."""
         self._bus = bus
         self._cluster = cluster
         self._topics = names.topics(cluster)
@@ -113,21 +113,21 @@ class WorkerSession:
         self._on_lease_at_risk = on_lease_at_risk
         self._key = names.allocation_key(registration.host, registration.worker, registration.incarnation).encode()
         self._host_key = names.host_key(registration.host).encode()
-        self._greeted: set[str] = set()
-        self._owed = False
+        self._known_managers: set[str] = set()
+        self._must_register = False
         self._catch_up_to: int | None = None
         self._registering = False
         self._reached = 0
         self._fetching_since = self._fetched_before = 0.0
         self._watcher: ManagerIdentity | Checkpoint | None = None
-        self._left_out: set[str] = set()
-        self._forgotten = False
-        self._trouble = WorkerOutageLog(self._key.decode(), self.allocation_watch.lease.clock)
+        self._logged_left_out: set[str] = set()
+        self._registered_anew = False
+        self._outage_log = WorkerOutageLog(self._key.decode(), self.allocation_watch.lease.clock)
         self._partitions = 0
         self._partition = 0
         self._checkpoint_keys: frozenset[bytes] = frozenset()
         self._read_partition = 0
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         self._reader: Reader | None = None
         self._registered = False
         self._running: AbstractAsyncContextManager[None] | None = None
@@ -137,7 +137,7 @@ class WorkerSession:
         """The newest record of this incarnation, None before the first."""
         return self.allocation_watch.read().record
 
-    # --- the whole, as a context manager --------------------------------------------------------------
+    # --- the context manager --------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         self._running = self._run()
@@ -175,25 +175,25 @@ class WorkerSession:
         if failure is not None:
             raise failure
 
-    # --- the parts, for whoever needs them one by one ---------------------------------------------------
+    # --- its steps, for single use ----------------------------------------------------------------------
 
     async def open(self) -> None:
         """Register, or find the allocation to attach to.
 
         Raises:
-            BusError: see the bus port; the registration may be out nevertheless, so `deregister` after it.
-            AllocationEndedError: nothing to attach to.
+            BusError: see the bus port. Call `deregister` afterwards: the registration may be published nevertheless.
+            AllocationEndedError: there is no allocation to attach to.
         """
         topic = self._topics.allocations
         self._partitions = await self._partition_count()
-        self._find_place()
+        self._compute_partition()
         self._read_partition = self._partition
-        self._looked_at = anyio.current_time()
+        self._checked_at = anyio.current_time()
         if self._attach:
             self._reader = await self._bus.open_reader(topic, self._partition, start=None, committed=True)
             await self._catch_up(await self._bus.stable_end(topic, self._partition))
             return
-        # The answer cannot stand before where the ledger ends now: nothing else has to be read.
+        # The answer comes after the ledger's current end, so the session reads from there.
         _, end = await self._bus.offsets(topic, self._partition)
         self._reader = await self._bus.open_reader(topic, self._partition, start=end, committed=True)
         self._registered = True
@@ -201,15 +201,15 @@ class WorkerSession:
         await self._publish(self.registration)
 
     async def wait(self) -> Allocation:
-        """Wait until the devices are this worker's, and return the record.
+        """Wait for the grant and return the record.
 
-        A grant that may be over already is not believed before the manager has confirmed it: one that was read late,
-        by a worker that was frozen or cut off since it was heard last.
+        A worker that was frozen or cut off may read a grant late. If the lease is at risk by then, the session waits
+        until the manager has confirmed the grant.
 
         Raises:
-            NoManagerError: nobody answered in time.
-            AllocationFailedError, AllocationEndedError: the final answer; see the kinds of the former.
-            WaitedTooLongError: the manager did not say so itself in time.
+            NoManagerError: no manager answered in time.
+            AllocationFailedError, AllocationEndedError: the final answer; the former has subclasses.
+            WaitedTooLongError: the manager gave no verdict in time.
         """
         if self._patience is not None:
             await self._await_manager(self._patience)
@@ -219,21 +219,21 @@ class WorkerSession:
         raise WaitedTooLongError(f"no verdict on {self._key.decode()} within {limit:g} s", record=self.record)
 
     async def follow(self) -> None:
-        """Put each new record of this incarnation on the board, until it is final."""
-        attempt, heard = 0, False
+        """Post each new record of this incarnation to the watch, until one is final."""
+        attempt, has_fetched = 0, False
         while not self._over:
             try:
                 await self._fetch()
-                if self._owed and self._registered and not self._answered:
+                if self._must_register and self._registered and not self._answered:
                     await self._publish(self.registration)
-                self._owed = False
-                attempt, heard = 0, True
-                self._trouble.passed(_FOLLOWING)
+                self._must_register = False
+                attempt, has_fetched = 0, True
+                self._outage_log.passed(_FOLLOWING)
             except (BusUnavailableError, BusAccessError) as error:
-                if isinstance(error, BusAccessError) and not heard:  # never was allowed to: nothing will come
+                if isinstance(error, BusAccessError) and not has_fetched:  # no right to read from the start
                     self.allocation_watch.close(error)
                     return
-                self._trouble.met(_FOLLOWING, error)
+                self._outage_log.met(_FOLLOWING, error)
                 await anyio.sleep(RETRY_DELAYS[min(attempt, len(RETRY_DELAYS) - 1)])
                 attempt += 1
             except BusError as error:
@@ -241,18 +241,20 @@ class WorkerSession:
                 return
 
     async def keep_lease(self) -> None:
-        """Send heartbeats until the record is final, and say so when they do not get through."""
+        """Send heartbeats until the record is final, and report it when they do not get through."""
         beat = functools.partial(self._publish, Heartbeat(**self._identity))
-        await LeaseKeeper(self.allocation_watch, beat, self._ask, self._on_lease_at_risk, self._trouble).run()
+        await LeaseKeeper(
+            self.allocation_watch, beat, self._register_again, self._on_lease_at_risk, self._outage_log
+        ).run()
 
     async def deregister(self, reason: str | None = None) -> bool:
-        """Give everything back; never raises for a bus that is away, and takes at most `DEREGISTER_WITHIN`.
+        """Deregister, within `DEREGISTER_WITHIN`. An unreachable bus raises nothing.
 
-        Returns whether the manager will hear of it; without, the lease or the owner's death ends the allocation.
+        Returns whether the manager will see it. Otherwise the lease or the owner's death ends the allocation.
         """
         snapshot = self.allocation_watch.read()
         self.allocation_watch.close()
-        if not self._registered or (snapshot.ended and not self._forgotten):
+        if not self._registered or (snapshot.ended and not self._registered_anew):
             return True
         self._registered = False
         try:
@@ -267,7 +269,7 @@ class WorkerSession:
         return True
 
     async def aclose(self) -> None:
-        """Let go of the reader. Repeatable."""
+        """Close the reader. Repeatable."""
         reader, self._reader = self._reader, None
         if reader is not None:
             await reader.aclose()
@@ -276,8 +278,8 @@ class WorkerSession:
 
     @property
     def _identity(self) -> dict[str, str]:
-        asked = self.registration
-        return {"host": asked.host, "worker": asked.worker, "incarnation": asked.incarnation}
+        registration = self.registration
+        return {"host": registration.host, "worker": registration.worker, "incarnation": registration.incarnation}
 
     @property
     def _over(self) -> bool:
@@ -289,7 +291,7 @@ class WorkerSession:
         return snapshot.record is not None or snapshot.error is not None
 
     async def _partition_count(self) -> int:
-        """How many partitions there are. No topic yet means no manager yet: that, too, is waited for."""
+        """The number of partitions. A missing topic means that there is no manager yet, so wait for it too."""
         patience = 0.0 if self._attach else self._patience
         deadline = math.inf if patience is None else anyio.current_time() + patience
         while True:
@@ -306,7 +308,7 @@ class WorkerSession:
 
     async def _publish(self, message: Registration) -> None:
         entry = Entry(self.registration.host.encode(), codec.encode(message))
-        await self._look_at_partitions()
+        await self._check_partition()
         if not isinstance(message, Register):
             await self._bus.publish(self._topics.registrations, self._partition, entry)
             return
@@ -316,42 +318,42 @@ class WorkerSession:
         finally:
             self._registering = False
         self.allocation_watch.lease.claim(sent_at, offset)
-        self._hear(self._reached)  # the answer may have overtaken the acknowledgement
+        self._note_reached(self._reached)  # the answer may have overtaken the acknowledgement
 
-    async def _ask(self) -> None:
-        """Register again, for the lease is over: the manager publishes the record once more if the allocation stands.
+    async def _register_again(self) -> None:
+        """Register again after the lease has ended. If the allocation stands, the manager publishes its record again.
 
-        Not before all is read that was committed when this was called first. What has ended must not be registered
-        anew, and the manager forgets it some time after its end. May be cancelled, and called again.
+        Before that, read all that was committed at the first call. An ended allocation must not be registered again,
+        and the manager deletes its record some time after the end. May be cancelled and called again.
         """
         end = self._catch_up_to
         if end is None:
             end = self._catch_up_to = await self._bus.stable_end(self._topics.allocations, self._partition)
-        while self._is_behind(end) and not self._over:  # noqa: ASYNC110  (told by nobody)
+        while self._is_behind(end) and not self._over:  # noqa: ASYNC110  (no event to wait for)
             await anyio.sleep(_CAUGHT_UP_POLL)
         if not self._over and not self.allocation_watch.lease.claimed_lately:
             await self._publish(self.registration)
 
-    async def _look_at_partitions(self) -> None:
-        """Find the host's partition anew: there may be more of them by now (`outfitter topics grow`)."""
+    async def _check_partition(self) -> None:
+        """Compute the host's partition again: their number may have grown (`outfitter topics grow`)."""
         topic = self._topics.allocations
         shape = (await self._bus.shapes([topic])).get(topic)
-        self._looked_at = anyio.current_time()
+        self._checked_at = anyio.current_time()
         if shape is not None and shape.partitions != self._partitions:
             log.info("%s: there are %d partitions now", self._key.decode(), shape.partitions)
             self._partitions = shape.partitions
-            self._find_place()
-            # what was said in another partition is not answered by what is read in this one
+            self._compute_partition()
+            # records in this partition do not answer messages in the former one
             self.allocation_watch.lease.withdraw_claims()
             self._catch_up_to = None
 
-    def _find_place(self) -> None:
+    def _compute_partition(self) -> None:
         self._partition = partition_of(self.registration.host, self._partitions)
         writers = names.host_writer(self.registration.host), names.partition_writer(self._partition)
         self._checkpoint_keys = frozenset(names.checkpoint_key(writer).encode() for writer in writers)
 
-    async def _follow_to_partition(self) -> None:
-        """Read on where the host's records are now, from the beginning."""
+    async def _move_reader(self) -> None:
+        """Read the host's new partition from the beginning."""
         reader = await self._bus.open_reader(self._topics.allocations, self._partition, start=None, committed=True)
         former, self._reader, self._read_partition = self._reader, reader, self._partition
         if former is not None:
@@ -373,68 +375,68 @@ class WorkerSession:
     async def _fetch(self) -> None:
         if self._reader is None:
             raise RuntimeError("the session is not open")
-        if anyio.current_time() - self._looked_at > LOOK_S:
-            await self._look_at_partitions()
+        if anyio.current_time() - self._checked_at > PARTITION_CHECK_S:
+            await self._check_partition()
         if self._read_partition != self._partition:
-            await self._follow_to_partition()
+            await self._move_reader()
         self._fetched_before, self._fetching_since = self._fetching_since, self.allocation_watch.lease.clock()
         try:
             messages = await self._reader.fetch(timeout=_FETCH_TIMEOUT)
         except OffsetOutOfRangeError as error:
-            # Compaction has passed us by; the first record there is for our key is newer than what we have.
+            # Compaction has deleted records that we had not read. The first record of our key is newer than ours.
             await self._reader.seek(error.start)
             self._catch_up_to = None
             return
         for message in messages:
             if message.key == self._key:
                 if message.value is None:
-                    await self._look_at_partitions()
+                    await self._check_partition()
                     if self._read_partition != self._partition:
-                        return  # it is not deleted, but elsewhere
-                self._take(message.value)
+                        return  # not deleted, but moved
+                self._apply_own(message.value)
             elif message.key == self._host_key:
-                self._take_host(_decoded(message))
-            elif message.key in self._checkpoint_keys and self._listens:
-                self._take_checkpoint(_decoded(message))
+                self._apply_host(_decoded(message))
+            elif message.key in self._checkpoint_keys and self._needs_checkpoint:
+                self._apply_checkpoint(_decoded(message))
 
-    def _take_host(self, record: LedgerRecord | None) -> None:
-        """A manager that names itself before anybody has answered is told again: what was said when the host had no
-        manager yet may have gone to the dead letters. Later on it may be one that sees other processes."""
+    def _apply_host(self, record: LedgerRecord | None) -> None:
+        """Before the first answer, register again with each new manager: messages from before it may have become dead
+        letters. After it, check whether the manager watches this process."""
         if not isinstance(record, Host):
             return
         manager = record.manager
         if self._answered:
             self._watcher = manager
-            self._look_who_watches()
+            self._update_watched()
         elif manager.stopped_at is None:
-            self._owed = self._owed or manager.instance not in self._greeted
-            self._greeted.add(manager.instance)
+            self._must_register = self._must_register or manager.instance not in self._known_managers
+            self._known_managers.add(manager.instance)
 
     @property
-    def _listens(self) -> bool:
-        """Whether a checkpoint has something to tell. There is one in each commit, so most are passed over."""
+    def _needs_checkpoint(self) -> bool:
+        """Whether the session needs checkpoints now. There is one in each commit, so it skips most of them."""
         waits = self._registering or self.allocation_watch.lease.claimed or self._watcher is None
         return self._heartbeats and self.record is not None and waits
 
-    def _take_checkpoint(self, record: LedgerRecord | None) -> None:
-        """The end of a commit: who watches this process, and how far the manager had read when the record stood."""
+    def _apply_checkpoint(self, record: LedgerRecord | None) -> None:
+        """Read from a commit's checkpoint who watches this process and how far the manager had read."""
         if not isinstance(record, Checkpoint):
             return
         if self._watcher is None:
             self._watcher = record
-            self._look_who_watches()
+            self._update_watched()
         if record.input.partition == self._partition:
             self._reached = max(record.input.to, (record.input.ahead or {}).get(self.registration.host, 0))
-            self._hear(self._reached)
+            self._note_reached(self._reached)
 
-    def _hear(self, reached: int) -> None:
-        """The manager has read all before `reached`, and the record on the board stood."""
+    def _note_reached(self, reached: int) -> None:
+        """The manager had read all before offset `reached`, and the record in the watch stood."""
         if self.allocation_watch.lease.answer(reached):
             self._catch_up_to = None
             self.allocation_watch.touch()
 
-    def _look_who_watches(self) -> None:
-        """Whether the manager watches this process, as far as is known by now."""
+    def _update_watched(self) -> None:
+        """Update whether the manager watches this process."""
         owner, record, lease = self.registration.owner, self.record, self.allocation_watch.lease
         if not self._heartbeats or owner is None or self._watcher is None:
             return
@@ -443,7 +445,7 @@ class WorkerSession:
             lease.watched = watched
             self.allocation_watch.touch()
 
-    def _take(self, value: bytes | None) -> None:
+    def _apply_own(self, value: bytes | None) -> None:
         if value is None:
             self.allocation_watch.close(
                 AllocationEndedError(f"allocation {self._key.decode()} has ended", record=self.record)
@@ -456,53 +458,52 @@ class WorkerSession:
             return
         if isinstance(record, Allocation):
             if self.record is not None and record.source != self.record.source:
-                # the first life has ended so long ago that the manager has forgotten it
-                self._forgotten = True
+                # the first allocation ended so long ago that the manager has deleted its record
+                self._registered_anew = True
                 why = f"allocation {record.key} had ended, and was registered anew"
                 self.allocation_watch.close(AllocationEndedError(why, record=self.record))
                 return
-            if self._heartbeats:  # else it is somebody else's to keep, and silence of ours says nothing
-                self._take_lease(record.request.lease_s)
+            if self._heartbeats:  # else another process keeps the lease
+                self._set_lease(record.request.lease_s)
             if record.warnings and self.record is None:
                 log.warning("%s: %s", record.key, "; ".join(record.warnings))
             if record.state == AllocationState.PENDING:
                 log.info("%s waits: %s", record.key, record.reason)
-            self._say_left_out(record)
+            self._log_left_out(record)
             self.allocation_watch.post(record)
-            self._look_who_watches()
+            self._update_watched()
 
-    def _say_left_out(self, record: Allocation) -> None:
+    def _log_left_out(self, record: Allocation) -> None:
         left_out = status.left_out(record)
-        for name in left_out.keys() - self._left_out:
+        for name in left_out.keys() - self._logged_left_out:
             log.warning("%s: variable %r of its record is not set: %s", record.key, name, left_out[name])
-        self._left_out |= left_out.keys()
+        self._logged_left_out |= left_out.keys()
 
-    def _take_lease(self, seconds: float | None) -> None:
-        """How long the lease is. The manager may give one later on to a worker that asked for none: where it cannot
-        watch the owner any more."""
+    def _set_lease(self, seconds: float | None) -> None:
+        """Set the lease's length. A worker without a lease may get one later, if the manager cannot watch its owner."""
         lease = self.allocation_watch.lease
         if seconds is not None and lease.seconds is None and self.record is not None:
-            lease.begin(self._fetched_before)  # it was not there then, whatever the reader has fetched ahead
+            lease.begin(self._fetched_before)  # the lease did not exist yet then, even if the reader prefetches
         lease.grant(seconds)
 
     async def _await_manager(self, patience: float) -> None:
-        """Wait for the first record of any state; look around when it stays out."""
-        survey = ManagerLookup(self._bus, self._cluster, self.registration.host)
+        """Wait for the first record of any state; look up other managers if none comes."""
+        lookup = ManagerLookup(self._bus, self._cluster, self.registration.host)
         async with anyio.create_task_group() as group:
             with anyio.move_on_after(patience):
                 with anyio.move_on_after(max(0.0, patience - SURVEY_WITHIN)):
-                    await self._first_news()
+                    await self._first_answer()
                 if not self._answered:
-                    group.start_soon(survey.run, self._partitions)
-                    await self._first_news()
+                    group.start_soon(lookup.run, self._partitions)
+                    await self._first_answer()
             group.cancel_scope.cancel()
         if not self._answered:
             self.leaving_reason = "no manager"
-            error = NoManagerError(f"no manager answers for host {self.registration.host!r}: {survey.describe()}")
+            error = NoManagerError(f"no manager answers for host {self.registration.host!r}: {lookup.describe()}")
             error.add_note("RuntimeContext(wait_for_manager=True) waits for one")
             raise error
 
-    async def _first_news(self) -> None:
+    async def _first_answer(self) -> None:
         while not self._answered:
             await self.allocation_watch.changed(self.allocation_watch.read().version)
 
@@ -521,7 +522,7 @@ class WorkerSession:
 
 
 def _decoded(message: Message) -> LedgerRecord | None:
-    """The record of a message that is not this worker's own; None where it was deleted or cannot be read."""
+    """The record of another key's message; None if it was deleted or cannot be read."""
     try:
         return codec.decode_ledger(message.value, key=message.key) if message.value is not None else None
     except codec.WireError:

@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 
 from outfitter.errors import AllocationEndedError, LeaseLostError, NoManagerError, WaitedTooLongError
-from outfitter.session.heartbeats import LOOK_AGAIN
+from outfitter.session.heartbeats import LONGEST_SLEEP
 from outfitter.session.status import AllocationStatus, environment, standing
 from outfitter.session.watch import AllocationWatch, lease_lost
 from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
@@ -179,7 +179,7 @@ class RunSession:
                 await self._child.end(within=self._kill_after)
                 return
             # by the lease's clock: a timer of the event loop stands still while the machine is suspended
-            with anyio.move_on_after(min(left, LOOK_AGAIN) if left < math.inf else None):
+            with anyio.move_on_after(min(left, LONGEST_SLEEP) if left < math.inf else None):
                 await allocation_watch.changed(snapshot.version)
 
     def _warn_at_risk(self, allocation_watch: AllocationWatch, error: LeaseLostError) -> None:
