@@ -22,7 +22,7 @@ POINTS = ("start:before", "start:after", "create_topics:before", "topic:before",
 async def test_a_bus_that_is_away_at_any_moment_of_the_start_is_waited_for(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "CONNECT_DELAYS_S", (0.0,))
+    monkeypatch.setattr(service, "CONNECT_BACKOFF_S", (0.0, 0.0))
     path = tmp_path / "outfitter.toml"
     path.write_text(f'host = "t-{secrets.token_hex(5)}"\nbus = "{url}"\n{static(1)}')
     settings = configuration.load(path, environment={})

@@ -16,12 +16,13 @@ from outfitter.session.outage_log import WorkerOutageLog
 from outfitter.session.status import AllocationStatus, standing
 from outfitter.session.watch import AllocationWatch, lease_lost
 from outfitter_proto.bus.port import BusError
+from outfitter_proto.support.backoff import Backoff
 
 PUBLISH_WITHIN = 5.0
 """Time limit of one heartbeat in seconds; a third of the lease if that is shorter."""
 
-RETRY_DELAYS = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Back-off in seconds while the bus is away; the last value repeats."""
+RETRY_BACKOFF_S = (0.1, 2.0)
+"""The first and the longest delay between tries while the bus is away."""
 
 LONGEST_SLEEP = 1.0
 """Longest sleep in seconds: an event loop's timers stand still while the machine is suspended."""
@@ -70,17 +71,16 @@ class LeaseKeeper:
             group.start_soon(self._watch)
 
     async def _beat(self) -> None:
-        attempt = 0
+        backoff = Backoff(*RETRY_BACKOFF_S)
         while not self._allocation_watch.read().over:
             interval = self._lease.interval
             if interval is None:
                 await self._allocation_watch.changed(self._allocation_watch.read().version)
             elif await self._beat_once(interval):
-                attempt = 0
+                backoff.reset()
                 await sleep(interval, self._lease.clock)
             else:
-                await anyio.sleep(min(RETRY_DELAYS[min(attempt, len(RETRY_DELAYS) - 1)], interval / 3))
-                attempt += 1
+                await anyio.sleep(min(backoff.next_delay(), interval / 3))
 
     async def _beat_once(self, interval: float) -> bool:
         within = min(PUBLISH_WITHIN, interval)

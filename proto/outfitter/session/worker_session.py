@@ -21,7 +21,7 @@ import anyio
 
 from outfitter.errors import AllocationEndedError, LeaseLostError, NoManagerError, WaitedTooLongError
 from outfitter.session import status
-from outfitter.session.heartbeats import RETRY_DELAYS, LeaseKeeper
+from outfitter.session.heartbeats import RETRY_BACKOFF_S, LeaseKeeper
 from outfitter.session.manager_lookup import ManagerLookup
 from outfitter.session.outage_log import WorkerOutageLog
 from outfitter.session.watch import AllocationWatch
@@ -50,6 +50,7 @@ from outfitter_proto.records import (
     Register,
     Registration,
 )
+from outfitter_proto.support.backoff import Backoff
 
 MANAGER_PATIENCE = 4.0
 """Seconds without an answer to the acknowledged registration after which there is no manager."""
@@ -220,22 +221,22 @@ class WorkerSession:
 
     async def follow(self) -> None:
         """Post each new record of this incarnation to the watch, until one is final."""
-        attempt, has_fetched = 0, False
+        backoff, has_fetched = Backoff(*RETRY_BACKOFF_S), False
         while not self._over:
             try:
                 await self._fetch()
                 if self._must_register and self._registered and not self._answered:
                     await self._publish(self.registration)
                 self._must_register = False
-                attempt, has_fetched = 0, True
+                backoff.reset()
+                has_fetched = True
                 self._outage_log.passed(_FOLLOWING)
             except (BusUnavailableError, BusAccessError) as error:
                 if isinstance(error, BusAccessError) and not has_fetched:  # no right to read from the start
                     self.allocation_watch.close(error)
                     return
                 self._outage_log.met(_FOLLOWING, error)
-                await anyio.sleep(RETRY_DELAYS[min(attempt, len(RETRY_DELAYS) - 1)])
-                attempt += 1
+                await anyio.sleep(backoff.next_delay())
             except BusError as error:
                 self.allocation_watch.close(error)
                 return

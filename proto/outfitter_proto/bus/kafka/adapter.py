@@ -45,6 +45,7 @@ from outfitter_proto.bus.port import (
     UnknownTopicError,
     Writer,
 )
+from outfitter_proto.support.backoff import Backoff
 
 WATCHDOG = REQUEST_TIMEOUT + 1.0
 """Seconds for one step of a commit."""
@@ -58,7 +59,7 @@ DECIDED_WITHIN = 60.0
 10 s, and one of Kafka 3.9 may be busy with itself for 30 s after a fault."""
 
 _TOPIC = 2  # the type of resource in requests about configurations
-_STABLE_POLL = 0.005, 0.1
+_STABLE_POLL_S = 0.005, 0.1
 
 
 class KafkaBus(Bus):
@@ -299,13 +300,12 @@ class KafkaBus(Bus):
         has open is told by its producer id."""
         await self._cluster.survey(topic)
         end = await self._cluster.offset(topic, partition, LATEST)
-        pause, slowest = _STABLE_POLL
+        backoff = Backoff(*_STABLE_POLL_S)
         with anyio.move_on_after(DECIDED_WITHIN):
             while (stable := await self._cluster.offset(topic, partition, LATEST, committed=True)) < end:
                 if taking is not None and await open_transactions.belongs_to(self._cluster, taking, topic, partition):
                     return stable
-                await anyio.sleep(pause)
-                pause = min(2 * pause, slowest)
+                await anyio.sleep(backoff.next_delay())
             return end
         why = await open_transactions.sentence(self._cluster, topic, partition)
         raise BusUnavailableError(

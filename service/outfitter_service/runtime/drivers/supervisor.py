@@ -17,6 +17,7 @@ from msgspec import Struct, structs
 
 from outfitter_drivers import api
 from outfitter_proto.records import Allocation
+from outfitter_proto.support.backoff import Backoff
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.drivers.translation import SHORTEST_DELAY_S, DriverCallError, foreign_code, known_devices
@@ -55,7 +56,7 @@ class Supervisor:
         self.host = host
         self._emit = emit
         self._metrics = metrics
-        self._retry_delay_s = FIRST_DELAY_S
+        self._backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
         self._retry_at: float | None = None
         self._failed_at_least = 0
         self._waits = loaded.spec.on_failure == m.OnFailure.WAIT
@@ -117,7 +118,7 @@ class Supervisor:
 
     async def keep_inventory(self, driver: api.Inventory) -> None:
         """Report every inventory the driver yields, and every failure, for ever."""
-        delay = FIRST_DELAY_S
+        backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
         told: m.DriverReport | None = None
 
         def tell(report: m.DriverReport) -> None:
@@ -132,15 +133,14 @@ class Supervisor:
                     async for devices in inventories:
                         begun = anyio.current_time()
                         tell(await self._report(devices))
-                        delay = FIRST_DELAY_S
+                        backoff.reset()
                         await anyio.sleep_until(begun + SHORTEST_DELAY_S)
             except DriverCallError as error:
                 failure = error.failure
                 if told is None or told.failure != failure:
                     self._log.warning("driver failed", error=failure.reason, permanent=failure.permanent)
                 tell(m.DriverReport(host=self.host, resource=self.name, failure=failure))
-                await anyio.sleep(delay if error.delay_s is None else error.delay_s)
-                delay = min(delay * 2, LONGEST_DELAY_S)
+                await anyio.sleep(_delay(backoff, error))
 
     async def _inventories(self, driver: api.Inventory) -> AsyncGenerator[Sequence[api.Device], None]:
         """Each set of devices that the driver yields.
@@ -175,7 +175,7 @@ class Supervisor:
         most = command.least if self._knows_holders else command.amount
         amounts = [*[*range(most, command.least, -1)][:ASKED_AGAIN], command.least]
         failure: m.DriverFailure
-        delay = self._retry_delay_s
+        delay = self._backoff.delay
         for amount in amounts:
             try:
                 devices = await self._retrieve(amount, record)
@@ -190,7 +190,7 @@ class Supervisor:
                 break
             else:
                 if command.least >= self._failed_at_least:
-                    self._retry_delay_s = FIRST_DELAY_S
+                    self._backoff.reset()
                     self._failed_at_least = 0
                 self._emit(m.DriverReport(host=self.host, resource=self.name, devices=devices, asked=command.amount))
                 return
@@ -207,7 +207,7 @@ class Supervisor:
         if self._retry_at is not None and self._retry_at <= due:
             return
         self._retry_at = due
-        self._retry_delay_s = min(self._retry_delay_s * 2, LONGEST_DELAY_S)
+        self._backoff.next_delay()
         await anyio.sleep(delay)
         if self._retry_at == due:
             self._retry_at = None
@@ -256,7 +256,7 @@ class Supervisor:
         return True
 
     async def _until_done(self, call: str, grant: api.Grant, act: Callable[[api.Grant], Awaitable[None]]) -> None:
-        delay = FIRST_DELAY_S
+        backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
         told, told_at = "", -DELAY_TOLD_EVERY_S
         while True:
             try:
@@ -268,7 +268,12 @@ class Supervisor:
                 if words != told and time.monotonic() - told_at >= DELAY_TOLD_EVERY_S:
                     told, told_at = words, time.monotonic()
                     self._emit(m.ReleaseDelayed(allocation=grant.allocation, token=grant.token, words=words))
-                await anyio.sleep(delay if error.delay_s is None else error.delay_s)
-                delay = min(delay * 2, LONGEST_DELAY_S)
+                await anyio.sleep(_delay(backoff, error))
             else:
                 return
+
+
+def _delay(backoff: Backoff, error: DriverCallError) -> float:
+    """What the driver wants to be waited for, or else the next delay, in seconds."""
+    delay = backoff.next_delay()
+    return delay if error.delay_s is None else error.delay_s

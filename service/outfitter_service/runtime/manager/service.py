@@ -19,6 +19,7 @@ from outfitter_proto import topics as wanted_topics
 from outfitter_proto.bus import Bus, BusAuthorizationError, BusError, BusUnavailableError, TopicInfo
 from outfitter_proto.names import host_writer, managers_group, partition_writer, topics
 from outfitter_proto.partitioning import partition_of
+from outfitter_proto.support.backoff import Backoff
 from outfitter_service.config import Settings
 from outfitter_service.metrics import Metrics, StateCounts
 from outfitter_service.runtime.drivers import loading
@@ -34,7 +35,7 @@ from outfitter_service.runtime.sweeper.group_member import SweeperMember, at_wor
 
 log = structlog.get_logger("outfitter.service")
 
-CONNECT_DELAYS_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+CONNECT_BACKOFF_S = (0.2, 5.0)
 MAINTENANCE_S = 60.0
 COMMIT_SHARE, DRIVERS_SHARE, BUS_SHARE = 0.5, 0.2, 0.2
 """What the stages of a shutdown get of `shutdown-timeout`: the last commit, closing drivers, closing the bus."""
@@ -137,7 +138,7 @@ class Service:
     async def _reach(self, bus: Bus) -> TopicInfo | None:
         """Connect and check the topics, for as long as it takes; what is said of the registrations' one, None when
         stopped meanwhile."""
-        attempt = 0
+        backoff = Backoff(*CONNECT_BACKOFF_S)
         while not self._stopping.is_set():
             self.phase = "reaching the bus"
             try:
@@ -148,10 +149,8 @@ class Service:
                 self._outage.passed("reaching the bus")
                 return found
             except BusUnavailableError as error:
-                delay = CONNECT_DELAYS_S[min(attempt, len(CONNECT_DELAYS_S) - 1)]
-                attempt += 1
                 self._outage.met("reaching the bus", error)
-                with anyio.move_on_after(delay):
+                with anyio.move_on_after(backoff.next_delay()):
                     await self._stopping.wait()
         return None
 

@@ -19,6 +19,7 @@ from outfitter_proto.codec import WireError, decode_ledger
 from outfitter_proto.names import Topics, checkpoint_key, host_writer, sweepers_group
 from outfitter_proto.partitioning import murmur2
 from outfitter_proto.records import Checkpoint, Host, LedgerRecord
+from outfitter_proto.support.backoff import Backoff
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.identity import Identity
@@ -124,7 +125,7 @@ class SweeperMember:
             self._outage.drop(ACTIVITY)
 
     async def _run(self) -> None:
-        delay = FIRST_DELAY_S
+        backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, jitter=0.2)
         while True:
             begun = self._clock.monotonic()
             try:
@@ -143,11 +144,8 @@ class SweeperMember:
                 async with membership:
                     await self._follow(membership)
             except BusError as error:
-                if self._clock.monotonic() - begun > LONGEST_DELAY_S:
-                    delay = FIRST_DELAY_S
                 self._outage.met(ACTIVITY, error)
-            await anyio.sleep(delay * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, not a secret
-            delay = min(2 * delay, LONGEST_DELAY_S)
+            await anyio.sleep(backoff.next_delay(lasted=self._clock.monotonic() - begun))
 
     async def _follow(self, membership: Membership) -> None:
         trouble: BusError | None = None

@@ -35,6 +35,7 @@ from outfitter_proto.records import (
     NobodysCode,
     Register,
 )
+from outfitter_proto.support.backoff import Backoff
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.changelog.encoding import dead_letter, letter_entries
 from outfitter_service.runtime.changelog.restore import LedgerRefusedError
@@ -130,7 +131,7 @@ class PartitionSweeper:
             self._task.outage.drop(self._activity)
 
     async def _run(self) -> None:
-        delay = FIRST_DELAY_S
+        backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
         partition = self._task.partition
         while True:
             begun = self._task.clock.monotonic()
@@ -140,11 +141,8 @@ class PartitionSweeper:
                 log.error("a partition cannot be swept", partition=partition, error=str(error))
                 return
             except BusError as error:
-                if self._task.clock.monotonic() - begun > LONGEST_DELAY_S:
-                    delay = FIRST_DELAY_S
                 self._task.outage.met(self._activity, error)
-            await anyio.sleep(delay)
-            delay = min(2 * delay, LONGEST_DELAY_S)
+            await anyio.sleep(backoff.next_delay(lasted=self._task.clock.monotonic() - begun))
             while not await self._still_mine():  # noqa: ASYNC110  (an answer of the bus, no event of ours)
                 await anyio.sleep(FIRST_DELAY_S)
 

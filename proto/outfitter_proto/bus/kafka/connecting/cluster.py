@@ -27,6 +27,7 @@ from outfitter_proto.bus.kafka.connecting.protocol import (
     refusal,
 )
 from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavailableError, UnknownTopicError
+from outfitter_proto.support.backoff import Backoff
 
 REQUEST_TIMEOUT = 3.0
 """Seconds for one question, and for one connection."""
@@ -36,7 +37,7 @@ EARLIEST, LATEST = -2, -1
 SURVEYED = 5
 """Brokers that are asked at most where one of them alone may be behind."""
 
-_BACKOFF = 0.02, 0.5
+_BACKOFF_S = 0.02, 0.5
 
 
 class Topic(NamedTuple):
@@ -161,7 +162,7 @@ class Cluster:
 
         `repeatable` False: not again after a connection broke with the request on its way.
         """
-        pause, slowest = _BACKOFF
+        backoff = Backoff(*_BACKOFF_S)
         deadline = anyio.current_time() + ANSWER_WITHIN
         while True:
             failure: BusUnavailableError
@@ -186,10 +187,10 @@ class Cluster:
                         return response
                     failure = BusUnavailableError(f"{self.url}: {topic}/{partition} at {leader}: {error_name(code)}")
             self._topics.pop(topic, None)
+            pause = backoff.next_delay()
             if anyio.current_time() + pause > deadline:
                 raise failure
             await anyio.sleep(pause)
-            pause = min(2 * pause, slowest)
 
     async def offset(self, topic: str, partition: int, which: int, *, committed: bool = False) -> int:
         """`EARLIEST` or `LATEST`; with `committed` the latest is the last stable offset."""
