@@ -18,6 +18,7 @@ from outfitter_proto.bus.embedded import EmbeddedBus, log
 from outfitter_proto.bus.embedded.database import Database
 from outfitter_proto.bus.embedded.housekeeping import DAY_MS, Housekeeping
 from outfitter_proto.bus.embedded.location import parse
+from outfitter_proto.bus.reading import fetch_what_is_left, read_to
 
 COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
 
@@ -207,6 +208,19 @@ async def test_retention_removes_the_old_and_moves_the_start_past_it(tmp_path: P
         with pytest.raises(OffsetOutOfRangeError) as caught:
             await bus.messages(start=4)
         assert (caught.value.start, caught.value.end) == (5, 6)
+
+
+async def test_a_reader_that_the_start_has_passed_goes_on_with_what_is_left(tmp_path: Path) -> None:
+    async with kept(tmp_path, {"retention.ms": str(2 * DAY_MS)}) as bus:
+        await bus.write(*[(b"old", b"%d" % n) for n in range(5)])
+        async with await bus.bus.open_reader("t", 0, start=2, committed=True) as reader:
+            await bus.keep_house(days=2.1)
+            await bus.write((b"new", b"5"), (b"new", b"6"))
+            assert await fetch_what_is_left(reader) == []
+            assert [message.offset for message in await fetch_what_is_left(reader, max_records=1)] == [5]
+        async with await bus.bus.open_reader("t", 0, start=2, committed=True) as reader:
+            found = [[message.offset for message in messages] async for messages in read_to(reader, 7, max_records=1)]
+            assert (found, reader.position) == ([[], [5], [6]], 7)
 
 
 async def test_the_default_retention_is_kafkas_week_and_minus_one_is_for_ever(tmp_path: Path) -> None:

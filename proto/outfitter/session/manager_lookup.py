@@ -12,6 +12,7 @@ import anyio
 
 from outfitter_proto import codec, names
 from outfitter_proto.bus.port import Bus, BusError, Message
+from outfitter_proto.bus.reading import read_to
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Checkpoint, Host
 
@@ -56,8 +57,8 @@ class ManagerLookup:
     async def _read(self, partition: int) -> None:
         end = await self._bus.stable_end(self._topic, partition)
         async with await self._bus.open_reader(self._topic, partition, start=None, committed=True) as reader:
-            while reader.position < end:
-                for message in await reader.fetch():
+            async for messages in read_to(reader, end):
+                for message in messages:
                     self._apply(message)
 
     def _apply(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Reading a topic's partition up to an end that is known: by whoever wants what is committed there, and no more."""
+"""Reading a partition, also where the start of its log moves past the reader meanwhile."""
 
 from __future__ import annotations
 
@@ -12,17 +12,26 @@ AT_ONCE = 10_000
 """Records of one fetch, at most."""
 
 
-async def read_to(reader: Reader, end: int) -> AsyncIterator[list[Message]]:
-    """What is between the reader's position and `end`, fetch by fetch. If the log's start has moved past the position
-    meanwhile, it goes on there: what was deleted is superseded by what is left.
+async def fetch_what_is_left(reader: Reader, *, max_records: int = AT_ONCE, timeout: float = 1.0) -> list[Message]:
+    """See `Reader.fetch`. If the log's start has moved past the position, this fetch brings nothing and the reader goes
+    on at the start: later records of a compacted topic supersede what was deleted, and of another topic it is gone.
+
+    Raises:
+        BusError: the partition cannot be read.
+    """
+    try:
+        return await reader.fetch(max_records=max_records, timeout=timeout)
+    except OffsetOutOfRangeError as error:
+        await reader.seek(error.start)
+        return []
+
+
+async def read_to(reader: Reader, end: int, *, max_records: int = AT_ONCE) -> AsyncIterator[list[Message]]:
+    """What is between the reader's position and `end`, in fetches of at most `max_records`; see `fetch_what_is_left`.
+    The last fetch may bring some from behind the end.
 
     Raises:
         BusError: the partition cannot be read.
     """
     while reader.position < end:
-        try:
-            messages = await reader.fetch(max_records=AT_ONCE, timeout=MARKERS_WAIT_S)
-        except OffsetOutOfRangeError as error:
-            await reader.seek(error.start)
-            continue
-        yield messages
+        yield await fetch_what_is_left(reader, max_records=max_records, timeout=MARKERS_WAIT_S)

@@ -14,6 +14,7 @@ import anyio
 from outfitter.session.manager_lookup import ManagerLookup
 from outfitter_proto import codec, names
 from outfitter_proto.bus import Bus, BusAccessError, Entry, Message, Reader
+from outfitter_proto.bus.reading import fetch_what_is_left, read_to
 from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, Registration
 from outfitter_service.config import Connection
 from outfitter_service.query import ledger_view
@@ -75,8 +76,8 @@ class Conversation:
         """The dead letter of the message at `offset`, if there is one by now."""
         if self._letters is not None and offset not in self.letters:
             end = await self._bus.stable_end(self._topics.dead_letters, self._partition)
-            while self._letters.position < end and offset not in self.letters:
-                for message in await ledger_view.fetch(self._letters):
+            async for messages in read_to(self._letters, end):
+                for message in messages:
                     self._take_letter(message)
         return self.letters.get(offset)
 
@@ -96,7 +97,7 @@ class Conversation:
 
     async def _listen(self, reader: Reader, take: Callable[[Message], None]) -> None:
         while True:
-            for message in await ledger_view.fetch(reader, timeout=5.0):
+            for message in await fetch_what_is_left(reader, timeout=5.0):
                 take(message)
             self._news.set()
 

@@ -18,8 +18,8 @@ import enum
 import anyio
 import structlog
 
-from outfitter_proto.bus import Bus, OffsetOutOfRangeError, Reader
-from outfitter_proto.bus.reading import MARKERS_WAIT_S
+from outfitter_proto.bus import Bus, Message
+from outfitter_proto.bus.reading import read_to
 from outfitter_proto.codec import WireError, decode_ledger
 from outfitter_proto.names import checkpoint_key, sweeper_writer
 from outfitter_proto.records import Checkpoint
@@ -93,18 +93,13 @@ class HostRegistry:
         async with await self._bus.open_reader(
             self._topic, self._partition, start=self._position, committed=True
         ) as reader:
-            while reader.position < end:
-                await self._read(reader)
+            async for messages in read_to(reader, end, max_records=SLICE):
+                self._apply(messages)
                 self._position = reader.position
                 if reader.position < end:
                     await anyio.sleep(PAUSE_S)
 
-    async def _read(self, reader: Reader) -> None:
-        try:
-            messages = await reader.fetch(max_records=SLICE, timeout=MARKERS_WAIT_S)
-        except OffsetOutOfRangeError as error:
-            await reader.seek(error.start)  # what was there is superseded by what is still there
-            return
+    def _apply(self, messages: list[Message]) -> None:
         wanted = (_HOST, _WRITER, self._own_key)
         last = {message.key: message.value for message in messages if message.key and message.key.startswith(wanted)}
         for key, value in last.items():

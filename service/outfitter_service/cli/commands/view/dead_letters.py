@@ -137,7 +137,7 @@ async def _tell(where: Connection, wanted: Wanted, limit: int, follow: bool, as_
 
 
 async def _follow(one: HistoryRange, wanted: Wanted, as_json: bool) -> None:
-    from outfitter_service.query import ledger_view
+    from outfitter_proto.bus.reading import fetch_what_is_left
 
     messages = one.rest()
     while True:
@@ -145,7 +145,7 @@ async def _follow(one: HistoryRange, wanted: Wanted, as_json: bool) -> None:
             letter = _decoded(message, wanted)
             if letter is not None:
                 _show(letter, as_json=as_json)
-        messages = await ledger_view.fetch(one.reader, timeout=_PATIENCE)
+        messages = await fetch_what_is_left(one.reader, timeout=_PATIENCE)
 
 
 def _decoded(message: Message, wanted: Wanted) -> Letter | None:

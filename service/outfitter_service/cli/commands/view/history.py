@@ -152,12 +152,12 @@ async def _tell(where: Connection, show: _Lines, follow: bool, limit: int | None
 
 
 async def _follow(one: HistoryRange, show: _Lines) -> None:
-    from outfitter_service.query import ledger_view
+    from outfitter_proto.bus.reading import fetch_what_is_left
 
     for message in one.rest():
         show(message)
     while True:
-        for message in await ledger_view.fetch(one.reader, timeout=_PATIENCE):
+        for message in await fetch_what_is_left(one.reader, timeout=_PATIENCE):
             show(message)
 
 

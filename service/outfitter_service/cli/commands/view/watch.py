@@ -59,13 +59,14 @@ async def _follow(where: Connection, host: str | None, show: functools.partial[N
 
 
 async def _follow_partition(reader: Reader, end: int, host: str | None, show: functools.partial[None]) -> None:
+    from outfitter_proto.bus.reading import fetch_what_is_left, read_to
     from outfitter_proto.records import FINAL_STATES, Allocation
     from outfitter_service.query import ledger_view
 
     begun: dict[str, Change] = {}
     async with reader:
-        while reader.position < end:
-            for change in map(ledger_view.decode, await ledger_view.fetch(reader)):
+        async for messages in read_to(reader, end):
+            for change in map(ledger_view.decode, messages):
                 begun.pop(change.key, None)
                 begun[change.key] = change
         for change in begun.values():
@@ -73,7 +74,7 @@ async def _follow_partition(reader: Reader, end: int, host: str | None, show: fu
             if change.record is not None and not over:
                 _show(change, host, show)
         while True:
-            for change in map(ledger_view.decode, await ledger_view.fetch(reader, timeout=_PATIENCE)):
+            for change in map(ledger_view.decode, await fetch_what_is_left(reader, timeout=_PATIENCE)):
                 _show(change, host, show)
 
 
