@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 
 from outfitter_proto import names
 from outfitter_proto.bus import Bus, Message, Reader, UnknownTopicError
+from outfitter_proto.bus.reading import fetch_what_is_left
 from outfitter_service.config import Connection
-from outfitter_service.query import ledger_view
 from outfitter_service.query.errors import OutfitterCliError
 
 MARGIN = timedelta(minutes=10)
@@ -85,7 +85,7 @@ class HistoryRange:
         while not self._messages:
             if self.reader.position >= self._end:
                 return None
-            self._messages = (await ledger_view.fetch(self.reader))[::-1]
+            self._messages = (await fetch_what_is_left(self.reader))[::-1]
             empty = 0 if self._messages else empty + 1
             if empty > PATIENCE:
                 raise OutfitterCliError(f"{self._where} could not be read on from offset {self.reader.position}")

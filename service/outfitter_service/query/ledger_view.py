@@ -14,7 +14,8 @@ import msgspec
 
 from outfitter_proto import bus as buses
 from outfitter_proto import codec, names
-from outfitter_proto.bus import Bus, Message, OffsetOutOfRangeError, Reader
+from outfitter_proto.bus import Bus, Message
+from outfitter_proto.bus.reading import read_to
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Device, Host, LedgerRecord
 from outfitter_service.config import Connection
@@ -23,7 +24,6 @@ from outfitter_service.query.errors import OutfitterCliError, warn
 READ_WITHIN = 120.0
 """Seconds that reading one partition to its end may take: some millions of records."""
 
-_SLICE = 5_000
 _AT_ONCE = 8
 
 
@@ -185,22 +185,13 @@ async def read_partition(bus: Bus, topic: str, partition: int) -> list[Change]:
     with anyio.move_on_after(READ_WITHIN) as limit:
         end = await bus.stable_end(topic, partition)
         async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
-            while reader.position < end:
-                for message in await fetch(reader):
+            async for messages in read_to(reader, end):
+                for message in messages:
                     newest.pop(message.key, None)
                     newest[message.key] = message
     if limit.cancelled_caught:
         raise OutfitterCliError(f"partition {partition} of {topic} could not be read within {READ_WITHIN:g} s")
     return [decode(message) for message in newest.values()]
-
-
-async def fetch(reader: Reader, *, timeout: float = 1.0) -> list[Message]:
-    """The next messages; where compaction has passed the reader by, it goes on with the first that there is."""
-    try:
-        return await reader.fetch(max_records=_SLICE, timeout=timeout)
-    except OffsetOutOfRangeError as error:
-        await reader.seek(error.start)
-        return []
 
 
 @asynccontextmanager

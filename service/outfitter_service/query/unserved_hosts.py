@@ -11,6 +11,7 @@ import anyio
 
 from outfitter_proto import codec, names
 from outfitter_proto.bus import Bus
+from outfitter_proto.bus.reading import read_to
 from outfitter_proto.records import DeadLetter, NobodysCode
 from outfitter_service.query import ledger_view
 
@@ -71,8 +72,8 @@ async def _newest(bus: Bus, topic: str, partition: int) -> list[DeadLetter]:
     end = await bus.stable_end(topic, partition)
     letters: list[DeadLetter] = []
     async with await bus.open_reader(topic, partition, start=max(start, end - NEWEST), committed=True) as reader:
-        while reader.position < end:
-            for message in await ledger_view.fetch(reader):
+        async for messages in read_to(reader, end):
+            for message in messages:
                 try:
                     letters.append(codec.decode_dead_letter(message.value or b""))
                 except codec.WireError:

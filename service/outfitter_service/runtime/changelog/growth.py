@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from outfitter_proto.bus import Bus, Entry, UnknownTopicError
-from outfitter_proto.bus.reading import MARKERS_WAIT_S, read_to
+from outfitter_proto.bus.reading import read_to
 from outfitter_proto.codec import WireError, decode_ledger, decode_registration, encode
 from outfitter_proto.names import (
     InvalidNameError,
@@ -304,8 +304,8 @@ class _Growth:
         async with await self._bus.open_reader(
             self._topics.registrations, partition, start=start, committed=False
         ) as reader:
-            while reader.position < end:
-                for message in await reader.fetch(timeout=MARKERS_WAIT_S):
+            async for messages in read_to(reader, end):
+                for message in messages:
                     if message.offset < end and self._is_owed(message.key, message.offset, message.value, partition):
                         host = (message.key or b"").decode()
                         entry = Entry(message.key, message.value)

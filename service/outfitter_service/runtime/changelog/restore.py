@@ -17,7 +17,7 @@ import structlog
 from msgspec import Struct, structs
 
 from outfitter_proto.bus import Bus, Message, OffsetOutOfRangeError
-from outfitter_proto.bus.reading import MARKERS_WAIT_S
+from outfitter_proto.bus.reading import MARKERS_WAIT_S, read_to
 from outfitter_proto.codec import UnknownTypeError, WireError, decode_ledger, encode
 from outfitter_proto.names import checkpoint_key, host_of, sweeper_writer
 from outfitter_proto.records import Allocation, AllocationState, Checkpoint, Device, Host, LedgerRecord, ResolvedRequest
@@ -224,8 +224,8 @@ async def rivals_since(bus: Bus, topic: str, partition: int, scope: Scope, start
     end = await bus.stable_end(topic, partition)
     found: dict[str, None] = {}
     async with await bus.open_reader(topic, partition, start=start, committed=True) as reader:
-        while reader.position < end:
-            for message in await reader.fetch(max_records=10_000, timeout=MARKERS_WAIT_S):
+        async for messages in read_to(reader, end):
+            for message in messages:
                 rival = scope.rival(message.key or b"")
                 if rival is not None and message.value is not None:
                     found[rival] = None
@@ -249,13 +249,7 @@ async def _read_log(bus: Bus, topic: str, partition: int, scope: Scope, end: int
     count = 0
     with _emptied_by_failure(last, others, alike):
         async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
-            while reader.position < end:
-                try:
-                    messages = await reader.fetch(max_records=10_000, timeout=MARKERS_WAIT_S)
-                except OffsetOutOfRangeError as error:
-                    # the log's start moved while it was read: what was there is superseded by what is still there
-                    await reader.seek(error.start)
-                    continue
+            async for messages in read_to(reader, end):
                 count += len(messages)
                 await _take_in(messages, scope, last, others, alike)
     return _Log(last, others, count, end)
