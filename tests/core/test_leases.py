@@ -105,6 +105,15 @@ def test_renewed_leases_are_looked_at_some_at_a_time_as_well() -> None:
     assert renewed == 60
 
 
+def test_one_that_was_told_ended_and_began_anew_is_told_once_in_the_next_round() -> None:
+    leases = Leases(grace_s=1)
+    leases.start("a", 1, now=0)
+    assert (leases.due(2, 1), leases.left) == (["a"], False)
+    leases.drop("a")
+    leases.start("a", 1, now=2)
+    assert (leases.due(4, 1), leases.left) == (["a"], False)
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(

@@ -1,12 +1,13 @@
 """Leases: how long each worker may be silent. In memory only; times are monotonic seconds given by the caller.
 
-A lease that has run out is only suspected here. Whoever hears the input judges it (runtime/processor.py):
+A lease that has run out is only suspected here. Whoever hears the input judges it (runtime/processor/processor.py):
 silence counts when everything sent before the deadline has been processed.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 
 _IN_ROUNDS = -math.inf
@@ -24,8 +25,8 @@ class Leases:
         # whose deadline has passed are looked at in rounds instead: they are to be told in this one, or have been
         self._look: dict[str, float] = {}
         self._heap: list[tuple[float, str]] = []
-        self._to_tell: list[str] = []
-        self._told: list[str] = []
+        self._to_tell: dict[str, None] = {}
+        self._told: dict[str, None] = {}
         self.left = False
 
     def __contains__(self, key: str) -> bool:
@@ -54,8 +55,8 @@ class Leases:
     def drop(self, key: str) -> None:
         """The allocation is over, or its owner is watched."""
         self._length.pop(key, None)
-        self._deadline.pop(key, None)
-        self._look.pop(key, None)
+        for by_key in (self._deadline, self._look, self._to_tell, self._told):
+            by_key.pop(key, None)
 
     def clear(self) -> None:
         """Nobody has a lease any more."""
@@ -80,18 +81,14 @@ class Leases:
         the round is not over. So those of which nothing comes keep nobody else waiting.
         """
         self._gather(now, most)
-        count = len(self._to_tell) if most is None else most
-        some = set(self._to_tell[:count])
-        del self._to_tell[:count]
         due: list[str] = []
-        for key in some:
-            if self._look.get(key) != _IN_ROUNDS:
-                continue  # it was dropped
+        for key in list(itertools.islice(self._to_tell, most)):
+            del self._to_tell[key]
             if self._deadline[key] <= now:
                 due.append(key)
             else:
                 self._look_at(key, self._deadline[key])
-        self._told += due
+        self._told |= dict.fromkeys(due)
         self.left = bool(self._to_tell) or (bool(self._heap) and self._heap[0][0] <= now)
         if not self.left:
             self._to_tell, self._told = self._told, self._to_tell
@@ -107,7 +104,7 @@ class Leases:
                 continue
             if self._deadline[key] <= now:
                 self._look[key] = _IN_ROUNDS
-                self._to_tell.append(key)
+                self._to_tell[key] = None
             else:
                 self._look_at(key, self._deadline[key])
 
