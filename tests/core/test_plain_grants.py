@@ -1,5 +1,5 @@
 """The short way of a plain grant says what the steps come to. Every message of every other core test is held against
-that as well (support/desk.py and support/core_world.py)."""
+that as well (support/core_driver.py and support/core_world.py)."""
 
 from copy import deepcopy
 from typing import Any

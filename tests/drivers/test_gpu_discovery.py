@@ -132,7 +132,6 @@ def test_it_needs_nothing_but_the_standard_library() -> None:
     assert done.stdout.split() == [
         "outfitter_drivers",
         "outfitter_drivers.gpu",
-        "outfitter_drivers.gpu",
         "outfitter_drivers.gpu.coordination",
         "outfitter_drivers.gpu_discovery",
         "outfitter_drivers.program",

@@ -236,9 +236,9 @@ async def looking_after(bus: Bus, cluster: str, scope: str, folder: Path) -> Asy
             return True
 
         identity = of_partition(replica_identity(cluster), OLD)
-        scope = PartitionScope(OLD, MANY, identity.writer)
+        mine = PartitionScope(OLD, MANY, identity.writer)
         async with serving(
-            bus, static(), folder, cluster=cluster, partition=OLD, identity=identity, scope=scope, still_mine=always
+            bus, static(), folder, cluster=cluster, partition=OLD, identity=identity, scope=mine, still_mine=always
         ):
             yield
         return
