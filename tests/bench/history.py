@@ -52,7 +52,7 @@ class Meter:
         self.bytes.clear()
 
     def _new_batch(self) -> Batch:
-        return Batch(self.ledger, self.rules, self.now, meet=lambda _, __: None)
+        return Batch(self.ledger, self.rules, self.now, on_new_host=lambda _, __: None)
 
     def say(self, body: bytes) -> None:
         self.offset += 1

@@ -193,7 +193,7 @@ async def manager(bus: Bus, folder: Path, flood: Flood) -> AsyncIterator[InProce
     scope: dict[str, Any] = {}
     if flood.hosts:
         identity = of_partition(replica_identity(CLUSTER), 0)
-        scope = {"identity": identity, "remit": PartitionScope(0, 1, identity.writer)}
+        scope = {"identity": identity, "scope": PartitionScope(0, 1, identity.writer)}
     async with serving(bus, config, folder, limits=Limits(lease_grace_s=0.1), **scope, **flood.rules) as house:
         house.metrics.show(house.processor.standing)
         yield house

@@ -17,7 +17,7 @@ from outfitter_service import config as configuration
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.drivers import loading
-from outfitter_service.runtime.drivers import pool as drivers
+from outfitter_service.runtime.drivers import pool as pool_module
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.processor import commit_loop
@@ -84,15 +84,15 @@ async def test_the_devices_of_some_hosts_begin_to_be_looked_at_in_a_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool, events = the_pool(tmp_path), list[m.Event]()
-    monkeypatch.setattr(drivers, "HOSTS_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(pool_module, "HOSTS_AT_ONCE", AT_ONCE)
     with turns() as found:
 
-        class Counted(drivers.Supervisor):
+        class Counted(pool_module.Supervisor):
             def __init__(self, *args: Any, **more: Any) -> None:
                 found.count()
                 super().__init__(*args, **more)
 
-        monkeypatch.setattr(drivers, "Supervisor", Counted)
+        monkeypatch.setattr(pool_module, "Supervisor", Counted)
         async with anyio.create_task_group() as tasks:
             started = anyio.Event()
             tasks.start_soon(lambda: pool.run(events.append, started=started))
@@ -108,8 +108,8 @@ async def test_the_devices_of_some_hosts_begin_to_be_looked_at_in_a_turn(
     assert sorted(found.by_turn.values()) == [1, AT_ONCE, AT_ONCE]
 
 
-def the_pool(folder: Path) -> drivers.DriverPool:
+def the_pool(folder: Path) -> pool_module.DriverPool:
     path = folder / "outfitter.toml"
     path.write_text(static(1))
     loaded = loading.load(configuration.load(path, environment={}).resources)
-    return drivers.DriverPool(loaded, metrics=Metrics(loaded))
+    return pool_module.DriverPool(loaded, metrics=Metrics(loaded))

@@ -43,9 +43,9 @@ class Decided(Batch):
 class Partition:
     """What a cycle does with the two windows on one partition's input, a step at a time."""
 
-    def __init__(self, keys: Iterable[bytes | None], *, light: int, room: int) -> None:
+    def __init__(self, keys: Iterable[bytes | None], *, quiet_limit: int, room: int) -> None:
         self.log = [message(offset, key) for offset, key in enumerate(keys)]
-        self.quiet_limit = light
+        self.quiet_limit = quiet_limit
         self.room = room
         self.settled: list[Message] = []
         self.told = Cursor(topic_id="t", position=0)
@@ -152,9 +152,9 @@ OFTEN = ["fetch", "look", "ahead", "turn", "fetch", "look", "ahead", "turn", "se
     hosts=st.integers(0, 3),
 )
 def test_each_message_is_decided_once_and_each_hosts_in_order_whatever_fails(
-    keys: list[bytes | None], steps: list[str], light: int, hosts: int
+    keys: list[bytes | None], steps: list[str], quiet_limit: int, hosts: int
 ) -> None:
-    partition = Partition(keys, quiet_limit=light, room=hosts * (1 + ENTRY_BYTES))
+    partition = Partition(keys, quiet_limit=quiet_limit, room=hosts * (1 + ENTRY_BYTES))
     for step in steps:
         STEPS[step](partition)
     for _ in range(4 * len(keys)):
@@ -183,10 +183,10 @@ def test_what_was_passed_over_comes_again_in_its_order_when_the_commit_fails() -
 
 
 def lookahead_buffer(
-    light: int = 2, room: int = 1000, ahead: dict[bytes, int] | None = None
+    quiet_limit: int = 2, room: int = 1000, ahead: dict[bytes, int] | None = None
 ) -> tuple[LookAheadBuffer, Cursor]:
     place = Cursor(topic_id="t", position=0, ahead=ahead or {})
-    return LookAheadBuffer(10, place, REMIT, quiet_limit=light, room=room, most=100), place
+    return LookAheadBuffer(10, place, REMIT, quiet_limit=quiet_limit, room=room, most=100), place
 
 
 def kept(lookahead_buffer: LookAheadBuffer) -> list[int]:

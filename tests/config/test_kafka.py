@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outfitter_proto.bus.kafka.connecting import login as access
+from outfitter_proto.bus.kafka.connecting import login
 from outfitter_service.config import ConfigurationError, Severity, connection, inspect, load, options
 
 FILE = """
@@ -27,7 +27,7 @@ def write(folder: Path, text: str, name: str = "outfitter.toml") -> Path:
 
 def test_the_table_has_the_adapters_settings_and_their_variables() -> None:
     table = {o.name.removeprefix("kafka."): o.variable for o in options.SETTINGS if o.name.startswith("kafka.")}
-    assert table == {name: access.variable(name) for name in access.SETTINGS}
+    assert table == {name: login.variable(name) for name in login.SETTINGS}
 
 
 def test_a_table_in_the_file_says_how_to_log_in_and_paths_begin_at_the_file(tmp_path: Path) -> None:

@@ -121,7 +121,8 @@ async def test_a_worker_whose_token_expires_is_warned_and_goes_on_with_a_fresh_o
         with anyio.fail_after(WITHIN):
             await at_risk.wait()
         secure_broker.oauth(worker_user, listener="short")
-        await until(lambda: session.board.lease.until_risk is not None and session.board.lease.until_risk > 4)
+        lease = session.allocation_watch.lease
+        await until(lambda: lease.until_risk is not None and lease.until_risk > 4)
         assert session.record == held
         assert manager.count("outfitter_lease_expiries_total") == 0
 

@@ -19,7 +19,7 @@ from outfitter_service.core.model import KnownDevice
 from outfitter_service.core.state.host_state import HostState, Inventory
 from outfitter_service.core.state.ledger import Ledger, SetInventory
 from outfitter_service.metrics import StateCounts
-from outfitter_service.runtime.processor import gauges as census_module
+from outfitter_service.runtime.processor import gauges
 from outfitter_service.runtime.processor.gauges import OTHER, StateGauges
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
@@ -223,7 +223,7 @@ def test_a_scrape_looks_only_at_hosts_of_which_something_is_new() -> None:
 
 
 def test_many_hosts_are_counted_anew_in_parts_before_a_scrape_comes_upon_them() -> None:
-    ledger, records = hosts_with_a_holder(5 * census_module.AT_ONCE + 1)
+    ledger, records = hosts_with_a_holder(5 * gauges.AT_ONCE + 1)
     state_gauges = StateGauges(["gpu"])
     state_gauges.take(records, before={})
     turns, more = 0, True
@@ -231,11 +231,11 @@ def test_many_hosts_are_counted_anew_in_parts_before_a_scrape_comes_upon_them() 
         ledger.looks = 0
         more = state_gauges.catch_up(ledger)
         turns += 1
-        assert ledger.looks <= census_module.AT_ONCE
+        assert ledger.looks <= gauges.AT_ONCE
     assert turns == 5
     ledger.looks = 0
     assert state_gauges.standing(ledger).devices == {("gpu", "held"): len(records)}
-    assert ledger.looks <= census_module.AT_ONCE
+    assert ledger.looks <= gauges.AT_ONCE
 
 
 class _Name(str):

@@ -12,7 +12,7 @@ from msgspec import structs
 from outfitter_proto.bus import Entry, Message, Reader
 from outfitter_proto.codec import decode_ledger, encode
 from outfitter_proto.records import Owner
-from outfitter_service.runtime.changelog import restore as restoring
+from outfitter_service.runtime.changelog import restore as restore_module
 from outfitter_service.runtime.changelog.restore import LedgerRefusedError, restore
 from outfitter_service.runtime.input.scope import HostScope, PartitionScope
 from service.conftest import Serve
@@ -113,7 +113,7 @@ async def test_what_is_remembered_to_find_what_is_alike_is_bounded(
         writer = f"host/{number}" if unlike == "names" else first.writer
         written.append(structs.replace(first, worker=f"w{number}", request=request, writer=writer))
         await bus.publish(TOPICS.allocations, 0, Entry(written[-1].key.encode(), encode(written[-1])))
-    monkeypatch.setattr(restoring, "MOST_ALIKE", 5)
+    monkeypatch.setattr(restore_module, "MOST_ALIKE", 5)
     kept = (await restore(bus, TOPICS.allocations, 0, REMIT)).ledger.allocations
     assert kept == {record.key: record for record in written}
     assert 1 < _different(record.host for record in kept.values()) < len(kept)

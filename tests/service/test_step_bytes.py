@@ -57,7 +57,7 @@ def known(*hosts: str) -> Ledger:
 def test_equal_events_that_follow_from_one_batch_are_decided_once() -> None:
     """Each looks at the whole host, after everything that the batch decides."""
     specs = {name: m.ResourceSpec(name=name, amount=1) for name in ("gpu", "disk")}
-    batch = Batch(known("h", "other"), Rules(writer="host/h", specs=specs), NOW, meet=print)
+    batch = Batch(known("h", "other"), Rules(writer="host/h", specs=specs), NOW, on_new_host=print)
     for name in specs:
         batch.decide(m.DriverReport(host="h", resource=name, devices=(m.KnownDevice(id=name, properties={}),)))
     batch.decide(m.DriverReport(host="other", resource="gpu", devices=(m.KnownDevice(id="g", properties={}),)))
@@ -89,7 +89,7 @@ class Writing:
         self.begin(NOW)
 
     def begin(self, now: datetime) -> None:
-        self.batch = Batch(self.ledger, self.rules, now, meet=lambda _, __: None, history=self.history)
+        self.batch = Batch(self.ledger, self.rules, now, on_new_host=lambda _, __: None, history=self.history)
 
     def say(self, body: Register | Deregister | Heartbeat) -> None:
         at = 3_600_000 * (self.offset // 2)  # two of them at the same time

@@ -656,7 +656,7 @@ BUGS: tuple[Bug, ...] = (
         name="ahead-of-the-window",
         what="a message is decided before its turn while the host's earlier ones still wait for theirs",
         within=100,
-        patches=lambda: patch.object(CommitLoop, "_outlook", _regardless),
+        patches=lambda: patch.object(CommitLoop, "_lookahead_buffer", _regardless),
     ),
     Bug(
         name="lease-from-when-it-is-read",

@@ -68,7 +68,7 @@ class RecordedWriter:
         return Snapshots(self.rules.writer, f"run-{self.runs}", self.pace if self.history else None)
 
     def _new_batch(self) -> Batch:
-        return Batch(self.ledger, self.rules, self.now, meet=self.unexpected, history=self.history)
+        return Batch(self.ledger, self.rules, self.now, on_new_host=self.unexpected, history=self.history)
 
     @staticmethod
     def unexpected(_: object, host: str) -> None:

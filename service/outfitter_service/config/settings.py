@@ -271,7 +271,7 @@ class _Reading:
         if not str(values["bus"]).startswith("kafka://"):
             return
         from outfitter_proto.bus import BusConfigurationError
-        from outfitter_proto.bus.kafka.connecting import login as access
+        from outfitter_proto.bus.kafka.connecting import login
 
         given = {
             name.removeprefix(options.KAFKA): values[option.field]
@@ -279,7 +279,7 @@ class _Reading:
             if name.startswith(options.KAFKA) and values[option.field] is not None
         }
         try:
-            access.described(values["bus"], given, self.environment)
+            login.described(values["bus"], given, self.environment)
         except BusConfigurationError as error:
             self._say(Given(None, "", options.KAFKA.rstrip(".")), str(error), None)
 

@@ -12,13 +12,13 @@ import fcntl
 import os
 import weakref
 
-from outfitter_proto.bus.embedded import location as places
+from outfitter_proto.bus.embedded import location
 
 
 class Lock:
     """A process-wide and thread-wide exclusive turn; a context manager for one thread at a time."""
 
-    def __init__(self, place: places.Location) -> None:
+    def __init__(self, place: location.Location) -> None:
         self._place = place
         self._path = place.lock
         self._descriptor = -1
@@ -39,7 +39,7 @@ class Lock:
                     return
                 self.close()  # somebody removed it: take the one that newcomers take
         except OSError as error:
-            places.raise_for(error, f"{self._path} cannot be locked", self._path)
+            location.raise_for(error, f"{self._path} cannot be locked", self._path)
 
     def __exit__(self, *exc: object) -> None:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
@@ -51,10 +51,10 @@ class Lock:
 
     def _open(self) -> None:
         flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW
-        self._descriptor = os.open(self._path, flags, places.FILE_MODE)
+        self._descriptor = os.open(self._path, flags, location.FILE_MODE)
         found = os.fstat(self._descriptor)
-        if found.st_uid == os.geteuid() and found.st_mode & 0o777 != places.FILE_MODE:
-            os.fchmod(self._descriptor, places.FILE_MODE)  # whatever the umask
+        if found.st_uid == os.geteuid() and found.st_mode & 0o777 != location.FILE_MODE:
+            os.fchmod(self._descriptor, location.FILE_MODE)  # whatever the umask
         self._place.check_file(self._path, os.fstat(self._descriptor))
 
     def _is_in_place(self) -> bool:

@@ -19,7 +19,7 @@ from typing import Final
 
 import anyio
 
-from outfitter_proto.bus.embedded import location as places
+from outfitter_proto.bus.embedded import location
 from outfitter_proto.bus.port import BusConfigurationError
 
 LOOK_ANYWAY_S: Final = 1.0
@@ -29,7 +29,7 @@ LOOK_ANYWAY_S: Final = 1.0
 class Notifier:
     """The directory of the readers' sockets."""
 
-    def __init__(self, place: places.Location) -> None:
+    def __init__(self, place: location.Location) -> None:
         self._descriptor = _open_directory(place)
         self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._bell.setblocking(False)
@@ -70,7 +70,7 @@ class Listener:
         self._socket.setblocking(False)
         try:
             self._socket.bind(_address(directory, name))
-            os.chmod(name, places.FILE_MODE, dir_fd=directory)  # poking takes the right to write
+            os.chmod(name, location.FILE_MODE, dir_fd=directory)  # poking takes the right to write
         except OSError as error:
             self.close()
             raise BusConfigurationError(
@@ -101,14 +101,14 @@ def _address(directory: int, name: str) -> str:
     return f"/proc/self/fd/{directory}/{name}"
 
 
-def _open_directory(place: places.Location) -> int:
+def _open_directory(place: location.Location) -> int:
     path: Path = place.wake
     try:
         with suppress(FileExistsError):
-            places.make_directory(path)
+            location.make_directory(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
-        places.raise_for(error, f"{path} cannot be used", path)
+        location.raise_for(error, f"{path} cannot be used", path)
     found = os.fstat(descriptor)
     try:
         place.check_rights(path, found)
