@@ -5,16 +5,20 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from itertools import pairwise
 from traceback import walk_tb
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from outfitter_proto.bus import BusUnavailableError, CommitUnknownError, Entry, Message, Reader
 from outfitter_proto.names import host_writer
-from outfitter_service.core.state.ledger import Ledger
-from outfitter_service.runtime.changelog.restore import restore, unchanged
+from outfitter_proto.records import Allocation, ResolvedRequest, Source
+from outfitter_service.core.state.ledger import Ledger, PutAllocation
+from outfitter_service.runtime.changelog.restore import STRETCH, discard, restore, unchanged
 from outfitter_service.runtime.input.input_reader import Cursor
 from outfitter_service.runtime.input.lookahead import LookAheadBuffer
 from outfitter_service.runtime.input.scope import HostScope
@@ -159,6 +163,31 @@ def in_frames(error: BaseException, name: str) -> list[Any]:
     return [frame.f_locals[name] for frame, _ in walk_tb(error.__traceback__) if name in frame.f_locals]
 
 
+async def test_a_ledger_is_emptied_in_stretches_between_which_others_are_served() -> None:
+    ledger = Ledger()
+    since = datetime(2026, 1, 1, tzinfo=UTC)
+    for number in range(10 * STRETCH):
+        record = Allocation(
+            host=f"h{number % 100}", worker=str(number), incarnation="1", state="allocated",
+            request=ResolvedRequest(amounts={}), since=since, writer="w", commit=1,
+            source=Source(partition=0, offset=number),
+        )  # fmt: skip
+        ledger.restore(PutAllocation(record.key, record))
+    sizes = [(len(ledger.hosts), len(ledger.allocations))]
+
+    async def look() -> None:
+        while sizes[-1] != (0, 0):
+            await anyio.lowlevel.checkpoint()
+            sizes.append((len(ledger.hosts), len(ledger.allocations)))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(look)
+        await discard(ledger)
+    for (hosts, records), (hosts_left, records_left) in pairwise(sizes):
+        assert hosts - hosts_left <= 2  # others may come to it after two stretches
+        assert records - records_left <= 2 * STRETCH
+
+
 class _OneByOne(FaultyBus):
     """A bus whose every fetch brings one record, and fails when `left` of them are used up."""
 
@@ -220,7 +249,7 @@ async def test_a_processor_that_lets_go_holds_nothing_large(serve: Serve) -> Non
     )
     lookahead_buffer.put([message])
     processor.input_reader.put([message])
-    processor.let_go()
+    await processor.let_go()
     assert (processor.standing().leases, processor.standing().records) == (0, 0)
     assert [
         len(each) for each in (processor.ledger.hosts, processor.input_reader.messages, lookahead_buffer.messages)

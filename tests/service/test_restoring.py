@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import weakref
 from collections.abc import AsyncIterator, Iterable
 
 import pytest
@@ -65,6 +66,26 @@ async def test_only_the_last_record_under_a_key_has_to_be_understood(serve: Serv
     assert (await restore(bus, TOPICS.allocations, 0, EVERYBODY)).ledger.allocations == allocations
     assert EVERYBODY.refused == {}
     assert gc.isenabled()
+
+
+class _Circle:
+    """Garbage that only the collector finds."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+async def test_the_collector_counts_a_replayed_ledger_as_old_and_no_garbage(serve: Serve, bus: FaultyBus) -> None:
+    """It looks at young objects soon and twice, and at a million records for a second."""
+    async with serve(static(1), on=bus) as house:
+        await house.say(register("w", gpu=1))
+        await house.state("w", "allocated")
+    garbage = weakref.ref(_Circle())
+    ledger = (await restore(bus, TOPICS.allocations, 0, REMIT)).ledger
+    young = [id(each) for generation in (0, 1) for each in gc.get_objects(generation)]
+    assert id(ledger.allocations) not in young
+    assert id(ledger.hosts[HOST].live) not in young
+    assert garbage() is None
 
 
 async def test_what_records_say_alike_is_kept_once(serve: Serve, bus: FaultyBus) -> None:

@@ -190,7 +190,7 @@ class Replica:
             with scope:
                 await self._patiently(partition)
         finally:
-            self.servers.pop(partition).processor.let_go()
+            processor = self.servers.pop(partition).processor
             del self._scopes[partition]
             if not self.servers:
                 self._emptied.set()
@@ -199,6 +199,7 @@ class Replica:
         lost = scope.cancelled_caught and not self._stopping.is_set()
         if lost and membership is not None and partition in membership.partitions:
             self._begin(partition, tasks)
+        await processor.let_go()
 
     async def _patiently(self, partition: int) -> None:
         """Serve; where the ledger is refused, look at it again now and then: the other partitions go on meanwhile."""

@@ -21,7 +21,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.metrics import Metrics, StateCounts
-from outfitter_service.runtime.changelog.restore import Restored, restore, rivals_since, unchanged
+from outfitter_service.runtime.changelog.restore import Restored, discard, restore, rivals_since, unchanged
 from outfitter_service.runtime.changelog.shape import Ground
 from outfitter_service.runtime.changelog.snapshots import Snapshots
 from outfitter_service.runtime.changelog.topic_watch import TopicWatch
@@ -214,15 +214,15 @@ class Processor:
         self._stop.ask(parting=parting)
         self._wakeup.set()
 
-    def let_go(self) -> None:
+    async def let_go(self) -> None:
         """Hold nothing large any more, once `run` has ended. What is cancelled stays in tracebacks, and the collector
         would come to those, with all that has lived for long, after days."""
-        self.ledger.clear()
         self._seen = None
         self.input_reader.clear()
         self.lookahead.reset(Cursor(topic_id="", position=0))
         self.liveness.leases.clear()
         self._station.reporter.state_gauges.replay({})
+        await discard(self.ledger)
 
     async def run(self) -> None:
         """Serve until stopped.
@@ -479,7 +479,7 @@ class Processor:
         """Make a replayed ledger the state; return where the input goes on."""
         station, event_queue = self._station, self.event_queue
         # emptied, and not only let go of: an error of the last tenure may be kept, whose traceback has it
-        self.ledger.clear()
+        await discard(self.ledger)
         self.neighbours.clear()
         self.ledger, self.neighbours = restored.ledger, restored.neighbours
         found = restored.checkpoint
