@@ -18,6 +18,7 @@ from outfitter.session import settings, status
 from outfitter.session.status import AllocationStatus
 from outfitter.session.watch import AllocationWatch
 from outfitter_proto import names
+from outfitter_proto.bus.schemes import is_local
 from outfitter_proto.records import Owner
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ class RuntimeContext(OperatorContext):
     def _check_inheritance(self) -> None:
         """Refuse an embedded bus that was open when this process was forked: SQLite's locks do not survive a fork."""
         bus = self._settings.bus
-        if bus.startswith("sqlite:") and any(pid != self._pid and other == bus for pid, other, *_ in _entered):
+        if is_local(bus) and any(pid != self._pid and other == bus for pid, other, *_ in _entered):
             raise UsedAfterForkError(f"this process was forked from one that is in a context on {bus}: {_AFTER_FORK}")
 
     def _check_amounts(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 from outfitter_proto import names
+from outfitter_proto.bus import addresses
 from outfitter_proto.bus.port import Bus, TopicInfo, TopicSpec, UnknownTopicError
 
 HOUR_MS = 3_600_000
@@ -298,7 +299,7 @@ def _of_partitions(found: Mapping[str, TopicInfo]) -> list[Difference]:
 def _altering(bus: Bus, topic: str, setting: str, value: str) -> str:
     if bus.local:
         return "the topics of this file stay as they were made: begin with another file"
-    brokers = bus.url.removeprefix("kafka://").rstrip("/")
+    brokers = ",".join(map(str, addresses.brokers(bus.url)))
     given = f"'{setting}=[{value}]'" if "," in value else f"{setting}={value}"
     return f"kafka-configs --bootstrap-server {brokers} --alter --topic {topic} --add-config {given}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from outfitter_proto.bus import schemes
 from outfitter_proto.bus.port import (
     Bus,
     BusAccessError,
@@ -46,17 +47,10 @@ def connect(url: str | None = None, login: Mapping[str, str] | None = None, *, c
         BusConfigurationError: the URL names no bus we know, or nobody can log in like this.
     """
     url = url or os.environ.get("OUTFITTER_BUS") or DEFAULT_BUS
-    if url.startswith("kafka://"):
-        from outfitter_proto.bus.kafka import KafkaBus
-
-        return KafkaBus(url, login=login)
-    if url.startswith("sqlite:"):
-        from outfitter_proto.bus.embedded import EmbeddedBus
-
-        return EmbeddedBus(url, create=create)
-    raise BusConfigurationError(
-        f"{url!r} is no bus URL: write kafka://host:9092[,host2:9092] or sqlite:///path/to/bus.db"
-    )
+    scheme = schemes.find(url)
+    if scheme is None:
+        raise BusConfigurationError(f"{url!r} is no bus URL: write {schemes.SYNTAX}")
+    return scheme.connect(url, login, create)
 
 
 __all__ = [

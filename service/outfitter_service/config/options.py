@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from outfitter_proto.bus import DEFAULT_BUS, addresses
+from outfitter_proto.bus import DEFAULT_BUS, schemes
 from outfitter_proto.names import DEFAULT_CLUSTER, check_name, default_host
 from outfitter_proto.records import MAX_AMOUNT
 from outfitter_proto.support.units import parse_duration
@@ -91,10 +91,10 @@ def name_of(what: str) -> Parse:
 
 def bus_url(value: str) -> str:
     url = value.strip()
-    if url.startswith("kafka://"):
-        addresses.brokers(url)
-    elif not url.startswith("sqlite:///"):
-        raise ValueError("is no bus; write kafka://host:9092[,host:9092] or sqlite:///path/to/bus.db")
+    scheme = schemes.find(url)
+    if scheme is None:
+        raise ValueError(f"is no bus; write {schemes.SYNTAX}")
+    scheme.check(url)
     return url
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
+from outfitter_proto.bus.schemes import is_local
 from outfitter_proto.support import file_ownership
 from outfitter_service.config import options, resources, sources
 from outfitter_service.config.names import resource_names
@@ -268,7 +269,7 @@ class _Reading:
 
     def _check_login(self, values: Mapping[str, Any]) -> None:
         """Whether the settings for Kafka go together. The files are looked at by whoever connects."""
-        if not str(values["bus"]).startswith("kafka://"):
+        if values["bus"] is None or is_local(values["bus"]):
             return
         from outfitter_proto.bus import BusConfigurationError
         from outfitter_proto.bus.kafka.connecting import login

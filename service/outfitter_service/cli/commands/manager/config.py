@@ -161,11 +161,12 @@ def _resource(item: ResourceConfig) -> dict[str, Any]:
 
 
 def _values(settings: Settings) -> list[tuple[str, Any]]:
+    from outfitter_proto.bus.schemes import is_local
     from outfitter_service.config.options import KAFKA, SETTINGS
 
     values = [(option.name, getattr(settings, option.field)) for option in SETTINGS]
-    of_kafka = settings.bus.startswith("kafka://")
-    return [(name, value) for name, value in values if of_kafka or value is not None or not name.startswith(KAFKA)]
+    of_brokers = not is_local(settings.bus)
+    return [(name, value) for name, value in values if of_brokers or value is not None or not name.startswith(KAFKA)]
 
 
 def _rows(settings: Settings) -> list[tuple[object, ...]]:
