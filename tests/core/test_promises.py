@@ -294,7 +294,7 @@ class Core(RuleBasedStateMachine):
     def turn(self, names: set[str]) -> None:
         """What was shared is exclusive after a restart, and the other way round."""
         specs = dict(self.world.rules.specs)
-        for name in names:
+        for name in names & specs.keys():
             specs[name] = structs.replace(specs[name], shared=not specs[name].shared)
         self.world.crash(structs.replace(self.world.rules, specs=specs))
 
