@@ -61,7 +61,7 @@ class Meter:
     def commit(self) -> None:
         batch = self.batch
         batch.renumber(HOST, float("inf"))
-        batch.piece = self.snapshots.piece(self.ledger, self.now, commit=self.ledger.commits + 1)
+        batch.add_piece(self.snapshots.piece(self.ledger, self.now, commit=self.ledger.commits + 1))
         position = InputPosition(topic_id="AAAAAAAAAAAAAAAAAAAAAA", partition=0, from_=self.offset, to=self.offset)
         checkpoint = Checkpoint(
             writer=WRITER, instance="0" * 32, cluster="outfitter", scope="host", commit=self.ledger.commits + 1,

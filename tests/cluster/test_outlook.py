@@ -89,11 +89,7 @@ class Partition:
     def turn(self) -> None:
         work = self.works[-1]
         if self.input_reader.messages:
-            taken = self.input_reader.take()
-            work.position = taken.offset + 1
-            if taken.offset >= work.ahead.get(taken.key or b"", 0):
-                work.decide(taken, REMIT, PORTION)
-            work.messages.append(taken)
+            work.decide_in_turn(self.input_reader.take(), REMIT, PORTION)
 
     def seal(self) -> None:
         if len(self.works) == 1:
@@ -106,7 +102,7 @@ class Partition:
         batch = work.batch
         assert isinstance(batch, Decided)
         self.settled += batch.seen
-        self.place.position, self.place.ahead = work.position, work.ahead
+        self.place.advance(work.position, work.ahead)
         told = work.reading(self.place, 0, 0)
         ahead = {host.encode(): offset for host, offset in (told.ahead or {}).items()}
         self.told = Cursor(topic_id="t", position=told.to, ahead=ahead)

@@ -90,9 +90,9 @@ class RecordedWriter:
     def commit(self) -> None:
         batch, snapshots = self.batch, self.snapshots
         batch.renumber(HOST, 1e9)
-        batch.now = self.now
+        batch.set_time(self.now)
         number = self.ledger.commits + 1
-        batch.piece = snapshots.piece(self.ledger, self.now, commit=number)
+        batch.add_piece(snapshots.piece(self.ledger, self.now, commit=number))
         written = dict(batch.transaction(TOPICS, self._checkpoint(number)))
         self._write(written[TOPICS.allocations])
         assert self.history or TOPICS.history not in written
@@ -121,7 +121,7 @@ class RecordedWriter:
         raise AssertionError("follow-ups do not end")
 
     def fail_commit(self) -> None:
-        self.batch.piece = self.snapshots.piece(self.ledger, self.now, commit=self.ledger.commits + 1)
+        self.batch.add_piece(self.snapshots.piece(self.ledger, self.now, commit=self.ledger.commits + 1))
         self.ledger.rollback()
         self.snapshots.take_back()
         self.waiting.extendleft(reversed(self.said))
@@ -151,7 +151,7 @@ class RecordedWriter:
     def pass_time(self, seconds: float) -> None:
         self.commit()
         self.now += timedelta(seconds=seconds)
-        self.batch.now = self.now
+        self.batch.set_time(self.now)
         self.say(m.Tick(host=HOST))
 
     # --- its parts ---

@@ -45,6 +45,17 @@ class Cursor(Struct, kw_only=True):
         """The offset after everything that is decided, whosever it is."""
         return max([self.position, *self.ahead.values()])
 
+    def advance(self, position: int, ahead: dict[bytes, int]) -> None:
+        """Decisions are settled up to `position`, and for the hosts in `ahead` up to their offsets."""
+        self.position, self.ahead = position, ahead
+
+    def begin_again(self, start: int, topic_id: str) -> None:
+        """Go on at `start`. If the input itself began again there, its offsets count as later than all there were."""
+        if start < self.position or topic_id != self.topic_id:
+            self.base += self.reach
+            self.begin, self.ahead = 0, {}
+        self.topic_id, self.position = topic_id, start
+
 
 class PrefetchBuffer:
     """Messages that were fetched and not yet decided, in order: `most` of them, or so many bytes, and what one fetch

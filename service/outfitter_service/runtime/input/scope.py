@@ -115,6 +115,10 @@ class Scope(ABC):
         self.refused[host] = f"host {host!r} is not served: {reason}"
         return True
 
+    def note_growth(self, grown: Growth | UnsetType) -> None:
+        """Take over what the checkpoint says of the partitions that were added."""
+        self.grown = grown
+
     @abstractmethod
     def serves(self, message: Message) -> bool:
         """Whether the message is about a host of this processor."""

@@ -291,6 +291,23 @@ class Batch:
         self.bytes += len(letter.body) * 4 // 3 + len(letter.reason)
         self.letters.append(letter)
 
+    def set_time(self, now: datetime) -> None:
+        """Decide from now on as of `now`."""
+        self.now = now
+
+    def add_notes(self, notes: Sequence[Note]) -> None:
+        """Write `notes` to history."""
+        self.notes += notes
+
+    def add_piece(self, piece: Piece | None) -> None:
+        """Write a piece of a snapshot to history; None: none is due."""
+        self.piece = piece
+
+    def announce(self, host: Host) -> None:
+        """Write a host's record, which counts as an event."""
+        self.apply([PutHost(host)])
+        self.events += 1
+
     def apply(self, changes: Sequence[Change]) -> None:
         """Apply changes to the ledger and keep the last value of each key for the ledger's batch."""
         for change in changes:

@@ -181,7 +181,7 @@ class CommitLoop:
     async def _wait(self) -> None:
         """Wait for something to decide or to settle, at most until deadlines are to be looked at again."""
         # by what is settled, as with leases: a death whose worker deregistered before it is none
-        self._station.event_queue.queue.extend(self._station.liveness.deaths(self.place.position))
+        self._station.event_queue.extend(self._station.liveness.deaths(self.place.position))
         if self._untold or self._counting or self._looking or self._more:
             for _ in range(TURNS):
                 await asyncio.sleep(0)  # anyio's own way takes some microseconds more, each time
@@ -222,24 +222,23 @@ class CommitLoop:
         """Decide some of what has piled up, without awaiting anything."""
         work, station = self._open, self._station
         batch, event_queue, input_reader = work.batch, station.event_queue, station.input_reader
-        batch.now = self._station.clock.utc()
+        batch.set_time(station.clock.utc())
         self._host_announcer.go_on(batch, self._full, station.batch_limits.records)
         self._look_at_deadlines()
         until, now = batch.events + SLICE, station.clock.monotonic
         end = now() + SLICE_S
         while event_queue.queue and batch.events < until and now() < end and self._has_room(work):
-            event = event_queue.queue.popleft()
+            event = event_queue.take()
             if type(event) is m.DriverReport and event.host not in self.ledger.hosts:
                 event_queue.forget(event.host)  # it was forgotten while its driver was being asked
                 continue
-            work.internal.append(event)
-            batch.decide(event)
+            work.decide_event(event)
         scope, batch_limits = station.scope, station.batch_limits
         if (lookahead_buffer := self._lookahead_buffer()) is not None:
             first = (batch.events + until + 1) // 2
             while lookahead_buffer.messages and batch.events < first and now() < end and self._has_room(work):
                 work.decide_ahead(lookahead_buffer, scope, batch_limits)
-        ahead, waiting, taken = work.ahead, input_reader.messages, work.messages
+        waiting = input_reader.messages
         most = min(until, batch_limits.records)
         # `_has_room`, spelled out: this is asked for every message
         while (
@@ -249,14 +248,9 @@ class CommitLoop:
             and batch.history_bytes < self._most_history
             and now() < end
         ):
-            message = input_reader.take()
-            work.position = message.offset + 1
-            if (ahead and message.offset < ahead.get(message.key or b"", 0)) or work.decide(
-                message, scope, batch_limits
-            ):
-                taken.append(message)
+            work.decide_in_turn(input_reader.take(), scope, batch_limits)
         if not input_reader.messages:
-            work.position = max(work.position, input_reader.position)
+            work.read_to(input_reader.position)
 
     def _lookahead_buffer(self) -> LookAheadBuffer | None:
         """What may be decided before its turn. It begins where the intake once ended: what is before that comes first,
@@ -290,26 +284,28 @@ class CommitLoop:
         self._ticked_at = station.clock.monotonic()
         self._open.batch.sum_up(station.dead_letter_quota.due())
         station.naming.due()  # their minutes begin anew
-        queue = station.event_queue.queue
+        event_queue = station.event_queue
         self._judge_silence()
-        queue.extend(station.liveness.untold())
-        queue.extend(station.event_queue.retries.due())
+        event_queue.extend(station.liveness.untold())
+        event_queue.extend(event_queue.retries.due())
         self._unlooked = list(self.ledger.hosts)
-        self._ticking = {event.host for event in queue if type(event) is m.Tick}
+        self._ticking = {event.host for event in event_queue.queue if type(event) is m.Tick}
         self._look_at_hosts()
 
     def _judge_silence(self) -> None:
         station = self._station
         if station.input_reader.hearing:
             # by what is settled: the renewals of what is under way are not counted yet
-            station.event_queue.queue.extend(station.liveness.expired(station.lookahead.heard))
+            station.event_queue.extend(station.liveness.expired(station.lookahead.heard))
 
     def _look_at_hosts(self) -> None:
         hosts, known, rules = self._unlooked, self.ledger.hosts, self._station.rules
         now = self._open.batch.now
-        for host in hosts[-HOSTS_AT_ONCE:]:
-            if host in known and host not in self._ticking and is_due(self.ledger, rules, host, now):
-                self._station.event_queue.queue.append(m.Tick(host=host))
+        self._station.event_queue.extend(
+            m.Tick(host=host)
+            for host in hosts[-HOSTS_AT_ONCE:]
+            if host in known and host not in self._ticking and is_due(self.ledger, rules, host, now)
+        )
         del hosts[-HOSTS_AT_ONCE:]
 
     # --- committing ---
@@ -327,20 +323,18 @@ class CommitLoop:
     def _seal(self, work: PendingCommit) -> Checkpoint:
         """Nothing more goes into this commit. What follows from it is decided for the next one."""
         event_queue, batch = self._station.event_queue, work.batch
-        batch.notes += event_queue.notes
-        work.notes = len(event_queue.notes)
-        self._stale_positions |= batch.hosts
-        work.stale_positions = self._stale_positions
+        stale = self._stale_positions = self._stale_positions | batch.hosts
         if self._station.batch_limits.whole:
             self._stale_positions = {host for host in self._stale_positions if not batch.renumber(host, self._full)}
+        closing = False
         if self._stopping:
             batch.sum_up(self._station.dead_letter_quota.due(all_of_them=True))
-            work.closing = self._host_announcer.say_stopped(batch, self._full, hosts=self._stop.parting)
-        batch.piece = self._station.snapshots.piece(self.ledger, batch.now, commit=self.ledger.commits + 1)
+            closing = self._host_announcer.say_stopped(batch, self._full, hosts=self._stop.parting)
+        batch.add_piece(self._station.snapshots.piece(self.ledger, batch.now, commit=self.ledger.commits + 1))
         liveness = self._station.liveness
-        work.deaths_left = event_queue.ended_boot_id is not None and bool(liveness.unjudged or event_queue.deaths())
-        work.follow_ups = list(batch.follow_ups)
-        event_queue.queue.extend(work.follow_ups)
+        deaths_left = event_queue.ended_boot_id is not None and bool(liveness.unjudged or event_queue.deaths())
+        work.seal(notes=event_queue.notes, stale_positions=stale, deaths_left=deaths_left, closing=closing)
+        event_queue.extend(work.follow_ups)
         self.ledger.seal()
         return checkpoint(
             self._station.identity,
@@ -350,7 +344,7 @@ class CommitLoop:
             grown=self._station.scope.grown,
             at=batch.now,
             # whoever goes on after a crash must see the same deaths: the boot that ended stays named until they are in
-            boot_id=event_queue.ended_boot_id if work.deaths_left else self._station.identity.boot_id,
+            boot_id=event_queue.ended_boot_id if deaths_left else self._station.identity.boot_id,
             snapshot=self._station.snapshots.newest(batch.piece),
         )
 
@@ -359,13 +353,13 @@ class CommitLoop:
         try:
             await self._writer.commit(work.batch.transaction(self._station.topics, told))
         except BusError as error:
-            work.trouble = _frameless(error)
+            work.ended(_frameless(error))
         else:
             self._station.metrics.commits.labels("ok").inc()
             self._station.metrics.commit_seconds.observe(self._station.clock.monotonic() - begun)
             self._committed_at = self._station.clock.monotonic()
             self._checkpointed = work.position
-        work.done = True
+            work.ended()
         self._station.wakeup.set()
 
     # --- afterwards ---
@@ -373,20 +367,20 @@ class CommitLoop:
     def _settle(self, work: PendingCommit) -> None:
         """The decisions are the truth now: forget what led to them, and act."""
         station, batch = self._station, work.batch
-        self.place.position, self.place.ahead = work.position, work.ahead
+        self.place.advance(work.position, work.ahead)
         station.batch_limits.grow(work.position, idle=not (station.event_queue.queue or self._open.internal))
         self.ledger.settle()
         if work.done:
             self.opened = True
             self.first_commit.set()
-            del station.event_queue.notes[: work.notes]
+            station.event_queue.notes_written(work.notes)
             station.snapshots.settle(batch.piece, batch.history_bytes)
             if not work.deaths_left:
-                station.event_queue.ended_boot_id = None
+                station.event_queue.boot_judged()
         else:
             # nothing was written: what follows is decided for the next commit
             self.ledger.keep()
-            station.event_queue.queue.extend(batch.follow_ups)
+            station.event_queue.extend(batch.follow_ups)
         station.liveness.renew(batch.renewed)
         station.liveness.follow(batch.allocations)
         station.liveness.cut(batch.cut, self.ledger)
@@ -452,7 +446,7 @@ class CommitLoop:
             events, work.batch.bytes
         )
         if not narrowed and work.internal:
-            self._give_up(station.event_queue.queue.popleft(), trouble)
+            self._give_up(station.event_queue.take(), trouble)
             narrowed = True
         elif not narrowed and work.newest >= 0:
             narrowed = station.batch_limits.refuse(work.newest)
@@ -481,17 +475,14 @@ class CommitLoop:
     async def _begin_again(self, lost: OffsetOutOfRangeError) -> BusError | None:
         """Go on where the input begins now. Where it began anew, what comes counts as later than all there was."""
         place, station = self.place, self._station
-        before = place.topic_id
         try:
-            place.topic_id = (await station.bus.topic(station.topics.registrations)).id
+            topic_id = (await station.bus.topic(station.topics.registrations)).id
         except BusError as error:
             return error
-        if lost.start < place.position or place.topic_id != before:
-            place.base += place.reach
-            place.begin, place.ahead = 0, {}
+        place.begin_again(lost.start, topic_id)
         station.input_reader.reset(lost.start)
         station.lookahead.reset(place)
-        self._checkpointed = place.position = lost.start
+        self._checkpointed = lost.start
         station.input_lost(str(lost))
         self._open = self._new_work(place)
         return None

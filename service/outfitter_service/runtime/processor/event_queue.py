@@ -114,6 +114,30 @@ class EventQueue:
                 self._delays.pop(event.allocation, None)
         return before
 
+    def extend(self, events: Iterable[m.Event]) -> None:
+        """Queue events that the commit loop itself has found: nobody needs to be woken."""
+        self.queue.extend(events)
+
+    def take(self) -> m.Event:
+        """Hand out the next event. It comes back only by `give_back`."""
+        return self.queue.popleft()
+
+    def note(self, note: Note) -> None:
+        """Keep a note for the history of the next commit."""
+        self.notes.append(note)
+
+    def notes_written(self, count: int) -> None:
+        """The first `count` notes are committed."""
+        del self.notes[:count]
+
+    def boot_ended(self, boot_id: str | None) -> None:
+        """The last manager worked in this boot, which is over. None: nothing new is known of that."""
+        self.ended_boot_id = boot_id or self.ended_boot_id
+
+    def boot_judged(self) -> None:
+        """All deaths by the end of that boot are committed."""
+        self.ended_boot_id = None
+
     def give_back(self, events: Iterable[m.Event], *, but: Iterable[m.Event]) -> None:
         """The commits that included `events` failed: they come first again, without what those commits led to."""
         self.queue.extendleft(reversed([*events]))

@@ -62,8 +62,7 @@ class HostAnnouncer:
         manager = self._station.identity.manager(self._since)
         before = host_state.record or Host(host=host, manager=manager, since=batch.now)
         named = structs.replace(before, manager=manager)
-        batch.apply([PutHost(host_record(named, batch.rules, host_state.inventories, batch.now) or named)])
-        batch.events += 1
+        batch.announce(host_record(named, batch.rules, host_state.inventories, batch.now) or named)
 
     def say_stopped(self, batch: Batch, full: float, *, hosts: bool) -> bool:
         """Say since when nobody manages the hosts (with `hosts`), as far as there is room; whether all is said."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET, Struct
 
 from outfitter_proto.bus import BusError, Message
-from outfitter_proto.records import InputPosition
+from outfitter_proto.records import InputPosition, Note
 from outfitter_service.core import model as m
 from outfitter_service.runtime.input.input_reader import Cursor
 from outfitter_service.runtime.input.lookahead import LookAheadBuffer
@@ -36,6 +36,36 @@ class PendingCommit(Struct, kw_only=True):
     deaths_left: bool = False
     done: bool = False
     trouble: BusError | None = None
+
+    def decide_event(self, event: m.Event) -> None:
+        """Decide an event of the manager's own."""
+        self.internal.append(event)
+        self.batch.decide(event)
+
+    def decide_in_turn(self, message: Message, scope: Scope, batch_limits: BatchLimits) -> None:
+        """Decide the input's next message, unless it was decided before its turn."""
+        self.position = message.offset + 1
+        ahead = self.ahead
+        if (ahead and message.offset < ahead.get(message.key or b"", 0)) or self.decide(message, scope, batch_limits):
+            self.messages.append(message)
+
+    def read_to(self, position: int) -> None:
+        """Nothing is left to decide before `position`: what comes before it has holes."""
+        self.position = max(self.position, position)
+
+    def seal(self, *, notes: list[Note], stale_positions: set[str], deaths_left: bool, closing: bool) -> None:
+        """Nothing more is decided in it: see the attributes."""
+        self.batch.add_notes(notes)
+        self.notes = len(notes)
+        self.stale_positions = stale_positions
+        self.deaths_left = deaths_left
+        self.closing = closing
+        self.follow_ups = list(self.batch.follow_ups)
+
+    def ended(self, trouble: BusError | None = None) -> None:
+        """The bus has answered: it is written, or it failed for this `trouble`."""
+        self.trouble = trouble
+        self.done = True
 
     def decide(self, message: Message, scope: Scope, batch_limits: BatchLimits) -> bool:
         """Decide a message if it is this processor's; whether it is."""

@@ -488,8 +488,8 @@ class Processor:
         station.metrics.restore_seconds.set(restored.seconds)
         station.metrics.restored_records.set(restored.records)
         station.snapshots.adopt(found)
-        station.scope.grown = UNSET
-        event_queue.ended_boot_id = self._ended_boot(found) or event_queue.ended_boot_id
+        station.scope.note_growth(UNSET)
+        event_queue.boot_ended(self._ended_boot(found))
         # levels are observed anew: the last inventories, and the command that each unfinished record implies
         own = station.identity.host
         hosts = [own] if own is not None else list(self.ledger.hosts)
@@ -516,7 +516,7 @@ class Processor:
         base = (found.input.base or 0) if found is not None else 0
         if found is not None and found.input.topic_id == topic_id:
             here = found.input
-            station.scope.grown = found.grown
+            station.scope.note_growth(found.grown)
             ahead = {host.encode(): offset for host, offset in (here.ahead or {}).items()}
             return Cursor(topic_id=topic_id, position=here.to, base=base, begin=here.begin or 0, ahead=ahead)
         if found is not None:

@@ -101,6 +101,6 @@ class Station(Struct, kw_only=True):
         self.batch_limits.forget()
         self.lookahead.rest(until=0)
         self.liveness.renew_all()
-        self.event_queue.notes.append(
+        self.event_queue.note(
             Note(at=self.clock.utc(), writer=self.identity.writer, event="input-lost", explanation=explanation)
         )
