@@ -61,21 +61,21 @@ class Meter:
     def commit(self) -> None:
         batch = self.batch
         batch.renumber(HOST, float("inf"))
-        batch.add_piece(self.snapshots.piece(self.ledger, self.now, commit=self.ledger.commits + 1))
+        batch.output.add_piece(self.snapshots.piece(self.ledger, self.now, commit=self.ledger.commits + 1))
         position = InputPosition(topic_id="AAAAAAAAAAAAAAAAAAAAAA", partition=0, from_=self.offset, to=self.offset)
         checkpoint = Checkpoint(
             writer=WRITER, instance="0" * 32, cluster="outfitter", scope="host", commit=self.ledger.commits + 1,
             token=self.ledger.token, input=position, at=self.now, machine_id="0" * 32, boot_id="0" * 36,
-            snapshot=self.snapshots.newest(batch.piece),
+            snapshot=self.snapshots.newest(batch.output.piece),
         )  # fmt: skip
-        for topic, entries in batch.transaction(TOPICS, checkpoint):
+        for topic, entries in batch.output.transaction(TOPICS, checkpoint):
             for entry in entries:
                 size = len(entry.key or b"") + len(entry.value or b"")
                 kind = msgspec.json.decode(entry.value)["type"] if topic == TOPICS.history and entry.value else topic
                 self.bytes[kind] += size
         self.ledger.seal()
         self.ledger.settle()
-        self.snapshots.settle(batch.piece, batch.history_bytes)
+        self.snapshots.settle(batch.output.piece, batch.output.history_bytes)
         self.now += timedelta(milliseconds=10)
         self.batch = self._new_batch()
 

@@ -255,7 +255,7 @@ async def test_what_was_decided_ahead_and_come_by_is_not_lost_when_the_commit_fa
             bus.go = anyio.Event()
             cycle = house.processor._cycle
             assert cycle is not None
-            await _until(lambda: any(each.key == b"other" for each in cycle._open.scouted))
+            await _until(lambda: any(each.key == b"other" for each in cycle._open.looked_ahead))
             bus.go.set()
             await _until(lambda: cycle._open.position == end and house.processor.lookahead.lookahead_buffer is None)
             fail.set()

@@ -113,7 +113,7 @@ class Partition:
             self.input_reader.give_back(work.messages)
             if self.lookahead_buffer is not None:
                 self.lookahead_buffer.give_back(
-                    [each for each in work.scouted if each.offset >= self.lookahead_buffer.start]
+                    [each for each in work.looked_ahead if each.offset >= self.lookahead_buffer.start]
                 )
         self.works = [self.work(self.place)]
 

@@ -61,7 +61,7 @@ def test_equal_events_that_follow_from_one_batch_are_decided_once() -> None:
     for name in specs:
         batch.decide(m.DriverReport(host="h", resource=name, devices=(m.KnownDevice(id=name, properties={}),)))
     batch.decide(m.DriverReport(host="other", resource="gpu", devices=(m.KnownDevice(id="g", properties={}),)))
-    assert list(batch.follow_ups) == [
+    assert list(batch.effects.follow_ups) == [
         m.Reschedule(host=host, cause="driver-report", whole=False) for host in ("h", "other")
     ]
 
@@ -103,9 +103,9 @@ class Writing:
             bus, NAMES.registrations, 0, identity=identity, grace_s=2.0, default_lease_s=30.0,
             wake=lambda: None, clock=Midnight(),
         )  # fmt: skip
-        found.renew(self.batch.renewed)
-        found.follow(self.batch.allocations)
-        return {key: found.leases.deadline(key) for key in self.batch.allocations if key in found.leases}
+        found.renew(self.batch.effects.renewed)
+        found.follow(self.batch.effects.allocations)
+        return {key: found.leases.deadline(key) for key in self.batch.effects.allocations if key in found.leases}
 
     def commit(self) -> tuple[dict[str, list[Entry]], Checkpoint]:
         """What the commit writes, by topic."""
@@ -114,9 +114,9 @@ class Writing:
             writer="host/h", instance="i", cluster="c", scope="host", commit=self.ledger.commits, token=1, at=NOW,
             input=InputPosition(topic_id="t", partition=0, from_=0, to=self.offset),
         )  # fmt: skip
-        written = dict(self.batch.transaction(NAMES, checkpoint))
+        written = dict(self.batch.output.transaction(NAMES, checkpoint))
         self.ledger.settle()
-        self.state_gauges.take(self.batch.allocations, before=self.batch.before)
+        self.state_gauges.take(self.batch.effects.allocations, before=self.batch.effects.before)
         return written, checkpoint
 
 
@@ -135,7 +135,7 @@ def test_plain_grants_come_to_the_same_commit_as_the_steps(monkeypatch: pytest.M
             writing.say(Deregister(host="h", worker="w1", incarnation="1"))
             writing.say(Register(host="h", worker="w3", incarnation="1"))
             batch, metrics = writing.batch, Metrics(["gpu"])
-            assert len(batch.granted["gpu"]) == (3 if short else 0)
+            assert len(batch.report.granted["gpu"]) == (3 if short else 0)
             written, _ = writing.commit()
             CommitReporter(metrics).committed(batch)
             waited = metrics.registry.get_sample_value("outfitter_allocation_seconds_sum", GPU) or 0.0
@@ -143,13 +143,13 @@ def test_plain_grants_come_to_the_same_commit_as_the_steps(monkeypatch: pytest.M
             assert abs(waited - came) < 60
             same = {
                 "written": written,
-                "weight": (batch.events, batch.bytes, batch.history_bytes),
-                "settled": (batch.allocations, list(batch.cut), batch.commands),
+                "weight": (batch.events, batch.output.ledger_bytes, batch.output.history_bytes),
+                "settled": (batch.effects.allocations, list(batch.effects.cut), batch.effects.commands),
                 "leases": writing.leases(),
                 "kinds": [
                     metrics.registry.get_sample_value("outfitter_events_total", {"kind": k}) for k in EVENT_KINDS
                 ],
-                "steps": [(key, step.to, step.explanation) for key, step in batch.steps],
+                "steps": [(key, step.to, step.explanation) for key, step in batch.report.steps],
                 "grants": metrics.registry.get_sample_value("outfitter_grants_total", GPU),
                 "waits": metrics.registry.get_sample_value("outfitter_allocation_seconds_count", GPU),
             }
@@ -165,7 +165,7 @@ def test_of_many_grants_the_first_ones_are_logged_and_the_others_counted(*, hist
     for number in range(LOGGED + 7):
         writing.say(Register(host="h", worker=f"w{number}", incarnation="1"))
     writing.say(Deregister(host="h", worker="w0", incarnation="1"))
-    assert len(writing.batch.granted["gpu"]) == LOGGED + 7
+    assert len(writing.batch.report.granted["gpu"]) == LOGGED + 7
     written, _ = writing.commit()
     with structlog.testing.capture_logs() as lines:
         CommitReporter(Metrics(["gpu"])).committed(writing.batch)
@@ -182,13 +182,13 @@ def test_each_step_of_one_batch_tells_the_record_as_it_was_then() -> None:
     writing.say(Deregister(host="h", worker="w", incarnation="1"))
     batch = writing.batch
     written, checkpoint = writing.commit()
-    assert [step.to for _, step in batch.steps] == ["allocated", "ended"]
+    assert [step.to for _, step in batch.report.steps] == ["allocated", "ended"]
     *steps, end = written[NAMES.history]
     first, last = (codec.decode_history(entry.value or b"") for entry in steps)
     assert isinstance(first, Transition)
     assert isinstance(first.record, Allocation)
     assert (first.record.state, len(first.record.resources["gpu"])) == ("allocated", 1)
-    assert last == batch.steps[1][1]
+    assert last == batch.report.steps[1][1]
     assert end.value == encode(Commit(writer="host/h", checkpoint=checkpoint))
     assert [entry.key for entry in written[NAMES.allocations]] == [b"h/w/1", b"@checkpoint/host/h"]
 
@@ -207,8 +207,8 @@ def test_a_record_that_is_forgotten_and_made_anew_in_one_commit_is_another_one(*
     writing.begin(NOW + timedelta(days=1))
     writing.batch.decide(m.Tick(host="h"))
     writing.say(again)
-    assert len(writing.batch.granted["gpu"]) == short
-    assert list(writing.batch.renewed) == (["h/w/1"] if short else [])  # the lease of before is still known
+    assert len(writing.batch.report.granted["gpu"]) == short
+    assert list(writing.batch.effects.renewed) == (["h/w/1"] if short else [])  # the lease of before is still known
     written, checkpoint = writing.commit()
     told = writing.state_gauges.standing(Ledger())
     assert (told.records, told.allocations) == (1, Counter([("gpu", "allocated") if short else ("(none)", "ended")]))

@@ -279,8 +279,8 @@ def _acting_early() -> Iterator[None]:
     commit = CommitLoop._commit
 
     async def act_and_commit(self: CommitLoop, work: PendingCommit, checkpoint: Any) -> None:
-        for command in work.batch.commands:
-            record, _ = work.batch.values.get(command.allocation, (None, None))
+        for command in work.batch.effects.commands:
+            record, _ = work.batch.output.values.get(command.allocation, (None, None))
             self._station.drivers.perform(command, record)  # type: ignore[arg-type]
         await commit(self, work, checkpoint)
 

@@ -92,20 +92,20 @@ class RecordedWriter:
         batch.renumber(HOST, 1e9)
         batch.set_time(self.now)
         number = self.ledger.commits + 1
-        batch.add_piece(snapshots.piece(self.ledger, self.now, commit=number))
-        written = dict(batch.transaction(TOPICS, self._checkpoint(number)))
+        batch.output.add_piece(snapshots.piece(self.ledger, self.now, commit=number))
+        written = dict(batch.output.transaction(TOPICS, self._checkpoint(number)))
         self._write(written[TOPICS.allocations])
         assert self.history or TOPICS.history not in written
         self.starts[batch.now] = len(self.log)
         self.log += [entry.value or b"" for entry in written.get(TOPICS.history, [])]
         self.ledger.seal()
         self.ledger.settle()
-        assert self.state_gauges.take(batch.allocations, before=batch.before) == []
-        snapshots.settle(batch.piece, batch.history_bytes)
+        assert self.state_gauges.take(batch.effects.allocations, before=batch.effects.before) == []
+        snapshots.settle(batch.output.piece, batch.output.history_bytes)
         if self.history:
             self.ledgers[number] = dict(self.topic)
-        self.commands += batch.commands
-        self.waiting.extend(batch.follow_ups)
+        self.commands += batch.effects.commands
+        self.waiting.extend(batch.effects.follow_ups)
         self.said.clear()
         self.now += timedelta(milliseconds=1)
         self.batch = self._new_batch()
@@ -121,7 +121,7 @@ class RecordedWriter:
         raise AssertionError("follow-ups do not end")
 
     def fail_commit(self) -> None:
-        self.batch.add_piece(self.snapshots.piece(self.ledger, self.now, commit=self.ledger.commits + 1))
+        self.batch.output.add_piece(self.snapshots.piece(self.ledger, self.now, commit=self.ledger.commits + 1))
         self.ledger.rollback()
         self.snapshots.take_back()
         self.waiting.extendleft(reversed(self.said))
@@ -161,7 +161,7 @@ class RecordedWriter:
             writer=self.rules.writer, instance=f"run-{self.runs}", cluster="outfitter", scope="host", commit=number,
             token=self.ledger.token, at=self.now,
             input=InputPosition(topic_id="t", partition=0, from_=0, to=self.offset),
-            snapshot=self.snapshots.newest(self.batch.piece),
+            snapshot=self.snapshots.newest(self.batch.output.piece),
         )  # fmt: skip
 
     def _write(self, entries: list[Entry]) -> None:

@@ -29,7 +29,7 @@ from outfitter_service.runtime.input.input_reader import Cursor
 from outfitter_service.runtime.input.lookahead import LookAheadBuffer
 from outfitter_service.runtime.processor.batch import Batch
 from outfitter_service.runtime.processor.host_announcer import HostAnnouncer
-from outfitter_service.runtime.processor.pending_commit import PendingCommit
+from outfitter_service.runtime.processor.pending_commit import PendingCommit, Sealed
 from outfitter_service.runtime.processor.reporting import concerned
 from outfitter_service.runtime.processor.station import Station, StopRequest
 
@@ -125,7 +125,7 @@ class CommitLoop:
             if self._sent is not None and self._sent.done:
                 sent, self._sent = self._sent, None
                 trouble = self._conclude(sent)
-                if trouble is not None or (sent.closing and sent.trouble is None):
+                if trouble is not None or (sent.sealed.closing and sent.trouble is None):
                     return trouble
             self._decide()
             if self._sent is None and not self._more:
@@ -140,7 +140,7 @@ class CommitLoop:
         """A commit has ended: act on it, or take it back. What ends the tenure is returned."""
         if sent.trouble is None:
             self._settle(sent)
-            if self._writer.tainted and not sent.closing:
+            if self._writer.tainted and not sent.sealed.closing:
                 self._take_back(self._open)
                 return RecycledError("a request to the bus was retried: the writer is replaced")
             return None
@@ -149,8 +149,8 @@ class CommitLoop:
             # all of it comes again, behind what is said of hosts or observed anew: the pieces stay small until then
             self._station.batch_limits.stay_small(until=sent.position)
             if self._writer.tainted:
-                if sent.scouted:
-                    self._station.lookahead.rest(until=sent.scouted[-1].offset + 1)
+                if sent.looked_ahead:
+                    self._station.lookahead.rest(until=sent.looked_ahead[-1].offset + 1)
                 return RecycledError("the bus refused a commit for its size: the writer is replaced")
             return None
         return sent.trouble
@@ -169,7 +169,7 @@ class CommitLoop:
             self._sent, self._open = self._open, self._new_work(self._open)
             return None
         work = self._open
-        if work.internal or work.messages or work.scouted or work.position != self.place.position:
+        if work.internal or work.messages or work.looked_ahead or work.position != self.place.position:
             self._settle(work)
             self._open = self._new_work(self.place)
         if input_reader.trouble is not None:
@@ -222,6 +222,7 @@ class CommitLoop:
         """Decide some of what has piled up, without awaiting anything."""
         work, station = self._open, self._station
         batch, event_queue, input_reader = work.batch, station.event_queue, station.input_reader
+        output = batch.output
         batch.set_time(station.clock.utc())
         self._host_announcer.go_on(batch, self._full, station.batch_limits.records)
         self._look_at_deadlines()
@@ -244,8 +245,8 @@ class CommitLoop:
         while (
             waiting
             and batch.events < most
-            and batch.bytes < self._full
-            and batch.history_bytes < self._most_history
+            and output.ledger_bytes < self._full
+            and output.history_bytes < self._most_history
             and now() < end
         ):
             work.decide_in_turn(input_reader.take(), scope, batch_limits)
@@ -263,8 +264,9 @@ class CommitLoop:
         )
 
     def _has_room(self, work: PendingCommit) -> bool:
-        batch, most = work.batch, self._station.batch_limits.records
-        return batch.bytes < self._full and batch.history_bytes < self._most_history and batch.events < most
+        batch, output = work.batch, work.batch.output
+        has_bytes = output.ledger_bytes < self._full and output.history_bytes < self._most_history
+        return has_bytes and batch.events < self._station.batch_limits.records
 
     @property
     def _looking(self) -> bool:
@@ -312,7 +314,7 @@ class CommitLoop:
 
     def _is_due(self, work: PendingCommit) -> bool:
         """Whether there is anything to write (heartbeats move leases in memory only)."""
-        if work.opening or self._stopping or not work.batch.empty or self._station.event_queue.notes:
+        if work.opening or self._stopping or not work.batch.output.empty or self._station.event_queue.notes:
             return True
         if self._station.snapshots.underway:
             return True
@@ -323,18 +325,26 @@ class CommitLoop:
     def _seal(self, work: PendingCommit) -> Checkpoint:
         """Nothing more goes into this commit. What follows from it is decided for the next one."""
         event_queue, batch = self._station.event_queue, work.batch
-        stale = self._stale_positions = self._stale_positions | batch.hosts
+        stale = self._stale_positions = self._stale_positions | batch.effects.hosts
         if self._station.batch_limits.whole:
             self._stale_positions = {host for host in self._stale_positions if not batch.renumber(host, self._full)}
         closing = False
         if self._stopping:
             batch.sum_up(self._station.dead_letter_quota.due(all_of_them=True))
             closing = self._host_announcer.say_stopped(batch, self._full, hosts=self._stop.parting)
-        batch.add_piece(self._station.snapshots.piece(self.ledger, batch.now, commit=self.ledger.commits + 1))
+        batch.output.add_piece(self._station.snapshots.piece(self.ledger, batch.now, commit=self.ledger.commits + 1))
         liveness = self._station.liveness
         deaths_left = event_queue.ended_boot_id is not None and bool(liveness.unjudged or event_queue.deaths())
-        work.seal(notes=event_queue.notes, stale_positions=stale, deaths_left=deaths_left, closing=closing)
-        event_queue.extend(work.follow_ups)
+        batch.output.add_notes(event_queue.notes)
+        work.seal(
+            Sealed(
+                notes=len(event_queue.notes),
+                stale_positions=frozenset(stale),
+                deaths_left=deaths_left,
+                closing=closing,
+            )
+        )
+        event_queue.extend(batch.effects.follow_ups)
         self.ledger.seal()
         return checkpoint(
             self._station.identity,
@@ -345,13 +355,13 @@ class CommitLoop:
             at=batch.now,
             # whoever goes on after a crash must see the same deaths: the boot that ended stays named until they are in
             boot_id=event_queue.ended_boot_id if deaths_left else self._station.identity.boot_id,
-            snapshot=self._station.snapshots.newest(batch.piece),
+            snapshot=self._station.snapshots.newest(batch.output.piece),
         )
 
     async def _commit(self, work: PendingCommit, told: Checkpoint) -> None:
         begun = self._station.clock.monotonic()
         try:
-            await self._writer.commit(work.batch.transaction(self._station.topics, told))
+            await self._writer.commit(work.batch.output.transaction(self._station.topics, told))
         except BusError as error:
             work.ended(_frameless(error))
         else:
@@ -366,32 +376,32 @@ class CommitLoop:
 
     def _settle(self, work: PendingCommit) -> None:
         """The decisions are the truth now: forget what led to them, and act."""
-        station, batch = self._station, work.batch
+        station, batch, effects = self._station, work.batch, work.batch.effects
         self.place.advance(work.position, work.ahead)
         station.batch_limits.grow(work.position, idle=not (station.event_queue.queue or self._open.internal))
         self.ledger.settle()
         if work.done:
             self.opened = True
             self.first_commit.set()
-            station.event_queue.notes_written(work.notes)
-            station.snapshots.settle(batch.piece, batch.history_bytes)
-            if not work.deaths_left:
+            station.event_queue.notes_written(work.sealed.notes)
+            station.snapshots.settle(batch.output.piece, batch.output.history_bytes)
+            if not work.sealed.deaths_left:
                 station.event_queue.boot_judged()
         else:
             # nothing was written: what follows is decided for the next commit
             self.ledger.keep()
-            station.event_queue.extend(batch.follow_ups)
-        station.liveness.renew(batch.renewed)
-        station.liveness.follow(batch.allocations)
-        station.liveness.cut(batch.cut, self.ledger)
-        for host, omitted in batch.omitted.items():
+            station.event_queue.extend(effects.follow_ups)
+        station.liveness.renew(effects.renewed)
+        station.liveness.follow(effects.allocations)
+        station.liveness.cut(effects.cut, self.ledger)
+        for host, omitted in batch.refusals.omitted.items():
             station.dead_letter_quota.omit(host, omitted)
-        for event in batch.undecided:
+        for event in effects.undecided:
             self._set_aside(event)
-        for host in batch.announced:
+        for host in effects.announced:
             self._attend(host)
-        for command in batch.commands:
-            record, _ = batch.values.get(command.allocation, (None, None))
+        for command in effects.commands:
+            record, _ = batch.output.values.get(command.allocation, (None, None))
             known = record if isinstance(record, Allocation) else self.ledger.allocations.get(command.allocation)
             station.drivers.perform(command, known)
         self._untold.append(batch)
@@ -419,11 +429,11 @@ class CommitLoop:
         station = self._station
         station.snapshots.take_back()
         for work in works:
-            station.event_queue.give_back(work.internal, but=work.follow_ups)
+            station.event_queue.give_back(work.internal, but=work.batch.effects.follow_ups)
             station.input_reader.give_back(work.messages)
-            station.lookahead.give_back(work.scouted)
+            station.lookahead.give_back(work.looked_ahead)
             self._give_back_ration(work.batch)
-            self._stale_positions |= {host for host in work.stale_positions if host in self.ledger.hosts}
+            self._stale_positions |= {host for host in work.sealed.stale_positions if host in self.ledger.hosts}
             if work.trouble is not None:
                 station.reporter.failed(work.trouble)
         self._host_announcer = HostAnnouncer(station, self.ledger, since=self._since)
@@ -431,8 +441,8 @@ class CommitLoop:
 
     def _give_back_ration(self, batch: Batch) -> None:
         dead_letter_quota = self._station.dead_letter_quota
-        dead_letter_quota.give_back(batch.rationed)
-        for host, omitted in batch.summed.items():
+        dead_letter_quota.give_back(batch.refusals.rationed)
+        for host, omitted in batch.refusals.summed.items():
             dead_letter_quota.omit(host, omitted)
 
     def _narrow(self, work: PendingCommit, trouble: TooLargeError) -> bool:
@@ -442,8 +452,8 @@ class CommitLoop:
         station = self._station
         events = work.batch.events
         self._log.warning("a commit is too large, splitting it", error=str(trouble), events=events)
-        narrowed = station.snapshots.shrink(work.batch.piece, work.batch.now) or station.batch_limits.shrink(
-            events, work.batch.bytes
+        narrowed = station.snapshots.shrink(work.batch.output.piece, work.batch.now) or station.batch_limits.shrink(
+            events, work.batch.output.ledger_bytes
         )
         if not narrowed and work.internal:
             self._give_up(station.event_queue.take(), trouble)

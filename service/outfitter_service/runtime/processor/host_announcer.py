@@ -53,7 +53,7 @@ class HostAnnouncer:
     def go_on(self, batch: Batch, full: float, most: int) -> None:
         """Announce those that wait for it, as many as there is room for. Each counts as an event, of which a batch may
         have `most`: where commits are too large, each of them is one of its own."""
-        while self._waiting and batch.bytes < full and batch.events < most:
+        while self._waiting and batch.output.ledger_bytes < full and batch.events < most:
             self.announce(batch, self._waiting.popleft())
 
     def announce(self, batch: Batch, host: str) -> None:
@@ -73,7 +73,7 @@ class HostAnnouncer:
             if record is not None:
                 manager = self._station.identity.manager(self._since, batch.now)
                 told = structs.replace(record, manager=manager)
-                if batch.bytes and batch.bytes + len(encode(told)) > full:
+                if batch.output.ledger_bytes and batch.output.ledger_bytes + len(encode(told)) > full:
                     return False
                 batch.apply([PutHost(told)])
             self._parting.popleft()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET, Struct
 
 from outfitter_proto.bus import BusError, Message
-from outfitter_proto.records import InputPosition, Note
+from outfitter_proto.records import InputPosition
 from outfitter_service.core import model as m
 from outfitter_service.runtime.input.input_reader import Cursor
 from outfitter_service.runtime.input.lookahead import LookAheadBuffer
@@ -14,26 +14,33 @@ from outfitter_service.runtime.processor.batch import Batch
 from outfitter_service.runtime.processor.batch_limits import BatchLimits
 
 
+class Sealed(Struct, frozen=True, kw_only=True):
+    """What is known of a commit once nothing more is decided in it. `notes`: how many of the event queue's notes it
+    writes. `stale_positions`: hosts whose queue positions it had to bring up to date. `deaths_left`: deaths by the end
+    of an earlier boot are left for later commits. `closing`: it is the last one of the tenure."""
+
+    notes: int = 0
+    stale_positions: frozenset[str] = frozenset()
+    deaths_left: bool = False
+    closing: bool = False
+
+
 class PendingCommit(Struct, kw_only=True):
-    """`position` is the input's next offset after it, `ahead` how much further it goes for some hosts. `messages` were
-    taken from the intake, `scouted` from the scout's lookahead_buffer, whether they had been decided before or not;
-    `newest` is
-    the offset of the one decided last. Messages that were passed over as others' are not kept. `opening` and `closing`:
-    the first and the last one of a tenure."""
+    """`batch`: the decisions. `position`: the input's next offset after it; `ahead`: how much further it goes for some
+    hosts. `internal`: the manager's own events. `messages` come from the input reader, `looked_ahead` from the
+    look-ahead, whether they had been decided before or not; `newest` is the offset of the last decided one. Messages of
+    others are not kept. `opening`: it is the first one of the tenure. `done`: the bus has answered; `trouble`: why it
+    failed."""
 
     batch: Batch
     position: int
     ahead: dict[bytes, int]
     internal: list[m.Event] = []
     messages: list[Message] = []
-    scouted: list[Message] = []
+    looked_ahead: list[Message] = []
     newest: int = -1
-    follow_ups: list[m.Event] = []
-    notes: int = 0
-    stale_positions: set[str] = set()
     opening: bool = False
-    closing: bool = False
-    deaths_left: bool = False
+    sealed: Sealed = Sealed()
     done: bool = False
     trouble: BusError | None = None
 
@@ -53,14 +60,9 @@ class PendingCommit(Struct, kw_only=True):
         """Nothing is left to decide before `position`: what comes before it has holes."""
         self.position = max(self.position, position)
 
-    def seal(self, *, notes: list[Note], stale_positions: set[str], deaths_left: bool, closing: bool) -> None:
-        """Nothing more is decided in it: see the attributes."""
-        self.batch.add_notes(notes)
-        self.notes = len(notes)
-        self.stale_positions = stale_positions
-        self.deaths_left = deaths_left
-        self.closing = closing
-        self.follow_ups = list(self.batch.follow_ups)
+    def seal(self, sealed: Sealed) -> None:
+        """Nothing more is decided in it."""
+        self.sealed = sealed
 
     def ended(self, trouble: BusError | None = None) -> None:
         """The bus has answered: it is written, or it failed for this `trouble`."""
@@ -81,10 +83,10 @@ class PendingCommit(Struct, kw_only=True):
         return True
 
     def decide_ahead(self, lookahead_buffer: LookAheadBuffer, scope: Scope, batch_limits: BatchLimits) -> None:
-        """Decide the outlook's next message before its turn. Each source passes over what has been decided from the
+        """Decide the look-ahead's next message before its turn. Each source passes over what was decided from the
         other one, and keeps it all the same: if this commit fails, both come again as they were."""
         message = lookahead_buffer.take()
-        self.scouted.append(message)
+        self.looked_ahead.append(message)
         if message.offset >= self.position:
             self.decide(message, scope, batch_limits)
             self.ahead[message.key or b""] = message.offset + 1

@@ -77,20 +77,20 @@ class CommitReporter:
     def committed(self, batch: Batch) -> None:
         """Count and log a commit."""
         metrics = self._metrics
-        self._registered_ms.update(batch.registered_ms)
-        for kind, count in batch.kinds.items():
+        self._registered_ms.update(batch.report.registered_ms)
+        for kind, count in batch.report.kinds.items():
             metrics.events.labels(kind).inc(count)
-        metrics.events.labels("register").inc(sum(map(len, batch.granted.values())))
-        omitted = sum(omitted.count for omitted in batch.omitted.values())
-        metrics.dead_letters.inc(len(batch.letters) - len(batch.summed) + omitted)
+        metrics.events.labels("register").inc(sum(map(len, batch.report.granted.values())))
+        omitted = sum(omitted.count for omitted in batch.refusals.omitted.values())
+        metrics.dead_letters.inc(len(batch.output.letters) - len(batch.refusals.summed) + omitted)
         metrics.dead_letters_omitted.inc(omitted)
-        for letter in batch.letters[: self._lines.take(min(LOGGED, len(batch.letters)))]:
-            about = batch.about.get(letter.key, {})
+        for letter in batch.output.letters[: self._lines.take(min(LOGGED, len(batch.output.letters)))]:
+            about = batch.report.about.get(letter.key, {})
             self.log.warning("dead letter", reason=letter.reason, field=letter.field, source=letter.key, **about)
         self._tell_unknown_fields(batch)
         self._count(batch)
-        logged = self._lines.take(min(LOGGED, len(batch.steps)))
-        for _, step in batch.steps[:logged]:
+        logged = self._lines.take(min(LOGGED, len(batch.report.steps)))
+        for _, step in batch.report.steps[:logged]:
             self.log.info(
                 step.to,
                 host=step.host,
@@ -99,13 +99,13 @@ class CommitReporter:
                 event_kind=step.event,
                 explanation=step.explanation,
             )
-        self._unlogged += len(batch.steps) - logged + batch.unlogged
+        self._unlogged += len(batch.report.steps) - logged + batch.report.unlogged
         if self._unlogged and self._lines.take(1):
             self.log.info("and more transitions", more=self._unlogged)
             self._unlogged = 0
-        for host in batch.announced:
+        for host in batch.effects.announced:
             self._tell_held_back(host, batch.ledger)
-        self._complain(self.state_gauges.take(batch.allocations, before=batch.before))
+        self._complain(self.state_gauges.take(batch.effects.allocations, before=batch.effects.before))
 
     def _tell_held_back(self, host: str, ledger: Ledger) -> None:
         """Say when devices of a resource begin to be held back, and when none is any more."""
@@ -128,7 +128,7 @@ class CommitReporter:
 
     def _tell_unknown_fields(self, batch: Batch) -> None:
         """Whoever misspells a field does so in each message: the counter has them all, the log some of each minute."""
-        for message, warnings in batch.warned:
+        for message, warnings in batch.report.unknown_fields:
             self._metrics.unknown_fields.labels(message.__struct_config__.tag).inc()
             now = time.monotonic()
             if now - self._warned_since >= 60:
@@ -147,9 +147,9 @@ class CommitReporter:
     def _count(self, batch: Batch) -> None:
         """Count transitions; grants and their waits are summed up first, for there are many. What came to plain grants
         the batch knows."""
-        waits = {resource: Counter(arrived) for resource, arrived in batch.granted.items()}
-        grants = defaultdict(int, {resource: len(arrived) for resource, arrived in batch.granted.items()})
-        for key, step in batch.steps:
+        waits = {resource: Counter(arrived) for resource, arrived in batch.report.granted.items()}
+        grants = defaultdict(int, {resource: len(arrived) for resource, arrived in batch.report.granted.items()})
+        for key, step in batch.report.steps:
             record = step.record
             if type(record) is not Allocation:  # a plain grant's is encoded already
                 continue

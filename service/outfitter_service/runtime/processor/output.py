@@ -1,0 +1,111 @@
+"""What one commit writes, encoded as it is decided: the ledger's records, history's steps, dead letters."""
+
+from __future__ import annotations
+
+from msgspec import Raw, Struct
+
+from outfitter_proto.bus import Entry
+from outfitter_proto.codec import encode
+from outfitter_proto.names import Topics
+from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, Host, Note, Refresh, Transition
+from outfitter_service.core.fast_path import FastGrant
+from outfitter_service.runtime.changelog.encoding import (
+    batches,
+    commit_entries,
+    ledger_batch,
+    note_entry,
+    step_entry,
+)
+from outfitter_service.runtime.changelog.snapshots import Piece
+
+
+class CommitOutput(Struct, kw_only=True):
+    """`history`: whether history is written. `values`: the last record of each changed key with its bytes; None is a
+    tombstone. `plain`: the plain grants besides, in the order of their tokens. `stepless`: the keys that were put or
+    deleted without a step in history. `positions`: the queue positions that changed. `steps`: history's entries.
+    `piece`: of a snapshot. `ledger_bytes` and `history_bytes`: the size of the ledger's batch, letters included, and of
+    history's; upper bounds."""
+
+    history: bool
+    values: dict[str, tuple[Allocation | Host | None, bytes | None]] = {}
+    plain: dict[str, tuple[Allocation, Entry]] = {}
+    stepless: dict[str, None] = {}
+    positions: dict[str, int] = {}
+    steps: list[Entry] = []
+    letters: list[DeadLetter] = []
+    notes: list[Note] = []
+    piece: Piece | None = None
+    ledger_bytes: int = 0
+    history_bytes: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """Nothing to write (heartbeats move leases in memory only)."""
+        return not (self.values or self.plain or self.notes or self.letters)
+
+    def put(self, key: str, record: Allocation | Host | None, value: bytes | None = None) -> None:
+        """Write a record, or a tombstone. `value`: the record as it is encoded, where it is already."""
+        if value is None and record is not None:
+            value = encode(record)
+        self.plain.pop(key, None)
+        self.values[key] = (record, value)
+        # what an earlier value of this key took is counted as well: few have any, and it is a bound
+        self.ledger_bytes += len(key) + 16 + (0 if value is None else len(value))
+
+    def put_without_step(self, key: str, record: Host | None) -> None:
+        """Write a host's record, or a tombstone: history says so at the end of the commit."""
+        self.stepless[key] = None
+        self.put(key, record)
+
+    def grant(self, grant: FastGrant) -> Transition:
+        """Write a plain grant and its step, which is returned."""
+        key, record = grant.key, grant.record
+        name, value = key.encode(), encode(record)
+        size = len(name) + 16
+        if key in self.stepless:
+            del self.values[key]
+        self.plain[key] = record, Entry(name, value)
+        self.ledger_bytes += size + len(value)
+        step = grant.step(Raw(value))
+        if self.history:
+            encoded = encode(step)
+            self.steps.append(Entry(name, encoded))
+            self.history_bytes += size + len(encoded)
+        return step
+
+    def step(self, key: str, step: Transition | Refresh) -> None:
+        """Encode a step here and now: its record's bytes are mostly those that were just made for the ledger."""
+        if not self.history:
+            return
+        if type(step) is Transition:
+            record, value = self.values[key]
+            entry = step_entry(key, step, value if record is step.record else None)
+        else:
+            entry = Entry(key.encode(), encode(step))
+        self.steps.append(entry)
+        self.history_bytes += len(key) + 16 + len(entry.value or b"")
+
+    def add_letter(self, letter: DeadLetter) -> None:
+        """Write a dead letter."""
+        self.ledger_bytes += len(letter.body) * 4 // 3 + len(letter.reason)
+        self.letters.append(letter)
+
+    def add_notes(self, notes: list[Note]) -> None:
+        """Write notes to history."""
+        self.notes += notes
+
+    def add_piece(self, piece: Piece | None) -> None:
+        """Write a piece of a snapshot to history; None: none is due."""
+        self.piece = piece
+
+    def transaction(self, topics: Topics, checkpoint: Checkpoint) -> list[tuple[str, list[Entry]]]:
+        """What the commit writes, topic by topic, in order."""
+        last = {key: self.values.get(key) for key in self.stepless}
+        reborn = [key for key, value in last.items() if value is None or type(value[0]) is Allocation]
+        ledger = ledger_batch(self.values, self.plain, checkpoint, reborn=reborn)
+        if not self.history:
+            return batches(topics, [], self.letters, ledger)
+        stepless = {key: value for key, value in last.items() if value is not None}
+        piece = self.piece.entry if self.piece is not None else None
+        end = commit_entries(checkpoint, ledger[-1], stepless, self.positions, piece)
+        return batches(topics, [*map(note_entry, self.notes), *self.steps, *end], self.letters, ledger)
