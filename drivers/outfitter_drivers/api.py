@@ -1,13 +1,12 @@
-"""The driver contract: how a resource's devices are found, described, made ready and taken back.
+"""The driver contract: finding, describing, preparing and taking back the devices of a resource.
 
-A driver finds the devices of one resource. A factory builds it from the resource's `param.*` settings
-(Flink: `ExternalResourceDriverFactory`, `ExternalResourceDriver`, `ExternalResourceInfo`). What every driver
-can do is `retrieve_resource_info`; what richer drivers can do on top are small interfaces of their own, which
-the manager looks for with `isinstance`: `Inventory`, `Preparation`, `InUseCheck`, `KubernetesRequest`,
-`YarnRequest`.
+A factory builds a driver from the resource's `param.*` settings (Flink: `ExternalResourceDriverFactory`,
+`ExternalResourceDriver`, `ExternalResourceInfo`). Every driver has `retrieve_resource_info`. A driver can implement
+more interfaces, which the manager detects with `isinstance`: `Inventory`, `Preparation`, `InUseCheck`,
+`KubernetesRequest`, `YarnRequest`.
 
-The manager bounds every call with a time limit, runs calls of different drivers concurrently, and retries
-what is temporary. A driver needs no locks of its own for calls about one device: those are serial.
+The manager gives every call a time limit, calls different drivers concurrently, and retries temporary errors. Calls
+about one device are serial, so a driver needs no locks for them.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from outfitter_proto.records import Health
 
 
 class DriverError(Exception):
-    """A driver's verdict. Use one of the two kinds; any other exception counts as temporary."""
+    """A driver's verdict. Raise a subclass; the manager treats any other exception as temporary."""
 
 
 class TemporaryDriverError(DriverError):
-    """It may work later: the worker stays pending with this message as the reason, and the call is repeated.
+    """It may work later. The worker stays pending with this message as the reason, and the manager repeats the call.
 
-    `delay` is how long to wait before the next try, in seconds or as a `timedelta`; None for the manager's own
-    back-off, which also stands for whatever is no time to wait (`nan`, a text).
+    `delay` is the time until the next try, in seconds or as a `timedelta`. If it is None or no valid time (`nan`, a
+    text), the manager uses its own back-off.
     """
 
     def __init__(self, message: str, *, delay: float | timedelta | None = None) -> None:
@@ -39,25 +38,25 @@ class TemporaryDriverError(DriverError):
 
 
 class PermanentDriverError(DriverError):
-    """It will not work until somebody changes something: what depends on it fails with this message."""
+    """It will not work until a person changes something. Allocations that need it fail with this message."""
 
 
 class NotEnoughDevicesError(DriverError):
-    """The driver cannot name that many devices; asked for fewer it might."""
+    """The driver cannot name that many devices, but perhaps fewer."""
 
 
 class NotOnThisMachineError(ValueError):
-    """A setting that may be right where the driver is to run: what it names is not on this machine.
+    """For factories: a setting names something that is missing on this machine but may exist where the driver runs.
 
-    For factories. A manager treats it as any wrong setting; `outfitter config check` only warns.
+    A manager treats it as a wrong setting; `outfitter config check` only warns.
     """
 
 
 class ExternalResourceInfo(Mapping[str, str]):
-    """What an operator is told of one device: immutable string properties.
+    """The properties of one device for operators: immutable strings. Hashable, equal by content.
 
-    Follows Flink's `org.apache.flink.api.common.externalresource.ExternalResourceInfo`
-    (`getProperty`, `getKeys`), with mapping access on top. Hashable, equal by content.
+    It has the methods of Flink's `org.apache.flink.api.common.externalresource.ExternalResourceInfo`
+    (`getProperty`, `getKeys`) and those of a mapping.
     """
 
     __slots__ = ("_hash", "_properties")
@@ -74,7 +73,7 @@ class ExternalResourceInfo(Mapping[str, str]):
         return self._properties.get(key)
 
     def get_keys(self) -> Collection[str]:
-        """The names of the properties there are."""
+        """The names of the properties."""
         return self._properties.keys()
 
     def __getitem__(self, key: str) -> str:
@@ -101,7 +100,7 @@ class ExternalResourceInfo(Mapping[str, str]):
 
 
 class Worker(Struct, frozen=True, kw_only=True):
-    """For whom devices are sought. `outfitter discover` and inventories speak for no worker in particular."""
+    """The worker that needs devices. `outfitter discover` and inventories call for no worker."""
 
     host: str
     resource: str
@@ -113,13 +112,15 @@ class Worker(Struct, frozen=True, kw_only=True):
 class Device(Struct, frozen=True, kw_only=True):
     """One device of an inventory.
 
-    `id` is the canonical id: a UUID or serial where the hardware has one, the same in every resource that
-    shows this device. Where there is only an index, leave it None: the manager then calls it
-    `<resource>:<index>`. `aliases` are other ids under which the same device may be known. `properties` are
-    what operators see (at least `index`). `env` is what this device adds to its worker's environment: the
-    values of several devices for one variable are joined with `,`, equal ones once. A variable that decides which code
-    a process runs (PATH, LD_…, PYTHON… and the like, see `outfitter_proto.environment`) makes the report an error.
-    `cdi` are its CDI names.
+    Attributes:
+        id: the canonical id, such as the hardware's UUID or serial. It must be the same in every resource that has this
+            device. None if there is only an index: the manager then uses `<resource>:<index>`.
+        aliases: other ids of the same device.
+        properties: the infos for operators, at least `index`.
+        env: variables for the worker's environment. The manager joins the values of several devices with `,`, equal
+            ones once. A variable that decides which code a process runs (PATH, LD_…, PYTHON…, see
+            `outfitter_proto.environment`) makes the report an error.
+        cdi: its CDI names.
     """
 
     properties: dict[str, str]
@@ -135,10 +136,10 @@ class Device(Struct, frozen=True, kw_only=True):
 
 
 class Grant(Struct, frozen=True, kw_only=True):
-    """What `prepare` and `unprepare` are about: one resource's devices of one allocation.
+    """One resource's devices of one allocation, for `prepare` and `unprepare`.
 
-    `allocation` is the record's key (`host/worker/incarnation`), `token` its fencing token: a number that
-    only grows, so a call with a lower one than the highest seen for a device must change nothing.
+    `allocation` is the record's key (`host/worker/incarnation`). `token` is its fencing token, a number that only
+    grows: a call with a lower token than the highest one seen for a device must change nothing.
     """
 
     allocation: str
@@ -149,10 +150,9 @@ class Grant(Struct, frozen=True, kw_only=True):
 
 
 class DriverParams(Mapping[str, str]):
-    """A resource's `param.*` settings, prefix stripped: all that a factory is told (as in Flink).
+    """A resource's `param.*` settings without the prefix, for a factory (as in Flink).
 
-    `directory` is the folder of the configuration file, against which relative paths may be resolved. `warnings` are
-    what the factory had to say of settings that are no errors.
+    `directory` is the folder of the configuration file, for relative paths. `warnings` are the factory's.
     """
 
     __slots__ = ("_values", "directory", "warnings")
@@ -163,7 +163,7 @@ class DriverParams(Mapping[str, str]):
         self.warnings: list[str] = []
 
     def warn(self, message: str) -> None:
-        """Say something of a setting that is no error, beginning with its key: `retries: 9 is a lot`."""
+        """Warn about a setting. The message begins with its key: `retries: 9 is a lot`."""
         self.warnings.append(message)
 
     def __getitem__(self, key: str) -> str:
@@ -183,82 +183,82 @@ class ExternalResourceDriver(ABC):
     """Finds the devices of one resource."""
 
     call_timeout: float = 30.0
-    """How many seconds one call of this driver may take before the manager gives it up. The driver says what it needs;
-    where `driver-timeout` is configured, that is put in its place before the first call."""
+    """Time limit of one call of this driver in seconds. If `driver-timeout` is configured, the manager sets it here
+    before the first call."""
 
     not_granted_hint: str | None = None
-    """What to tell a worker that waits although the driver named enough devices, because all of them are held."""
+    """A hint for a worker that waits because other workers hold all devices that the driver named."""
 
     knows_holders: bool = False
-    """True: it never names a device that another worker holds, so `amount` is what one worker wants, held ones
-    not included."""
+    """True: the driver never names a device that another worker holds. Then `amount` does not include held devices."""
 
     looks_from_afar: bool = False
-    """True: it can look at a host from another machine, so a manager of cluster scope can use it."""
+    """True: the driver can see a host's devices from another machine. A manager in cluster scope needs that."""
 
     @abstractmethod
     async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
-        """Name at least `amount` (a positive number) devices, in the order of preference.
+        """Name at least `amount` (1 or more) devices, in the order of preference.
 
-        The manager calls it for each worker when the driver has no `Inventory`; `amount` then includes what
-        others already hold, since this call knows nothing of them. `outfitter discover` calls it once. May be
-        called repeatedly and concurrently; must change nothing outside.
+        If the driver has no `Inventory`, the manager calls this for each worker. `amount` then includes the devices
+        that others hold, because the driver does not know them. `outfitter discover` calls it once. Calls may be
+        repeated and concurrent, and must have no outside effect.
 
         Raises:
             ValueError: the amount is not positive.
-            NotEnoughDevicesError: not that many; the manager asks for fewer.
+            NotEnoughDevicesError: there are fewer devices; the manager tries again with a smaller amount.
             TemporaryDriverError, PermanentDriverError: see there.
         """
 
     def device(self, info: ExternalResourceInfo) -> Device:
-        """The device that an info of `retrieve_resource_info` speaks of: what it adds to a worker's environment,
-        its canonical id if the info tells one. Pure; by default the properties and nothing else.
+        """The device of an info from `retrieve_resource_info`, with environment and id if the info has them.
+
+        Pure. The default has the properties only.
         """
         return Device(properties=dict(info))
 
     async def aclose(self) -> None:
-        """Let go of everything. Called once, after the last call ended or was cancelled."""
+        """Release the driver's own resources. Called once, after the last call has ended or was cancelled."""
         return
 
 
 class Inventory(ABC):
-    """A driver that knows all devices of its resource on a host, and keeps looking at them."""
+    """A driver that knows all devices of its resource on a host and reports changes."""
 
     @abstractmethod
     def inventory(self, host: str) -> AsyncIterator[Sequence[Device]]:
-        """Yield the full set of devices, once at first and again whenever it has changed.
+        """Yield all devices at once, and again after each change.
 
-        The manager keeps one such iterator open per host. The first set is due within `call_timeout`; later ones
-        come when something has changed, so the driver itself limits the time of each look. Each set replaces the
-        one before; a device that is missing in it is gone. When it raises or ends, the resource counts as failed
-        until a new iterator, opened after a delay, has yielded.
+        The manager keeps one iterator open per host. It waits `call_timeout` for the first set and without limit for
+        later ones, so the driver limits the time of each poll. Each set replaces the one before: a missing device is
+        gone. If the iterator raises or ends, the resource fails until a new iterator, opened after a delay, yields.
         """
 
 
 class Preparation(ABC):
-    """A driver that makes devices ready for a worker, and clean again afterwards.
+    """A driver that prepares devices for a worker and cleans them afterwards.
 
-    Both calls are idempotent, are repeated after a restart of the manager, and come one at a time per device. A call
-    with a token lower than the highest seen for a device changes nothing; nor does a `prepare` with a token that was
-    taken back already: it comes from a manager that was frozen and has been replaced meanwhile. Such a `prepare`
-    raises `PermanentDriverError`, such an `unprepare` returns.
+    Both calls must be idempotent: a restarted manager repeats them. Calls about one device are serial.
+
+    Stale calls must change nothing. They come from a manager that was frozen and has been replaced. A call is stale
+    if its token is lower than the highest one seen for a device. A `prepare` is also stale if its token was taken
+    back. A stale `prepare` raises `PermanentDriverError`, a stale `unprepare` returns.
     """
 
     @abstractmethod
     async def prepare(self, grant: Grant) -> None:
-        """Make the devices ready. A failure fails the allocation after `unprepare`."""
+        """Prepare the devices. After a failure the manager calls `unprepare` and fails the allocation."""
 
     @abstractmethod
     async def unprepare(self, grant: Grant) -> None:
-        """Take the devices back. Until it has returned they are lent to nobody; a failure is repeated."""
+        """Take the devices back. The manager grants them again only after it returns, and repeats a failed call."""
 
 
 class InUseCheck(ABC):
-    """A driver that can tell whether anybody still uses a device."""
+    """A driver that can check whether a device is in use."""
 
     @abstractmethod
     async def in_use(self, grant: Grant) -> str | None:
-        """Say who still uses any of the devices (for people), or None when nobody does."""
+        """Describe, for people, the users of any of the devices; None if they are unused."""
 
 
 class KubernetesRequest(ABC):
@@ -282,9 +282,9 @@ class ExternalResourceDriverFactory(ABC):
 
     @abstractmethod
     def create_external_resource_driver(self, config: DriverParams) -> ExternalResourceDriver:
-        """Build the driver; called once, before anything is discovered; must not block.
+        """Build the driver. Called once, before any discovery; must not block.
 
         Raises:
-            ValueError: a setting is wrong; the message names the key (`discovery-script.path`), what was
-                found, and what would be valid. The resource counts as misconfigured.
+            ValueError: a setting is wrong. The message has the key (`discovery-script.path`), the value and the valid
+                values. The resource is then misconfigured.
         """

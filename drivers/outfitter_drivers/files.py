@@ -1,9 +1,9 @@
-"""The `files` driver: each file in a folder is a device, its `key=value` lines what there is to say of it.
+"""The `files` driver: each file in a folder is a device, described by its `key=value` lines.
 
-For demonstrations, fault tests, and agents that write down what they find. Removing a file takes the device
-away; `health=unhealthy` in it, or anything that cannot be read as such lines, makes the device unhealthy until
-the file is right again. Hidden files and folders are passed over; blank lines and those with `#` in front, too.
-Write a file elsewhere and rename it into the folder, so that no half of it is ever seen.
+For demonstrations, fault tests, and agents that discover devices. Removing a file removes the device. A device is
+unhealthy while its file has `health=unhealthy` or an invalid line. The driver ignores hidden files, folders, blank
+lines and lines that start with `#`. Write a file elsewhere and rename it into the folder, so that the driver never
+reads half of it.
 
 Settings: `path` (the folder; relative to the configuration's) and `poll-interval` (default 0.5 s).
 """
@@ -24,19 +24,19 @@ from outfitter_drivers.support.description import described_device, natural_orde
 from outfitter_proto.records import Health
 
 MAX_FILE_BYTES = 64 * 1024
-"""A description is a few lines; a larger file got into the folder by mistake."""
+"""A description is a few lines. A larger file is in the folder by mistake."""
 
 DEFAULT_POLL_INTERVAL = 0.5
-"""Seconds between two looks into the folder: soon enough to watch, cheap enough to forget."""
+"""Seconds between two polls of the folder, which are cheap."""
 
 
 class FilesDriver(PollingDriver):
-    """Reads a folder again and again."""
+    """Polls a folder."""
 
     def __init__(self, folder: Path, *, poll_interval: float = DEFAULT_POLL_INTERVAL) -> None:
         super().__init__(poll_interval=poll_interval)
         self._folder = folder
-        # By file name, so that a device stays the same one while its file cannot be read.
+        # By file name, so that a device keeps its id while its file cannot be read.
         self._last_ids: dict[str, str] = {}
         self._one_look = anyio.CapacityLimiter(1)
         self._looking = threading.Lock()
@@ -46,27 +46,27 @@ class FilesDriver(PollingDriver):
         return f"{amount} wanted, but {self._folder} has {healthy} healthy ones among {known} files"
 
     async def look(self) -> list[Device]:
-        # A thread: the folder may lie on a file system that takes its time, or for ever.
+        # A thread, because the folder's file system may be slow or hang.
         try:
             with anyio.fail_after(self.call_timeout):
-                return await anyio.to_thread.run_sync(self._look_alone, abandon_on_cancel=True, limiter=self._one_look)
+                return await anyio.to_thread.run_sync(self._poll_once, abandon_on_cancel=True, limiter=self._one_look)
         except TimeoutError as error:
             self._hung = True
-            raise self._hangs(f"does not answer within {self.call_timeout:g} s") from error
+            raise self._hanging(f"does not answer within {self.call_timeout:g} s") from error
 
-    def _look_alone(self) -> list[Device]:
-        """Look, unless a look that took too long hangs still: no thread more than that one is lost to it. One that was
-        only cancelled comes to its end, and is waited for."""
+    def _poll_once(self) -> list[Device]:
+        """Poll the folder, unless an earlier poll still hangs: it must not cost more than one thread. A poll that was
+        only cancelled ends soon, so wait for it."""
         if not self._looking.acquire(timeout=0 if self._hung else self.call_timeout):
-            raise self._hangs("still does not answer")
+            raise self._hanging("still does not answer")
         try:
             return self._read_folder()
         finally:
             self._hung = False
             self._looking.release()
 
-    def _hangs(self, told: str) -> TemporaryDriverError:
-        return TemporaryDriverError(f"the file system of {self._folder} {told}; what is in it now is not known")
+    def _hanging(self, problem: str) -> TemporaryDriverError:
+        return TemporaryDriverError(f"the file system of {self._folder} {problem}; what is in it now is not known")
 
     def _read_folder(self) -> list[Device]:
         try:
@@ -74,13 +74,15 @@ class FilesDriver(PollingDriver):
         except OSError as error:
             raise TemporaryDriverError(f"cannot read the folder {self._folder}: {error.strerror}") from error
         devices: list[Device] = []
-        taken: dict[str, str] = {}
+        files_by_id: dict[str, str] = {}
         for index, name in enumerate(natural_order(names)):
             device = self._read_device(name, index)
-            if device.id in taken:
-                device = self._ill(name, index, f"says the same id as {taken[device.id]}: {device.id}", own_id=True)
+            if device.id in files_by_id:
+                device = self._unhealthy(
+                    name, index, f"says the same id as {files_by_id[device.id]}: {device.id}", own_id=True
+                )
             elif device.id is not None:
-                taken[device.id] = name
+                files_by_id[device.id] = name
                 self._last_ids[name] = device.id
             devices.append(device)
         return devices
@@ -91,11 +93,11 @@ class FilesDriver(PollingDriver):
             description = read_description(path)
             return described_device(description, name=_text(name), index=index, default_id=f"file:{_text(path)}")
         except OSError as error:
-            return self._ill(name, index, f"cannot read {_text(path)}: {error.strerror}")
+            return self._unhealthy(name, index, f"cannot read {_text(path)}: {error.strerror}")
         except ValueError as problem:
-            return self._ill(name, index, f"{_text(path)}: {problem}")
+            return self._unhealthy(name, index, f"{_text(path)}: {problem}")
 
-    def _ill(self, name: str, index: int, reason: str, *, own_id: bool = False) -> Device:
+    def _unhealthy(self, name: str, index: int, reason: str, *, own_id: bool = False) -> Device:
         default_id = f"file:{_text(self._folder / name)}"
         return Device(
             properties={"index": str(index), "name": _text(name)},
@@ -124,8 +126,8 @@ def read_description(path: Path) -> dict[str, str]:
     """The `key=value` lines of a file, keys and values trimmed.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no regular file, too large, no UTF-8, or a line is not of that form.
+        OSError: the file cannot be read.
+        ValueError: it is no regular file, too large, no UTF-8, or has an invalid line.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         # Opening a FIFO would wait for a writer.
@@ -154,5 +156,5 @@ def read_description(path: Path) -> dict[str, str]:
 
 
 def _text(name: str | Path) -> str:
-    """A file name that can go over the wire: what is not UTF-8 in it is escaped."""
+    """A file name for the wire, with bytes that are not UTF-8 escaped."""
     return str(name).encode("utf-8", "backslashreplace").decode("utf-8")

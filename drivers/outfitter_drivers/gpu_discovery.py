@@ -1,7 +1,7 @@
 """The program `outfitter-gpu-discovery`: names NVIDIA GPUs that its caller may use, as Flink's discovery script does.
 
-Same command line, same output, same coordination file as the script that Flink ships, so Flink can be configured
-to call this one in its place. The manager does not need it. Standard library only, and quick to start.
+It has the command line, output and coordination file of Flink's script, so Flink can call it instead. The manager does
+not need it. Standard library only, and quick to start.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COORDINATION_FILE = "/var/tmp/flink-gpu-coordination"  # noqa: S108  the place t
 ASSIGNMENT_FILE = "/var/tmp/flink-gpu-assignment"  # noqa: S108  the place that FLIP-108 proposed
 
 NVIDIA_SMI_SECONDS = 8.0
-"""How long nvidia-smi may take: less than the 10 s that Flink gives a discovery script."""
+"""Time limit of nvidia-smi: below the 10 s that Flink gives a discovery script."""
 
 USAGE = f"""\
 usage: {PROGRAM} AMOUNT [--enable-coordination-mode] [--coordination-file FILE]
@@ -58,7 +58,7 @@ class DiscoveryError(Exception):
 
 
 class Request(NamedTuple):
-    """What the command line asks for; `coordination_file` None means without coordination."""
+    """The parsed command line. `coordination_file` None: no coordination."""
 
     verb: str
     amount: int
@@ -113,13 +113,13 @@ def list_gpus() -> list[str]:
         raise DiscoveryError(f"nvidia-smi did not answer within {NVIDIA_SMI_SECONDS:g} s")
     if done.why is Why.FLOODED:
         raise DiscoveryError(f"nvidia-smi printed more than {MAX_STDOUT_BYTES} bytes and was killed")
-    said = (done.stdout + b" " + done.stderr).decode("utf-8", "replace").strip()[:500]
+    output = (done.stdout + b" " + done.stderr).decode("utf-8", "replace").strip()[:500]
     if done.code != 0:
-        raise DiscoveryError(f"nvidia-smi ended with {done.code}: {said or 'no output'}")
+        raise DiscoveryError(f"nvidia-smi ended with {done.code}: {output or 'no output'}")
     printed = done.stdout.decode("utf-8", "replace").split("\n")
     words = [word for line in printed for part in line.split(",") if (word := part.strip())]
     if not all(map(_names_gpu, words)):
-        raise DiscoveryError(f"nvidia-smi named no GPUs but: {said}")
+        raise DiscoveryError(f"nvidia-smi named no GPUs but: {output}")
     return list(dict.fromkeys(words))
 
 
@@ -134,10 +134,10 @@ def _names_gpu(word: str) -> bool:
 
 
 def discover(request: Request) -> list[str]:
-    """Do what the command line asks for; returns the indexes to print.
+    """Execute the request; returns the indexes to print.
 
     Raises:
-        DiscoveryError, coordination.CoordinationError: it cannot be done.
+        DiscoveryError, coordination.CoordinationError: there are not enough GPUs, or a failure.
     """
     if request.verb == "release":
         if request.coordination_file and request.amount:
@@ -149,7 +149,7 @@ def discover(request: Request) -> list[str]:
         return []
     if request.coordination_file is None:
         return _enough_gpus(request.amount)[: request.amount]
-    # Before nvidia-smi takes its time: if the caller dies meanwhile, this process gets another parent.
+    # Before the slow nvidia-smi: if the caller dies during it, this process gets another parent.
     owner = coordination.caller(os.environ)
     return coordination.occupy(request.coordination_file, _enough_gpus(request.amount), request.amount, owner)
 
@@ -162,7 +162,7 @@ def _enough_gpus(amount: int) -> list[str]:
 
 
 def program_path() -> str | None:
-    """Where this program is installed as an executable, None if it is nowhere."""
+    """The path of this program's executable; None if it is not installed."""
     beside_python = os.path.join(os.path.dirname(sys.executable), PROGRAM)  # noqa: PTH118, PTH120  see below
     for candidate in (sys.argv[0], beside_python, *(os.path.join(d, PROGRAM) for d in os.get_exec_path())):  # noqa: PTH118
         # pathlib and shutil would double the time that this program takes to start.
@@ -199,7 +199,7 @@ def _print(text: str) -> int:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError:
-        # Nobody reads: say so by the exit code, and keep the interpreter from trying once more at its end.
+        # Nobody reads the output: return an error, and keep the interpreter from flushing again at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     return 0
@@ -208,7 +208,7 @@ def _print(text: str) -> int:
 def _amount(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise UsageError(f"AMOUNT is {text[:40]!r}; valid is a whole number, 0 or more")
-    # More digits than any machine has GPUs: the number itself no longer matters, and int() refuses long ones.
+    # No machine has that many GPUs, and int() refuses very long numbers.
     digits = text.lstrip("0") or "0"
     return int(digits) if len(digits) <= 20 else 10**20
 

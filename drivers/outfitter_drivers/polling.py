@@ -1,7 +1,4 @@
-"""Drivers that look at all their devices again and again: what they name and when they tell follows from the looks.
-
-A look is the driver's own; whether a device may be lent, and to whom, is the manager's.
-"""
+"""Base of drivers that poll all their devices. A driver implements only `look`, which is one poll."""
 
 from __future__ import annotations
 
@@ -23,14 +20,14 @@ from outfitter_proto.records import Health
 
 
 class PollingDriver(ExternalResourceDriver, Inventory):
-    """Looks once for each question, and every `poll_interval` seconds for the inventory."""
+    """Polls once for each call, and every `poll_interval` seconds for the inventory."""
 
     def __init__(self, *, poll_interval: float) -> None:
         self._poll_interval = poll_interval
 
     @abstractmethod
     async def look(self) -> list[Device]:
-        """All devices there are now, in the order of preference; within `call_timeout`.
+        """All current devices, in the order of preference, within `call_timeout`.
 
         Raises:
             TemporaryDriverError, PermanentDriverError: see there.
@@ -38,12 +35,12 @@ class PollingDriver(ExternalResourceDriver, Inventory):
 
     @abstractmethod
     def shortage(self, amount: int, *, healthy: int, known: int) -> str:
-        """Say that `amount` are wanted and that only `healthy` of the `known` devices can be named."""
+        """The error message for `amount` devices when only `healthy` of the `known` ones can be named."""
 
     async def retrieve_resource_info(
         self,
         amount: int,
-        worker: Worker,  # noqa: ARG002  the same devices, whoever asks
+        worker: Worker,  # noqa: ARG002  the same devices for all workers
     ) -> Collection[ExternalResourceInfo]:
         settings.require_amount(amount)
         devices = await self.look()

@@ -1,7 +1,7 @@
-"""Running a program to its end, together with all that it started: bounded in time and in what it may print.
+"""Runs a program, and ends all processes that it started, with limits on time and output.
 
-The program runs in a session of its own, so that it and whatever it started can be ended together. Blocking, and of
-the standard library only: `script` gives it a thread, `outfitter-gpu-discovery` must be quick to start.
+The program runs in a session of its own, so that all its processes can be killed together. The call blocks: `script`
+gives it a thread. Standard library only, because `outfitter-gpu-discovery` must start quickly.
 """
 
 from __future__ import annotations
@@ -27,23 +27,22 @@ INHERITED = frozenset(
         "HOSTNAME", "NODE_NAME", "XDG_RUNTIME_DIR",
     )
 )  # fmt: skip
-"""What programs that drivers start get of this process's environment: what finding programs, libraries and devices
-takes, and nothing that lets them log in anywhere."""
+"""Variables that programs of drivers inherit: to find programs, libraries and devices. No credentials."""
 INHERITED_KINDS = ("LC_", "CUDA_", "NVIDIA_", "ROCM_", "ROCR_", "HIP_", "GPU_", "MIG_", "ZE_", "SLURM_")
-"""And what begins with one of these, but for what `_SECRET` finds in its name."""
+"""They also inherit variables with these prefixes, except names that match `_SECRET`."""
 
 _SECRET = re.compile("SECRET|PASSW|TOKEN|CREDENTIAL|KEY|JWT", re.IGNORECASE)
 MAX_STDOUT_BYTES = 1024 * 1024
-"""A line of device indexes is short; a program that prints more than this has gone wrong."""
+"""A line of device indexes is short. A program that prints more than this is broken."""
 
 MAX_STDERR_BYTES = 64 * 1024
-"""How much of standard error is kept for messages; the rest is read and dropped."""
+"""How many bytes of standard error are kept for messages; the rest is dropped."""
 
 _AFTER_EXIT_SECONDS = 0.2
-"""How long, after the program's exit, what it started may still finish a line before it is ended."""
+"""Seconds after the program's exit in which its child processes may still finish a line before they are killed."""
 
 _END_SECONDS = 2.0
-"""How long ended processes may take to disappear; one that hangs in the kernel is left behind."""
+"""Seconds until killed processes must be gone. A process that hangs in the kernel is left behind."""
 
 _POLL_SECONDS = 0.02
 
@@ -57,8 +56,8 @@ class Why(enum.Enum):
 
 
 class Run(NamedTuple):
-    """How a program ended. `code` is its exit code (negative: the signal that killed it), None when it hangs in the
-    kernel although it was killed, as process `pid`."""
+    """How a program ended. `code` is its exit code (negative: the signal that killed it). None: process `pid` was
+    killed but hangs in the kernel."""
 
     why: Why
     pid: int
@@ -68,8 +67,8 @@ class Run(NamedTuple):
 
 
 def inherited(environ: Mapping[str, str], more: Collection[str] = ()) -> dict[str, str]:
-    """Of an environment what a driver's program gets: `INHERITED`, `INHERITED_KINDS` and `more`, which are names, or
-    beginnings of names with a `*` behind them."""
+    """The variables that a driver's program inherits: `INHERITED`, `INHERITED_KINDS` and `more`. An item of `more` is a
+    name, or a prefix with a `*` behind it."""
     names = INHERITED.union(more)
     beginnings = tuple(name[:-1] for name in more if name.endswith("*"))
     return {
@@ -88,8 +87,8 @@ def run_to_end(
     env: Mapping[str, str] | None = None,
     stop: socket.socket | None = None,
 ) -> Run:
-    """Run a program at most `timeout` seconds, or until `stop` can be read; then whatever it started in its session and
-    still runs is killed. `env` None: what `inherited` lets through.
+    """Run a program for at most `timeout` seconds, or until `stop` is readable. Then kill what still runs in its
+    session. `env` None: the variables that `inherited` returns.
 
     Raises:
         OSError, ValueError: it cannot be started.
@@ -118,7 +117,7 @@ def _popen(command: Sequence[str], env: Mapping[str, str] | None) -> subprocess.
 def _watch(
     process: subprocess.Popen[bytes], stop: socket.socket | None, timeout: float, stdout: bytearray, stderr: bytearray
 ) -> Why:
-    """Read what the program prints until it has ended, or must be."""
+    """Read the program's output until it has ended or must be killed."""
     deadline = time.monotonic() + timeout
     has_exited = False
     with selectors.DefaultSelector() as selector:
@@ -146,7 +145,7 @@ def _watch(
             if not has_exited and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 has_exited = True
                 deadline = time.monotonic() + _AFTER_EXIT_SECONDS
-                continue  # what it said last is read before that can be too late
+                continue  # read the last output first
             is_late = time.monotonic() > deadline
             if has_exited and (is_late or len(selector.get_map()) == others):
                 return Why.EXITED
@@ -155,7 +154,7 @@ def _watch(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill all of the program's process group. Its leader has not been waited for, so the number is still its own."""
+    """Kill the program's process group. Nobody has waited for its leader, so the kernel has not reused the number."""
     for output in (process.stdout, process.stderr):
         if output is not None:
             output.close()

@@ -1,7 +1,7 @@
-"""Finding driver factories: by entry-point name, by Python path, or by the class name that Flink knows.
+"""Finds driver factories by entry-point name, by Python path, or by Flink's class name.
 
-Only what is asked for is imported. The name `gpu` of a configuration means the entry point of that name in the
-group `outfitter.drivers`; any installed distribution may bring more of them.
+It imports only the requested factory. `gpu` in a configuration means the entry point of that name in the group
+`outfitter.drivers`. Any installed distribution can add entry points.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ GROUP = "outfitter.drivers"
 """The entry-point group in which distributions offer their driver factories."""
 
 FLINK_GPU_FACTORY = "org.apache.flink.externalresource.gpu.GPUDriverFactory"
-"""The class that Flink's documentation has people configure for GPUs."""
+"""The class for GPUs in Flink's documentation."""
 
 ALIASES = {FLINK_GPU_FACTORY: "gpu", "nvidia": "gpu"}
 """Other names for entry points."""
 
 
 class DriverLookupError(ValueError):
-    """No driver factory can be had under a name; the message says which are known, or why it cannot be loaded."""
+    """No driver factory under this name. The message has the known names, or why the factory cannot be loaded."""
 
 
 def known_names() -> list[str]:
-    """The names under which factories can be configured, sorted; nothing is imported."""
+    """The names of all factories, sorted. Imports nothing."""
     return sorted({point.name for point in entry_points(group=GROUP)} | ALIASES.keys())
 
 
 def is_java_class_name(name: str) -> bool:
-    """Whether the name reads as a Java class (`com.example.FPGADriverFactory`): dotted, its last part capitalised.
+    """Whether the name looks like a Java class (`com.example.FPGADriverFactory`): dotted, its last part capitalised.
 
-    Flink's own class for GPUs reads so as well; `find` knows it.
+    That includes Flink's own class for GPUs, which `find` knows.
     """
     parts = name.strip().split(".")
     identifiers = all(part.replace("$", "_").isidentifier() for part in parts)
@@ -41,24 +41,24 @@ def is_java_class_name(name: str) -> bool:
 
 
 def find(name: str) -> EntryPoint:
-    """Where the factory of that name lies; imports nothing.
+    """The entry point of the factory. Imports nothing.
 
     Raises:
-        DriverLookupError: nothing of that name is known, or two distributions offer different things under it.
+        DriverLookupError: the name is unknown, or two distributions offer different factories under it.
     """
-    wanted = name.strip()
-    if ":" in wanted:
-        point = EntryPoint(name=wanted, value=wanted, group=GROUP)
-        module, _, attribute = wanted.partition(":")
+    entry_name = name.strip()
+    if ":" in entry_name:
+        point = EntryPoint(name=entry_name, value=entry_name, group=GROUP)
+        module, _, attribute = entry_name.partition(":")
         if not all(part.isidentifier() for path in (module, attribute) for part in path.split(".")):
             raise DriverLookupError(f"{name!r} is no Python path; valid is package.module:Factory")
         return point
-    offered = {point.value: point for point in entry_points(group=GROUP, name=ALIASES.get(wanted, wanted))}
+    offered = {point.value: point for point in entry_points(group=GROUP, name=ALIASES.get(entry_name, entry_name))}
     if len(offered) > 1:
         raise DriverLookupError(f"{name!r} is offered by more than one distribution: {', '.join(sorted(offered))}")
     if not offered:
         known = known_names()
-        nearest = difflib.get_close_matches(wanted, known, n=1)
+        nearest = difflib.get_close_matches(entry_name, known, n=1)
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
         raise DriverLookupError(
             f"no driver {name!r}; {hint}known are {', '.join(known)}, or a Python path such as package.module:Factory"
@@ -67,29 +67,29 @@ def find(name: str) -> EntryPoint:
 
 
 def load_factory(name: str) -> ExternalResourceDriverFactory:
-    """Import and make the factory of that name.
+    """Import and construct the factory of that name.
 
     Raises:
-        DriverLookupError: it is not known, its import or its construction fails, or it is no driver factory.
+        DriverLookupError: it is unknown or no driver factory, or its import or constructor fails.
     """
     point = find(name)
     try:
-        found = point.load()
-        factory = found() if isinstance(found, type) else found
+        loaded = point.load()
+        factory = loaded() if isinstance(loaded, type) else loaded
     except (Exception, SystemExit) as error:
-        # Foreign code is imported here: whatever it raises is about this one driver.
+        # Foreign code: any error of it concerns this driver only.
         raise DriverLookupError(f"driver {name!r} ({point.value}) cannot be loaded: {error!r}") from error
     if not isinstance(factory, ExternalResourceDriverFactory):
-        raise DriverLookupError(f"driver {name!r} ({point.value}) is no ExternalResourceDriverFactory but {found!r}")
+        raise DriverLookupError(f"driver {name!r} ({point.value}) is no ExternalResourceDriverFactory but {loaded!r}")
     return factory
 
 
 def create_driver(name: str, config: DriverParams) -> ExternalResourceDriver:
-    """Make the driver of that name.
+    """Build the driver of that name.
 
     Raises:
-        DriverLookupError: as `load_factory`, or what its factory returns is no driver.
-        Exception: the factory's own; a ValueError says which setting is wrong.
+        DriverLookupError: as `load_factory`, or its factory does not return a driver.
+        Exception: any error of the factory; a ValueError names the wrong setting.
     """
     driver: object = load_factory(name).create_external_resource_driver(config)
     if not isinstance(driver, ExternalResourceDriver):

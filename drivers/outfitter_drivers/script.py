@@ -1,7 +1,7 @@
-"""Running a discovery script to its end, and reading what it printed.
+"""Runs a discovery script to its end and parses its output. The drivers interpret exit code and output.
 
-A thread per run does the waiting (`program`): it sees the script's exit before the number of its process group can be
-anybody else's. What an exit code or an output means for a resource is for the drivers to say.
+Each run waits in a thread of its own (`program`), which sees the script's exit before the kernel can reuse the number
+of its process group.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class Outcome(NamedTuple):
 
 
 async def run_script(command: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None) -> Outcome:
-    """Run a program to its end, at most `timeout` seconds; nothing that it started in its session outlives the call.
+    """Run a program for at most `timeout` seconds, then kill its whole session. Cancellation kills it as well.
 
-    Cancellation ends it as well. `env` None: of this process's environment what `program.inherited` lets through.
+    `env` None: the part of this process's environment that `program.inherited` returns.
 
     Raises:
-        PermanentDriverError: it cannot be executed, or prints more than 1 MiB.
-        TemporaryDriverError: it did not end in time, or the machine has no process left for it.
+        PermanentDriverError: it cannot be executed, or it printed more than 1 MiB.
+        TemporaryDriverError: it did not end in time, or the machine cannot start more processes.
     """
     ours, theirs = socket.socketpair()
 
@@ -80,15 +80,13 @@ async def run_script(command: Sequence[str], *, timeout: float, env: Mapping[str
 
 
 def parse_indexes(stdout: bytes) -> list[str]:
-    """The device indexes in a discovery script's standard output, each once, in its order.
+    """The device indexes in a discovery script's standard output, in its order, each once, without invisible names.
 
-    They stand on the first line that is not blank, separated by commas, as for Flink; or that line is an object
-    `{"name": …, "addresses": […]}`, as Spark's scripts print it (which may then take several lines).
-
-    A name of which nothing is to be seen is none.
+    The first line that is not blank has the indexes, separated by commas, as for Flink. Or the output starts with an
+    object `{"name": …, "addresses": […]}` as in Spark's scripts, perhaps over several lines.
 
     Raises:
-        PermanentDriverError: the output is no text, or a malformed object, or a name hides something.
+        PermanentDriverError: the output is no text or a malformed object, or a name has an invisible sign.
     """
     text = stdout.decode("utf-8", "replace")
     for sign, name in (("\0", "a NUL"), ("\ufeff", "a byte order mark"), ("\ufffd", "bytes that are not UTF-8")):
@@ -113,7 +111,7 @@ def parse_indexes(stdout: bytes) -> list[str]:
 
 
 def shortened(output: bytes | str) -> str:
-    """Output as one line that a log can bear."""
+    """The output as one short line for a log."""
     text = output.decode("utf-8", "replace") if isinstance(output, bytes) else output
     line = " | ".join(part for part in text[: _LOG_CHARACTERS * 4].split("\n") if part.strip())
     shown = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line)
@@ -126,10 +124,10 @@ def _spark_addresses(lines: Sequence[str]) -> tuple[list[str], Sequence[str]]:
     """The addresses of Spark's object, and the lines after it."""
     for text, rest in ((lines[0], lines[1:]), ("\n".join(lines), ())):
         try:
-            found = json.loads(text)
+            printed = json.loads(text)
         except (ValueError, RecursionError):
             continue
-        addresses = found.get("addresses")
+        addresses = printed.get("addresses")
         if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
             break
         if any(sign in address for address in addresses for sign in ("\0", "\ufffd", "\ufeff")):
@@ -157,17 +155,14 @@ def _run(
         logger.error("process %d of a discovery script does not end although it was killed", run.pid)
     elif run.why is Why.EXITED:
         return Outcome(run.code, run.stdout, run.stderr)
-    said = f"stdout: {shortened(run.stdout)}; stderr: {shortened(run.stderr)}"
+    outputs = f"stdout: {shortened(run.stdout)}; stderr: {shortened(run.stderr)}"
     if run.why is Why.FLOODED:
-        return PermanentDriverError(f"{name} printed more than {MAX_STDOUT_BYTES} bytes and was killed; {said}")
-    return TemporaryDriverError(f"{name} did not end within {timeout:g} s and was killed; {said}")
+        return PermanentDriverError(f"{name} printed more than {MAX_STDOUT_BYTES} bytes and was killed; {outputs}")
+    return TemporaryDriverError(f"{name} did not end within {timeout:g} s and was killed; {outputs}")
 
 
 def _start(command: Sequence[str], timeout: float, env: Mapping[str, str] | None, stop: socket.socket) -> Run:
-    """Run the program, with /bin/sh where it is a script that does not name its interpreter.
-
-    Java's process builder does so, as execvp(3) does: such scripts work with Flink.
-    """
+    """Run the program. A script without `#!` runs in /bin/sh, as with execvp(3) and Java's process builder (Flink)."""
     try:
         return run_to_end(command, timeout=timeout, env=env, stop=stop)
     except OSError as error:

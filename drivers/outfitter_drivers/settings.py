@@ -1,7 +1,6 @@
-"""Reading a driver's `param.*` settings: typed, and with errors that name the key, what was found and what is valid.
+"""Reads a driver's `param.*` settings with types. Errors have the key, the value and the valid values.
 
-Driver authors may use it; nothing obliges them to. Not a configuration system: files, precedence and the
-resource's own keys are the service's, a driver sees only strings.
+Driver authors may use it. A driver sees only strings: the service handles files, precedence and the resource's keys.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Collection, Mapping
 from outfitter_proto.support.units import format_duration, parse_duration
 
 MAX_DEVICES = 10_000
-"""More devices of one resource than any host has: beyond it a number is a slip of the finger."""
+"""More devices of one resource than any host has. A larger number is a typing error."""
 
 _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
 _FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -31,10 +30,10 @@ def reject_unknown(params: Mapping[str, str], known: Collection[str], *, prefixe
 
 
 def whole_number(params: Mapping[str, str], key: str, *, minimum: int, maximum: int) -> int | None:
-    """The setting as a decimal number between the bounds, None if it is not there.
+    """The setting as a decimal number between the bounds; None if it is missing.
 
     Raises:
-        ValueError: it is anything else.
+        ValueError: any other value.
     """
     text = params.get(key)
     if text is None:
@@ -49,7 +48,7 @@ def seconds(params: Mapping[str, str], key: str, *, default: float, maximum: flo
     """The setting as a duration in seconds: see `outfitter_proto.support.units`.
 
     Raises:
-        ValueError: it is anything else, or above `maximum` seconds.
+        ValueError: any other value, or above `maximum` seconds.
     """
     text = params.get(key)
     if text is None:
@@ -64,16 +63,16 @@ def seconds(params: Mapping[str, str], key: str, *, default: float, maximum: flo
 
 
 def require_amount(amount: int) -> None:
-    """Raise ValueError unless `amount` is one that a driver can be asked for: 1 or more."""
+    """Raise ValueError unless `amount` is 1 or more."""
     if amount < 1:
         raise ValueError(f"{amount} devices wanted; valid is 1 or more")
 
 
 def flag(params: Mapping[str, str], key: str, *, default: bool) -> bool:
-    """The setting as a yes or no.
+    """The setting as a truth value.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: any other value.
     """
     text = params.get(key)
     if text is None:
@@ -85,5 +84,5 @@ def flag(params: Mapping[str, str], key: str, *, default: bool) -> bool:
 
 
 def items(text: str) -> list[str]:
-    """The trimmed items of a list that is split on `;`, as `external-resources` is; blank ones are left out."""
+    """The trimmed items of a list split on `;` (as `external-resources` is), without blank ones."""
     return [item for part in text.split(";") if (item := part.strip())]

@@ -1,14 +1,14 @@
-"""The `static` driver: the devices are those that the configuration says.
+"""The `static` driver: the configuration lists the devices.
 
-For hardware that nothing can discover, for licences and other countable things, and for tests. Settings
-(each under `param.`), the same for every host or, below `hosts.<host>.`, for one host alone:
+For hardware without discovery, for licences and other countable things, and for tests. Settings (each under
+`param.`) apply to every host, or below `hosts.<host>.` to one host:
 
     count = 8                       devices with the indexes 0 to 7
     devices = "a;b"                 devices by name; their order gives their indexes
-    device.<name>.<key> = value     what there is to say of one device, see `description`
+    device.<name>.<key> = value     describes one device, see `description`
 
-Without `devices`, the described ones are all there are. A host with settings of its own has what they say and
-nothing of the common ones; a host that nothing speaks of has no devices.
+Without `devices`, the described devices are all. The common settings do not apply to a host with settings of its own.
+A host without any settings has no devices.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DEVICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,252}", re.ASCII)
 
 
 class StaticDriver(ExternalResourceDriver, Inventory):
-    """Knows the devices that it was told, for ever."""
+    """Names the configured devices, which never change."""
 
     looks_from_afar = True
 
@@ -87,7 +87,7 @@ class StaticDriverFactory(ExternalResourceDriverFactory):
 
 
 def _devices(written: Mapping[str, str], *, prefix: str) -> list[Device]:
-    """One host's devices from its settings, keys without `prefix` (which is for messages)."""
+    """One host's devices from its settings. The keys have no `prefix`; messages do."""
     descriptions: dict[str, dict[str, str]] = {}
     for key, value in written.items():
         if not key.startswith("device."):
@@ -103,7 +103,7 @@ def _devices(written: Mapping[str, str], *, prefix: str) -> list[Device]:
             devices.append(described_device(descriptions.get(name, {}), name=name, index=index))
         except ValueError as problem:
             raise ValueError(f"{prefix}device.{name}: {problem}") from None
-    _reject_twins(names, devices, prefix=prefix)
+    _reject_duplicates(names, devices, prefix=prefix)
     return devices
 
 
@@ -118,22 +118,22 @@ def _names(written: Mapping[str, str], described: Collection[str], *, prefix: st
         names = settings.items(written["devices"])
     else:
         names = natural_order(described)
-    known: set[str] = set()
+    declared: set[str] = set()
     for name in names:
         if not _DEVICE_NAME.fullmatch(name):
             raise ValueError(f"{prefix}devices has {name!r}; valid are letters, digits, _ and -, split on ;")
-        if name in known:
+        if name in declared:
             raise ValueError(f"{prefix}devices names {name!r} twice")
-        known.add(name)
+        declared.add(name)
     for name in described:
-        if name not in known:
+        if name not in declared:
             some = ", ".join(names[:20]) or "none"
             raise ValueError(f"{prefix}device.{name} is described, but is not among the devices: {some}")
     return names
 
 
-def _reject_twins(names: Sequence[str], devices: Sequence[Device], *, prefix: str) -> None:
-    """Two devices with one index or one id would be lent as one."""
+def _reject_duplicates(names: Sequence[str], devices: Sequence[Device], *, prefix: str) -> None:
+    """Refuse two devices with one index or one id: the manager would treat them as one."""
     seen: dict[tuple[str, str], str] = {}
     for name, device in zip(names, devices, strict=True):
         ids = [("id", device.id)] if device.id else []

@@ -1,11 +1,11 @@
-"""The conformance kit: what every driver must keep of the contract in `api`, as tests to inherit.
+"""The conformance kit: the driver contract in `api` as tests to inherit.
 
     class TestMyDriver(DriverContract):
         def make_driver(self):
             return MyDriverFactory().create_external_resource_driver(DriverParams({"path": "…"}))
 
-Any test runner that collects `test_*` methods will do; nothing but anyio is needed. A driver should find at least
-`amount` devices where the tests run, and never `too_many`.
+It works with any test runner that collects `test_*` methods and needs only anyio. Where the tests run, the driver
+should find at least `amount` devices and fewer than `too_many`.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ Check = Callable[[ExternalResourceDriver], Awaitable[None]]
 
 
 class DriverContract:
-    """Subclass it, say how a driver is made, and every promise of the contract becomes a test."""
+    """Subclass it and implement `make_driver`: each promise of the contract becomes a test."""
 
     amount: int = 1
-    """How many devices the driver finds at least."""
+    """The least number of devices that the driver finds."""
 
     too_many: int = 9_999
-    """More devices than it finds."""
+    """More devices than the driver finds."""
 
     host: str = "host-under-test"
 
     @abstractmethod
     def make_driver(self) -> ExternalResourceDriver:
-        """A new driver, as its factory makes it."""
+        """A new driver from its factory."""
 
     def worker(self, name: str = "worker") -> Worker:
         return Worker(host=self.host, resource="thing", worker=name, incarnation=f"{name}-1")
@@ -200,18 +200,18 @@ class DriverContract:
     def test_its_deployment_requests_are_names_with_amounts(self) -> None:
         async def check(driver: ExternalResourceDriver) -> None:
             if isinstance(driver, KubernetesRequest):
-                wanted: Mapping[str, object] = driver.kubernetes_resources(2)
-                assert all(isinstance(name, str) and isinstance(value, str) for name, value in wanted.items())
+                request: Mapping[str, object] = driver.kubernetes_resources(2)
+                assert all(isinstance(name, str) and isinstance(value, str) for name, value in request.items())
             if isinstance(driver, YarnRequest):
-                wanted = driver.yarn_resources(2)
-                assert all(isinstance(name, str) and isinstance(value, int) for name, value in wanted.items())
+                request = driver.yarn_resources(2)
+                assert all(isinstance(name, str) and isinstance(value, int) for name, value in request.items())
 
         self._run(check)
 
     # --- helpers ---
 
     def _run(self, check: Check) -> None:
-        """Make a driver, check it, close it."""
+        """Build a driver, check it, close it."""
 
         async def main() -> None:
             driver = self.make_driver()

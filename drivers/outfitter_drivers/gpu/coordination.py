@@ -1,12 +1,11 @@
-"""The file in which processes of one machine write down who uses which GPU: `<index> <pid>` a line.
+"""The file in which the processes of one machine record who uses which GPU: `<index> <pid>` a line.
 
-The file and its lock are those of Flink's own discovery script, so that both can share it: an exclusive flock(2)
-on the file itself, whose readers look at the first two words of a line. Behind the pid we add a tab and what
-tells a process from a later one of the same number (`start=…,pidns=…,boot=…`); a tab, because Flink's script
-deletes lines by patterns that end in a blank. The file is only ever written in place: replacing it would leave
-the others locking a file that nobody sees.
+Flink's own discovery script can share the file. Both take an exclusive flock(2) on it and read the first two words of
+a line. After the pid we write a tab and what distinguishes a process from a later one with the same number
+(`start=…,pidns=…,boot=…`). It is a tab because Flink's script deletes lines by patterns that end in a blank. We write
+the file in place: after a replacement, others would lock a file without a name.
 
-Not used by the manager, whose ledger is the coordination. Standard library only, and quick to import.
+The manager does not use it, because its ledger coordinates. Standard library only, and quick to import.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 MAX_FILE_BYTES = 1024 * 1024
-"""A line for each device takes about a hundred bytes; anything of this size is some other file."""
+"""A line per device has about a hundred bytes. A file of this size is something else."""
 
 LOCK_SECONDS = 8.0
-"""How long to wait for the lock: less than the 10 s that Flink gives a discovery script."""
+"""Time limit for the lock: below the 10 s that Flink gives a discovery script."""
 
 _LOCK_POLL_SECONDS = 0.01
 _NAME_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 
 
 class CoordinationError(Exception):
-    """Devices cannot be had, or the file cannot be used; nothing has been changed."""
+    """There are not enough free devices, or the file cannot be used. Nothing has changed."""
 
 
 class Owner(NamedTuple):
-    """A process that holds devices. None is unknown; `pid` 0 is nobody.
+    """A process that holds devices. A field is None if it is unknown; `pid` 0 means no process.
 
-    `start`: field 22 of proc(5) `/proc/<pid>/stat`; `pidns`: the inode of the PID namespace in which the number
-    counts; `boot`: the machine's boot id; `worker`: `<worker>/<incarnation>` where one process holds for several.
+    `start`: field 22 of proc(5) `/proc/<pid>/stat`; `pidns`: the inode of the pid's namespace; `boot`: the machine's
+    boot id; `worker`: `<worker>/<incarnation>` if one process holds devices for several workers.
     """
 
     pid: int
@@ -48,20 +47,22 @@ class Owner(NamedTuple):
     worker: str | None = None
 
     def is_same(self, other: Owner) -> bool:
-        """Whether both are one process and one worker, as far as is known of either."""
-        known = zip(self[1:4], other[1:4], strict=True)
+        """Whether both are the same process and worker, by the fields that both know."""
+        pairs = zip(self[1:4], other[1:4], strict=True)
         return (
             self.pid == other.pid != 0
             and self.worker == other.worker
-            and all(mine == theirs or mine is None or theirs is None for mine, theirs in known)
+            and all(
+                own_value == other_value or own_value is None or other_value is None for own_value, other_value in pairs
+            )
         )
 
 
 def caller(environ: Mapping[str, str]) -> Owner:
-    """On whose behalf this process asks: `OUTFITTER_OWNER_PID`, else its parent; and `OUTFITTER_WORKER`, if any.
+    """The owner for whom this process asks: `OUTFITTER_OWNER_PID`, else its parent; with `OUTFITTER_WORKER`, if set.
 
     Raises:
-        CoordinationError: nobody who could be written down, or a variable is malformed.
+        CoordinationError: the parent is in another PID namespace, or a variable is malformed.
     """
     written = environ.get("OUTFITTER_OWNER_PID", "")
     if written and not (written.isascii() and written.isdigit() and 0 < int(written[:12]) < 2**31):
@@ -76,7 +77,7 @@ def caller(environ: Mapping[str, str]) -> Owner:
 
 
 def lives(owner: Owner) -> bool:
-    """Whether a process still runs, as seen from here; who cannot be seen from here counts as living."""
+    """Whether a process still runs. A process that is not visible from here counts as living."""
     boot, namespace = _boot_id(), _own_pid_namespace()
     if owner.boot and boot and owner.boot != boot:
         return False
@@ -89,10 +90,10 @@ def lives(owner: Owner) -> bool:
 
 
 def occupy(path: str, indexes: Sequence[str], amount: int, owner: Owner) -> list[str]:
-    """Write down `amount` of the devices as the owner's: first those it has, then free ones, then dead owners'.
+    """Record `amount` devices for the owner: first its own, then free ones, then those of dead owners.
 
     Raises:
-        CoordinationError: too few can be had, or the file cannot be used. The file is as it was.
+        CoordinationError: too few devices, or the file cannot be used. The file is unchanged.
     """
     if amount > len(indexes):
         raise CoordinationError(f"{amount} devices wanted, but there are {len(indexes)}")
@@ -104,10 +105,10 @@ def occupy(path: str, indexes: Sequence[str], amount: int, owner: Owner) -> list
 
 
 def give_back(path: str, owner: Owner, indexes: Sequence[str] | None = None) -> list[str]:
-    """Strike out what the owner holds, or of it only `indexes`; returns what that was. Repeating it changes nothing.
+    """Delete the owner's lines, or only those of `indexes`; returns the freed devices. Idempotent.
 
     Raises:
-        CoordinationError: the file cannot be used. The file is as it was.
+        CoordinationError: the file cannot be used. It is unchanged.
     """
     try:
         with _locked(path, create=False) as file:
@@ -129,10 +130,10 @@ def give_back(path: str, owner: Owner, indexes: Sequence[str] | None = None) -> 
 def choose(
     content: bytes, indexes: Sequence[str], amount: int, owner: Owner, is_living: Callable[[Owner], bool]
 ) -> tuple[list[str], bytes]:
-    """Decide which devices the owner gets, and what the file then says; pure.
+    """Decide which devices the owner gets, and the file's new text. Pure.
 
     Raises:
-        CoordinationError: too few can be had.
+        CoordinationError: too few devices.
     """
     lines = [line for line in content.split(b"\n") if line.strip()]
     holders: dict[str, list[Owner]] = {}
@@ -144,11 +145,11 @@ def choose(
     abandoned: list[str] = []
     held: list[str] = []
     for index in dict.fromkeys(indexes):
-        known = holders.get(index, [])
-        others = [other for other in known if not other.is_same(owner)]
+        recorded = holders.get(index, [])
+        others = [other for other in recorded if not other.is_same(owner)]
         if living := [other for other in others if is_living(other)]:
             held.append(f"{index} by {living[0].pid}")
-        elif len(others) < len(known):
+        elif len(others) < len(recorded):
             own.append(index)
         else:
             (abandoned if others else free).append(index)
@@ -157,16 +158,16 @@ def choose(
         raise CoordinationError(
             f"{amount} devices wanted, but {len(chosen)} of {len(indexes)} can be had; held are {', '.join(held)}"
         )
-    taken = [index for index in chosen if index not in own]
-    if not taken:
+    newly_taken = [index for index in chosen if index not in own]
+    if not newly_taken:
         return chosen, content
-    # Whatever else speaks of a device that is taken (a dead owner, a malformed line) would mislead the next reader.
-    kept = [line for line in lines if line.split()[0].decode("latin-1") not in taken]
-    return chosen, b"".join(line + b"\n" for line in (*kept, *(_line(index, owner) for index in taken)))
+    # Drop all other lines about these devices (of dead owners, malformed ones): they would mislead the next reader.
+    kept = [line for line in lines if line.split()[0].decode("latin-1") not in newly_taken]
+    return chosen, b"".join(line + b"\n" for line in (*kept, *(_line(index, owner) for index in newly_taken)))
 
 
 def parse(line: bytes) -> tuple[str, Owner] | None:
-    """The device index and the owner that a line speaks of, or None if it is no record."""
+    """The device index and the owner in a line; None if the line is no record."""
     words = line.split()
     if len(words) < 2 or not words[1].isdigit():
         return None
@@ -190,7 +191,7 @@ def _line(index: str, owner: Owner) -> bytes:
 
 @contextmanager
 def _locked(path: str, *, create: bool) -> Iterator[int]:
-    """The file, open and exclusively locked, and still the one that its name leads to."""
+    """Open the file and lock it exclusively; the path still leads to this file."""
     deadline = time.monotonic() + LOCK_SECONDS
     try:
         while True:
@@ -202,7 +203,7 @@ def _locked(path: str, *, create: bool) -> Iterator[int]:
                     return
             finally:
                 os.close(file)
-            # Somebody replaced the file while we waited: the lock that counts is the new one's.
+            # Another process has replaced the file meanwhile, so lock the new one.
     except FileNotFoundError:
         if create:
             raise CoordinationError(f"coordination file {path}: its folder does not exist") from None
@@ -218,7 +219,7 @@ def _open(path: str, *, create: bool) -> int:
     except FileNotFoundError:
         if not create:
             raise
-        # O_EXCL: what somebody put there in this moment is looked at as what was there before.
+        # O_EXCL: check a file that appears at this moment as one that was there before.
         with suppress(FileExistsError):
             return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o666)
         return _open(path, create=False)
@@ -234,17 +235,17 @@ def _open(path: str, *, create: bool) -> int:
     return file
 
 
-def _check(path: str, found: os.stat_result, folder: os.stat_result) -> None:
-    """Refuse what is no file, and in a folder in which everybody may make files, one that a stranger has made: he could
-    have us write into something else by another name of it."""
-    if not stat.S_ISREG(found.st_mode):
+def _check(path: str, status: os.stat_result, folder: os.stat_result) -> None:
+    """Refuse anything but a regular file. In a folder that all users may write, also refuse another user's file: by a
+    hard link, that user could make us write into something else."""
+    if not stat.S_ISREG(status.st_mode):
         raise CoordinationError(f"coordination file {path} is not a regular file")
     shared = folder.st_mode & stat.S_IWOTH
-    if shared and found.st_nlink != 1:
+    if shared and status.st_nlink != 1:
         raise CoordinationError(f"coordination file {path} has another name elsewhere (a hard link)")
-    if shared and found.st_uid not in (0, os.geteuid(), folder.st_uid):
+    if shared and status.st_uid not in (0, os.geteuid(), folder.st_uid):
         raise CoordinationError(
-            f"coordination file {path} belongs to user {found.st_uid}, in a folder that everybody may write; remove "
+            f"coordination file {path} belongs to user {status.st_uid}, in a folder that everybody may write; remove "
             "it, or name a file in a folder of your own by --coordination-file"
         )
 
@@ -279,7 +280,7 @@ def _read(file: int, path: str) -> bytes:
 
 
 def _write(file: int, path: str, before: bytes, after: bytes) -> None:
-    """Put `after` in the place of `before`; who is killed midway leaves blank lines behind, not half a record."""
+    """Replace `before` by `after`. A process killed meanwhile leaves blank lines, not half a record."""
     if after == before:
         return
     padded = after.ljust(len(before), b"\n")
@@ -297,9 +298,9 @@ def _write(file: int, path: str, before: bytes, after: bytes) -> None:
 
 
 def _exists(pid: int) -> bool:
-    """Whether the number is a process that has not ended yet (neither a zombie nor a mere thread)."""
+    """Whether the number is a running process (neither a zombie nor a thread)."""
     try:
-        os.kill(pid, 0)  # unlike /proc, this tells the truth of other users' processes on a mount with hidepid
+        os.kill(pid, 0)  # unlike /proc, this also sees other users' processes on a mount with hidepid
     except ProcessLookupError:
         return False
     except PermissionError:

@@ -1,7 +1,7 @@
-"""Drivers that ask a script of the user's for devices, as Flink's GPU plugin does.
+"""Drivers that call a user's script for devices, as Flink's GPU plugin does.
 
-`ScriptDriver` calls `<script> <amount> <args>`. `AllocateReleaseDriver` speaks the form that FLIP-108 proposed
-first, `<script> allocate|release <amount> <args>`, in which the script itself decides who gets what.
+`ScriptDriver` calls `<script> <amount> <args>`. `AllocateReleaseDriver` uses the older form of FLIP-108,
+`<script> allocate|release <amount> <args>`, in which the script decides who gets which devices.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from outfitter_drivers.program import inherited
 from outfitter_drivers.script import Outcome, logger, parse_indexes, run_script
 
 DEFAULT_TIMEOUT = 10.0
-"""Seconds that a call of a script may take: Flink's fixed limit."""
+"""Time limit of a script in seconds, as fixed in Flink."""
 
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+", re.ASCII)
 _VARIABLES = (
@@ -43,7 +43,7 @@ _VARIABLES = (
 
 
 class ScriptDriver(ExternalResourceDriver):
-    """Names the devices that a script prints. It knows nothing of who holds them: the amount must include those."""
+    """Names the devices that a script prints. It does not know which are held, so the amount must include those."""
 
     not_granted_hint: str | None = (
         "the script named only devices that others hold: if it always prints its first ones, set "
@@ -59,7 +59,7 @@ class ScriptDriver(ExternalResourceDriver):
         inventory_amount: int | None = None,
         environment: Collection[str] = (),
     ) -> None:
-        """`environment`: variables that the script gets beyond the usual ones; see `program.inherited`."""
+        """`environment`: more variables for the script; see `program.inherited`."""
         self._script = script
         self._environment = tuple(environment)
         self._arguments = tuple(arguments)
@@ -69,19 +69,19 @@ class ScriptDriver(ExternalResourceDriver):
 
     async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
         settings.require_amount(amount)
-        # `outfitter discover` asks for nobody: that is Flink's own call, with the amount as it is.
-        asked = amount if self._inventory_amount is None or worker.worker is None else self._inventory_amount
+        # `outfitter discover` calls for no worker: then make Flink's own call, with the given amount.
+        requested = amount if self._inventory_amount is None or worker.worker is None else self._inventory_amount
         env = inherited(os.environ, self._environment)
-        outcome = await run_script([self._script, str(asked), *self._arguments], timeout=self._timeout, env=env)
-        message = f"{self._script} {asked} {outcome}"
-        if outcome.code < 0 or (outcome.code > 0 and asked != amount):
-            # Killed; or asked for all there are, which a smaller amount would not change.
+        outcome = await run_script([self._script, str(requested), *self._arguments], timeout=self._timeout, env=env)
+        message = f"{self._script} {requested} {outcome}"
+        if outcome.code < 0 or (outcome.code > 0 and requested != amount):
+            # Killed, or called for the whole inventory: a smaller amount would not help.
             raise TemporaryDriverError(message)
         if outcome.code > 0:
             raise NotEnoughDevicesError(message)
         indexes = parse_indexes(outcome.stdout)
         if len(indexes) < amount:
-            raise NotEnoughDevicesError(f"{amount} devices wanted, but {self._script} {asked} names {len(indexes)}")
+            raise NotEnoughDevicesError(f"{amount} devices wanted, but {self._script} {requested} names {len(indexes)}")
         return [ExternalResourceInfo({"index": index}) for index in indexes]
 
     def device(self, info: ExternalResourceInfo) -> Device:
@@ -89,19 +89,19 @@ class ScriptDriver(ExternalResourceDriver):
 
 
 class AllocateReleaseDriver(ScriptDriver, Preparation):
-    """Has a script of FLIP-108's older form allocate devices for one worker, and release them.
+    """Lets a script in FLIP-108's older form allocate and release devices for one worker.
 
-    The script chooses, so it is called when a worker's devices are sought, before the grant has a fencing token;
-    `prepare` calls it again only where this driver does not know the answer (the manager was restarted, or other
-    devices than those were granted), and then with the token. So a script must answer a repeated `allocate` of
-    one worker and incarnation with the same devices, and a repeated `release` with success. What was allocated
-    for a worker and not granted to it within `offer_stands` is released when others ask in vain, and at the end.
+    The script chooses, so the driver calls it before the grant, without a fencing token. `prepare` calls it again, with
+    the token, only if the driver does not know the answer: after a restart, or if other devices were granted. So a
+    script must answer a repeated `allocate` of one worker and incarnation with the same devices, and a repeated
+    `release` with success. Devices not granted within `offer_stands` are released at the end, or earlier if another
+    worker finds too few.
     """
 
     knows_holders = True
     not_granted_hint = None
     offer_stands: float = 10.0
-    """Seconds in which a grant follows from an offer, if one does: until then what is offered is nobody else's."""
+    """Seconds from an offer to its grant at most. Until then no other worker gets the offered devices."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
         environment: Collection[str] = (),
     ) -> None:
         super().__init__(script, arguments, timeout=timeout, environment=environment)
-        # A call may have to release what nobody was granted and ask a second time, and to wait for another that does.
+        # A call may release devices that were not granted and allocate again, and wait for another call that does so.
         self.call_timeout = 6 * timeout + 5
         self._allocated: dict[Worker, tuple[str, ...]] = {}
         self._offered_at: dict[Worker, float] = {}
@@ -144,10 +144,10 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
 
     async def unprepare(self, grant: Grant) -> None:
         if any(grant.token < self._highest_token.get(device, 0) for device in grant.device_ids):
-            return  # somebody else's by now
+            return  # another worker's by now
         self._refuse_stale(grant)
         async with self._choosing:
-            # What the script gave, which is not what was granted where the two differ: that is somebody else's.
+            # Release the devices that the script allocated. Other granted devices are another worker's.
             indexes = self._allocated.get(grant.worker) or _indexes(grant)
             await self._release(indexes, grant.worker, token=grant.token)
             self._taken_back.update(dict.fromkeys(grant.device_ids, grant.token))
@@ -157,11 +157,11 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
             await self._release_ungranted(time.monotonic())
 
     async def _choose(self, amount: int, worker: Worker) -> tuple[str, ...]:
-        known = self._allocated.get(worker)
-        if known is not None and len(known) >= amount:
-            return known
-        if known is not None and worker not in self._granted:
-            await self._release(known, worker)
+        allocated = self._allocated.get(worker)
+        if allocated is not None and len(allocated) >= amount:
+            return allocated
+        if allocated is not None and worker not in self._granted:
+            await self._release(allocated, worker)
         try:
             indexes = await self._allocate(amount, worker)
         except NotEnoughDevicesError as error:
@@ -170,7 +170,7 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
                     raise TemporaryDriverError(f"{error}; worker {standing[0]} is about to get some") from error
                 raise
             indexes = await self._allocate(amount, worker)
-        # `outfitter discover` asks for nobody: it wants to know and keeps nothing.
+        # `outfitter discover` calls for no worker, so release the devices at once.
         if worker.worker is None or len(indexes) < amount:
             await self._release(indexes, worker)
         if len(indexes) < amount:
@@ -196,7 +196,7 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
         self._granted.discard(worker)
 
     async def _release_ungranted(self, since: float) -> bool:
-        """Take back what was allocated by then for workers that were never granted it; whether there was any."""
+        """Release devices that were allocated before `since` and never granted; returns whether there were any."""
         released = False
         for worker, indexes in list(self._allocated.items()):
             if worker in self._granted or self._offered_at[worker] > since:
@@ -233,7 +233,7 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
 
 
 def named_gpu(index: str) -> Device:
-    """The device that a script calls `index`: a GPU's UUID or number, or a word that only the script understands."""
+    """The device that a script calls `index`: a GPU's UUID or number, or a name only known to the script."""
     properties: Mapping[str, str] = {"index": index}
     if _UUID.fullmatch(index):
         return Device(

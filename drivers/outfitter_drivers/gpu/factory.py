@@ -1,10 +1,14 @@
-"""The `gpu` driver's factory: Flink's GPU plugin, its settings and what they select.
+"""The `gpu` driver's factory, with the settings of Flink's GPU plugin.
 
-Without a script of the user's, `nvidia` lists the GPUs; with one, `discovery_script` calls it. Settings, each
-under `param.discovery-script.`: `path`, `args`, `timeout` (default 10 s), `builtin` (false: Flink's default path
-means the script that lies there), `inventory-amount` (call the script with this number), `contract`
-(`allocate-release`: FLIP-108's older form), `environment` (variables that the script gets beyond the usual ones, split
-on `;`); and `param.poll-interval` for nvidia-smi (default 10 s).
+Without a user's script, `nvidia` lists the GPUs; with one, `discovery_script` calls it. Settings:
+
+    param.poll-interval         between two calls of nvidia-smi (default 10 s)
+    param.discovery-script.
+        path, args, timeout     the script, its arguments, its time limit (default 10 s)
+        builtin                 false: Flink's default path means the script at that path
+        inventory-amount        call the script with this number
+        contract                allocate-release: FLIP-108's older form
+        environment             more variables for the script, split on `;`
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from outfitter_drivers.gpu.nvidia import DEFAULT_POLL_INTERVAL, NvidiaDriver
 from outfitter_proto.support import file_ownership
 
 FLINK_DEFAULT_PATH = "plugins/external-resource-gpu/nvidia-gpu-discovery.sh"
-"""Where Flink has its own NVIDIA script, and what its plugin runs when no path is configured."""
+"""The path of Flink's own NVIDIA script, which its plugin runs by default."""
 
 PATH = "discovery-script.path"
 ARGS = "discovery-script.args"
@@ -69,11 +73,11 @@ class GPUDriverFactory(ExternalResourceDriverFactory):
         if contract:
             if inventory_amount is not None:
                 raise ValueError(f"{INVENTORY_AMOUNT} and {CONTRACT} = {contract} exclude each other")
-            # Here the script keeps the books, so the options for that are its own.
-            script = gpu_program() if means_ours else _told(config, resolved(path, config.directory))
+            # In this form the script coordinates, so it gets the options for that.
+            script = gpu_program() if means_ours else _checked(config, resolved(path, config.directory))
             return AllocateReleaseDriver(script, arguments, timeout=timeout, environment=environment)
         return ScriptDriver(
-            _told(config, resolved(path, config.directory)),
+            _checked(config, resolved(path, config.directory)),
             without_coordination(arguments, config),
             timeout=timeout,
             inventory_amount=inventory_amount,
@@ -82,11 +86,11 @@ class GPUDriverFactory(ExternalResourceDriverFactory):
 
 
 def resolved(path: str, directory: Path | None) -> Path:
-    """The script that `path` means: absolute, or relative to `FLINK_HOME`, the working directory, or `directory`,
-    whichever first has such a file.
+    """The script at `path`: absolute, or relative to the first of `FLINK_HOME`, the working directory and `directory`
+    that has this file.
 
     Raises:
-        ValueError: there is none, or it is not an executable file.
+        ValueError: there is no such file, or it is not executable.
     """
     flink_home = os.environ.get("FLINK_HOME")
     bases = [Path(flink_home)] if flink_home else []
@@ -106,15 +110,15 @@ def resolved(path: str, directory: Path | None) -> Path:
     raise NotOnThisMachineError(f"{PATH} is {path!r}, but there is no such file; looked for {tried}")
 
 
-def _told(config: DriverParams, script: Path) -> str:
-    """The script, with a warning where others could write what the manager runs."""
+def _checked(config: DriverParams, script: Path) -> str:
+    """The script as text, with a warning if other users can change it."""
     if doubt := file_ownership.doubt(script):
         config.warn(f"{PATH}: {doubt}, and so what runs as this user")
     return str(script)
 
 
 def gpu_program() -> str:
-    """Our own discovery program, as an executable.
+    """The path of our own discovery program.
 
     Raises:
         ValueError: it is not installed.
@@ -126,8 +130,7 @@ def gpu_program() -> str:
 
 
 def without_coordination(arguments: Sequence[str], config: DriverParams) -> list[str]:
-    """The arguments without those that have a script coordinate with others: that is the ledger's part here. What is
-    left out is told."""
+    """The arguments without those for coordination, because the ledger coordinates. Warns about dropped ones."""
     kept: list[str] = []
     dropped: list[str] = []
     rest = list(arguments)

@@ -1,7 +1,7 @@
-"""NVIDIA GPUs as nvidia-smi tells of them: the inventory behind the `gpu` driver when no script is configured.
+"""NVIDIA GPUs from nvidia-smi: the inventory of the `gpu` driver without a script.
 
-nvidia-smi is asked again and again, since GPUs fall off the bus. One that it reports an error for is unhealthy;
-when it reports nothing else any more because of that one, the others stay as they were last seen.
+The driver polls nvidia-smi, because GPUs fall off the bus. A GPU with an error is unhealthy. If nvidia-smi then reports
+nothing else, the other GPUs stay as last seen.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from outfitter_drivers.script import Outcome, run_script, shortened
 from outfitter_proto.records import Health
 
 DEFAULT_POLL_INTERVAL = 10.0
-"""Seconds between two questions to nvidia-smi, which takes up to a second to answer."""
+"""Seconds between two calls of nvidia-smi, which takes up to a second."""
 
 FIELDS = ("index", "uuid", "memory.total", "pci.bus_id", "name")
-"""What is asked of each GPU; the name comes last because it is the only one that may have a comma in it."""
+"""The queried fields. The name comes last because only it may contain a comma."""
 
 SYSFS_PCI = Path("/sys/bus/pci/devices")
 
@@ -29,12 +29,12 @@ _NONE_FOUND = b"No devices were found"
 _BUS_ID = re.compile(r"([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])")
 _ERROR = re.compile(
     r"\[(?:Unknown Error|GPU [^\[\]]*)\]|ERR!", re.IGNORECASE
-)  # of linear cost: what it reads is foreign
+)  # linear cost, because its input is foreign
 _UNSAID = re.compile(r"\[.*\]|N/A", re.IGNORECASE)
 
 
 class NvidiaDriver(PollingDriver):
-    """Lists all GPUs of the machine it runs on."""
+    """Lists all GPUs of its machine."""
 
     def __init__(
         self, *, poll_interval: float = DEFAULT_POLL_INTERVAL, timeout: float = 10.0, sysfs: Path = SYSFS_PCI
@@ -43,7 +43,7 @@ class NvidiaDriver(PollingDriver):
         self._timeout = timeout
         self._sysfs = sysfs
         self._last: list[Device] = []
-        # nvidia-smi is asked twice at most: for all fields, then for the index alone.
+        # At most two calls of nvidia-smi: for all fields, then for the index alone.
         self.call_timeout = 2 * timeout + 5
 
     def shortage(self, amount: int, *, healthy: int, known: int) -> str:
@@ -54,7 +54,7 @@ class NvidiaDriver(PollingDriver):
         if outcome.code != 0 and _NONE_FOUND not in outcome.stdout + outcome.stderr:
             if lost := self._after_loss(outcome):
                 return lost
-            # An old nvidia-smi does not know every field; a broken one fails again. These are Flink's own arguments.
+            # Flink's own arguments: an old nvidia-smi does not know every field. A broken one fails again.
             outcome = await self._ask(FIELDS[:1], "csv,noheader")
             if outcome.code != 0:
                 raise TemporaryDriverError(f"nvidia-smi {outcome}")
@@ -71,7 +71,7 @@ class NvidiaDriver(PollingDriver):
             ) from (error)
 
     def _after_loss(self, outcome: Outcome) -> list[Device]:
-        """What was seen last, with the GPUs that nvidia-smi complains of as unhealthy; nothing if it names none."""
+        """The devices last seen, with those reported as lost marked unhealthy; empty if nvidia-smi names none."""
         complaint = shortened(outcome.stdout + outcome.stderr)
         lost = {_sysfs_bus_id(match) for match in _BUS_ID.finditer(complaint)}
         if lost.isdisjoint(device.properties.get("pci.bus_id", "") for device in self._last):
@@ -84,7 +84,7 @@ class NvidiaDriver(PollingDriver):
         ]
 
     def _keep_id(self, device: Device) -> Device:
-        """A GPU that no longer tells its UUID is still the one that was seen at its place."""
+        """Keep the id of a GPU that no longer reports its UUID, by its place."""
         if device.id is not None:
             return device
         for known in self._last:
@@ -94,7 +94,7 @@ class NvidiaDriver(PollingDriver):
 
 
 def parse_gpus(stdout: bytes, *, sysfs: Path = SYSFS_PCI) -> list[Device]:
-    """The devices that nvidia-smi's answer describes: a line each, with all of `FIELDS` or the first ones alone.
+    """The devices in nvidia-smi's answer: a line each, with all of `FIELDS` or only the first ones.
 
     Raises:
         TemporaryDriverError: a line does not begin with an index.
@@ -113,25 +113,25 @@ def parse_gpus(stdout: bytes, *, sysfs: Path = SYSFS_PCI) -> list[Device]:
 
 
 def cuda_environment(name: str) -> dict[str, str]:
-    """The variables that make CUDA show one GPU; `name` is its UUID or its index in the order of the PCI bus."""
+    """The variables that select one GPU for CUDA; `name` is its UUID or its index in PCI bus order."""
     return {"CUDA_VISIBLE_DEVICES": name, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def _gpu(row: Mapping[str, str], sysfs: Path) -> Device:
     errors = [f"{field}: {value}" for field, value in row.items() if _ERROR.search(value)]
-    said = {field: value for field, value in row.items() if value and not _ERROR.search(value)}
-    said = {field: value for field, value in said.items() if not _UNSAID.fullmatch(value)}
+    reported = {field: value for field, value in row.items() if value and not _ERROR.search(value)}
+    reported = {field: value for field, value in reported.items() if not _UNSAID.fullmatch(value)}
     properties = {"index": row["index"]}
-    uuid = said.get("uuid")
+    uuid = reported.get("uuid")
     if uuid:
         properties["uuid"] = uuid
-    if "name" in said:
-        properties["model"] = said["name"]
-    memory = said.get("memory.total", "")
+    if "name" in reported:
+        properties["model"] = reported["name"]
+    memory = reported.get("memory.total", "")
     if memory.isascii() and memory.isdigit():
         properties["memory.total_bytes"] = str(int(memory[:12]) * 1024 * 1024)
     aliases: tuple[str, ...] = ()
-    if match := _BUS_ID.fullmatch(said.get("pci.bus_id", "")):
+    if match := _BUS_ID.fullmatch(reported.get("pci.bus_id", "")):
         properties["pci.bus_id"] = _sysfs_bus_id(match)
         aliases = (f"pci:{properties['pci.bus_id']}",)
         if numa_node := _numa_node(sysfs / properties["pci.bus_id"]):
@@ -148,7 +148,7 @@ def _gpu(row: Mapping[str, str], sysfs: Path) -> Device:
 
 
 def _sysfs_bus_id(match: re.Match[str]) -> str:
-    """nvidia-smi writes the PCI domain with eight digits, in capitals; Linux writes four, in small letters."""
+    """nvidia-smi writes the PCI domain with eight digits in capitals, Linux with four in small letters."""
     return f"{int(match[1], 16):04x}:{match[2].lower()}"
 
 
@@ -157,4 +157,4 @@ def _numa_node(device: Path) -> str | None:
         node = (device / "numa_node").read_text().strip()
     except OSError:
         return None
-    return node if node.isdigit() else None  # -1: the machine has but one
+    return node if node.isdigit() else None  # -1: the machine has only one

@@ -1,1 +1,1 @@
-"""What several drivers share and third parties do not import."""
+"""Shared by several drivers; not for third parties."""

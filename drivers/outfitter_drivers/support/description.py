@@ -1,8 +1,7 @@
-"""A device as people write it down: keys and values, of which a few speak to the manager and the rest to operators.
+"""A device described by keys and values: `static` reads them from the configuration, `files` from each file.
 
-What `static` reads from the configuration and `files` from each file. The keys with a meaning of their own:
-`id` (canonical id), `aliases` and `cdi` (lists split on `;`), `health` (healthy, unhealthy, unknown) with
-`reason`, and `env.<VARIABLE>`. Every other key is a property, `index` included.
+These keys are for the manager: `id` (canonical id), `aliases` and `cdi` (lists split on `;`), `health` (healthy,
+unhealthy, unknown) with `reason`, and `env.<VARIABLE>`. Every other key, also `index`, is a property for operators.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ _DIGITS = re.compile(r"([0-9]+)", re.ASCII)
 
 
 def described_device(description: Mapping[str, str], *, name: str, index: int, default_id: str | None = None) -> Device:
-    """The device that `description` describes; `name` and `index` where it does not say them itself.
+    """The described device. `name` and `index` apply if the description lacks them.
 
     Raises:
-        ValueError: a key or a value is not valid; the message names it.
+        ValueError: an invalid key or value; the message names it.
     """
     properties = {"index": str(index), "name": name}
     env: dict[str, str] = {}
@@ -48,9 +47,11 @@ def described_device(description: Mapping[str, str], *, name: str, index: int, d
     device_id = description.get("id", default_id)
     if device_id is not None and not 1 <= len(device_id) <= 1024:
         raise ValueError(f"id is {device_id[:40]!r}; valid are 1 to 1024 characters, or no id at all")
-    said = description.get("id")
-    if said is not None and (is_blank(said) or hides_something(said)):
-        raise ValueError(f"id is {said!a}, of which something cannot be seen; valid are letters, digits and signs")
+    device_id_text = description.get("id")
+    if device_id_text is not None and (is_blank(device_id_text) or hides_something(device_id_text)):
+        raise ValueError(
+            f"id is {device_id_text!a}, of which something cannot be seen; valid are letters, digits and signs"
+        )
     health = _health(description.get("health"))
     reason = description.get("reason") or (None if health is Health.HEALTHY else f"described as {health.value}")
     return Device(
