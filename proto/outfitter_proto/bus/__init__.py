@@ -1,4 +1,4 @@
-"""The bus port and its two adapters. `connect` picks the adapter from a URL and imports only that one."""
+"""The bus port and its two adapters. `connect` imports only the adapter of the URL."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from outfitter_proto.bus.port import (
 )
 
 DEFAULT_BUS = "sqlite:////var/lib/outfitter/bus.db"
-"""One system-wide file, never one a user: two users' workers must meet on the same bus."""
+"""One file for the whole machine, so that the workers of all users share one bus."""
 
 
 def connect(url: str | None = None, login: Mapping[str, str] | None = None, *, create: bool = True) -> Bus:
     """The bus at `url`, else at `OUTFITTER_BUS`, else `DEFAULT_BUS`. Connects to nothing yet.
 
-    `kafka://host:9092,host2:9092` or `sqlite:///absolute/path/bus.db` (three slashes, then the path). `login` says
-    how to be let in by Kafka's brokers, by the names of `kafka.access.SETTINGS`; the environment says the rest.
-    `create` False: use an embedded bus that is there, and make none; starting says that there is none.
+    `kafka://host:9092,host2:9092` or `sqlite:///absolute/path/bus.db` (three slashes, then the path). `login` has the
+    settings for logging in to Kafka's brokers, by the names of `kafka.login.SETTINGS`; the environment has the rest.
+    `create` False: do not create a missing embedded bus; starting then raises an error.
 
     Raises:
-        BusConfigurationError: the URL names no bus we know, or nobody can log in like this.
+        BusConfigurationError: no known bus has this URL, or the settings for logging in are invalid.
     """
     url = url or os.environ.get("OUTFITTER_BUS") or DEFAULT_BUS
     scheme = schemes.find(url)

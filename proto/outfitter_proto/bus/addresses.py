@@ -1,4 +1,4 @@
-"""The brokers that a Kafka bus URL names. It loads no client: a configuration is checked with it, too."""
+"""Parses the brokers in a Kafka bus URL. It imports no client, because the configuration check uses it too."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Node(NamedTuple):
 
 
 def brokers(url: str) -> tuple[Node, ...]:
-    """Read `kafka://host[:port][,host[:port]…]`; IPv6 addresses stand in brackets.
+    """Parse `kafka://host[:port][,host[:port]…]`, with IPv6 addresses in brackets.
 
     Raises:
-        ValueError: the URL names no broker, or one that cannot be. The message names the wrong part and what is valid,
-            and repeats nothing of a URL with a user name, a password or parameters.
+        ValueError: no broker, or an invalid one. The message has the wrong part and the valid form. It repeats nothing
+            of a URL with a user name, a password or parameters.
     """
     if "@" in url or "?" in url:
         raise ValueError(
@@ -60,8 +60,8 @@ def _node(address: str) -> Node:
 
 
 def _ipv6(host: str, shown: str) -> str:
-    """The address between its brackets."""
-    from ipaddress import IPv6Address  # few need it
+    """The address without its brackets."""
+    from ipaddress import IPv6Address  # rarely needed
 
     inner = host.removeprefix("[").removesuffix("]")
     try:

@@ -1,6 +1,4 @@
-"""What a member knows of its partitions, and how its holder hears of a change: the half of a membership that is the
-same on every bus. It talks to nobody.
-"""
+"""A member's partitions, and waiting for a change: the part of a membership that is the same on every bus."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from outfitter_proto.bus.port import BusError
 
 
 class Ownership:
-    """Set by the adapter, in plain calls that never wait; awaited by one holder (see `Membership.changed`)."""
+    """The adapter sets it without waiting. One caller awaits changes (see `Membership.changed`)."""
 
     def __init__(self) -> None:
         self.partitions: frozenset[int] = frozenset()
@@ -20,17 +18,17 @@ class Ownership:
         self._news = anyio.Event()
 
     def assign(self, partitions: frozenset[int]) -> None:
-        """These are the member's now."""
+        """Set the member's partitions."""
         self.partitions = partitions
         self._wake()
 
     def expel(self) -> None:
-        """The member was taken for dead: whatever it had, others may have had since."""
+        """Note that the group has expelled the member. Others may have had its partitions since."""
         self._expelled = True
         self.assign(frozenset())
 
     def fail(self, error: BusError) -> None:
-        """The member cannot go on. The first reason stays."""
+        """End the membership with an error. The first error stays."""
         self.error = self.error or error
         self.assign(frozenset())
 

@@ -1,11 +1,10 @@
-"""The bus port: the few things the service and the workers ask of a message bus.
+"""The bus port: what managers and workers need of a message bus.
 
-Two adapters implement it, `kafka` and `embedded`; one contract-test suite (tests/bus) runs against both.
-The words are Kafka's: topics have partitions, partitions have records at growing offsets (with holes), a
-compacted topic keeps at least the last record of every key, a record with a value of None is a tombstone.
+Two adapters implement it, `kafka` and `embedded`; one contract suite (tests/bus) runs against both. The words are
+Kafka's: topics have partitions, and partitions have records at growing offsets, with holes. A compacted topic keeps at
+least the last record of every key. A record whose value is None is a tombstone.
 
-All awaits are bounded by the adapter's own time limits. Every exception that leaves an adapter is a
-`BusError`, except cancellation.
+The adapter's time limits bound every await. Every exception from an adapter is a `BusError`, except cancellation.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from msgspec import Struct
 
 
 class BusError(Exception):
-    """Something the bus could not do. The message names the bus, the thing and, where known, the remedy."""
+    """A failure of the bus. The message names the bus, the object and, if known, the remedy."""
 
 
 class BusUnavailableError(BusError):
-    """The bus cannot be reached, is full or read-only for now: try again later; nothing was lost."""
+    """The bus is unreachable, full or read-only for now. Nothing was lost: try again later."""
 
 
 class FencedError(BusError):
-    """Another writer has taken this writer's identity: nothing of the commit is visible, nor ever will be."""
+    """Another writer has taken this writer's identity. The commit is not visible and never will be."""
 
 
 class CommitUnknownError(BusError):
-    """Nobody can say whether the commit happened. Never retry it: open a new writer and read the ledger."""
+    """It is unknown whether the commit happened. Never retry it: open a new writer and read the ledger."""
 
 
 class OffsetOutOfRangeError(BusError):
-    """The asked offset is no longer there (or not yet). `start` and `end` are what there is."""
+    """The requested offset does not exist any more, or not yet. The partition has `start` to `end`."""
 
     def __init__(self, message: str, *, start: int, end: int) -> None:
         super().__init__(message)
@@ -43,50 +42,53 @@ class OffsetOutOfRangeError(BusError):
 
 
 class UnknownTopicError(BusError):
-    """The topic does not exist; the message says how to make it."""
+    """The topic does not exist. The message says how to create it."""
 
 
 class BusConfigurationError(BusError):
-    """The bus is there but not as it must be (wrong URL, a network file system, a refused log-in)."""
+    """The bus cannot be used as configured (wrong URL, a network file system, a refused log-in)."""
 
 
 class MissingBusError(BusConfigurationError):
-    """There is no bus there, and whoever asked makes none."""
+    """There is no bus at the URL, and `create` was False."""
 
 
 class BusAccessError(BusConfigurationError):
-    """The bus does not let us do it. At a start that is a mistake to be told at once; later, credentials are being
-    exchanged or rights were taken away by mistake, so whoever runs already tries on. Nothing was written."""
+    """The bus refuses access. Nothing was written.
+
+    At a start it is a configuration error to report at once. A running process tries again, because somebody may be
+    replacing credentials or may have removed rights by mistake.
+    """
 
 
 class BusAuthenticationError(BusAccessError):
-    """The bus and we do not believe each other to be who we say: certificates, passwords, tokens."""
+    """The bus or we failed to authenticate: certificates, passwords, tokens."""
 
 
 class BusAuthorizationError(BusAccessError):
-    """A right is missing; the message names it, and the principal as far as it is known."""
+    """A right is missing. The message names it and, if known, the principal."""
 
 
 class TooLargeError(BusError):
-    """A record is larger than the topic takes."""
+    """A record is larger than the topic allows."""
 
 
 class MemberReplacedError(BusError):
-    """Another process has joined the group under this member's replica name: it is the member now."""
+    """Another process has joined the group under this member's replica name and has replaced it."""
 
 
 class Entry(Struct, frozen=True, gc=False):
-    """A record to write. Many are made: a struct is made in a sixth of a named tuple's time."""
+    """A record to write. A struct, because there are many: it is six times as fast to create as a named tuple."""
 
     key: bytes | None
     value: bytes | None
 
 
 class Message(Struct, frozen=True, gc=False):
-    """A record that was read. `timestamp_ms` is milliseconds since the epoch, as the bus or the sender set it.
+    """A record that was read. `timestamp_ms`: milliseconds since the epoch, set by the bus or the sender.
 
-    `unreadable` says why it is no record at all but the bytes of a batch, from offset `first` on, that cannot be read:
-    it has no key then.
+    If `unreadable` has a reason, the message stands for a batch from offset `first` on that cannot be decoded. Its
+    value is the batch's bytes, and it has no key.
     """
 
     topic: str
@@ -100,7 +102,7 @@ class Message(Struct, frozen=True, gc=False):
 
 
 class TopicInfo(NamedTuple):
-    """What the bus says of a topic. `config` holds the settings that differ or matter, by Kafka's names."""
+    """The bus's description of a topic. `config` has the settings that differ or matter, by Kafka's names."""
 
     name: str
     id: str
@@ -110,14 +112,14 @@ class TopicInfo(NamedTuple):
 
 
 class TopicShape(NamedTuple):
-    """Which topic a name stands for now (a topic that is deleted and made anew has another id), and its partitions."""
+    """A topic's current id and number of partitions. A topic that was deleted and created again has another id."""
 
     id: str
     partitions: int
 
 
 class TopicSpec(NamedTuple):
-    """A topic to make. `replication` None means the bus's default."""
+    """A topic to create. `replication` None: the bus's default."""
 
     name: str
     partitions: int
@@ -126,7 +128,7 @@ class TopicSpec(NamedTuple):
 
 
 class Right(NamedTuple):
-    """Something that a bus may allow or not, by Kafka's names: `Right("Read", "topic", "outfitter.allocations")`.
+    """An access right, by Kafka's names: `Right("Read", "topic", "outfitter.allocations")`.
 
     `kind` is topic, transactional-id, group or cluster.
     """
@@ -137,21 +139,21 @@ class Right(NamedTuple):
 
 
 class Reader(ABC):
-    """A cursor over one partition. Not safe for concurrent use; `aclose` when done (also a context manager)."""
+    """A cursor over one partition, and a context manager that closes it. Not safe for concurrent use."""
 
     position: int
-    """The next offset to be read. It passes holes and commit markers, so compare it, never an offset seen."""
+    """The next offset to read. It skips holes and commit markers, so compare it and not the offset of a message."""
     heard: bool = True
-    """False until the bus has answered this reader for the first time: an empty list says nothing before."""
+    """False until the bus has answered this reader once. Before that an empty list proves nothing."""
 
     @abstractmethod
     async def fetch(self, *, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:
-        """Return the next records, at least one if any comes within `timeout` seconds, else an empty list.
+        """Return the next records; an empty list if none comes within `timeout` seconds.
 
-        May be called again after any error, cancellation included: no record is skipped.
+        May be called again after any error or cancellation: it skips no record.
 
         Raises:
-            OffsetOutOfRangeError: `position` is not there; `seek` first.
+            OffsetOutOfRangeError: `position` does not exist; `seek` first.
             BusUnavailableError: the bus did not answer.
         """
 
@@ -161,7 +163,7 @@ class Reader(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Let go of connections. Repeatable, bounded, never raises for a bus that is away."""
+        """Close connections. Repeatable, bounded; an unreachable bus raises nothing."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -171,48 +173,48 @@ class Reader(ABC):
 
 
 class Writer(ABC):
-    """The one holder of a writer identity: whoever opened it last. Commits go to one partition number."""
+    """The holder of a writer identity, until another writer opens it. Commits go to one partition number."""
 
     partition: int
 
     @abstractmethod
     async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
-        """Write all of `batches` (topic, entries) atomically into this writer's partition, in the order given.
+        """Write `batches` (topic, entries) atomically into this writer's partition, in the given order.
 
-        All of them are acknowledged before the commit is asked for; the last batch (the ledger's) is one
-        indivisible record batch where the bus knows such a thing. When this returns, all is visible to
-        committed readers. One call at a time. Empty batches are allowed.
+        The adapter requests the commit only after the bus has acknowledged all of them. The last batch (the ledger's)
+        is one indivisible record batch, if the bus has record batches. On return committed readers see everything. One
+        call at a time. Empty batches are allowed.
 
         Raises:
             FencedError: another writer has the identity.
             CommitUnknownError: the outcome is unknown.
-            TooLargeError: a record or the ledger batch is larger than the topic takes; nothing was written.
-            BusUnavailableError: it failed for certain; nothing was written.
+            TooLargeError: a record or the ledger batch is larger than the topic allows; nothing was written.
+            BusUnavailableError: it certainly failed; nothing was written.
 
-        After FencedError, CommitUnknownError or BusUnavailableError the writer is spent: open a new one. After
-        TooLargeError `tainted` tells: it is, if the bus itself refused what the adapter had let pass.
-        Cancelling leaves the outcome unknown and the writer spent.
+        After FencedError, CommitUnknownError or BusUnavailableError the writer is unusable: open a new one. After
+        TooLargeError `tainted` decides: it is True if the bus, and not the adapter, refused the size. Cancellation
+        leaves the outcome unknown and the writer unusable.
         """
 
     @property
     @abstractmethod
     def tainted(self) -> bool:
-        """True when a request of a past commit was retried or failed inside the client, so that a late copy of
-        it could still act: open a new writer before the next commit."""
+        """True if the client retried or failed a request of an earlier commit, so that a late copy of it could still
+        take effect. Open a new writer before the next commit."""
 
     @property
     @abstractmethod
     def max_batch_bytes(self) -> int:
-        """How many bytes of keys and values the last batch of a commit may hold."""
+        """Limit of the last batch of a commit, in bytes of keys and values."""
 
     @property
     @abstractmethod
     def tenure(self) -> str:
-        """What tells this holding of its identity from every earlier and later one; see `Bus.tenure`."""
+        """Distinguishes this tenure of the identity from all earlier and later ones; see `Bus.tenure`."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Abort what is open and let go. Repeatable, bounded, never raises for a bus that is away."""
+        """Abort an open transaction and close. Repeatable, bounded; an unreachable bus raises nothing."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -222,46 +224,48 @@ class Writer(ABC):
 
 
 class Membership(ABC):
-    """One member of a group that shares a topic's partitions out among its members. It says who owns which partition,
-    and reads no data: nothing that its holder does can hold up the others.
+    """One member of a group that divides a topic's partitions among its members, in the words of Kafka's groups.
 
-    Ownership is not exclusion: an owner that is frozen or cut off learns late that its partitions have moved. Whatever
-    must not happen twice goes through a `Writer`, which fences. The words are those of Kafka's consumer groups.
+    It assigns partitions and reads no data, so a slow member does not delay the others. Ownership is not exclusion: a
+    frozen owner learns late that its partitions have moved. Use a `Writer`, which fences, for anything that must not
+    happen twice.
     """
 
     @property
     @abstractmethod
     def partitions(self) -> frozenset[int]:
-        """Those assigned now, as far as this member has heard. Empty before the first assignment, while it is
-        expelled, and after the end. While the bus is away it stays as it was: nobody else is given them either."""
+        """The partitions assigned to this member, as far as it knows. Empty before the first assignment, while the
+        member is expelled, and after the end. Unchanged while the bus is away, when nothing is assigned to others."""
 
     @abstractmethod
     async def changed(self) -> frozenset[int]:
-        """Wait until `partitions` differs from what was returned last (at first: from the empty set); return it.
+        """Wait until `partitions` differs from the last returned value (first: the empty set); return it.
 
-        That this member was expelled (silent for longer than its session) is always told, by an empty set, even
-        when the same partitions came back at once: somebody else may have had them in between. For one caller.
+        After an expulsion (silence for longer than the session) it always returns an empty set once, even if the same
+        partitions came back at once: another member may have had them in between. For one caller.
 
         Raises:
-            MemberReplacedError: another process has this member's replica name. It is over: close this one.
-            BusConfigurationError: the group cannot be joined so, for instance for want of a right.
+            MemberReplacedError: another process has this member's replica name. Close this member.
+            BusConfigurationError: the member cannot join the group, for example because a right is missing.
         """
 
     @abstractmethod
     async def confirmed(self, partition: int) -> bool:
-        """Ask whether `partition` is this member's: True only if the group's coordinator has answered a question that
-        was sent after this call. False means no, or nobody knows; bounded, raises nothing."""
+        """Whether `partition` is this member's. True only if the group's coordinator answered a request sent after this
+        call. False means no or unknown. Bounded, raises nothing."""
 
     @abstractmethod
     async def leave(self) -> None:
-        """Leave the group for good, also as a replica: its partitions move at once. Bounded and repeatable. While
-        the bus is away the session's end does it."""
+        """Leave the group for good, also as a replica: its partitions move at once. If the bus is away, they move when
+        the session ends. Bounded and repeatable."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Let go. A replica (a member with a name) does not leave: who joins under its name within the session has
-        its partitions, and nobody else sees a change. Others leave. Bounded, repeatable, never raises for a bus that
-        is away."""
+        """Close the member. Bounded, repeatable; an unreachable bus raises nothing.
+
+        A replica (a member with a name) does not leave: a process that joins under its name within the session gets
+        its partitions, and other members see no change. Members without a name leave.
+        """
 
     async def __aenter__(self) -> Self:
         return self
@@ -271,32 +275,32 @@ class Membership(ABC):
 
 
 class Bus(ABC):
-    """A connection to one bus. Constructing connects to nothing; `async with bus:` does, and closes."""
+    """A connection to one bus. The constructor connects to nothing; `async with bus:` connects and closes."""
 
     url: str
     local: bool = False
-    """True for the bus of a single machine: no administrator makes its topics, so a manager does."""
+    """True for the bus of a single machine. A manager creates its topics, because it has no administrator."""
 
     @abstractmethod
     async def start(self) -> None:
-        """Connect and check that this is a bus we can use.
+        """Connect and check that the bus is usable.
 
         Raises:
-            BusUnavailableError: nobody there, with the address that was tried.
-            BusConfigurationError: it is there and not usable; the message names the remedy.
+            BusUnavailableError: no answer; the message has the address.
+            BusConfigurationError: the bus is not usable; the message names the remedy.
         """
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close every connection this bus opened itself. Repeatable, bounded."""
+        """Close all connections of this bus itself. Repeatable, bounded."""
 
     @abstractmethod
     async def topic(self, name: str) -> TopicInfo:
         """Describe a topic. Raises `UnknownTopicError`."""
 
     async def shapes(self, names: Collection[str]) -> dict[str, TopicShape]:
-        """The shapes of these topics, as they are now; those that do not exist, or that we may not ask for, are left
-        out. Cheap: it may be asked before each message.
+        """The current shapes of these topics, without those that do not exist or that we have no right to describe.
+        Cheap enough to call before each message.
 
         Raises:
             BusUnavailableError: the bus did not answer.
@@ -311,20 +315,19 @@ class Bus(ABC):
         return found
 
     async def brokers(self) -> int:
-        """How many brokers there are now to hold copies of a partition; a bus without brokers counts as one."""
+        """The current number of brokers; 1 for a bus without brokers."""
         return 1
 
     @abstractmethod
     async def create_topics(self, specs: Sequence[TopicSpec]) -> list[str]:
-        """Make the topics that do not exist and return their names; those that exist stay as they are."""
+        """Create the missing topics and return their names. Existing topics stay unchanged."""
 
     async def add_partitions(self, topic: str, partitions: int) -> None:
-        """Give a topic more partitions, so that it has so many; the new ones are empty, the others stay as they are.
-        One that has so many already stays as it is. Who uses the topic learns of it when he asks for its shape.
+        """Add empty partitions to a topic until it has `partitions`. Its users learn of it from `shapes`.
 
         Raises:
             UnknownTopicError.
-            BusConfigurationError: it has more already, and there is no way back.
+            BusConfigurationError: it has more already, and partitions cannot be removed.
         """
         raise BusConfigurationError(f"{self.url}: topic {topic!r} cannot be given {partitions} partitions")
 
@@ -333,41 +336,42 @@ class Bus(ABC):
         """Write one record outside any transaction; return its offset once it is acknowledged.
 
         Raises:
-            TooLargeError, UnknownTopicError, BusUnavailableError (then it may or may not have been written).
+            TooLargeError, UnknownTopicError.
+            BusUnavailableError: it is unknown whether the record was written.
         """
 
     @abstractmethod
     async def offsets(self, topic: str, partition: int) -> tuple[int, int]:
-        """The first offset there is and the one after the last (the high watermark, uncommitted included)."""
+        """The first offset and the one after the last (the high watermark, with uncommitted records)."""
 
     @abstractmethod
     async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
-        """A reader from offset `start` (None: the first there is).
+        """A reader from offset `start` (None: the first offset).
 
-        `committed`: only records of committed transactions, in the order of their offsets; else all.
+        `committed`: read only records of committed transactions, in the order of their offsets; else all records.
         """
 
     @abstractmethod
     async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
-        """Take a writer identity (Kafka: a transactional id), fencing whoever had it.
+        """Take a writer identity (Kafka: a transactional id) and fence its holder.
 
-        When this returns, every transaction of an earlier holder is decided: committed or aborted for good. `topics`
-        are those that holders of this identity write to: only there, in this partition, is what a decision has not
-        reached ended now, and as it was decided (see `kafka.producer`).
+        On return every transaction of an earlier holder is decided: committed or aborted for good. `topics` are those
+        to which holders of this identity write. A decision may not have reached all partitions of a transaction yet.
+        The adapter completes it in this partition of `topics`, and nowhere else (see `kafka.producer`).
         """
 
     @abstractmethod
     async def tenure(self, identity: str) -> str | None:
-        """Whose a writer identity is now: `Writer.tenure` of whoever took it last; None where the bus does not tell.
-        Where that is still one's own, nobody has taken the identity since. Asking changes nothing.
+        """`Writer.tenure` of a writer identity's current holder; None if the bus does not know it. If it equals one's
+        own, nobody has taken the identity since. Changes nothing.
 
         Raises:
             BusUnavailableError: the bus did not answer.
         """
 
     async def has_committed(self, identity: str) -> bool:  # noqa: ARG002
-        """Whether the last that the bus knows of a writer identity is a commit: then it wrote something once, whatever
-        there is of it now. False says nothing: the bus forgets in time, or has never told. Asking changes nothing.
+        """Whether the last transaction of a writer identity is known as committed. False proves nothing, because the
+        bus forgets in time, or never knew. Changes nothing.
 
         Raises:
             BusUnavailableError: the bus did not answer.
@@ -378,15 +382,15 @@ class Bus(ABC):
     async def join(
         self, group: str, topic: str, *, replica: str | None, session_timeout: float, heartbeat_interval: float
     ) -> Membership:
-        """Become a member of `group`, which shares out the partitions of `topic`, evenly and moving few of them.
+        """Join `group`, which divides the partitions of `topic` evenly among its members and moves few of them.
 
-        Returns at once; `Membership.changed` tells the first assignment. All members of a group name the same topic.
+        Returns at once; `Membership.changed` returns the first assignment. All members of a group name the same topic.
 
         Args:
-            replica: a name that stays over restarts (KIP-345's static member): who joins under it within the session
-                goes on as the member that had it. None: a new member each time.
-            session_timeout: seconds of silence after which a member is expelled and its partitions are given to others.
-            heartbeat_interval: seconds between signs of life; a third of the session at most. A change is heard of
+            replica: a name that survives restarts (KIP-345's static member). A process that joins under it within the
+                session continues as that member. None: a new member each time.
+            session_timeout: seconds of silence after which a member is expelled and others get its partitions.
+            heartbeat_interval: seconds between heartbeats, at most a third of the session. A member learns of a change
                 within this time.
 
         Raises:
@@ -395,38 +399,40 @@ class Bus(ABC):
 
     @abstractmethod
     async def stable_end(self, topic: str, partition: int, *, taking: str | None = None) -> int:
-        """Wait until everything that is in the partition now is decided; return the offset after it.
+        """Wait until all current records of the partition are decided; return the offset after them.
 
-        A committed reader whose `position` has reached that offset has seen all that was committed before
-        this call. Who is about to take the writer identity `taking`, and so to end what its last holder has open, need
-        not wait for that: where all that is undecided is its own, the offset is the one before that, and what others
-        committed behind it is to be read once the identity is taken.
+        A committed reader whose `position` has reached that offset has seen all that was committed before this call.
+
+        `taking`: the writer identity that the caller is about to take, which ends the open transaction of its holder.
+        If only that one is open, the call does not wait and returns the offset before it. After taking the identity,
+        the caller must read what others committed behind that offset.
 
         Raises:
-            BusUnavailableError: somebody's transaction stays open for longer than any of ours may; says whose.
+            BusUnavailableError: a transaction stays open for longer than any of ours can; the message names its writer.
         """
 
     async def missing_rights(self, wanted: Sequence[Right]) -> list[str]:  # noqa: ARG002
-        """Which of these we do not have, a sentence each, with the remedy. Asking changes nothing and fences nobody; a
-        bus without rights of its own misses none. What cannot be asked for counts as there.
+        """The rights among `wanted` that we lack, a sentence each, with the remedy. Changes nothing, fences nobody.
+
+        On a bus without rights none is missing. A right that cannot be checked counts as granted.
 
         Raises:
-            BusError: nobody answers.
+            BusError: the bus did not answer.
         """
         return []
 
     @property
     def refusals(self) -> int:
-        """How many connections came to nothing because the bus and we did not believe each other; see
-        `BusAuthenticationError`. A bus without log-in has none."""
+        """The number of connections that failed to authenticate; see `BusAuthenticationError`. 0 without log-in."""
         return 0
 
     async def maintain(self) -> None:  # noqa: B027 - a bus with a broker has nothing to do here
-        """Retention, compaction and the like, where the bus leaves them to its users; a manager calls it about
-        once a minute, and beside its commits. Kafka's broker does its own: there it does nothing.
+        """Do retention and compaction, if the bus leaves them to its users. Kafka's brokers do their own.
+
+        A manager calls it about once a minute, concurrently with its commits.
 
         Raises:
-            BusUnavailableError: not now; what was done stays done.
+            BusUnavailableError: the bus is unavailable now; finished work stays done.
         """
 
     async def __aenter__(self) -> Self:

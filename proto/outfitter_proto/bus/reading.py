@@ -1,4 +1,4 @@
-"""Reading a partition, also where the start of its log moves past the reader meanwhile."""
+"""Reads a partition, even if the start of its log moves past the reader meanwhile."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import AsyncIterator
 from outfitter_proto.bus.port import Message, OffsetOutOfRangeError, Reader
 
 MARKERS_WAIT_S = 0.05
-"""How long one fetch may wait: where nothing but transaction markers is left, nothing comes, and the position moves."""
+"""Time limit of one fetch. If only transaction markers are left, a fetch returns nothing but moves the position."""
 AT_ONCE = 10_000
-"""Records of one fetch, at most."""
+"""Most records of one fetch."""
 
 
 async def fetch_what_is_left(reader: Reader, *, max_records: int = AT_ONCE, timeout: float = 1.0) -> list[Message]:
-    """See `Reader.fetch`. If the log's start has moved past the position, this fetch brings nothing and the reader goes
-    on at the start: later records of a compacted topic supersede what was deleted, and of another topic it is gone.
+    """See `Reader.fetch`. If the log's start has moved past the position, return nothing and continue at the start.
+
+    In a compacted topic later records supersede the deleted ones; in other topics they are lost.
 
     Raises:
         BusError: the partition cannot be read.
@@ -27,8 +28,8 @@ async def fetch_what_is_left(reader: Reader, *, max_records: int = AT_ONCE, time
 
 
 async def read_to(reader: Reader, end: int, *, max_records: int = AT_ONCE) -> AsyncIterator[list[Message]]:
-    """What is between the reader's position and `end`, in fetches of at most `max_records`; see `fetch_what_is_left`.
-    The last fetch may bring some from behind the end.
+    """Yield the messages from the reader's position to `end`, one list a fetch; see `fetch_what_is_left`. The last list
+    may have some from behind the end.
 
     Raises:
         BusError: the partition cannot be read.

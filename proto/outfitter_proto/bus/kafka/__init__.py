@@ -2,17 +2,17 @@
 
 How it is built, and why:
 
-- Reading, publishing and asking use aiokafka's connections and wire formats, with a fetch loop of our own (`cluster`,
-  `reader`, `batches`). aiokafka's consumer retries for ever in silence when a cluster is away, and dies on a compacted
-  topic (see `repair`); a loop that asks once and looks at the answer has an error to raise for each of those.
-- Writing in transactions uses aiokafka's producer (`producer`, `writer`), which keeps the sequence numbers and the
-  protocol of transactions, with the repairs that it needs on a subclass.
-- All connections, those of aiokafka's own clients included, come from one place (`connection`) that reads the secrets
-  anew (`access`), hears every refusal and says why (`diagnosis`); `authorization` names the rights that are missing.
-- Sharing partitions out among processes uses aiokafka's group coordinator without a consumer (`coordination`,
-  `membership`): it only says who owns which, so nothing that is read or written can hold it up.
+- Reading and publishing use aiokafka's connections and wire formats with our own fetch loop (`cluster`, `reader`,
+  `batches`). aiokafka's consumer retries silently for ever when a cluster is away, and fails on a compacted topic (see
+  `user_consumer_fix`). Our loop sends one request and raises an error for each of these cases.
+- Transactions use aiokafka's producer (`producer`, `writer`), which handles sequence numbers and the protocol. A
+  subclass has the repairs that we need.
+- All connections, also those of aiokafka's clients, come from `connection`. It reads the secrets anew (`login`),
+  notices every refusal and explains it (`diagnosis`). `authorization` names missing rights.
+- Groups use aiokafka's group coordinator without a consumer (`coordination`, `membership`), so reads and writes cannot
+  delay it.
 
-Nothing here changes anything global in aiokafka: a worker's process may use aiokafka for its own purposes.
+Nothing here changes global state of aiokafka, because a worker's process may use aiokafka itself.
 """
 
 from outfitter_proto.bus.kafka.adapter import KafkaBus

@@ -1,4 +1,4 @@
-"""`KafkaBus`: the port on Kafka, put together from the other modules."""
+"""`KafkaBus`: the port on Kafka, composed of the other modules."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ from outfitter_proto.bus.port import (
 from outfitter_proto.support.backoff import Backoff
 
 WATCHDOG = REQUEST_TIMEOUT + 1.0
-"""Seconds for one step of a commit."""
+"""Time limit of one step of a commit in seconds."""
 TAKE_WITHIN = 3 * REQUEST_TIMEOUT
-"""Seconds to take a writer identity; the caller repeats with a back-off."""
+"""Time limit for taking a writer identity in seconds; the caller retries with a back-off."""
 TRANSACTION_TIMEOUT = 5.0
-"""Seconds after which a broker aborts a transaction whose writer went silent. Until then it hides what other writers
-commit to the same partition."""
+"""Seconds after which a broker aborts the transaction of a silent writer. Until then it hides later commits of other
+writers in the same partition."""
 DECIDED_WITHIN = 60.0
-"""Seconds that a partition's end may stay undecided: a coordinator looks for transactions that have timed out every
-10 s, and one of Kafka 3.9 may be busy with itself for 30 s after a fault."""
+"""Seconds for which a partition's end may stay undecided. A coordinator checks for expired transactions every 10 s,
+and in Kafka 3.9 it may be blocked for 30 s after a fault."""
 
 _TOPIC = 2  # the type of resource in requests about configurations
 _STABLE_POLL_S = 0.005, 0.1
 
 
 class KafkaBus(Bus):
-    """See `Bus`. `url` is `kafka://host:9092[,host2:9092…]`; how to log in comes from `login` and the environment, as
-    `access` says."""
+    """See `Bus`. `url` is `kafka://host:9092[,host2:9092…]`. Log-in settings come from `login` and the environment, as
+    in the module `login`."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class KafkaBus(Bus):
         self._cleaning: set[asyncio.Task[None]] = set()
         self._last: dict[str, Last] = {}
         self._allowances: defaultdict[int, Allowance] = defaultdict(Allowance)
-        """By partition. What is read uncommitted is input, what a writer writes answers it."""
+        """By partition. Uncommitted readers read the input, writers write the answers."""
 
     async def missing_rights(self, wanted: Sequence[Right]) -> list[str]:
         """See `Bus.missing_rights`."""
@@ -94,11 +94,11 @@ class KafkaBus(Bus):
         return self._connector.refusals
 
     async def start(self) -> None:
-        """Connect, and log in where that is asked."""
+        """Connect, and log in if configured."""
         await self._cluster.send(None, MetadataRequest([]))
 
     async def aclose(self) -> None:
-        """Close what this bus opened; readers and writers are closed by those who hold them."""
+        """Close the bus's own connections. The holders of readers and writers close those."""
         with anyio.CancelScope(shield=True):
             for outbox in self._outboxes.values():
                 await outbox.aclose()
@@ -118,18 +118,18 @@ class KafkaBus(Bus):
         return TopicInfo(name, found.id, len(found.leaders), found.replication, config)
 
     async def shapes(self, names: Collection[str]) -> dict[str, TopicShape]:
-        """See `Bus.shapes`: one question."""
+        """See `Bus.shapes`: one request."""
         return {topic.name: TopicShape(topic.id, len(topic.leaders)) for topic in await self._cluster.topics(names)}
 
     async def brokers(self) -> int:
-        """The brokers that the metadata list: those that are alive."""
+        """The number of brokers in the metadata, which are those alive."""
         return len((await self._cluster.send(None, MetadataRequest([]))).brokers)
 
     async def create_topics(self, specs: Sequence[TopicSpec]) -> list[str]:
-        """Make the topics that do not exist, and wait until each has leaders.
+        """Create the missing topics, and wait until each has leaders.
 
-        A broker without an answer is asked again for a while: making topics may take seconds, and does no harm twice.
-        What is there after an attempt without an answer counts as made.
+        It may take seconds. Without an answer the request is sent again for a while, which does no harm. A topic that
+        exists after an attempt without an answer counts as created.
         """
         missing = [spec for spec in specs if not await self._exists(spec.name)]
         if not missing:
@@ -159,7 +159,7 @@ class KafkaBus(Bus):
         return made
 
     async def add_partitions(self, topic: str, partitions: int) -> None:
-        """See `Bus.add_partitions`. A broker without an answer is asked again for a while, as with new topics."""
+        """See `Bus.add_partitions`. Without an answer the request is sent again for a while, as for new topics."""
         deadline = anyio.current_time() + TAKE_WITHIN
         request = CreatePartitionsRequest([(topic, (partitions, None))], int(REQUEST_TIMEOUT * 1000), False)
         while (there := len((await self._cluster.topic(topic, fresh=True)).leaders)) != partitions:
@@ -174,7 +174,7 @@ class KafkaBus(Bus):
                     raise
                 await anyio.sleep(0.1)
                 continue
-            if code not in (OK, INVALID_PARTITIONS):  # a first request without an answer may have done it
+            if code not in (OK, INVALID_PARTITIONS):  # an unanswered first request may have added them
                 raise refusal(self._access, code, topic=topic, operation="Alter", detail=detail)
             await self._wait_for_leaders(topic, partitions)
 
@@ -186,7 +186,7 @@ class KafkaBus(Bus):
         return await outbox.publish(entry)
 
     async def offsets(self, topic: str, partition: int) -> tuple[int, int]:
-        """The first offset there is, and the high watermark, of the newest leader."""
+        """The first offset and the high watermark of the newest leader."""
         await self._cluster.survey(topic)
         first = await self._cluster.offset(topic, partition, EARLIEST)
         return first, await self._cluster.offset(topic, partition, LATEST)
@@ -201,15 +201,15 @@ class KafkaBus(Bus):
         return KafkaReader(Cluster(self._connector), topic, partition, start, committed=committed, allowance=allowance)
 
     async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
-        """Start a transactional producer: the broker fences the last one and decides its transaction first; then that
-        is seen to the end (`TransactionalProducer.finish`).
+        """Start a transactional producer. The broker fences the last one and decides its transaction, and
+        `TransactionalProducer.finish` completes that decision.
 
         Raises:
             BusUnavailableError: not taken within `TAKE_WITHIN`; try again after a pause.
-            BusConfigurationError: not allowed to, or Python runs without assertions.
+            BusConfigurationError: a right is missing, or Python runs without assertions.
         """
         if not __debug__:
-            # A producer that is no longer what it was says so by an assertion, and by nothing else.
+            # aiokafka reports an invalid state of a producer only by an assertion.
             raise BusConfigurationError(f"{self.url}: aiokafka checks its state by assertions: run Python without -O")
         producer = TransactionalProducer(
             self._connector, identity, request_timeout=REQUEST_TIMEOUT, transaction_timeout=self._transaction_timeout
@@ -252,18 +252,18 @@ class KafkaBus(Bus):
         )
 
     async def tenure(self, identity: str) -> str | None:
-        """The producer id and epoch that the coordinator knows the transactional id by."""
+        """The transactional id's producer id and epoch, from its coordinator."""
         found = await open_transactions.holder(self._cluster, identity)
         return f"{found[0]}/{found[1]}" if found is not None else None
 
     async def has_committed(self, identity: str) -> bool:
-        """See `Bus.has_committed`. A coordinator remembers the last transaction only, and not even that once
-        somebody has taken the id. It forgets who was silent for `transactional.id.expiration.ms` (7 d)."""
+        """See `Bus.has_committed`. A coordinator knows only the last transaction, until a producer takes the id again
+        or the id is silent for `transactional.id.expiration.ms` (7 d)."""
         found = await open_transactions.last(self._cluster, identity)
         return found is not None and found.committed
 
     def _remember(self, identity: str, last: Last | None) -> None:
-        """Have in mind how the last transaction ended that was not seen to its end: its coordinator forgets."""
+        """Remember the result of a last transaction that is not finished, because its coordinator forgets it."""
         if last is None:
             self._last.pop(identity, None)
         else:
@@ -283,8 +283,8 @@ class KafkaBus(Bus):
     async def join(
         self, group: str, topic: str, *, replica: str | None, session_timeout: float, heartbeat_interval: float
     ) -> Membership:
-        """Become a member of a consumer group; the broker's settings bound the session (6 s to 30 min by default)."""
-        await self._cluster.topic(topic, fresh=True)  # says why a broker or a topic cannot be used
+        """Join a consumer group. The broker's settings limit the session time-out (default: 6 s to 30 min)."""
+        await self._cluster.topic(topic, fresh=True)  # raises an error that explains an unusable broker or topic
         membership = KafkaMembership(self._connector, group)
         try:
             await membership.start(
@@ -296,8 +296,8 @@ class KafkaBus(Bus):
         return membership
 
     async def stable_end(self, topic: str, partition: int, *, taking: str | None = None) -> int:
-        """Wait until the last stable offset has reached the high watermark of now, of the newest leader. What `taking`
-        has open is told by its producer id."""
+        """Wait until the last stable offset reaches the current high watermark of the newest leader. The open
+        transaction of `taking` is recognised by its producer id."""
         await self._cluster.survey(topic)
         end = await self._cluster.offset(topic, partition, LATEST)
         backoff = Backoff(*_STABLE_POLL_S)
@@ -335,7 +335,7 @@ class KafkaBus(Bus):
         raise BusUnavailableError(f"{self.url}: topic {topic!r} was made and has no leaders yet")
 
     def _clean_up(self, producer: TransactionalProducer, release: Callable[[], None]) -> None:
-        """Get rid of a producer without making anybody wait for it."""
+        """Dispose of a producer in the background."""
         task = asyncio.create_task(producer.dispose(2 * REQUEST_TIMEOUT), name="clean up a Kafka producer")
         self._cleaning.add(task)
         task.add_done_callback(self._cleaning.discard)

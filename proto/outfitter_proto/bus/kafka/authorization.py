@@ -1,7 +1,7 @@
-"""Rights on the brokers: which are missing, to whom, and the command that grants them.
+"""Missing rights on the brokers, with the principal and the command that grants them.
 
-Topics' rights are asked for in the metadata (KIP-430), where asking changes nothing. Those on transactional ids and
-groups cannot be: whoever may find the coordinator of one may use it, unless Describe alone was granted.
+Metadata have the rights on topics (KIP-430) but not those on transactional ids and groups. For these we find the
+coordinator: with that right a principal can also use the id or group, unless it has only Describe.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from outfitter_proto.bus.kafka.connecting.protocol import OK, MetadataRequest, c
 from outfitter_proto.bus.port import Right
 
 _BITS = {"Read": 3, "Write": 4, "Create": 5, "Describe": 8, "DescribeConfigs": 10}
-"""Kafka's AclOperation codes, which are the bits of the answer."""
+"""Kafka's AclOperation codes, which are bits in the answer."""
 _UNKNOWN = -(2**31)
 _DENIED = frozenset({29, 30, 53})
 
 
 async def missing(cluster: Cluster, wanted: Sequence[Right]) -> list[Right]:
-    """Those of `wanted` that our principal lacks. A topic that does not exist is passed over.
+    """The rights of `wanted` that our principal lacks, except those on missing topics.
 
     Raises:
         BusError: see `Cluster.send`.
@@ -39,7 +39,7 @@ async def missing(cluster: Cluster, wanted: Sequence[Right]) -> list[Right]:
 
 
 async def writable(cluster: Cluster, topics: Iterable[str], partition: int) -> list[str]:
-    """Those topics that our principal may write to and that have this partition, with a leader.
+    """The topics that have this partition, with a leader, and to which our principal may write.
 
     Raises:
         BusError: see `Cluster.send`.
@@ -51,13 +51,13 @@ async def writable(cluster: Cluster, topics: Iterable[str], partition: int) -> l
 
 
 def sentences(access: Login, rights: Iterable[Right]) -> list[str]:
-    """What is missing, for people."""
+    """A sentence for each missing right."""
     return [denial(access, right) for right in rights]
 
 
 def _granted(answer: Any) -> dict[str, int]:
-    """What we may do with each topic that is known to exist, or that we are not to know of; all bits where the broker
-    does not tell."""
+    """The rights on each topic that exists, or whose existence the broker hides from us. All bits if the broker does
+    not report rights."""
     granted: dict[str, int] = {}
     for code, name, *_, operations, _tags in answer.topics:
         if code in _DENIED:

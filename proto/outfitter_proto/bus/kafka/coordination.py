@@ -1,14 +1,13 @@
-"""aiokafka's side of a consumer group, with what a membership apart from data needs. All private names used for
-membership are here.
+"""aiokafka's group coordinator, adapted for a membership without data. All private names used for membership are here.
 
-`GroupCoordinator` joins, hears of rebalances and sends heartbeats; it needs no fetcher, so there is no consumer here
-that could fetch, hold positions or be polled too seldom. On top of aiokafka's own:
+`GroupCoordinator` joins, follows rebalances and sends heartbeats. It needs no fetcher, so there is no consumer that
+could fetch or be polled too seldom. Our subclass differs from aiokafka's:
 
-- It never gives up: what aiokafka hands to a poll, and waits for somebody to poll, is handled here.
-- It says when it was expelled, and forgets what it had, so that it does not claim it back from the new owners.
-- A static member that the broker does not know any more asks once more under its old id before it joins as a new one: a
-  broker that knows another member under the same name then answers FENCED_INSTANCE_ID (KIP-345). aiokafka itself would
-  join under a new id and so replace that other member, which would do the same, for ever.
+- It never gives up. It handles the errors that aiokafka leaves to the next poll.
+- It reports an expulsion and drops its partitions, so that it does not claim them back from the new owners.
+- A static member that the broker does not know any more asks once more under its old id, before it joins as a new one.
+  If another member has the same name by then, the broker answers FENCED_INSTANCE_ID (KIP-345). aiokafka itself would
+  join under a new id and replace the other member, which would do the same, for ever.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ log = logging.getLogger(__name__)
 
 RETRY_BACKOFF_MS = 100
 REBALANCE_TIMEOUT = 30.0
-"""Seconds that a rebalance waits for a member that is alive and does not join again. Ours join at once."""
+"""Seconds for which a rebalance waits for a living member to join again. Our members join at once."""
 _TRY_AGAIN = 1.0
 _FENCED_INSTANCE_ID = 82
 _IMPOSSIBLE = (
@@ -44,7 +43,7 @@ _IMPOSSIBLE = (
 
 
 def new_assignor() -> type[StickyPartitionAssignor]:
-    """A sticky assignor of one's own: aiokafka's keeps what its member has on the class, one for the whole process."""
+    """A new class of sticky assignor, because aiokafka's stores a member's partitions on the class, once a process."""
 
     class OwnStickyAssignor(StickyPartitionAssignor):  # type: ignore[misc]  # aiokafka has no types
         member_assignment = None
@@ -53,7 +52,7 @@ def new_assignor() -> type[StickyPartitionAssignor]:
 
 
 class Coordination(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no types
-    """One member's side of the group protocol. Constructing it begins to join."""
+    """One member's side of the group protocol. The constructor begins to join."""
 
     generation: int
     member_id: str
@@ -94,7 +93,7 @@ class Coordination(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
         self._group_instance_id = None
 
     async def confirmed(self) -> bool:
-        """One heartbeat of this generation, beside the regular ones. Nothing is concluded from it but the answer."""
+        """Send an additional heartbeat of this generation. It has no other effect than its result."""
         generation, node = self.generation, self.coordinator_id
         if node is None or not self._settled:
             return False
@@ -106,7 +105,7 @@ class Coordination(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
         return bool(response.error_code == OK and self._settled and self.generation == generation)
 
     def kill(self) -> list[asyncio.Task[None]]:
-        """Cancel its tasks, in whatever state they are; return them."""
+        """Cancel all tasks and return them."""
         tasks = [task for task in (self._coordination_task, self._heartbeat_task) if task is not None]
         for task in tasks:
             task.cancel()
@@ -114,13 +113,13 @@ class Coordination(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
 
     @property
     def _settled(self) -> bool:
-        """In a generation, with no rejoin pending or under way."""
+        """Whether the member is in a generation, with no rejoin pending or under way."""
         return self.generation > 0 and not self._rejoin_needed_fut.done() and not self._performed_join_prepare
 
-    # --- what aiokafka calls ---------------------------------------------------------------------------
+    # --- called by aiokafka ----------------------------------------------------------------------------
 
     def reset_generation(self) -> None:
-        """The broker knows nothing of this member, or not in this generation."""
+        """The broker does not know this member, or not in this generation."""
         known = self.member_id
         super().reset_generation()
         if self._closing.done():
@@ -131,7 +130,7 @@ class Coordination(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
         self._ownership.expel()
 
     def start_commit_offsets_refresh_task(self, assignment: Any) -> None:
-        """The group has no offsets."""
+        """Do nothing: the group has no offsets."""
 
     async def _on_join_complete(self, generation: int, member_id: str, protocol: str, assigned: bytes) -> None:
         await super()._on_join_complete(generation, member_id, protocol, assigned)
@@ -149,7 +148,7 @@ class Coordination(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
         return response
 
     async def _push_error_to_user(self, exc: Exception) -> None:
-        """Trouble that does not go away by itself. Only what was refused before anything was ever assigned is final."""
+        """Handle a permanent error. It is final only before the first assignment."""
         if isinstance(exc, kafka_errors.GroupAuthorizationFailedError) and not self._joined_once:
             self._ownership.fail(refusal(self._access, exc.errno, operation="Read", name=self.group_id))
         elif isinstance(exc, _IMPOSSIBLE):
@@ -165,15 +164,15 @@ class Coordination(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
             return
         log.debug("group %s: %r; trying again", self.group_id, exc)
         await asyncio.wait([self._closing], timeout=_TRY_AGAIN)
-        self.request_rejoin()  # also the only way to start its heartbeats anew, should those have failed
+        self.request_rejoin()  # also the only way to restart failed heartbeats
 
     async def _coordination_routine(self) -> None:
-        """aiokafka's, begun anew should it end in an unexpected way, which nobody would see."""
+        """As aiokafka's, but restarted if it ends unexpectedly, which would go unnoticed."""
         while not self._closing.done():
             try:
                 await super()._coordination_routine()
             except (kafka_errors.KafkaError, asyncio.CancelledError) as error:
-                # It also takes the end of a heartbeat it has cancelled for its own (consumer.stop() does the same).
+                # It mistakes the end of a heartbeat task that it has cancelled for its own (as consumer.stop() does).
                 task = asyncio.current_task()
                 if self._closing.done() or (task is not None and task.cancelling()):
                     raise

@@ -1,4 +1,4 @@
-"""A member of a consumer group on Kafka: connections of its own, and the group's protocol on them (`coordination`)."""
+"""A member of a consumer group on Kafka: its own connections, and the group protocol on them (`coordination`)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from outfitter_proto.bus.port import BusUnavailableError, Membership
 log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT = 4.0
-"""Seconds for one question to the coordinator. Above Kafka's group.initial.rebalance.delay.ms of 3 s, for which the
-first question of a new group waits; a member that asks again is the same member."""
+"""Time limit of one request to the coordinator in seconds. It exceeds Kafka's group.initial.rebalance.delay.ms of 3 s,
+which delays the first request of a new group. A member that repeats its request stays the same member."""
 
 
 class KafkaMembership(Membership):
@@ -48,7 +48,7 @@ class KafkaMembership(Membership):
         """Connect and begin to join.
 
         Raises:
-            BusError: no broker answers, or none lets us in.
+            BusError: no broker answers or accepts our log-in.
         """
         try:
             with anyio.fail_after(2 * REQUEST_TIMEOUT):
@@ -108,7 +108,7 @@ class KafkaMembership(Membership):
             self._release()
 
     async def _ended(self, closing: Awaitable[None], within: float) -> bool:
-        """Whether `closing` ended in time. A task of its own: it may raise CancelledError though nobody cancelled."""
+        """Whether `closing` ended in time. It runs as a task, because it may raise CancelledError by itself."""
         task = asyncio.ensure_future(closing)
         with anyio.CancelScope(shield=True):
             await asyncio.wait([task], timeout=within)

@@ -1,1 +1,1 @@
-"""Connections to brokers: log-in, errors that name their cause, and the cluster's leaders."""
+"""Connections to brokers: log-in, errors with their cause, and the cluster's leaders."""

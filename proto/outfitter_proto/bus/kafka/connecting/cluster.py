@@ -1,7 +1,7 @@
-"""The brokers as one client sees them: connections, who leads which partition, one question and its answer.
+"""One client's view of the brokers: connections, partition leaders, requests and answers.
 
-Every question is bounded by `REQUEST_TIMEOUT`, asks again only where asking twice does no harm, and ends in an
-answer or in a `BusError` that names the address and the reason. Nothing runs in the background.
+`REQUEST_TIMEOUT` limits each request. It is repeated only if that does no harm. It ends in an answer or in a
+`BusError` with the address and the reason. Nothing runs in the background.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavail
 from outfitter_proto.support.backoff import Backoff
 
 REQUEST_TIMEOUT = 3.0
-"""Seconds for one question, and for one connection."""
+"""Time limit in seconds, of one request and of one connection attempt."""
 ANSWER_WITHIN = 2 * REQUEST_TIMEOUT
-"""Seconds in which a question is asked again where the leader has moved or a connection broke."""
+"""Seconds for which a request is repeated after the leader has moved or a connection broke."""
 EARLIEST, LATEST = -2, -1
 SURVEYED = 5
-"""Brokers that are asked at most where one of them alone may be behind."""
+"""Most brokers of a survey, which does not trust a single broker because it may be behind."""
 
 _BACKOFF_S = 0.02, 0.5
 
 
 class Topic(NamedTuple):
-    """A topic as metadata tell it. A partition without a leader has None."""
+    """A topic's metadata. A partition without a leader has None."""
 
     name: str
     id: str
@@ -62,12 +62,12 @@ class Cluster:
         self._topics: dict[str, Topic] = {}
 
     async def send(self, node: Node | None, request: Any) -> Any:
-        """Ask `node` (None: any broker) once.
+        """Send one request to `node` (None: any broker).
 
         Raises:
-            BusUnavailableError: no answer, with the address and the reason. The request may have been done.
-            BusAuthenticationError: one side does not believe the other.
-            BusConfigurationError: it is older than this adapter needs, or a file with a secret cannot be read.
+            BusUnavailableError: no answer, with the address and the reason. The broker may have executed the request.
+            BusAuthenticationError: one side failed to authenticate.
+            BusConfigurationError: the broker is too old, or a file with a secret cannot be read.
         """
         connection, where = await self._connection(node)
         return await self._ask(connection, where, request)
@@ -81,29 +81,29 @@ class Cluster:
             raise diagnosis.unavailable(self.access, where, error, timeout=REQUEST_TIMEOUT) from error
 
     async def topic(self, name: str, *, fresh: bool = False) -> Topic:
-        """A topic's metadata, remembered until somebody finds them outdated."""
+        """A topic's metadata, cached until a request proves them outdated."""
         if not fresh and name in self._topics:
             return self._topics[name]
         connection, where = await self._connection(None)
         return self._learn(name, where, await self._ask(connection, where, MetadataRequest([name])))
 
     async def topics(self, names: Collection[str]) -> list[Topic]:
-        """Those of these topics that exist and that we may ask for, by metadata of just now."""
+        """The current metadata of those topics that exist and that we may describe."""
         connection, where = await self._connection(None)
         response = await self._ask(connection, where, MetadataRequest(list(names)))
         told = {name for code, name, *_ in response.topics if code not in (UNKNOWN_TOPIC, TOPIC_AUTHORIZATION_FAILED)}
         return [self._learn(name, where, response) for name in names if name in told]
 
     async def survey(self, name: str) -> None:
-        """Ask a majority of the brokers (of `SURVEYED` at most) who leads the topic's partitions: one of them alone may
-        be behind. What `topic` says next is the newest of it.
+        """Ask a majority of the brokers (of `SURVEYED` at most) for the topic's leaders, because one broker may be
+        behind. `topic` then returns the newest answer.
 
         Raises:
-            BusError: nobody answered; what the first one failed with.
+            BusError: no broker answered; the first broker's error.
         """
         directory = self._connector.directory
         if len(directory.order()) == 1:
-            await self.topic(name, fresh=True)  # which tells of the others
+            await self.topic(name, fresh=True)  # also learns the other brokers
         nodes = directory.order()[:SURVEYED]
         if len(nodes) == 1:
             return
@@ -129,7 +129,7 @@ class Cluster:
             raise failures[0]
 
     def _learn(self, name: str, where: Node, response: Any) -> Topic:
-        """What metadata say of a topic. A leader who is known to have a successor is none."""
+        """The topic in a metadata answer, without leaders that have a known successor."""
         directory = self._connector.directory
         brokers = {node_id: Node(host, port) for node_id, host, port, *_ in response.brokers}
         directory.learn(brokers.values())
@@ -158,9 +158,9 @@ class Cluster:
     async def ask_leader(
         self, topic: str, partition: int, request: Any, code_of: Callable[[Any], int], *, repeatable: bool = True
     ) -> Any:
-        """Ask the partition's leader, and again where it has moved. The answer may carry any other error code.
+        """Ask the partition's leader, and again if it has moved. The answer may have any other error code.
 
-        `repeatable` False: not again after a connection broke with the request on its way.
+        `repeatable` False: do not repeat a request that was under way when its connection broke.
         """
         backoff = Backoff(*_BACKOFF_S)
         deadline = anyio.current_time() + ANSWER_WITHIN
@@ -193,7 +193,7 @@ class Cluster:
             await anyio.sleep(pause)
 
     async def offset(self, topic: str, partition: int, which: int, *, committed: bool = False) -> int:
-        """`EARLIEST` or `LATEST`; with `committed` the latest is the last stable offset."""
+        """The `EARLIEST` or `LATEST` offset; with `committed` the latest is the last stable offset."""
         request = OffsetRequest(-1, int(committed), [(topic, [(partition, which)])])
         response = await self.ask_leader(topic, partition, request, lambda answer: _only(answer)[1])
         _, code, _, offset = _only(response)
@@ -212,7 +212,7 @@ class Cluster:
                 await asyncio.wait(waiting, timeout=1)
 
     def forget(self) -> None:
-        """Drop all connections at once, with whatever is on its way on them."""
+        """Drop all connections at once, with their open requests."""
         for connection in list(self._connections.values()):
             self._drop(connection)
 
@@ -225,7 +225,7 @@ class Cluster:
         return leaders[partition]
 
     async def _connection(self, node: Node | None) -> tuple[Connection, Node]:
-        """A living connection and its other end."""
+        """An open connection and its broker."""
         if node is not None:
             return await self._connect(node), node
         directory = self._connector.directory
@@ -251,7 +251,7 @@ class Cluster:
             return connection
 
     def _usable(self, node: Node) -> Connection | None:
-        """The connection there is. One whose log-in is about to end gets no more questions, but its answers."""
+        """The existing connection. If its log-in is about to end, it still gets answers but no new requests."""
         connection = self._connections.get(node)
         if connection is None or not connection.connected():
             return None
@@ -274,6 +274,6 @@ class Cluster:
 
 
 def _only(response: Any) -> Any:
-    """The one partition of an answer about one partition."""
+    """The only partition in an answer."""
     [(_, [partition])] = response.topics
     return partition

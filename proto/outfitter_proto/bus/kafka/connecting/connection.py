@@ -1,8 +1,8 @@
-"""One connection to a broker that ends in being let in, or in an error which says why not.
+"""Connections to brokers that either log in or raise an error with the cause.
 
-aiokafka says "unable to bootstrap" for all that can go wrong, takes a refused OAUTHBEARER token for accepted, and shows
-passwords to whoever logs its debug lines. Here is its connection with a log-in of our own, and a `Connector` that every
-client of ours gets its connections from, aiokafka's own clients included. Nothing in aiokafka itself is changed.
+aiokafka raises "unable to bootstrap" for every failure, treats a refused OAUTHBEARER token as accepted, and writes
+passwords to its debug log. This module has its connection with our own log-in, and a `Connector` that makes the
+connections of all clients, also of aiokafka's own. aiokafka itself is not changed.
 
 Log-in: KIP-43 and KIP-152 (SASL in Kafka's requests), KIP-368 (sessions that end), RFC 7628 (refused tokens).
 """
@@ -40,35 +40,34 @@ from outfitter_proto.bus.port import BusAuthenticationError, BusError, BusUnavai
 log = logging.getLogger(__name__)
 
 HASTE_S = 0.05
-"""Seconds that it takes at least to be told that a broker is not worth asking now: whoever tries again at once, as
-aiokafka does, must not be kept busy by it."""
+"""Least seconds until the error for an avoided broker. aiokafka tries again at once, and must not loop busily."""
 SESSION_SHARE = 0.85
-"""How much of its session a connection is used for, as in Kafka's own clients: what is on its way ends within it."""
+"""The share of its session for which a connection is used, as in Kafka's own clients. Open requests end in the rest."""
 
 
 _NEEDS_NOBODY_ELSE = (MetadataRequest, AnyMetadataRequest, FindCoordinatorRequest, OffsetRequest, FetchRequest)
 
 
 class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no types
-    """aiokafka's connection, with a log-in that hears every refusal."""
+    """aiokafka's connection, with a log-in that notices every refusal."""
 
     stale_at = math.inf
-    """When the log-in is to be repeated, which takes a new connection; monotonic seconds."""
+    """When the connection must be replaced to log in again; monotonic seconds."""
 
     hung: Callable[[], None] | None = None
-    """What to call when the broker did not answer a question in time for which it needs nobody else."""
+    """Called when the broker does not answer in time a request that needs no other broker."""
 
     def send(self, request: Any, expect_response: bool = True) -> Any:
-        """See aiokafka. A write waits for other brokers: only what is none tells of this one."""
+        """See aiokafka. Time-outs of writes do not count against this broker, because writes wait for other brokers."""
         if isinstance(request, ProduceRequest) and expect_response:
             return self._produce(request)
         answer = super().send(request, expect_response)
         return self._watch(answer) if isinstance(request, _NEEDS_NOBODY_ELSE) else answer
 
     def _produce(self, request: ProduceRequest) -> Awaitable[Any]:
-        """What aiokafka's `send` does with a request whose answer is waited for, without copying its records."""
+        """As aiokafka's `send` for a request with an answer, but without copying its records."""
         if self._writer is not None and self._writer.is_closing():
-            # its transport is gone, and some of them take no lines then (gh-136234)
+            # its transport is closed, and then some transports refuse writelines (gh-136234)
             self.close(reason=CloseReason.CONNECTION_BROKEN)
         if self._writer is None:
             raise kafka_errors.KafkaConnectionError(f"No connection to broker at {self.host}:{self.port}")
@@ -99,11 +98,11 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
 
     @property
     def idle(self) -> bool:
-        """Whether no answer is being waited for."""
+        """Whether no request is open."""
         return not self._requests
 
     def close(self, *reasons: Any, **named: Any) -> asyncio.Future[None] | None:
-        """aiokafka's, at once: TLS's farewells are not waited for, since all answers are in or given up."""
+        """As aiokafka's, but without waiting for TLS to close, because no answer is needed any more."""
         writer = self._writer
         closed: asyncio.Future[None] | None = super().close(*reasons, **named)
         if writer is not None:
@@ -114,7 +113,7 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
         """Log in; called by `connect`.
 
         Raises:
-            LoginRefusedError: the broker does not take this mechanism, name, password or token, and what it says.
+            LoginRefusedError: the broker refuses this mechanism, name, password or token, with its message.
         """
         mechanism: str = self._sasl_mechanism
         offered = await self.send(SaslHandShakeRequest(mechanism))
@@ -129,14 +128,14 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
             if answer.error_code:
                 raise LoginRefusedError.of_credentials(mechanism, steps, answer.error_message)
             heard, lifetime = answer.sasl_auth_bytes, getattr(answer, "session_lifetime_ms", 0)
-        if mechanism == "OAUTHBEARER" and heard:  # a challenge where there should be none is RFC 7628's "no"
+        if mechanism == "OAUTHBEARER" and heard:  # in RFC 7628 a challenge means a refusal
             raise LoginRefusedError.of_credentials(mechanism, steps, bytes(heard).decode(errors="replace"))
         if lifetime > 0:
             self.stale_at = time.monotonic() + SESSION_SHARE * lifetime / 1000
 
 
 async def _next(authenticator: Any, heard: bytes | None) -> tuple[bytes, bool] | None:
-    """The next thing to say. SCRAM proves both sides: a broker that does not know the password cannot answer."""
+    """The client's next message. SCRAM authenticates both sides: a broker must know the password to answer."""
     try:
         step: tuple[bytes, bool] | None = await authenticator.step(heard)
     except (ValueError, KeyError, AssertionError) as error:
@@ -145,7 +144,7 @@ async def _next(authenticator: Any, heard: bytes | None) -> tuple[bytes, bool] |
 
 
 class Connector:
-    """Makes all of one bus's connections, and counts those that were refused."""
+    """Makes all connections of one bus, and counts refused ones."""
 
     def __init__(self, access: Login) -> None:
         if access.mechanism in ("PLAIN", "OAUTHBEARER") and not access.encrypted:
@@ -154,18 +153,18 @@ class Connector:
         self.directory = BrokerDirectory(access.nodes)
         self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
         self.refusals = 0
-        """Connections that came to nothing because one side did not believe the other."""
+        """The number of connections that failed to authenticate."""
         self.trouble: BusError | None = None
-        """Why the last try came to nothing; None after a success."""
+        """The error of the last attempt; None after a success."""
 
     async def connect(
         self, node: Node, *, timeout: float, client_id: str = "outfitter", on_close: Callable[..., Any] | None = None
     ) -> Connection:
-        """A connection on which we are let in.
+        """A connection that has logged in.
 
         Raises:
-            BusUnavailableError: nobody there, or no answer.
-            BusAuthenticationError: one side does not believe the other, or they speak past each other.
+            BusUnavailableError: no broker there, or no answer.
+            BusAuthenticationError: one side failed to authenticate, or the protocols differ.
             BusConfigurationError: a file with a secret cannot be read, or the broker is too old.
         """
         try:
@@ -196,7 +195,7 @@ class Connector:
         try:
             await connection.connect()
             if access.mechanism is None:
-                # A listener that wants a log-in lets anybody ask for versions, and hangs up at the first real question.
+                # A listener that requires a log-in answers a request for versions, and hangs up at the first real one.
                 await connection.send(MetadataRequest([]))
         except diagnosis.FAILURES as error:
             await ended(connection)
@@ -212,16 +211,16 @@ class Connector:
         return connection
 
     def _hung(self, node: Node) -> None:
-        """One question that it leaves unanswered speaks for the broker: nobody need wait for the same on his own."""
+        """Note a broker that left a request unanswered, so that other clients need not wait for it."""
         self.directory.doubt(node)
         for connection in list(self._open):
             if (connection.host, connection.port) == node:
                 connection.close()
 
     def adopt(self, client: Any) -> None:
-        """Have one of aiokafka's clients (`AIOKafkaClient`, not started) take its connections from here.
+        """Make one of aiokafka's clients (`AIOKafkaClient`, not started) use connections of this connector.
 
-        Its `bootstrap` then raises what `connect` does, instead of one error for everything.
+        Its `bootstrap` then raises the errors of `connect`, instead of the same error for every failure.
         """
         ours = _Connections(self, client)
         client.bootstrap = ours.bootstrap
@@ -238,7 +237,7 @@ class _Connections:
         self._connecting: dict[Any, asyncio.Lock] = {}
 
     async def bootstrap(self) -> None:
-        """Learn of the brokers from the first one that answers."""
+        """Get the brokers from the first one that answers."""
         client, errors = self._client, []
         for node in self._connector.directory.order():
             try:
@@ -259,9 +258,9 @@ class _Connections:
         raise errors[0]
 
     async def get(self, node_id: Any, *, group: Any = ConnectionGroup.DEFAULT, **_: Any) -> Connection | None:
-        """aiokafka's `_get_conn`: None after a failure, which it takes for a reason to ask for metadata anew.
+        """aiokafka's `_get_conn`: None after a failure, which makes aiokafka refresh its metadata.
 
-        One broker that does not answer keeps nobody from the others, as it would under aiokafka's one lock.
+        Without aiokafka's single lock, a broker that does not answer does not block connections to the others.
         """
         key = (node_id, group)
         if (known := self._usable(key)) is not None:
@@ -280,7 +279,7 @@ class _Connections:
                     on_close=self._client._on_connection_closed,
                 )
             except (BusError, kafka_errors.StaleMetadata) as error:
-                log.debug("no connection to broker %s: %s", node_id, error)  # whoever needs it raises, and says so
+                log.debug("no connection to broker %s: %s", node_id, error)  # the caller raises its own error
                 self._client.force_metadata_update()
                 return None
             self._client._conns[key] = made

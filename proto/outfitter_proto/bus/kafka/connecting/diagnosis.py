@@ -1,8 +1,7 @@
-"""Why a broker cannot be used, in words that name the cause. Asked only after a connection has failed.
+"""Finds out, after a connection has failed, why a broker cannot be used, for the error message only.
 
-A broker that does not like how it is spoken to hangs up without a word: TLS to a plaintext listener, plaintext to a
-TLS one, no log-in where one is wanted, no client certificate where one is required. So whoever was hung up on asks
-again, once, in the ways in which such a listener would answer. What is learned there changes nothing but the message.
+A broker hangs up silently on a wrong protocol: TLS on a plaintext listener, plaintext on a TLS one, a missing log-in, a
+missing client certificate. So we probe it once with the other protocols.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from outfitter_proto.bus.kafka.connecting.login import Login, called
 from outfitter_proto.bus.port import BusAuthenticationError, BusConfigurationError, BusError, BusUnavailableError
 
 PROBE_WITHIN = 2.0
-"""Seconds for one question asked for the message's sake."""
+"""Time limit of one probe in seconds."""
 
 UNSUPPORTED_MECHANISM, ILLEGAL_STATE = 33, 34
 _OTHER_NAME, _OTHER_ADDRESS, _EXPIRED = 62, 64, 10  # OpenSSL's X509_V_ERR_…
@@ -31,7 +30,7 @@ _NO_MECHANISM = "?"
 
 
 class LoginRefusedError(Exception):
-    """The broker does not let us in. The message is what it says of it, or what that means."""
+    """The broker refuses our log-in. The message is the broker's, or an explanation of it."""
 
     @classmethod
     def of_mechanism(cls, mechanism: str, code: int, offered: Sequence[str]) -> Self:
@@ -43,7 +42,7 @@ class LoginRefusedError(Exception):
 
     @classmethod
     def of_credentials(cls, mechanism: str, steps: int, said: str | None) -> Self:
-        """`steps`: how many times we had spoken. SCRAM knows the name first and tries the password then."""
+        """`steps`: the number of our messages. SCRAM checks the name in the first and the password in the second."""
         if mechanism == "OAUTHBEARER":
             return cls(f"the token is refused ({said}); is it expired, or for another audience or issuer?")
         if mechanism == "PLAIN":
@@ -53,7 +52,7 @@ class LoginRefusedError(Exception):
 
 
 UNKNOWN_THERE = NotImplementedError, kafka_errors.IncompatibleBrokerVersion
-"""What aiokafka raises where a broker knows no version of a request that it knows: nothing was sent."""
+"""aiokafka's errors if it shares no version of a request with the broker. Nothing was sent."""
 
 FAILURES = (
     OSError,
@@ -63,11 +62,11 @@ FAILURES = (
     kafka_errors.KafkaError,
     LoginRefusedError,
 )
-"""What may come of connecting and asking."""
+"""The errors of connecting and sending requests."""
 
 
 def unavailable(access: Login, node: Node, error: BaseException, *, timeout: float) -> BusError:
-    """What a failure on a connection that was good means."""
+    """The error for a failure on an established connection."""
     where = _where(access, node)
     if isinstance(error, UNKNOWN_THERE):
         return BusConfigurationError(f"{where} is older than Kafka 2.8, which is needed")
@@ -79,7 +78,7 @@ def unavailable(access: Login, node: Node, error: BaseException, *, timeout: flo
 
 
 async def verdict(access: Login, node: Node, error: BaseException, *, timeout: float) -> BusError:
-    """What a failure while connecting means. Takes some seconds at most where the broker hung up on us."""
+    """The error for a failure while connecting. Takes a few seconds if the broker hung up."""
     where = _where(access, node)
     if isinstance(error, LoginRefusedError):
         return BusAuthenticationError(f"{where} does not let {access.principal} in: {error}")
@@ -133,7 +132,7 @@ def _alert(access: Login, error: ssl.SSLError) -> str:
 
 
 async def _ask_otherwise(access: Login, node: Node) -> str | None:
-    """What a listener tells that hung up on us, if anything."""
+    """Probe a listener that hung up; returns what it expects, if it tells."""
     if not access.encrypted:
         if await _attempt(_speaks_tls(node)):
             return f"speaks TLS; set {called('security-protocol')} to {'SASL_SSL' if access.mechanism else 'SSL'}"
@@ -164,16 +163,19 @@ async def _attempt(question: Awaitable[Any]) -> Any:
 
 
 async def ended(connection: AIOKafkaConnection) -> None:
-    """Close it, and wait until it is closed; not for long."""
+    """Close the connection and wait for that, with a short limit."""
     closed = connection.close()
-    if connection._protocol is not None:  # else it never was open
+    if connection._protocol is not None:  # else it was never open
         with anyio.CancelScope(shield=True):
             await asyncio.wait([closed], timeout=1)
 
 
 async def _speaks_tls(node: Node) -> bool:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent there: only whether it answers
+    context.check_hostname, context.verify_mode = (
+        False,
+        ssl.CERT_NONE,
+    )  # we send nothing, but only check whether it answers
     try:
         _, writer = await asyncio.open_connection(node.host, node.port, ssl=context)
     except ssl.SSLError as error:
@@ -189,8 +191,8 @@ async def _abort(writer: asyncio.StreamWriter) -> None:
 
 
 async def _listen_in_silence(access: Login, node: Node) -> ssl.SSLError | bool | None:
-    """What is said to us after our part of the TLS handshake. With TLS 1.3 a certificate is judged only then, and to
-    somebody who is still talking the verdict may get lost. True: nothing, so TLS is not the trouble."""
+    """Wait for an alert after our part of the TLS handshake. With TLS 1.3 the broker checks our certificate only then,
+    and its alert may get lost if we keep sending. True: no alert, so TLS is not the cause."""
     reader, writer = await asyncio.open_connection(node.host, node.port, ssl=access.options()["ssl_context"])
     try:
         with anyio.move_on_after(PROBE_WITHIN / 2):
@@ -213,7 +215,7 @@ async def _speaks_plainly(node: Node) -> bool:
 
 
 async def _offered_mechanisms(access: Login, node: Node) -> list[str]:
-    """How one may log in; a listener without log-in answers with another error and none."""
+    """The listener's log-in mechanisms; none if it has no log-in."""
     connection = AIOKafkaConnection(
         node.host, node.port, request_timeout_ms=int(PROBE_WITHIN * 1000), **access.options()
     )

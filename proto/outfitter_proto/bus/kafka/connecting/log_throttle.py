@@ -1,6 +1,6 @@
-"""While brokers are away, aiokafka's producer and group coordinator log each attempt, up to a hundred lines a second.
+"""Limits aiokafka's log lines: while brokers are away, its producer and group coordinator log up to a hundred a second.
 
-Only processes that hold a writer or a membership have such, so only they get this filter, and only while they hold it.
+The filter is installed only while the process holds a writer or a membership.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 EVERY = 5.0
-"""Seconds in which one and the same kind of line is logged once."""
+"""Seconds in which each kind of line is logged once."""
 LOGGERS = (
     "aiokafka",
     "aiokafka.conn",
@@ -42,7 +42,7 @@ _filter = OncePerInterval()
 
 
 def quieten() -> Callable[[], None]:
-    """Rate-limit aiokafka's loggers until the function that is returned was called (more calls do nothing)."""
+    """Rate-limit aiokafka's loggers until the returned function is called (more calls do nothing)."""
     global _holders
     _holders += 1
     for name in LOGGERS:

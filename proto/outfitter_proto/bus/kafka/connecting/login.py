@@ -1,7 +1,7 @@
-"""Where the brokers are and how to log in: the bus URL, the settings and the environment, as aiokafka's arguments.
+"""The brokers' addresses and the log-in: from the bus URL, the settings and the environment to aiokafka's arguments.
 
-Secrets never stand in the URL, nor in a configuration: those are printed in messages and status pages. They come from
-files, which are read anew for each connection so that they can be replaced while we run, or from one variable.
+The URL and the configuration have no secrets, because messages and status pages print them. Secrets come from one
+variable or from files. We read the files for each connection, so that they can be replaced at run time.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SETTINGS = (
 """Each is `kafka.<name>` in a configuration and `OUTFITTER_KAFKA_<NAME>` in the environment."""
 UNKNOWN_OF_TOKEN = "the token's principal"  # noqa: S105 - no token
 PASSWORD_VARIABLE = "OUTFITTER_KAFKA_SASL_PASSWORD"  # noqa: S105 - a name
-"""The one secret that may stand in the environment itself."""
+"""The only secret that may be in the environment itself."""
 
 
 class Login:
-    """The addresses to begin with, and how to be let in there. Nothing printed of it holds a secret."""
+    """The first addresses and the log-in there. Its printed form has no secrets."""
 
     def __init__(self, url: str, nodes: tuple[Node, ...], given: Mapping[str, str], password: str | None) -> None:
         self.url = url
@@ -49,7 +49,7 @@ class Login:
 
     @property
     def certificate(self) -> str | None:
-        """The file of the client certificate, if there is one."""
+        """The file of the client certificate, if any."""
         return self._given.get("cert-file")
 
     def __repr__(self) -> str:
@@ -57,18 +57,18 @@ class Login:
 
     @property
     def principal(self) -> str:
-        """Whom the broker takes us for, as its access rules name it, as far as that can be told from here."""
+        """Our principal in the broker's access rules, as far as we know it."""
         if self.mechanism == "OAUTHBEARER":
             try:
                 return _subject(self._secret("sasl-token-file"))
-            except BusConfigurationError:  # it is being replaced; whoever connects says so
+            except BusConfigurationError:  # the file is being replaced; connecting reports it
                 return UNKNOWN_OF_TOKEN
         if self.mechanism is not None:
             return f"User:{self._given['sasl-username']}"
         return "the client certificate's principal" if self.certificate else "User:ANONYMOUS"
 
     def options(self) -> dict[str, Any]:
-        """aiokafka's arguments for a connection that is made now (plaintext: none).
+        """aiokafka's arguments for a new connection (plaintext: none).
 
         Raises:
             BusConfigurationError: a file cannot be used; the message names the setting and the file.
@@ -93,7 +93,7 @@ class Login:
             raise _wrong("ca-file", f"{ca}: {_reason(error)}") from error
         if certificate is None:
             return context
-        # Without a password of ours OpenSSL would ask the terminal for the one of an encrypted key, and wait.
+        # Without a password OpenSSL would ask for the one of an encrypted key on the terminal, and wait.
         password = self._secret("key-password-file") if "key-password-file" in self._given else ""
         try:
             context.load_cert_chain(certificate, key, lambda: password)
@@ -103,7 +103,7 @@ class Login:
         return context
 
     def _secret(self, name: str) -> str:
-        """What a file holds, without the end of its line."""
+        """A file's text without the line break."""
         try:
             text = Path(self._given[name]).read_text().rstrip("\r\n")
         except (OSError, UnicodeDecodeError) as error:
@@ -124,11 +124,11 @@ class _Token(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has no ty
 
 
 def access(url: str, settings: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None) -> Login:
-    """Read `kafka://host[:port][,host[:port]…]`, `settings` (by the names in `SETTINGS`) and, for what they leave
-    out, the `OUTFITTER_KAFKA_…` variables of the environment; and see whether the files can be used.
+    """Parse `kafka://host[:port][,host[:port]…]` and `settings` (by the names in `SETTINGS`). The environment's
+    `OUTFITTER_KAFKA_…` variables fill in missing ones. Check that the files can be used.
 
     Raises:
-        BusConfigurationError: the URL or a setting is not usable; the message names it and what is valid.
+        BusConfigurationError: the URL or a setting is invalid; the message names it and the valid values.
     """
     found = described(url, settings, environment)
     found.options()
@@ -138,7 +138,7 @@ def access(url: str, settings: Mapping[str, str] | None = None, environment: Map
 def described(
     url: str, settings: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
 ) -> Login:
-    """As `access`, without looking into any file."""
+    """As `access`, but does not read any file."""
     environment = os.environ if environment is None else environment
     given = {name: environment[variable(name)] for name in SETTINGS if environment.get(variable(name))}
     given |= settings or {}
@@ -153,7 +153,7 @@ def variable(name: str) -> str:
 
 
 def called(name: str) -> str:
-    """A setting as messages call it."""
+    """A setting's name in messages."""
     return f"kafka.{name} ({variable(name)})"
 
 
@@ -175,7 +175,7 @@ def _nodes(url: str) -> tuple[Node, ...]:
 
 
 def _check(found: Login, given: Mapping[str, str], *, has_password: bool) -> None:
-    """Refuse what cannot work, and what would be without effect: a password for a plaintext listener is a mistake."""
+    """Refuse settings that cannot work or have no effect, such as a password for a plaintext listener."""
     if found.protocol not in PROTOCOLS:
         raise _wrong("security-protocol", f"{found.protocol!r} is none of {', '.join(PROTOCOLS)}")
     if found.mechanism is not None and found.mechanism not in MECHANISMS:
@@ -208,7 +208,7 @@ def _check(found: Login, given: Mapping[str, str], *, has_password: bool) -> Non
 
 
 def _subject(token: str) -> str:
-    """The principal a broker makes of a token by default: the JSON Web Token's `sub`. It is the broker that checks."""
+    """A token's principal by the brokers' default: the JSON Web Token's `sub`. Only the broker verifies the token."""
     try:
         claims = json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
         return f"User:{claims['sub']}"

@@ -1,7 +1,7 @@
-"""Requests that aiokafka does not have, and how to write one without copies. Error codes, and what they mean here.
+"""Requests that aiokafka lacks, requests encoded without copies, and the meaning of error codes.
 
-Formats and codes: Kafka's protocol guide (Metadata version 10, KIP-516 for topic ids; KIP-664 for what transactions and
-producers there are).
+Formats and codes: Kafka's protocol guide (Metadata version 10, KIP-516 for topic ids; KIP-664 for lists of
+transactions and producers).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TOPIC_EXISTS = 36
 INVALID_PARTITIONS = 37
 TOPIC_AUTHORIZATION_FAILED = 29
 
-# The leader is elsewhere, or not ready yet: ask for it anew. Nothing was written.
+# The leader has moved or is not ready yet: ask for it again. Nothing was written.
 MOVED = frozenset({3, 5, 6, 9, 13, 14, 15, 16, 19, 41, 56, 72, 74, 75, 78})
 _TOO_LARGE = frozenset({10, 18})
 _CLUSTER_AUTHORIZATION_FAILED = 31
@@ -63,7 +63,7 @@ _CONFIGURATION = {
 
 
 def error_name(code: int) -> str:
-    """Kafka's number, with aiokafka's name for it."""
+    """Kafka's number and aiokafka's name."""
     return f"error {code}, {kafka_errors.for_code(code).__name__}"
 
 
@@ -76,9 +76,9 @@ def refusal(
     name: str | None = None,
     detail: str | None = None,
 ) -> BusError:
-    """What an answer with an error code is to the port.
+    """The port's error for an error code.
 
-    `operation` is what was tried, on `topic` or, where the code speaks of something else, on `name`.
+    `operation` failed on `topic`, or on `name` if the code is about another kind of object.
     """
     url = access.url
     suffix = f" ({detail or error_name(code)})"
@@ -94,7 +94,7 @@ def refusal(
 
 
 def denial(access: Login, right: Right) -> str:
-    """That a right is missing, and the command that grants it."""
+    """The sentence about a missing right, with the command that grants it."""
     operation, kind, name = right
     known = access.principal.startswith("User:")
     what = f"{operation} on the cluster" if kind == "cluster" else f"{operation} on {kind} {name!r}"
@@ -107,12 +107,12 @@ def denial(access: Login, right: Right) -> str:
 
 
 def coordinator_of(kind: str, name: str) -> FindCoordinatorRequest:
-    """The question for the coordinator of a `group` or a `transactional-id`."""
+    """The request for the coordinator of a `group` or a `transactional-id`."""
     return FindCoordinatorRequest(name, _COORDINATORS[kind])
 
 
 class Uuid:
-    """Sixteen bytes, as Kafka's protocol writes a topic's id."""
+    """A topic's id in Kafka's protocol: sixteen bytes."""
 
     @classmethod
     def encode(cls, value: bytes) -> bytes:
@@ -127,7 +127,7 @@ class Uuid:
         return value.hex()
 
 
-# aiokafka has no types, so its classes are Any to mypy: hence the ignores of subclassing.
+# aiokafka has no types. Its classes are Any to mypy, so subclassing needs an ignore.
 
 
 class MetadataResponse(Response):  # type: ignore[misc]
@@ -179,7 +179,7 @@ class MetadataResponse(Response):  # type: ignore[misc]
 
 
 class MetadataRequestV10(RequestStruct):  # type: ignore[misc]
-    """Topics by name. No topic is ever made by asking for it."""
+    """Topics by name. The request never creates a topic."""
 
     FLEXIBLE_VERSION = True
     API_KEY = 3
@@ -200,7 +200,7 @@ class MetadataRequest(Request[MetadataRequestV10]):  # type: ignore[misc]
     API_KEY = 3
 
     def __init__(self, topics: list[str], *, rights: bool = False) -> None:
-        """`rights`: with what we may do with each topic."""
+        """`rights`: with our rights on each topic."""
         self._topics = topics
         self._rights = rights
 
@@ -210,8 +210,8 @@ class MetadataRequest(Request[MetadataRequestV10]):  # type: ignore[misc]
 
 
 def pieces(request: RequestStruct) -> Iterator[bytes]:
-    """What `request.encode()` puts together, none of it copied: aiokafka does so at each of the schema's levels, six
-    for records, and a commit has megabytes of those."""
+    """The parts of `request.encode()` without copies. aiokafka copies at each level of the schema, six for records, and
+    a commit has megabytes of records."""
     yield from _pieces(request.SCHEMA, [request.get_item(name) for name in request.SCHEMA.names])
 
 
@@ -271,7 +271,7 @@ class DescribeTransactionsRequestV0(RequestStruct):  # type: ignore[misc]
 
 
 class DescribeTransactionsRequest(Request[DescribeTransactionsRequestV0]):  # type: ignore[misc]
-    """How the last transaction of a transactional id stands; brokers since Kafka 3.0 know it."""
+    """The state of a transactional id's last transaction; brokers since Kafka 3.0 know it."""
 
     API_KEY = 65
 
@@ -283,7 +283,7 @@ class DescribeTransactionsRequest(Request[DescribeTransactionsRequestV0]):  # ty
 
 
 class DescribeProducersResponse(Response):  # type: ignore[misc]
-    """A partition's producers, each with the offset at which its open transaction begins (-1: it has none open)."""
+    """A partition's producers, each with the first offset of its open transaction (-1: none open)."""
 
     API_KEY = 61
     API_VERSION = 0
@@ -338,7 +338,7 @@ class DescribeProducersRequestV0(RequestStruct):  # type: ignore[misc]
 
 
 class DescribeProducersRequest(Request[DescribeProducersRequestV0]):  # type: ignore[misc]
-    """Who writes to a partition; brokers since Kafka 2.8 know it."""
+    """The producers of a partition; brokers since Kafka 2.8 know it."""
 
     API_KEY = 61
 
@@ -364,7 +364,7 @@ _HIDDEN = "SaslAuthenticateRequest(…)"
 
 
 class SaslAuthenticateRequest(Request[_HiddenAuthenticate0 | _HiddenAuthenticate1]):  # type: ignore[misc]
-    """A step of a log-in. aiokafka's own shows passwords and tokens to debug logs."""
+    """A step of a log-in. aiokafka's own class writes passwords and tokens to debug logs."""
 
     API_KEY = 36
 

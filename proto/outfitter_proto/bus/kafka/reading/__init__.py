@@ -1,1 +1,1 @@
-"""Reading from Kafka: a fetch loop, record batches and their codecs."""
+"""Reading from Kafka: fetch loop, record batches and codecs."""

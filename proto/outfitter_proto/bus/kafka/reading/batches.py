@@ -1,7 +1,7 @@
-"""Record batches as they lie in a fetch answer: which to skip, and what the others hold. Pure, and bounded in memory.
+"""The record batches in a fetch answer: which to skip, and the records of the others. Pure, with bounded memory.
 
-What a batch header tells is read here; records are decoded by aiokafka's C code. Formats: Kafka's protocol guide,
-"Record Batch"; the handling of aborted transactions: KIP-98.
+This module parses the headers; aiokafka's C code decodes the records. Formats: Kafka's protocol guide, "Record Batch".
+Aborted transactions: KIP-98.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from outfitter_proto.bus.kafka.reading import codecs
 from outfitter_proto.bus.port import Message
 
 MAX_RECORDS = 20_000
-"""In one batch: empty records pack so well that a few kilobytes could hold half a million, each a dead letter."""
+"""Limit of one batch. A few kilobytes can hold half a million empty records, and each becomes a dead letter."""
 
 FEW_RECORDS = 1000
-"""So many may be in any batch of workers' messages; more only where each takes a byte of the packed batch. 1,000
-heartbeats of one worker, which nobody can tell apart, take 1,580 bytes with zstd."""
+"""Limit of a batch of workers' messages, or one record per compressed byte if that is more. 1,000 equal heartbeats of
+one worker take 1,580 bytes with zstd."""
 
-# base offset, length, leader epoch, magic: of every format
+# every format: base offset, length, leader epoch, magic
 _START = struct.Struct(">qiib")
-# attributes, last offset delta, first and last timestamp, producer: of format 2
+# format 2: attributes, last offset delta, first and last timestamp, producer
 _HEADER = struct.Struct(">hiqqq")
 _COUNT = struct.Struct(">i")
 _LENGTH_AT, _LENGTH_END = 8, 12
@@ -37,24 +37,24 @@ _ATTRIBUTES_AT = 21
 _COUNT_AT, _RECORDS_START = 57, 61
 _CODEC, _TRANSACTIONAL, _CONTROL = 0x07, 0x10, 0x20
 _SHORTEST_OLD = 14
-"""What `length` counts at least in the formats before 2: checksum, magic, attributes, and two lengths of nothing."""
+"""Least `length` in the formats before 2: checksum, magic, attributes, and two lengths of 0."""
 _OLD_HEADER = (0, 0, -1, -1, -1)
 _LAST_OFFSET = 2**63 - 1
 
 
 class CorruptBatchError(Exception):
-    """The bytes differ from what was written: fetch them again."""
+    """The bytes are damaged: fetch them again."""
 
 
 class UnreadableBatchError(Exception):
-    """Whole, but nothing we take: an unknown format or codec, or larger than we unpack."""
+    """The batch is intact, but has an unknown format or codec, or is larger than our limits."""
 
     def __init__(self, offset: int, why: str) -> None:
         super().__init__(f"the record batch at offset {offset} {why}")
 
 
 class Batch(NamedTuple):
-    """A record batch that is not decoded yet. `next` is the offset after it, holes included."""
+    """A record batch that is not decoded yet. `next` is the offset after it and its holes."""
 
     data: bytes
     base: int
@@ -74,13 +74,13 @@ class Batch(NamedTuple):
 
 
 def split(data: bytes) -> Iterator[Batch]:
-    """The whole batches in `data`. A fetch answer may end in the middle of one.
+    """The complete batches in `data`. A fetch answer may end in the middle of a batch.
 
-    Each begins where the one before it ended or later, ends after it began, and has room for its own header: the
-    checksum covers neither a batch's length nor its offset, and aiokafka's C code believes both.
+    The checksum covers neither a batch's length nor its offset, but aiokafka's C code trusts both. So we check them:
+    each batch starts at or after the end of the one before, has a positive length and room for its header.
 
     Raises:
-        CorruptBatchError: the next batch is not so.
+        CorruptBatchError: the next batch fails this check.
     """
     position = 0
     least = 0
@@ -105,10 +105,10 @@ def split(data: bytes) -> Iterator[Batch]:
 
 
 def committed(batches: Iterator[Batch], aborted: Sequence[tuple[int, int]]) -> Iterator[tuple[Batch, bool]]:
-    """Each batch, and whether its records may be seen: not those of control batches and aborted transactions.
+    """Each batch, and whether it is visible: control batches and aborted transactions are not.
 
-    `aborted` holds (producer, first offset) as the broker sent them. A control batch ends its producer's transaction
-    whether or not its record is still there: the log cleaner keeps emptied ones (KAFKA-7467).
+    `aborted` has the broker's pairs (producer, first offset). A control batch ends its producer's transaction even
+    without its record, because the log cleaner keeps emptied control batches (KAFKA-7467).
     """
     coming = sorted(aborted, key=lambda entry: entry[1])
     index = 0
@@ -125,7 +125,7 @@ def committed(batches: Iterator[Batch], aborted: Sequence[tuple[int, int]]) -> I
 
 
 def everything(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
-    """Each batch, and whether it holds records of ours at all: control batches do not."""
+    """Each batch, and whether it has messages: control batches have none."""
     return ((batch, not batch.is_control) for batch in batches)
 
 
@@ -134,7 +134,7 @@ def messages(batch: Batch, topic: str, partition: int) -> list[Message]:
 
     Raises:
         CorruptBatchError: the checksum does not match.
-        UnreadableBatchError: it is nothing that we take.
+        UnreadableBatchError: its format, codec or size is not supported.
     """
     if not batch.modern:
         raise UnreadableBatchError(batch.base, "is not of format 2, which Kafka has written since 0.11")
@@ -150,7 +150,7 @@ def messages(batch: Batch, topic: str, partition: int) -> list[Message]:
             Message(topic, partition, record.offset, record.key, record.value, record.timestamp) for record in records
         ]
     except (kafka_errors.KafkaError, ValueError, OSError, EOFError, OverflowError, MemoryError) as error:
-        # Lengths of 2**62 and more make the last two: aiokafka asks for that much before it looks whether it is there.
+        # Lengths from 2**62 raise the last two errors: aiokafka allocates before it checks the length.
         raise UnreadableBatchError(batch.base, f"cannot be decoded: {error or type(error).__name__}") from error
     if not _in_order([message.offset for message in found], batch):
         raise UnreadableBatchError(batch.base, "numbers its records otherwise than its header says")
@@ -158,21 +158,21 @@ def messages(batch: Batch, topic: str, partition: int) -> list[Message]:
 
 
 def raw_message(batch: Batch, topic: str, partition: int, error: UnreadableBatchError) -> Message:
-    """An unreadable batch as one message without a key, so that it can be reported like any other bad message."""
+    """An unreadable batch as one message without a key, which is handled like any other bad message."""
     value = batch.data[_RECORDS_START:]
     return Message(topic, partition, batch.next - 1, None, value, batch.last_timestamp_ms, str(error), batch.base)
 
 
 def _in_order(offsets: list[int], batch: Batch) -> bool:
-    """Whether they ascend within the batch. Brokers do not look: a record that says that it is a million further on
-    would have its reader leave out all in between."""
+    """Whether the offsets ascend within the batch. Brokers do not check it, and a record with a much higher offset
+    would make the reader skip all records in between."""
     if not offsets:
         return True
     return batch.base <= offsets[0] and offsets[-1] < batch.next and all(map(operator.lt, offsets, offsets[1:]))
 
 
 def gzipped(batch: bytes | bytearray, level: int = codecs.FAST) -> bytearray:
-    """A record batch that was finished unpacked, with its records packed."""
+    """A finished uncompressed record batch, with its records compressed."""
     (attributes,) = _ATTRIBUTES.unpack_from(batch, _ATTRIBUTES_AT)
     packed = bytearray(batch[:_RECORDS_START])
     packed += codecs.gzip(memoryview(batch)[_RECORDS_START:], level)
@@ -183,8 +183,8 @@ def gzipped(batch: bytes | bytearray, level: int = codecs.FAST) -> bytearray:
 
 
 def _most_records(batch: Batch) -> int:
-    """Who writes in transactions has a right to a transactional id, which no worker has: managers' batches pack better
-    than any worker's needs to."""
+    """The record limit of a batch. Managers' batches have a higher limit, because they compress better. They are
+    transactional, and no worker has a right to a transactional id."""
     if batch.is_transactional:
         return MAX_RECORDS
     return min(MAX_RECORDS, max(FEW_RECORDS, len(batch.data) - _RECORDS_START))
@@ -197,7 +197,7 @@ def _most_bytes(batch: Batch) -> int:
 
 
 def _unpacked(batch: Batch) -> bytes:
-    """The batch as it would be without compression; its checksum is void then."""
+    """The batch without compression. Its checksum is invalid then."""
     codec = batch.attributes & _CODEC
     if codec == codecs.NONE:
         return batch.data

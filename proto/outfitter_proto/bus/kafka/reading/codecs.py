@@ -1,9 +1,9 @@
-"""Unpacking a record batch's records within a bound: a topic's limit counts packed bytes, and 64 kB of those can hold
-200 MB of zeros. And packing what managers write, with gzip.
+"""Decompresses records with a limit, and compresses managers' batches with gzip.
 
-gzip is unpacked by the standard library. snappy, lz4 and zstd, which other people's producers may be set to, are
-cramjam's, which managers bring along; without it they are not read, and workers need none: what managers write is plain
-or gzip.
+The limit is needed because a topic's limit counts compressed bytes, and 64 kB of these can hold 200 MB of zeros.
+
+gzip uses the standard library. snappy, lz4 and zstd, which other producers may use, need cramjam, a dependency of
+managers. Workers do not need it, because managers write only uncompressed or gzip batches.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from contextlib import suppress
 from typing import Any
 
 MAX_UNPACKED = 2 * 1024 * 1024
-"""Bytes of one batch's records. Stock producers fill batches of at most one mebibyte before they pack them."""
+"""Limit of one batch's records in bytes. Stock producers fill at most one mebibyte before they compress a batch."""
 
 MOST_TIMES = 512
-"""How many times its packed size a batch of workers' messages may unpack to, or quotas of packed bytes would bound
-nothing. Packed with zstd, 1,000 registrations that are alike but for the worker's number take 1/37, with 1 KB of equal
-labels 1/243 (gzip 1/27 and 1/98, lz4 1/14 and 1/80, snappy 1/12 and 1/18); a bomb takes 1/5,000."""
+"""Limit of the compression ratio in workers' batches. Without it, brokers' quotas would limit nothing, because they
+count compressed bytes. With zstd, 1,000 registrations that differ only in the worker's number have a ratio of 37, with
+1 KB of equal labels 243 (gzip 27 and 98, lz4 14 and 80, snappy 12 and 18). A bomb has 5,000."""
 
 FAST, SMALL = 1, 6
-"""Levels of gzip. A flood's history packs to a 19th at 1,300 MB/s, or to a 29th in eight times as long; that of workers
-that have less in common to an 11th or a 15th."""
+"""Levels of gzip. The history of a flood has a ratio of 19 at 1,300 MB/s, or of 29 in eight times as long. With less
+similar workers the ratio is 11 or 15."""
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 NAMES = {NONE: "none", GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
@@ -33,18 +33,19 @@ _PIECE = 16 * 1024
 
 _XERIAL = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = 16
-"""Java's snappy streams: this magic and two versions, then blocks, each with its length in four bytes before it."""
+"""Length of the header of Java's snappy streams: magic and two versions. Blocks follow, each after its 4-byte
+length."""
 
 
 class UnpackingError(Exception):
-    """Not what it says it is, or more than it may; the message goes on after "the record batch …"."""
+    """The data are malformed or exceed the limit. The message continues "the record batch …"."""
 
 
 def unpack(codec: int, data: bytes, most: int = MAX_UNPACKED) -> bytes:
-    """The records in `data`, which a batch with `codec` in its attributes holds: at most so many bytes.
+    """Decompress `data` to at most `most` bytes. `codec` is the number in the batch's attributes.
 
     Raises:
-        UnpackingError: they cannot be had.
+        UnpackingError: malformed, too large, or an unavailable codec.
     """
     if codec == NONE:
         return data
@@ -70,7 +71,7 @@ def unpack(codec: int, data: bytes, most: int = MAX_UNPACKED) -> bytes:
 
 
 def gzip(data: memoryview, level: int) -> Any:
-    """The bytes, packed. Where it is to be fast cramjam takes half as long as zlib, and else longer."""
+    """Compress the bytes. At the fast level cramjam takes half as long as zlib, at the other one longer."""
     if level == FAST:
         import cramjam
 
@@ -80,14 +81,14 @@ def gzip(data: memoryview, level: int) -> Any:
 
 
 def _gzip(data: bytes, most: int) -> bytes:
-    """All members there are, as a broker counts the records of all."""
+    """Decompress all gzip members, because a broker counts the records of all."""
     unpacked = bytearray()
     left = memoryview(data)
     try:
         while left:
             member = zlib.decompressobj(wbits=31)
             while left and not member.eof:
-                piece = left[:_PIECE]  # what a member leaves over is copied: never much at once
+                piece = left[:_PIECE]  # zlib copies the rest after a member, so keep the input small
                 unpacked += member.decompress(piece, most + 1 - len(unpacked))
                 if len(unpacked) > most:
                     raise UnpackingError(f"unpacks to more than {most} bytes")
@@ -102,7 +103,7 @@ def _gzip(data: bytes, most: int) -> bytes:
 def _into(
     decompress_into: Callable[[bytes, bytearray], int], data: bytes, most: int, too_large: type[Exception]
 ) -> bytes:
-    """Into a buffer that usually suffices, else into the largest that there may be."""
+    """Decompress into a buffer of the usual size, and if that is too small, of the largest size."""
     usual = 16 * len(data) + 4096
     if usual < most:
         buffer = bytearray(usual)
@@ -113,7 +114,7 @@ def _into(
 
 
 def _snappy(data: bytes, most: int, snappy: Any) -> bytes:
-    """Each block says beforehand how long it will be."""
+    """Decompress all blocks. Each starts with its decompressed length."""
     blocks = _xerial_blocks(data) if data.startswith(_XERIAL) else [data]
     if sum(snappy.decompress_raw_len(block) for block in blocks) > most:
         raise UnpackingError(f"unpacks to more than {most} bytes")

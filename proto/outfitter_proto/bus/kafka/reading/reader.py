@@ -1,7 +1,7 @@
-"""A cursor over one partition: a fetch loop of our own, with one fetch always under way while somebody reads.
+"""A cursor over one partition, with a fetch loop of our own that prefetches one answer.
 
-The next fetch runs while the caller works on the last one's records. It belongs to the reader and ends with it, so
-a cancelled `fetch` loses nothing: the next call finds the answer.
+The next fetch runs while the caller handles the last one's records. It belongs to the reader, so a cancelled `fetch`
+loses nothing: the next call gets the answer.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from outfitter_proto.bus.port import (
 )
 
 LONG_POLL = 0.5
-"""Seconds a broker holds a fetch for which there is nothing; new records are sent at once."""
+"""Seconds for which a broker holds an empty fetch. It sends new records at once."""
 DECODED_BYTES = 1024 * 1024
-"""Of records in memory at which no further batch is unpacked: hundreds of packed ones fit in one answer."""
+"""Bytes of decoded records in memory from which on no further batch is decompressed. One answer can have hundreds."""
 BY_MISTAKE_S = 0.05
-"""Seconds until a fetch is repeated for an offset that is there after all."""
+"""Seconds until a fetch is repeated after a false OFFSET_OUT_OF_RANGE."""
 FETCH_BYTES = 1024 * 1024
-"""Of one answer. A larger batch still comes whole."""
+"""Bytes of one answer. A larger batch still comes whole."""
 
 
 class _Answer:
-    """What one fetch brought, decoded batch by batch as it is asked for."""
+    """The answer of one fetch, decoded batch by batch on demand."""
 
     def __init__(self, data: bytes, aborted: list[tuple[int, int]] | None, at: int, *, committed: bool) -> None:
         whole = _whole(data, at)
@@ -48,7 +48,7 @@ class _Answer:
 
 
 class KafkaReader(Reader):
-    """Reads one partition through connections of its own: a held fetch would delay everybody else's questions."""
+    """Reads one partition. It has its own connections, because a held fetch would delay other requests."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class KafkaReader(Reader):
         committed: bool,
         allowance: Allowance | None = None,
     ) -> None:
-        """`allowance` is told what was read, as it was sent."""
+        """`allowance` counts the bytes read, before decompression."""
         self.position = start
         self.heard = False
         self._cluster = cluster
@@ -78,8 +78,8 @@ class KafkaReader(Reader):
     async def fetch(self, *, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:
         """Return the next records; see `Reader.fetch`.
 
-        A batch that nobody can read is an error for a committed reader, whose topic only managers write. For the
-        others it is one message without a key, so that no sender can block the partition.
+        An unreadable batch is an error for a committed reader, because only managers write its topic. Other readers get
+        one message without a key, so that no sender can block the partition.
         """
         if self._closed:
             raise BusUnavailableError(f"{self._cluster.url}: the reader of {self._topic}/{self._partition} is closed")
@@ -97,7 +97,7 @@ class KafkaReader(Reader):
             try:
                 self._answer = asked.result()
             finally:
-                del asked  # or its error's traceback would hold it, and all that the callers have read
+                del asked  # else its error's traceback would keep it, and all messages of the callers, alive
             self.heard = True
             if self._answer.next > self.position:
                 self._asking = self._ask(self._answer.next)
@@ -109,7 +109,7 @@ class KafkaReader(Reader):
         self._buffer, self._taken, self._answer = [], 0, None
 
     async def aclose(self) -> None:
-        """Let go of the connections. Repeatable and bounded."""
+        """Close the connections. Repeatable and bounded."""
         self._closed = True
         await self._stop_asking()
         await self._cluster.aclose()
@@ -128,7 +128,7 @@ class KafkaReader(Reader):
         return taken
 
     def _decode(self, wanted: int) -> None:
-        """Decode batches of the answer until `wanted` records are there or it is used up."""
+        """Decode batches of the answer until there are `wanted` records or no more batches."""
         if self._answer is None:
             return
         weight = 0
@@ -141,7 +141,7 @@ class KafkaReader(Reader):
                 found = self._messages(batch)
                 if self._allowance is not None:
                     self._allowance.read(batch.next, len(batch.data))
-                if batch.base < self._decoded:  # it begins before the position: brokers send whole ones
+                if batch.base < self._decoded:  # it begins before the position, because brokers send whole batches
                     found = [m for m in found if m.offset >= self._decoded]
                 weight += sum(len(m.value) for m in found if m.value is not None)
                 self._buffer += found
@@ -162,7 +162,7 @@ class KafkaReader(Reader):
             raise BusUnavailableError(f"{self._cluster.url}: {error}") from error
 
     def _restart(self, at: int) -> None:
-        """Fetch again from `at`: what was decoded before it stays in the buffer, what was asked ahead goes."""
+        """Fetch again from `at`. Keep decoded records before it, and drop the prefetched answer."""
         self._answer = None
         if self._asking is not None:
             self._asking.cancel()
@@ -189,7 +189,7 @@ class KafkaReader(Reader):
             code = part[1]
             if code != OFFSET_OUT_OF_RANGE:
                 break
-            # A leader that has just been elected, or that does not know of its successor yet, may say so by mistake.
+            # A newly elected leader, or one that does not know of its successor yet, may answer so by mistake.
             await self._cluster.survey(self._topic)
             start = await self._cluster.offset(self._topic, self._partition, EARLIEST)
             end = await self._cluster.offset(self._topic, self._partition, LATEST)
@@ -217,15 +217,15 @@ class KafkaReader(Reader):
         task.cancel()
         with anyio.CancelScope(shield=True):
             await asyncio.wait([task], timeout=1)
-        # The broker answers one question of a connection after the other: do not wait behind the one just given up.
+        # The broker answers the requests of a connection in order: do not wait behind the abandoned one.
         self._cluster.forget()
 
 
 def _whole(data: bytes, at: int) -> list[Batch]:
-    """The whole batches of an answer, up to one that cannot be true: that one is asked for again.
+    """The complete batches of an answer, up to a corrupt one, which is fetched again.
 
     Raises:
-        CorruptBatchError: there is something, and nothing in it to go on with.
+        CorruptBatchError: the answer has bytes but no complete batch.
     """
     whole: list[Batch] = []
     try:
@@ -244,6 +244,6 @@ def _part(response: Any) -> Any:
 
 
 def _look(task: asyncio.Task[_Answer]) -> None:
-    """A reader that is closed before it saw an error must not make asyncio complain about it."""
+    """Mark an error as seen, so that asyncio does not log it after the reader was closed."""
     if not task.cancelled():
         task.exception()

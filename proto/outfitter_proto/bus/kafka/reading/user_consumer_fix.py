@@ -1,9 +1,9 @@
-"""A repair for other people's aiokafka consumers; our own readers do not need it (see `reader`).
+"""A repair for users' aiokafka consumers. Our own readers do not need it (see `reader`).
 
-The log cleaner keeps an emptied control batch while it is its producer's last sign of life, for instance the abort
-marker of a transaction that timed out. aiokafka's consumer with `isolation_level="read_committed"` ends there: every
-poll of that partition raises `KafkaError: Control batch did not contain any records`, for ever. With Kafka's default
-settings that takes a day to appear (delete.retention.ms). Kafka's own client takes such a batch for no marker.
+The log cleaner keeps an emptied control batch while it is its producer's last batch, for instance the abort marker of
+an expired transaction. aiokafka's consumer with `isolation_level="read_committed"` fails there for ever: every poll of
+the partition raises `KafkaError: Control batch did not contain any records`. With Kafka's default settings this takes
+a day to appear (delete.retention.ms). Kafka's own client ignores such a batch.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _CONTROL = "_contains_abort_marker"
 
 
 def bear_emptied_control_batches(consumer: Any) -> None:
-    """Make this one started `AIOKafkaConsumer` read on where an emptied control batch lies. Repeatable.
+    """Make this started `AIOKafkaConsumer` skip emptied control batches. Repeatable.
 
     Call it after `await consumer.start()`. Nothing else in the process changes.
 
     Raises:
-        RuntimeError: the consumer was not started, or this version of aiokafka is not built as expected.
+        RuntimeError: the consumer was not started, or this version of aiokafka has a different structure.
     """
     fetcher = getattr(consumer, "_fetcher", None)
     if fetcher is None:
@@ -36,7 +36,7 @@ def bear_emptied_control_batches(consumer: Any) -> None:
 
 
 class _BearingRecords(OrderedDict[Any, Any]):
-    """A fetcher's store of fetched records, which repairs each result before anybody iterates over it."""
+    """A fetcher's store of fetched records, which repairs each result before its use."""
 
     def __setitem__(self, partition: Any, result: Any) -> None:
         records = getattr(result, "_partition_records", None)
@@ -52,4 +52,4 @@ def _ends_in_abort(batch: Any, contains_abort_marker: Any) -> bool:
     try:
         return bool(contains_abort_marker(batch))
     except KafkaError:
-        return False  # emptied: neither a commit nor an abort is left in it
+        return False  # emptied: neither a commit nor an abort

@@ -1,1 +1,1 @@
-"""Writing to Kafka: in transactions, and outside of them."""
+"""Writing to Kafka, with and without transactions."""

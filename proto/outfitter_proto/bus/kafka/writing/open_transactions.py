@@ -1,7 +1,7 @@
-"""What keeps a partition's end undecided: transactions that are open there, whose they are, and how people end one.
+"""The open transactions of a partition, their producers, and how people can end one.
 
-A transaction that no living producer and no coordinator knows of stays open for good and hides all that comes behind
-it (KIP-664, "hanging"). Only a principal with Alter on the cluster can end another's, by aborting it.
+A transaction without a living producer that its coordinator does not know stays open for good. It hides all later
+records (KIP-664, "hanging"). Only a principal with Alter on the cluster can abort it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from outfitter_proto.bus.port import BusError
 
 
 async def belongs_to(cluster: Cluster, identity: str, topic: str, partition: int) -> bool:
-    """Whether all transactions that are open in the partition are this transactional id's; False where that is not
-    told."""
+    """Whether all open transactions of the partition belong to this transactional id; False if unknown."""
     try:
         _, code, _, producers, _ = await _producers(cluster, topic, partition)
         if code != OK:
@@ -39,13 +38,13 @@ async def belongs_to(cluster: Cluster, identity: str, topic: str, partition: int
 
 
 async def holder(cluster: Cluster, identity: str) -> tuple[int, int] | None:
-    """The producer id and epoch of whoever took a transactional id last; None where its coordinator does not tell."""
+    """The producer id and epoch of a transactional id's current holder; None if its coordinator does not tell."""
     found = await last(cluster, identity)
     return (found.producer_id, found.epoch) if found is not None else None
 
 
 async def last(cluster: Cluster, identity: str) -> Last | None:
-    """How the last transaction of a transactional id stands; None where its coordinator does not tell."""
+    """The state of a transactional id's last transaction; None if its coordinator does not tell."""
     found = await cluster.send(None, coordinator_of("transactional-id", identity))
     if found.error_code != OK:
         return None
@@ -55,8 +54,8 @@ async def last(cluster: Cluster, identity: str) -> Last | None:
 
 
 async def sentence(cluster: Cluster, topic: str, partition: int) -> str:
-    """Whose transactions are open in the partition, oldest first, and how to end the oldest one; says so where the
-    broker does not tell."""
+    """A sentence about the partition's open transactions, oldest first, and how to end the oldest one, or about why
+    this is unknown."""
     try:
         _, code, detail, producers, _ = await _producers(cluster, topic, partition)
     except BusError as error:
@@ -80,7 +79,7 @@ async def sentence(cluster: Cluster, topic: str, partition: int) -> str:
 
 
 async def _producers(cluster: Cluster, topic: str, partition: int) -> Any:
-    """What the partition's leader says of those who write to it: number, error code and message, the producers."""
+    """The leader's answer about the partition's producers: number, error code and message, the producers."""
     request = DescribeProducersRequest(topic, partition)
     return _only(await cluster.ask_leader(topic, partition, request, lambda response: int(_only(response)[1])))
 

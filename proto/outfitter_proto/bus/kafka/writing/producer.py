@@ -1,14 +1,14 @@
-"""aiokafka's transactional producer, with what a ledger needs on top. All private names used for writing are here.
+"""aiokafka's transactional producer, adapted for a ledger. All private names used for writing are here.
 
-- It marks a request of a transaction that failed inside the client. aiokafka repeats such requests silently; the lost
-  copy may arrive late and end a later transaction of the same epoch.
+- It marks a transactional request that failed inside the client. aiokafka repeats such requests silently. A lost copy
+  may arrive late and end a later transaction of the same epoch.
 - It waits 2 ms, not 20, for the end of the last transaction before it begins the next one.
-- It can end what the last transaction of its transactional id left open in a partition. A coordinator of Kafka 4.3 that
-  decides a transaction while one of its partitions has no leader (a restarted broker, before it is unfenced) takes that
-  partition for deleted, writes no marker there, and counts the transaction as complete (KAFKA-20734). What was written
-  there hides all that comes behind it, until this producer id's next marker decides it: differently, maybe.
-- Its connections come from our `Connector`, which can say why there is none.
-- It can be got rid of while the brokers are away, which `stop()` cannot.
+- It can complete the last transaction of its transactional id in a partition. In Kafka 4.3 a partition may have no
+  leader while the coordinator decides the transaction (a restarted broker, before it is unfenced). The coordinator then
+  treats the partition as deleted, writes no marker there and counts the transaction as complete (KAFKA-20734). Its
+  records hide all later ones until this producer id's next marker decides them, perhaps differently.
+- Its connections come from our `Connector`, which explains failures.
+- It can be disposed of while the brokers are away, which `stop()` cannot.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from outfitter_proto.bus.port import Entry
 log = logging.getLogger(__name__)
 
 NEXT_TRANSACTION_WAIT = 0.002
-"""Seconds. The markers of a transaction are written after its commit is answered; until then the coordinator refuses
-the next one. With aiokafka's 20 ms one partition reaches 63 transactions a second, with 2 ms 221."""
+"""Seconds. The coordinator answers a commit before it writes the markers, and refuses the next transaction until they
+are written. With aiokafka's 20 ms one partition reaches 63 transactions a second, with 2 ms 221."""
 RETRY_BACKOFF_MS = 20
 BUILDER_BYTES = 1_000_000
-"""A record batch's size at most: below Kafka's default of max.message.bytes, 1,048,588."""
+"""Limit of a record batch: below Kafka's default of max.message.bytes, 1,048,588."""
 WORTH_PACKING = 4096
-"""Bytes of a record batch."""
+"""Bytes of a record batch from which on it is compressed."""
 _TRANSACTIONAL_ID_NOT_FOUND = 105
 _NO_HEADERS: list[Any] = []
 
 
 def gzip(batch: Any, level: int) -> None:
-    """Have aiokafka pack a batch's records when it sends them. Its own gzip takes a thousand times as long for a tenth
-    less."""
+    """Make aiokafka compress a batch's records with our gzip when it sends them. Its own takes a thousand times as long
+    and saves a tenth more."""
     if batch.size() < WORTH_PACKING:
         return
     build = batch._build
@@ -63,7 +63,7 @@ def gzip(batch: Any, level: int) -> None:
 
 
 class Last(NamedTuple):
-    """How a transactional id's last transaction stands, by Kafka's names of states, and who had it."""
+    """The state of a transactional id's last transaction, by Kafka's names, and its holder."""
 
     state: str
     producer_id: int = -1
@@ -71,17 +71,17 @@ class Last(NamedTuple):
 
     @property
     def is_none(self) -> bool:
-        """Whether the coordinator knows of no holder: nobody can have left anything open."""
+        """Whether the coordinator knows no holder, so that no transaction can be open."""
         return not self.state
 
     @property
     def committed(self) -> bool:
-        """Whether it is decided to be committed. What is not decided yet is aborted by whoever takes the id."""
+        """Whether the decision is to commit. The next holder aborts an undecided transaction."""
         return self.state in ("PrepareCommit", "CompleteCommit")
 
     def then(self, seen: Last) -> Last:
-        """What is known once this was seen, too: to take the id, which makes its epoch one higher, makes the
-        coordinator forget, unless it was somebody else who took it."""
+        """Combine this state with the later state `seen`. Taking the id raises its epoch by one and makes the
+        coordinator forget the state. Then the earlier state counts, unless another producer took the id."""
         forgotten = seen.state == "Empty" and seen.producer_id == self.producer_id and seen.epoch <= self.epoch + 1
         return self._replace(epoch=seen.epoch) if forgotten else seen
 
@@ -93,7 +93,7 @@ class _QuickAddPartitions(AddPartitionsToTxnHandler):  # type: ignore[misc]  # a
 
 
 class _Describe(BaseHandler):  # type: ignore[misc]  # aiokafka has no types
-    """Asks how the last transaction stands, of the coordinator that is then asked for the transactional id."""
+    """Asks the coordinator for the state of the last transaction, before the transactional id is taken."""
 
     def create_request(self) -> DescribeTransactionsRequest:
         return DescribeTransactionsRequest(self._sender._txn_manager.transactional_id)
@@ -116,8 +116,8 @@ class _Describe(BaseHandler):  # type: ignore[misc]  # aiokafka has no types
 
 
 class _Sender(Sender):  # type: ignore[misc]  # aiokafka has no types
-    """aiokafka's background sender, which knows its tasks so that they can be ended, and asks how the last transaction
-    stands each time before it tries to take the transactional id: `last`, None until then."""
+    """aiokafka's background sender. It keeps its tasks, so that they can be ended. Before each attempt to take the
+    transactional id it asks for the state of the last transaction: `last`, None until then."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -158,7 +158,7 @@ class _Sender(Sender):  # type: ignore[misc]  # aiokafka has no types
 
 
 class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no types
-    """One holder of a transactional id. `start` fences the one before and decides its open transaction."""
+    """A holder of a transactional id. `start` fences the previous one and decides its open transaction."""
 
     def __init__(
         self, connector: Connector, identity: str, *, request_timeout: float, transaction_timeout: float
@@ -187,14 +187,13 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
 
     @property
     def tenure(self) -> str:
-        """Its producer id and epoch, as the coordinator tells them (`undecided.holder`): both stay until somebody takes
-        the transactional id, or a transaction of it takes too long."""
+        """Its producer id and epoch, as in `open_transactions.holder`. Both stay until another producer takes the
+        transactional id or a transaction of it expires."""
         return f"{self._txn_manager.producer_id}/{self._txn_manager.producer_epoch}"
 
     @property
     def last(self) -> Last | None:
-        """How its transactional id's last transaction was found when it was taken. None: nobody has told, or it is seen
-        to its end."""
+        """The state of the last transaction when this producer took the transactional id. None: unknown or finished."""
         last: Last | None = self._sender.last
         return last
 
@@ -203,15 +202,15 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
         self._sender.last = known
 
     async def finish(self, topics: Iterable[str], partition: int) -> None:
-        """End what the `last` transaction left open in this partition of these topics, by an empty one that ends like
-        it: a marker decides all that its producer id has open where it comes."""
+        """Complete the `last` transaction in this partition of these topics, by an empty transaction with the same end:
+        its marker decides everything that the producer id has open in a partition."""
         await self.begin_transaction()
         self.announce(topics, partition)
         await (self.commit_transaction() if self.last and self.last.committed else self.abort_transaction())
 
     def pack(self, entries: Sequence[Entry]) -> list[Any]:
-        """Record batches with these records in order, all of one time. A batch takes its first record whatever its
-        size. To append them one by one by aiokafka's public name costs three times as much."""
+        """Record batches with these records in order and one timestamp. A batch accepts a first record of any size.
+        Appending one by one with aiokafka's public method takes three times as long."""
         now_ms = int(time.time() * 1000)
         packed: list[Any] = []
         done = 0
@@ -229,18 +228,18 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
         return packed
 
     def announce(self, topics: Iterable[str], partition: int) -> None:
-        """Add all of a transaction's partitions to it at once, which saves a question for each topic but the first."""
+        """Add all partitions to the transaction at once, which saves a request for each topic but the first."""
         for topic in topics:
             self._txn_manager.maybe_add_partition_to_txn(TopicPartition(topic, partition))
 
     @property
     def is_open(self) -> bool:
-        """Whether a transaction was begun and neither committed nor aborted."""
+        """Whether a transaction is open: neither committed nor aborted."""
         return self._txn_manager.state in (TransactionState.IN_TRANSACTION, TransactionState.ABORTABLE_ERROR)
 
     @property
     def failure(self) -> BaseException | None:
-        """Why the transaction that is open can only be given up, if it is so."""
+        """The error after which the open transaction can only be aborted, if any."""
         waiter = self._txn_manager.wait_for_transaction_end()
         if waiter is None or not waiter.done() or waiter.cancelled():
             return None
@@ -248,12 +247,12 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
         return failure
 
     async def dispose(self, within: float) -> None:
-        """Abort what is open, stop, and whatever happens end all tasks within about `within` + 2 seconds."""
+        """Abort the open transaction, stop, and in any case end all tasks within about `within` + 2 seconds."""
         with anyio.CancelScope(shield=True):
             stopped = False
             try:
                 with anyio.move_on_after(within):
-                    self._look_at_failures()  # aborting forgets them
+                    self._look_at_failures()  # aborting drops them
                     if self.is_open:
                         await self.abort_transaction()
                     await self.stop()
@@ -266,7 +265,7 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
         self._look_at_failures()
 
     async def _kill(self) -> None:
-        """End every task and connection, in whatever state they are."""
+        """End every task and connection in any state."""
         self._closed = True
         tasks = [task for task in (self._sender.sender_task, *self._sender.tasks) if task is not None]
         for task in tasks:
@@ -277,7 +276,7 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
             await self.client.close()
 
     def _look_at_failures(self) -> None:
-        """Nobody will ask these any more; asyncio shall not complain that nobody did."""
+        """Mark these errors as seen, so that asyncio does not log them."""
         queued = [batch for queue in self._message_accumulator._batches.values() for batch in queue]
         batches = [*queued, *self._message_accumulator._pending_batches]
         futures = [self._txn_manager.wait_for_transaction_end()]

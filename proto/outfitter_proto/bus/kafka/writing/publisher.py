@@ -1,8 +1,7 @@
-"""Records outside transactions: what piles up for a partition while its last batch is under way is the next batch.
+"""Publishes records without transactions. The records that arrive while a batch is under way form the next batch.
 
-Not aiokafka's producer: while no broker is there it asks and logs a hundred times a second, keeps what it could not
-send, and sends it later. Here a record is acknowledged, or its publisher is told, and nothing stays behind. Needs no
-right but Write on the topic.
+aiokafka's producer is unsuitable: without a broker it asks and logs a hundred times a second, keeps unsent records, and
+sends them later. Here a record is either acknowledged or its publisher gets an error. It needs only Write on the topic.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from outfitter_proto.bus.kafka.connecting.protocol import OK, refusal
 from outfitter_proto.bus.port import BusUnavailableError, Entry, TooLargeError
 
 BATCH_BYTES = 256 * 1024
-"""A batch's size at which the next one begins; a single record may be larger, and the topic's limit decides."""
+"""Size of a full batch. A single record may be larger; the topic's limit applies."""
 
 _Waiting = tuple[Entry, "asyncio.Future[int]"]
 
 
 class BatchingPublisher:
-    """What waits to be published to one partition."""
+    """Publishes to one partition in batches."""
 
     def __init__(self, cluster: Cluster, topic: str, partition: int) -> None:
         self._cluster = cluster
@@ -34,7 +33,7 @@ class BatchingPublisher:
         self._sending: asyncio.Task[None] | None = None
 
     async def publish(self, entry: Entry) -> int:
-        """The record's offset once all in-sync replicas have it."""
+        """Publish the record; return its offset once all in-sync replicas have it."""
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.append((entry, answer))
         if self._sending is None:
@@ -42,7 +41,7 @@ class BatchingPublisher:
         return await answer
 
     async def aclose(self) -> None:
-        """Stop sending; whoever still waits is told."""
+        """Stop sending. Waiting publishers get an error."""
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.wait([self._sending], timeout=1)
@@ -59,7 +58,7 @@ class BatchingPublisher:
                     answer.set_exception(BusUnavailableError(f"{self._cluster.url}: the bus was closed"))
 
     def _next_batch(self) -> list[_Waiting]:
-        """What goes into one record batch. Whoever was cancelled before his record was sent is left out."""
+        """The records of the next batch, without those of cancelled publishers."""
         size = 0
         batch: list[_Waiting] = []
         for entry, answer in self._waiting:
@@ -77,12 +76,12 @@ class BatchingPublisher:
             if len(batch) == 1:
                 _tell(batch, error)
                 return
-            for pair in batch:  # one of them is too large for the topic: the others are not to suffer
+            for pair in batch:  # one record is too large for the topic, so send each alone
                 await self._send([pair])
         except asyncio.CancelledError:
             _tell(batch, BusUnavailableError(f"{self._cluster.url}: the bus was closed"))
             raise
-        except Exception as error:  # noqa: BLE001  (whatever it is, those who wait must hear of it)
+        except Exception as error:  # noqa: BLE001  (the waiting publishers must get any error)
             _tell(batch, error)
         else:
             for number, (_, answer) in enumerate(batch):
@@ -90,7 +89,7 @@ class BatchingPublisher:
                     answer.set_result(base + number)
 
     async def _produce(self, entries: list[Entry]) -> int:
-        """Send one batch; not again once it may have arrived, so that nothing is doubled."""
+        """Send one batch. Never repeat it once it may have arrived, to avoid duplicates."""
         builder = DefaultRecordBatchBuilder(
             magic=2, compression_type=0, is_transactional=0, producer_id=-1, producer_epoch=-1, base_sequence=-1,
             batch_size=2**31 - 1,

@@ -1,7 +1,7 @@
 """A writer identity on Kafka: one transactional producer, one transaction a commit.
 
-Which error means what is decided here, by one question: was the request to commit ever sent? Before it, nothing can
-become visible, because nobody else sends it. After it, only an answer tells.
+The meaning of an error depends on whether the request to commit was sent. Before that, nothing can become visible.
+After that, only an answer decides.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from outfitter_proto.bus.port import (
 )
 
 MAX_BATCH_BYTES = 900 * 1024
-"""Keys and values of a commit's last batch; the records' headers (some 15 bytes each) come on top and the topic's limit
-is 1 MiB. A transaction costs milliseconds whatever its size, so it may be large."""
+"""Limit of keys and values in a commit's last batch. The records' headers (about 15 bytes each) are added, and the
+topic's limit is 1 MiB. A large batch pays, because a transaction of any size costs milliseconds."""
 
 _FENCED = (kafka_errors.ProducerFenced, kafka_errors.InvalidProducerEpoch, kafka_errors.InvalidProducerIdMapping)
 _Batch = tuple[str, Any]
 
 
 class KafkaWriter(Writer):
-    """See `Writer`. What a commit wrote becomes visible a few milliseconds after it returned, when the broker has
-    written the markers; `Bus.stable_end` waits for that."""
+    """See `Writer`. A commit becomes visible a few milliseconds after it returns, when the broker has written the
+    markers. `Bus.stable_end` waits for that."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class KafkaWriter(Writer):
     async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
         """One transaction; see `Writer.commit`.
 
-        Each await has a watchdog: aiokafka repeats without end and without an error. Once the request to commit is
-        sent, cancelling waits for its answer as long as the watchdog does.
+        Each await has a watchdog, because aiokafka retries for ever without an error. Once the request to commit is
+        sent, cancellation waits for its answer as long as the watchdog.
         """
         if self._spent or self._closed or self._busy:
             raise BusUnavailableError(f"{self._name} is {'busy' if self._busy else 'spent'}: open a new one")
@@ -96,11 +96,11 @@ class KafkaWriter(Writer):
             finished = True
         finally:
             self._busy = False
-            # Also after a TooLargeError of the broker's: the producer has counted a batch that was never taken.
+            # Also after a TooLargeError from the broker: the producer has counted a batch that the broker refused.
             self._spent = not finished
 
     async def aclose(self) -> None:
-        """Abort what is open and let go. A producer that may be in trouble is cleaned up in the background."""
+        """Abort an open transaction and close. A producer that may hang is disposed of in the background."""
         if self._closed:
             return
         self._closed = True
@@ -111,10 +111,10 @@ class KafkaWriter(Writer):
             self._release()
 
     def _prepare(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> list[_Batch]:
-        """The record batches, in order. Nothing is sent before all of them fit.
+        """The record batches, in order. All must fit before the first is sent.
 
-        What is kept for long and read seldom, history and dead letters, is packed in any case, the last batch only
-        where the commit outgrows what it answers: then size counts more than time."""
+        History and dead letters, which are kept long and read seldom, are always compressed. The last batch is
+        compressed only if the commit exceeds the allowance."""
         prepared: list[_Batch] = []
         filled = [(topic, entries) for topic, entries in batches if entries]
         for number, (topic, entries) in enumerate(filled):
@@ -136,7 +136,7 @@ class KafkaWriter(Writer):
         packed = self._producer.pack(entries)
         done = 0
         for batch in packed:
-            if batch.size() > BUILDER_BYTES:  # it is one record
+            if batch.size() > BUILDER_BYTES:  # a single record
                 entry = entries[done]
                 raise TooLargeError(
                     f"{self._name}: the record with key {entry.key!r} for {topic!r} is {len(entry.value or b'')} "
@@ -146,8 +146,8 @@ class KafkaWriter(Writer):
         return packed
 
     async def _send(self, prepared: list[_Batch]) -> None:
-        """Begin the transaction and see every batch acknowledged: a commit also succeeds if a batch of it failed. They
-        are under way together, for nobody sees any of them before the commit."""
+        """Begin the transaction and wait until all batches are acknowledged, because a commit would succeed even
+        without one of them. They are sent concurrently, because none is visible before the commit."""
         try:
             with anyio.fail_after(self._watchdog * len(prepared)):
                 await self._producer.begin_transaction()
@@ -164,7 +164,7 @@ class KafkaWriter(Writer):
                 f"{self._name}: records were not acknowledged in time; nothing is committed{self._why}"
             ) from error
         except (kafka_errors.KafkaError, kafka_errors.IllegalOperation, AssertionError, OSError) as error:
-            # What failed in the background is the reason; what failed here may be no more than its consequence.
+            # The failure in the background is the cause; this one may be its consequence.
             reason = self._producer.failure or error
             if isinstance(reason, _FENCED):
                 raise self._fenced() from error
@@ -178,14 +178,14 @@ class KafkaWriter(Writer):
             ) from error
 
     async def _end(self) -> None:
-        """Commit, and say what became of it."""
+        """Commit, and raise the error for an uncertain or failed result."""
         try:
             with anyio.CancelScope(shield=True), anyio.fail_after(self._watchdog):
                 await self._producer.commit_transaction()
         except TimeoutError as error:
             raise CommitUnknownError(f"{self._name}: no answer to the request to commit{self._why}") from error
         except _FENCED as error:
-            if self._producer.tainted:  # the first request may have committed, and only its repetition was fenced
+            if self._producer.tainted:  # perhaps the first request committed, and only its repetition was fenced
                 raise CommitUnknownError(f"{self._name}: fenced while it asked again to commit") from error
             raise self._fenced() from error
         except (kafka_errors.KafkaError, kafka_errors.IllegalOperation, AssertionError, OSError) as error:
@@ -193,7 +193,7 @@ class KafkaWriter(Writer):
 
     @property
     def _why(self) -> str:
-        """What the connections say of the silence."""
+        """The connections' explanation of a missing answer."""
         trouble = self._producer.connector.trouble
         return f" ({trouble})" if trouble is not None else ""
 
@@ -202,7 +202,7 @@ class KafkaWriter(Writer):
 
 
 def topic_of(error: kafka_errors.BrokerResponseError) -> str | None:
-    """The topic that an error of aiokafka's speaks of."""
+    """The topic in an aiokafka error."""
     [named] = error.args if len(error.args) == 1 else [None]
     if isinstance(named, set):
         named = min(named, default=None)
@@ -210,6 +210,6 @@ def topic_of(error: kafka_errors.BrokerResponseError) -> str | None:
 
 
 def _look(future: asyncio.Future[Any]) -> None:
-    """A batch's failure is reported once, by the await that meets it first."""
+    """Mark a batch's failure as seen: the first await that gets it reports it."""
     if not future.cancelled():
         future.exception()
