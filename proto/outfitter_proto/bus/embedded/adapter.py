@@ -1,5 +1,5 @@
-"""`EmbeddedBus`: the port's face of the embedded bus. It holds two connections, one that writes and one that all
-its readers share, so that reading never waits in the queue of writers."""
+"""`EmbeddedBus`: the port on the embedded bus. All readers share a second connection, so that they never wait in the
+queue of writers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Open(NamedTuple):
-    """What a started bus holds."""
+    """The parts of a started bus."""
 
     writing: Database
     reading: Database
@@ -45,8 +45,8 @@ class _Open(NamedTuple):
 
 
 class EmbeddedBus(Bus):
-    """The bus in the file that `url` names (see `place.parse`). Makes the file and its tables, but no topics; with
-    `create` False not even those."""
+    """The bus in the file of `url` (see `location.parse`). Starting creates a missing file with its tables, but no
+    topics. `create` False: it creates nothing."""
 
     local = True
 
@@ -115,7 +115,7 @@ class EmbeddedBus(Bus):
         return await self._open.reading.read(partial(log.bounds, topic=found, partition=partition))
 
     async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
-        # `committed` makes no difference: there is nothing else in the file.
+        # `committed` makes no difference: all records in the file are committed.
         del committed
         held = self._open
         found = await self._find(topic, partition)
@@ -126,7 +126,7 @@ class EmbeddedBus(Bus):
         return reader
 
     async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
-        del topics  # what is decided is decided everywhere
+        del topics  # a decision reaches all topics at once
         held = self._open
         epoch = await held.writing.commit(partial(log.take_identity, identity=identity))
         return EmbeddedWriter(

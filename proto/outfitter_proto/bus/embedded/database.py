@@ -1,7 +1,7 @@
-"""One SQLite connection in a thread of its own: snapshots, transactions, and the verdicts on SQLite's errors.
+"""One SQLite connection in its own thread: snapshots, transactions, and the port's errors for SQLite's.
 
-A whole commit is one job of the thread, so that a cancelled task cannot stop half-way through a transaction, and
-there is one hop instead of one a statement. This room knows no topics (`log` does).
+A whole commit is one job of the thread. So a cancelled task cannot stop in the middle of a transaction, and there is
+one thread switch instead of one a statement. Topics are in `log`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], T]
 
 BUSY_TIMEOUT_S: Final = 2.0
-"""How long SQLite waits for a program that writes without our lock, such as the `sqlite3` shell."""
+"""Seconds for which SQLite waits for a program that writes without our lock, such as the `sqlite3` shell."""
 
 JOURNAL_SIZE_LIMIT: Final = 16 * 1024 * 1024
-"""What a checkpoint cuts the write-ahead log back to, in bytes, after a held snapshot has let it grow."""
+"""Size to which a checkpoint cuts the write-ahead log, in bytes, after an old snapshot has made it grow."""
 
 _REMEDIES: Final = {
     "SQLITE_FULL": "the disk is full: make room, nothing else is needed",
@@ -40,14 +40,14 @@ _REMEDIES: Final = {
 }
 _PERMANENT: Final = frozenset({"SQLITE_CORRUPT", "SQLITE_NOTADB"})
 _CERTAIN: Final = frozenset({"SQLITE_FULL", "SQLITE_BUSY", "SQLITE_READONLY"})
-"""With these COMMIT has failed before its last page was written: rolled back, for certain."""
+"""With these errors COMMIT failed before it wrote its last page, so it has certainly rolled back."""
 
 
 class Database:
     """One connection to the bus's file.
 
-    `read` gives a snapshot, `commit` a transaction under the lock, `exclusively` the lock alone. Every job must fetch
-    all it wants before it returns: an open cursor keeps the write-ahead log from being cut.
+    `read` gives a snapshot, `commit` a transaction under the lock, `exclusively` only the lock. Every job must read its
+    cursors to the end, because an open cursor prevents the write-ahead log from being cut.
     """
 
     def __init__(self, place: Location, *, create: bool = True) -> None:
@@ -61,14 +61,13 @@ class Database:
         self._closed = False
 
     async def open(self, check: Job[object], setup: Job[None]) -> None:
-        """Connect, making the file first where there is none (unless `create` is False), and run `setup` under the
-        lock.
+        """Create a missing file (unless `create` is False), connect, and run `setup` under the lock.
 
-        A file that is there has to pass `check` first, and nothing is made beside one that does not.
+        An existing file must pass `check` first. If it fails, nothing is created beside it.
 
         Raises:
-            BusConfigurationError: no file, or no place, for a bus.
-            BusUnavailableError: not now.
+            BusConfigurationError: the file or its place is not suitable for a bus.
+            BusUnavailableError: it is unavailable now.
         """
         self._thread.start()
         try:
@@ -81,29 +80,29 @@ class Database:
             raise
 
     async def read(self, job: Job[T]) -> T:
-        """Run `job` on one snapshot of all that is committed."""
+        """Run `job` on one snapshot of all commits."""
         try:
             return await self._run(lambda: self._snapshot(job))
         except CommitUnknownError as error:
             raise BusUnavailableError(str(error)) from error
 
     async def commit(self, job: Job[T], *, after: Callable[[T], None] = lambda _: None) -> T:
-        """Run `job` in a transaction and commit it; `after` then gets its result, once the lock is free again.
+        """Run `job` in a transaction and commit it. Once the lock is free again, call `after` with the job's result.
 
-        Cancelled before its turn, nothing happens. Cancelled later, it ends first: its outcome is never in doubt.
+        A cancellation before the job's turn prevents it. A later one waits until it has ended, so its outcome is known.
 
         Raises:
-            CommitUnknownError: the disk failed within COMMIT, or has not answered within the time limit.
-            BusError: what `job` raised, or BusUnavailableError; nothing of it was written.
+            CommitUnknownError: the disk failed during COMMIT, or did not answer within the time limit.
+            BusError: the error of `job`, or BusUnavailableError; nothing was written.
         """
         return await self._run(lambda: self._transaction(job), turn=self._lock, after=after)
 
     async def exclusively(self, job: Job[T]) -> T:
-        """Run `job` outside any transaction and under the lock: a checkpoint."""
+        """Run `job` (a checkpoint) under the lock, outside any transaction."""
         return await self._run(lambda: job(self._checked()), turn=self._lock)
 
     async def close(self) -> None:
-        """Close the connection and end the thread. Repeatable, bounded, never raises for a file that is away."""
+        """Close the connection and end the thread. Repeatable, bounded; a missing file raises nothing."""
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
@@ -111,7 +110,7 @@ class Database:
             with anyio.CancelScope(shield=True):
                 await self._thread.run(self._disconnect, turn=self._lock, after=lambda _: None)
         except (TurnTimeoutError, EndTimeoutError, BusError):
-            pass  # the thread closes it once its turn comes, and loses nothing that was committed
+            pass  # the thread closes it at its turn; commits are safe
         finally:
             self._thread.stop()
 
@@ -147,7 +146,7 @@ class Database:
     # --- the thread's side -----------------------------------------------------------------------------
 
     def _look(self, check: Job[object]) -> None:
-        """Outside the lock, which is a file. The connection to a bus stays open: closing it may checkpoint."""
+        """Check without the lock, which is a file itself. Keep a bus's connection open: closing it may checkpoint."""
         self._identity = self._place.identity()
         if self._identity is None:
             if not self._create:
@@ -156,11 +155,11 @@ class Database:
         connection: sqlite3.Connection | None = None
         try:
             connection = self._opened()
-            connection.execute("BEGIN")  # one snapshot: another process may just be making a bus of the file
+            connection.execute("BEGIN")  # one snapshot: another process may just be creating a bus in the file
             check(connection)
             connection.execute("ROLLBACK")
         except sqlite3.OperationalError:
-            pass  # who opens it under the lock says better why it cannot be opened
+            pass  # opening it under the lock gives a better error
         else:
             self._connection, connection = connection, None
         finally:
@@ -184,7 +183,7 @@ class Database:
             connection = self._opened()
         try:
             connection.execute(f"PRAGMA synchronous={self._place.synchronous}")
-            setup(connection)  # before anything is changed: it refuses a file that is not a bus
+            setup(connection)  # first, because it refuses a file that is no bus
             (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
             if mode != "wal":
                 raise BusConfigurationError(
@@ -204,7 +203,7 @@ class Database:
             connection.close()
 
     def _end(self) -> None:
-        """Close what an open that was given up has left, in its turn, since closing may checkpoint. Nobody waits."""
+        """Close the connection of an abandoned open, at its turn, because closing may checkpoint. No caller waits."""
         with suppress(BusError):
             if self._connection is not None:
                 with self._lock:
@@ -212,7 +211,7 @@ class Database:
         self._lock.close()
 
     def _checked(self) -> sqlite3.Connection:
-        """The connection, if its file is still the one at the path: SQLite would say ok to commits that nobody sees."""
+        """The connection; raises if its file is no longer at the path, because nobody would see the commits."""
         if self._connection is None:
             raise BusUnavailableError(f"{self._place.path} is not open")
         if self._place.identity() != self._identity:
@@ -250,12 +249,12 @@ class Database:
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:
-    if connection.in_transaction:  # a full disk has rolled back by itself
+    if connection.in_transaction:  # on a full disk SQLite has rolled back already
         connection.execute("ROLLBACK")
 
 
 def _name(error: sqlite3.Error) -> str:
-    """The primary result code, such as SQLITE_IOERR for SQLITE_IOERR_WRITE."""
+    """The primary result code: SQLITE_IOERR for SQLITE_IOERR_WRITE."""
     name = getattr(error, "sqlite_errorname", None) or ""
     return "_".join(name.split("_")[:2])
 

@@ -1,9 +1,9 @@
-"""Groups on an embedded bus: who is a member of which, until when, and which partitions are whose. As functions over a
-connection, like `log`; each is part of one transaction.
+"""Groups on an embedded bus: the members, their deadlines and their partitions. Functions over a connection, as in
+`log`; each is part of one transaction.
 
-A member is alive while it is heard of; whoever is heard of next removes those that were silent for too long. Time is
-the machine's monotonic clock, which all its processes share and which a suspended machine does not pass: when it wakes,
-nobody has been silent. Rows of an earlier boot are dead.
+A member lives while it sends heartbeats. Each heartbeat removes members that were silent for too long. Time is the
+machine's monotonic clock, which all processes share and which stops during suspension, so a wake-up expels no member.
+Rows of an earlier boot are dead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CREATE TABLE IF NOT EXISTS owner (
 
 
 class Member(NamedTuple):
-    """One member: `name` is the replica's or a random one, `process` always random."""
+    """One member: `name` is the replica's name or random, `process` is always random."""
 
     topic: Topic
     group: str
@@ -42,12 +42,12 @@ class Member(NamedTuple):
 
 
 class GroupView(NamedTuple):
-    """How a member stands. `holder` is the process that is the member of this name, None if there is none."""
+    """A member's state. `holder` is the process that is the member of this name, None if there is none."""
 
     holder: str | None
     partitions: frozenset[int]
     moved: bool = False
-    """Whether this transaction has given partitions to somebody else than before."""
+    """Whether this transaction has moved partitions to another member."""
 
 
 def new_member(topic: Topic, group: str, *, replica: str | None, session_timeout: float) -> Member:
@@ -56,7 +56,7 @@ def new_member(topic: Topic, group: str, *, replica: str | None, session_timeout
 
 
 def join(connection: sqlite3.Connection, member: Member) -> GroupView:
-    """Become the member of this name, in place of any other process that is."""
+    """Become the member of this name and replace any other process."""
     for table in _TABLES.split(";"):
         connection.execute(table)
     connection.execute(
@@ -68,7 +68,7 @@ def join(connection: sqlite3.Connection, member: Member) -> GroupView:
 
 
 def beat(connection: sqlite3.Connection, member: Member) -> GroupView:
-    """A sign of life; then remove who gave none, and share out anew what is nobody's. Nothing if it is no member."""
+    """Send a heartbeat, remove silent members and assign free partitions. Only a member may do so."""
     found = look(connection, member)
     if found.holder != member.process:
         return found
@@ -86,7 +86,7 @@ def beat(connection: sqlite3.Connection, member: Member) -> GroupView:
 
 
 def leave(connection: sqlite3.Connection, member: Member) -> GroupView:
-    """End this process's membership, if it is one still."""
+    """End this process's membership, if it still has one."""
     connection.execute(
         "DELETE FROM member WHERE topic = ? AND grp = ? AND name = ? AND process = ?",
         (member.topic.id, member.group, member.name, member.process),
@@ -112,7 +112,7 @@ def _boot() -> str:
 
 
 def _name(found: bytes) -> str:
-    """A name, whatever SQLite lets others write there."""
+    """Decode a name; SQLite lets other programs write any bytes there."""
     return found.decode("utf-8", "replace")
 
 
@@ -137,7 +137,7 @@ def _share_out(connection: sqlite3.Connection, member: Member) -> bool:
 
 
 def share_out(partitions: int, members: Sequence[str], owners: Mapping[int, str]) -> dict[int, str]:
-    """Who owns which partition: evenly (counts differ by at most one), and moving as few as possible from `owners`."""
+    """Assign the partitions evenly (counts differ by at most one) and move as few as possible from `owners`."""
     if not members:
         return {}
     held: dict[str, list[int]] = {name: [] for name in members}
@@ -147,7 +147,7 @@ def share_out(partitions: int, members: Sequence[str], owners: Mapping[int, str]
     least, more = divmod(partitions, len(members))
     shares: dict[int, str] = {}
     wanting: list[str] = []
-    # Those that have most may have one more: so nothing moves for the remainder's sake.
+    # The members with most partitions may have one more, so that the remainder moves nothing.
     for rank, name in enumerate(sorted(held, key=lambda name: (-len(held[name]), name))):
         share = least + (rank < more)
         shares |= dict.fromkeys(held[name][:share], name)

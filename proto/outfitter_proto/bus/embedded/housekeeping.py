@@ -1,13 +1,12 @@
 """Retention and compaction of an embedded bus, and the cutting of its write-ahead log.
 
-A manager calls this now and then (a broker does its own); several at once only do work twice. Looking for what can go
-takes snapshots and no lock; removing it takes the lock for a thousand records at a time, so that commits go on in
-between. A crash anywhere leaves a log that readers cannot tell from an uncompacted one, and the next call goes on.
+A manager calls it regularly, as brokers do their own. Concurrent calls are harmless but repeat work. Searching takes
+snapshots and no lock. Removing takes the lock for a thousand records at a time, so that commits continue in between.
+After a crash at any point the log is valid for readers, and the next call continues.
 
-The rules are Kafka's ("Log Compaction" in its design documentation): the last record of every key stays, offsets
-never change, and a tombstone stays for `delete.retention.ms` *after the older records of its key are gone*, so that a
-reader that saw one of those sees the tombstone as well. Pages that become free are used again; the file does not
-shrink.
+The rules are Kafka's ("Log Compaction" in its design documentation). The last record of every key stays, and offsets
+never change. A tombstone stays for `delete.retention.ms` *after the older records of its key are gone*, so that a
+reader of one of those also sees the tombstone. Free pages are used again; the file does not shrink.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ DEFAULT_DIRTY_RATIO: Final = 0.5
 """Kafka's defaults of `retention.ms`, `delete.retention.ms` and `min.cleanable.dirty.ratio`."""
 
 LOOK_SLICE: Final = 2_000
-"""Records a snapshot looks at: some 5 ms."""
+"""Records read in one snapshot: about 5 ms."""
 
 REMOVE_SLICE: Final = 1_000
-"""Records removed under one lock: some 5 ms and an fsync."""
+"""Records removed under one lock: about 5 ms and an fsync."""
 
 PASS_RECORDS: Final = 100_000
 """Uncompacted records whose keys one pass keeps in memory."""
@@ -68,10 +67,10 @@ class Housekeeping:
         self._now_ms = now_ms
 
     async def run(self) -> None:
-        """Remove what may go, then give the write-ahead log's space back.
+        """Do retention and compaction, then free the write-ahead log's space.
 
         Raises:
-            BusError: the file is away, full or locked; what was done stays done.
+            BusError: the file is missing, full or locked; finished work stays done.
         """
         for part in await self._reading.read(_parts):
             if "delete" in part.topic.policies:
@@ -84,13 +83,13 @@ class Housekeeping:
     # --- retention -------------------------------------------------------------------------------------
 
     async def _retain(self, part: _Part) -> None:
-        """Move the partition's start past the records older than `retention.ms`, then remove what is before it."""
+        """Move the partition's start past the records older than `retention.ms`, then remove those before it."""
         retention = part.topic.number("retention.ms", DEFAULT_RETENTION_MS)
         if retention < 0:
             return
         start = await self._first_kept(part, self._now_ms - retention)
         if start > part.start:
-            # Readers must find out that these are gone before they are: an offset out of range, no silent hole.
+            # Move the start first: readers must get an offset out of range, not a silent hole.
             await self._writing.commit(partial(_move_start, part=part, start=start))
         while await self._writing.commit(partial(_remove_before, part=part, start=start)):
             pass
@@ -107,7 +106,7 @@ class Housekeeping:
     # --- compaction ------------------------------------------------------------------------------------
 
     async def _compact(self, part: _Part) -> None:
-        """Remove what a later record of the same key has overtaken, when enough has come since the last time."""
+        """Remove records that a later one of the same key replaces, once there are enough new records."""
         dirty = part.next - part.clean
         ratio = part.topic.number("min.cleanable.dirty.ratio", DEFAULT_DIRTY_RATIO)
         if dirty == 0 or dirty / (dirty + part.live) < ratio:
@@ -117,7 +116,7 @@ class Housekeeping:
             head = await self._compact_pass(part, head)
 
     async def _compact_pass(self, part: _Part, clean: int) -> int:
-        """Compact from `clean` on, as far as one pass goes; return how far that was."""
+        """Compact one pass from `clean` on; return its end."""
         latest: dict[bytes | None, _Seen] = {}
         gone: list[int] = []
         head = clean
@@ -151,7 +150,7 @@ class Housekeeping:
             await self._writing.commit(partial(_remove, part=part, offsets=offsets))
 
     async def _look(self, part: _Part, start: int, end: int) -> AsyncIterator[list[_Seen]]:
-        """The records from `start` to before `end`, without their values, a snapshot a slice."""
+        """The records from `start` to before `end`, without values, one snapshot a slice."""
         while rows := await self._reading.read(partial(_seen, part=part, start=start, end=end)):
             yield rows
             start = rows[-1].offset + 1
@@ -193,7 +192,7 @@ def _move_start(connection: sqlite3.Connection, part: _Part, start: int) -> None
 
 
 def _remove_before(connection: sqlite3.Connection, part: _Part, start: int) -> bool:
-    """Remove a slice of what is before `start`. False: there was nothing."""
+    """Remove a slice of the records before `start`. False: there are none."""
     offsets = connection.execute(
         "SELECT off FROM record WHERE topic = ? AND part = ? AND off < ? ORDER BY off LIMIT ?",
         (part.topic.id, part.partition, start, REMOVE_SLICE),
@@ -230,9 +229,9 @@ def _due_tombstones(connection: sqlite3.Connection, part: _Part, now_ms: int) ->
 
 
 def _checkpoint(connection: sqlite3.Connection) -> None:
-    """Move the write-ahead log into the file and cut it to nothing, unless somebody still reads an old snapshot."""
+    """Move the write-ahead log into the file and cut it to 0, unless a process still reads an old snapshot."""
     (patience,) = connection.execute("PRAGMA busy_timeout").fetchone()
-    connection.execute("PRAGMA busy_timeout=0").fetchone()  # nobody may wait for a reader while we hold the lock
+    connection.execute("PRAGMA busy_timeout=0").fetchone()  # do not wait for a reader while holding the lock
     try:
         busy, pages, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         (page_size,) = connection.execute("PRAGMA page_size").fetchone()

@@ -1,15 +1,16 @@
 """Where an embedded bus lives: its URL, the files beside it, and the places it refuses.
 
-Beside `bus.db` stand SQLite's own `bus.db-wal` and `bus.db-shm`, `bus.lock` (the queue of writers) and
-`bus.wake/` (a socket for each waiting reader). Whoever can write the file is trusted, so the question here
-is only who that is: the file and all beside it are made for their owner and group (mode 0660, 2770 for
-directories), and a place where *others* could put a file of theirs in the way is refused. That is every directory that
-everybody may write, sticky ones as /tmp included: SQLite takes whatever write-ahead log or journal lies beside its file
-for a part of it, and removes and makes them as it goes, so that looking first would not do. It is also a directory of
-somebody else's who does not share it with its group.
+Beside `bus.db` are SQLite's own `bus.db-wal` and `bus.db-shm`, `bus.lock` (the queue of writers) and `bus.wake/` (a
+socket for each waiting reader). The bus trusts every user that can write the file, so this module restricts those. It
+creates the files for their owner and group (mode 0660, 2770 for directories). It refuses directories in which *others*
+could place a file:
 
-The file is never opened here while it exists: closing a second descriptor of a database drops SQLite's locks on
-it for the whole process (SQLite, "How To Corrupt An SQLite Database File", 2.2).
+- every directory that all users may write, also sticky ones as /tmp: SQLite uses any write-ahead log or journal beside
+  its file, and creates and removes them at any time, so a check beforehand would not help
+- another user's directory that is not shared with its group
+
+This module never opens an existing file: closing a second descriptor of a database drops all SQLite locks of the
+process on it (SQLite, "How To Corrupt An SQLite Database File", 2.2).
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavail
 
 FILE_MODE: Final = 0o660
 DIRECTORY_MODE: Final = 0o2770
-"""Set-group-id, so that every file in it gets the directory's group, whoever makes it."""
+"""Set-group-id, so that every file in it gets the directory's group."""
 
 SYNCHRONOUS: Final = ("FULL", "NORMAL")
-"""What `?synchronous=` takes. FULL: a returned commit survives a power cut. NORMAL: it survives a kill only."""
+"""Values of `?synchronous=`. FULL: a returned commit survives a power cut. NORMAL: it only survives a kill."""
 
 LOCAL_FILE_SYSTEMS: Final = {
     0xEF53: "ext",
@@ -42,7 +43,7 @@ LOCAL_FILE_SYSTEMS: Final = {
     0x858458F6: "ramfs",
     0xCA451A4E: "bcachefs",
 }
-"""File systems by `f_type` of statfs(2) whose locks and shared memory hold for every process that mounts them."""
+"""File systems by `f_type` of statfs(2) whose locks and shared memory work for all processes that mount them."""
 
 KNOWN_FOREIGN: Final = {
     0x6969: "nfs",
@@ -54,23 +55,23 @@ KNOWN_FOREIGN: Final = {
     0x00C36400: "ceph",
     0x0BD00BD0: "lustre",
 }
-"""Names for the message only; whatever is not in `LOCAL_FILE_SYSTEMS` is refused."""
+"""Names for the message only. Everything outside `LOCAL_FILE_SYSTEMS` is refused."""
 
 SQLITES_OWN: Final = ("-wal", "-shm", "-journal")
-"""What SQLite keeps beside its file, and takes for a part of it where it finds it."""
+"""Suffixes of files beside the database that SQLite treats as a part of it."""
 
 _ELSEWHERE: Final = "choose another with --bus sqlite:///path/to/bus.db or OUTFITTER_BUS"
 
 
 class FileIdentity(NamedTuple):
-    """What tells a file from another one at the same path."""
+    """Distinguishes a file from another one at the same path."""
 
     device: int
     inode: int
 
 
 class Location(NamedTuple):
-    """A bus's path and options, as its URL gives them."""
+    """A bus's path and options, from its URL."""
 
     path: Path
     synchronous: str
@@ -85,17 +86,17 @@ class Location(NamedTuple):
 
     @property
     def uri(self) -> str:
-        """SQLite's own name for the file; `mode=rw`: never made by SQLite, which would not know the mode."""
+        """The file's URI for SQLite. `mode=rw`: SQLite must not create it, because it would use a wrong file mode."""
         return f"file:{quote(str(self.path))}?mode=rw"
 
     def prepare(self, *, create: bool = True) -> None:
-        """Make the directory if only it is missing, and refuse it if a bus must not live there.
+        """Create the directory if its parent exists, and refuse it if it is not suitable for a bus.
 
-        `create` False: make nothing.
+        `create` False: create nothing.
 
         Raises:
-            BusConfigurationError: not a place for a bus, or not for this user; or there is none.
-            BusUnavailableError: it cannot be reached now (read-only, an I/O error).
+            BusConfigurationError: not suitable for a bus or this user, or missing.
+            BusUnavailableError: it is unavailable now (read-only, an I/O error).
         """
         directory = self.path.parent
         try:
@@ -113,26 +114,26 @@ class Location(NamedTuple):
         self.check_files()
 
     def missing(self) -> MissingBusError:
-        """That there is no bus."""
+        """The error that there is no bus."""
         return MissingBusError(
             f"there is no bus at {self.path}: a manager makes it when it starts (`outfitter serve`), as does "
             f"`outfitter topics create`; name another with --bus sqlite:///path/to/bus.db or OUTFITTER_BUS"
         )
 
     def create_file(self) -> None:
-        """Make the database file, empty, if it is not there. Call under the lock."""
+        """Create an empty database file if it is missing. Call under the lock."""
         try:
             descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW, FILE_MODE)
         except FileExistsError:
             return
         except OSError as error:
             raise_for(error, f"{self.path} cannot be made", self.path)
-        os.fchmod(descriptor, FILE_MODE)  # whatever the umask: SQLite gives -wal and -shm this mode too
+        os.fchmod(descriptor, FILE_MODE)  # independent of the umask; SQLite gives -wal and -shm this mode too
         os.close(descriptor)
 
     def check_files(self) -> None:
-        """Refuse a database file that somebody else could have put there, and the like of what SQLite takes for a
-        part of it. One that is missing is fine."""
+        """Refuse a database file, or a file that SQLite treats as a part of it, if another user could have placed it.
+        Missing files are fine."""
         for suffix in ("", *SQLITES_OWN):
             path = Path(f"{self.path}{suffix}")
             try:
@@ -143,15 +144,14 @@ class Location(NamedTuple):
                 raise_for(error, f"{path} cannot be looked at", path)
 
     def check_file(self, path: Path, found: os.stat_result) -> None:
-        """Refuse what is no file, or not a file of the bus's own."""
+        """Refuse anything but a regular file without other names."""
         if not stat.S_ISREG(found.st_mode):
             what = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no regular file"
             raise BusConfigurationError(f"{path} is {what}: name the bus's own file, or {_ELSEWHERE}")
         self.check_rights(path, found)
 
     def check_rights(self, path: Path, found: os.stat_result) -> None:
-        """Refuse a file or directory of the bus that others may write, or that belongs to somebody who may not write
-        the bus's directory."""
+        """Refuse a file or directory that others may write, or whose owner may not write the bus's directory."""
         if found.st_mode & stat.S_IWOTH:
             raise BusConfigurationError(
                 f"{path} may be written by everybody, who could then forge grants: `chmod o-w {path}`"
@@ -164,7 +164,7 @@ class Location(NamedTuple):
             )
 
     def identity(self) -> FileIdentity | None:
-        """Which file is at the path now; None: none is."""
+        """The identity of the file at the path; None if there is none."""
         try:
             found = self.path.lstat()
         except FileNotFoundError:
@@ -173,13 +173,13 @@ class Location(NamedTuple):
 
 
 def parse(url: str) -> Location:
-    """The place that `url` names: `sqlite:///path/to/bus.db[?synchronous=FULL|NORMAL]`.
+    """Parse `sqlite:///path/to/bus.db[?synchronous=FULL|NORMAL]`.
 
-    The path is absolute with three slashes and with four. A relative one is refused: it would be another
-    file in every working directory, and two processes would wait for each other on two buses.
+    The path is absolute with three slashes and with four. A relative path is refused: it would be another file in every
+    working directory, and two processes would wait for each other on two buses.
 
     Raises:
-        BusConfigurationError: the URL says something else; the message says what would be valid.
+        BusConfigurationError: any other URL; the message has the valid form.
     """
     rest, _, query = url.removeprefix("sqlite:").partition("?")
     wanted = "write sqlite:///absolute/path/bus.db, optionally with ?synchronous=NORMAL"
@@ -198,22 +198,23 @@ def parse(url: str) -> Location:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory for the owner and group, whatever the umask: not even at first may everybody write it.
+    """Create a directory for owner and group, independent of the umask. Other users can never write it, not even
+    briefly.
 
     Raises:
-        OSError: it cannot be made, or is there.
+        OSError: it cannot be created, or exists.
     """
     path.mkdir(mode=DIRECTORY_MODE)
-    path.chmod(DIRECTORY_MODE)  # what the umask, and mkdir(2), have left out
+    path.chmod(DIRECTORY_MODE)  # the bits that the umask and mkdir(2) have dropped
 
 
 def raise_for(error: OSError, what: str, path: Path) -> NoReturn:
-    """Translate an error of the operating system about `path`: what a person must change, or what may pass."""
+    """Raise the bus error for an operating system's error about `path`."""
     raise verdict(error, what, path) from error
 
 
 def verdict(error: OSError, what: str, path: Path) -> BusError:
-    """`error` as one of ours: permanent where a person must act first, temporary where the machine may recover."""
+    """`error` as a bus error: permanent if a person must act, temporary if the machine may recover."""
     reason = error.strerror or str(error)
     if isinstance(error, PermissionError):
         return BusConfigurationError(
@@ -229,7 +230,7 @@ def verdict(error: OSError, what: str, path: Path) -> BusError:
 
 
 def check_directory(directory: Path, found: os.stat_result) -> None:
-    """Refuse a directory in which somebody could put a bus of theirs, who was not let in by its owner or group."""
+    """Refuse a directory in which a user outside its owner and group could place a bus."""
     if not stat.S_ISDIR(found.st_mode):
         raise BusConfigurationError(f"{directory} is no directory: {_ELSEWHERE}")
     if found.st_mode & stat.S_IWOTH:
@@ -245,7 +246,7 @@ def check_directory(directory: Path, found: os.stat_result) -> None:
 
 
 def _is_shared(directory: os.stat_result) -> bool:
-    """Whether its owner shares it with us: through a group of ours, or, where we are root, as a bus's directory."""
+    """Whether its owner shares it with us: through a group of ours, or, if we are root, as a bus's directory."""
     if not directory.st_mode & stat.S_IWGRP:
         return False
     ours = {os.getegid(), *os.getgroups()}
@@ -263,7 +264,7 @@ def _check_file_system(directory: Path) -> None:
 
 
 def _file_system_type(directory: Path) -> int:
-    """`f_type` of statfs(2), which Python's `os.statvfs` leaves out: the structure's first word."""
+    """`f_type` of statfs(2), the structure's first word, which Python's `os.statvfs` lacks."""
     answer = ctypes.create_string_buffer(512)  # 120 bytes on 64-bit Linux
     library = ctypes.CDLL(None, use_errno=True)
     if library.statfs(os.fsencode(directory), answer) != 0:

@@ -1,9 +1,9 @@
 """The queue of a bus's writers: a `flock` on `bus.lock`.
 
-The kernel queues those who wait, where SQLite polls with sleeps and starves some; the lock dies with its process; and
-as commits, checkpoints and closing all run under it, no commit ever meets a checkpoint (the WAL-reset fault of
-SQLite 3.7.0 to 3.51.2, see SQLite's change log for 3.51.3). It guards nothing against those who do not take it:
-inside it SQLite's own locks still hold.
+The kernel queues waiting processes, whereas SQLite polls with sleeps and starves some. The lock ends with its process.
+Commits, checkpoints and closing run under it, so no commit runs beside a checkpoint (the WAL-reset fault of SQLite
+3.7.0 to 3.51.2, see SQLite's change log for 3.51.3). It does not stop programs that do not take it; against these
+SQLite's own locks still hold.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outfitter_proto.bus.embedded import location
 
 
 class Lock:
-    """A process-wide and thread-wide exclusive turn; a context manager for one thread at a time."""
+    """An exclusive turn among all processes and threads; a context manager for one thread at a time."""
 
     def __init__(self, place: location.Location) -> None:
         self._place = place
@@ -25,7 +25,7 @@ class Lock:
         _locks.add(self)
 
     def __enter__(self) -> None:
-        """Wait for the turn, without a limit: who asked for it has one.
+        """Wait for the turn without a time limit, because the caller has one.
 
         Raises:
             BusError: the lock file cannot be used; the message says why.
@@ -37,7 +37,7 @@ class Lock:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX)
                 if self._is_in_place():
                     return
-                self.close()  # somebody removed it: take the one that newcomers take
+                self.close()  # the file was removed: use the new one, as new processes do
         except OSError as error:
             location.raise_for(error, f"{self._path} cannot be locked", self._path)
 
@@ -54,7 +54,7 @@ class Lock:
         self._descriptor = os.open(self._path, flags, location.FILE_MODE)
         found = os.fstat(self._descriptor)
         if found.st_uid == os.geteuid() and found.st_mode & 0o777 != location.FILE_MODE:
-            os.fchmod(self._descriptor, location.FILE_MODE)  # whatever the umask
+            os.fchmod(self._descriptor, location.FILE_MODE)  # independent of the umask
         self._place.check_file(self._path, os.fstat(self._descriptor))
 
     def _is_in_place(self) -> bool:
@@ -68,7 +68,7 @@ _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 def _forget() -> None:
-    """A `flock` lasts until its last descriptor is closed: a forked child must not keep its parent's."""
+    """Close all locks in a forked child: a `flock` lasts until its last descriptor is closed."""
     for lock in list(_locks):
         lock.close()
 

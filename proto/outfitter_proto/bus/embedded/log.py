@@ -1,12 +1,12 @@
-"""The tables of an embedded bus and every statement on them but housekeeping's, as functions over a connection.
+"""The tables of an embedded bus and all statements on them except housekeeping's, as functions over a connection.
 
-A partition's next offset is kept apart from its records, so it survives compaction and retention; offsets are given out
-inside the transaction that writes the records, so they grow without gaps of their own and every record below `next`
-is committed. Nothing here begins or ends a transaction (`database` does), and every cursor is read to its end.
+A partition's next offset has a row of its own, so it survives compaction and retention. The transaction that writes
+records assigns their offsets. So offsets have no gaps at first, and every record below `next` is committed. Only
+`database` begins and ends transactions. Every cursor is read to its end.
 
-Whoever may write the file may put anything into any column, by mistake too: a program that binds a string for a key
-will do. The tables refuse it, but not those of older files, so each statement that reads says what type it takes: what
-is wrong in a record damages that record, and what is wrong in a topic's or partition's row is said.
+A program that may write the file can put any type into any column, even by mistake, such as a string for a key. The
+tables of older files do not refuse it. So each statement that reads casts to its type. A wrong value in a record
+damages only that record; a wrong row of a topic or partition is an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from outfitter_proto.bus.port import (
 )
 
 APPLICATION_ID: Final = 0x6F757466
-"""'outf': what SQLite's `PRAGMA application_id` tells a bus from another program's database by."""
+"""'outf': a bus's `PRAGMA application_id`, which distinguishes it from other SQLite databases."""
 
 FORMAT: Final = 1
 """The tables' version, in `PRAGMA user_version`."""
@@ -42,7 +42,7 @@ DEFAULT_MAX_MESSAGE_BYTES: Final = 1_048_588
 """Kafka's default of `max.message.bytes`."""
 
 MAX_FETCH_BYTES: Final = 16 * 1024 * 1024
-"""About where a fetch stops, whatever number of records was asked for: it must not become a manager's memory."""
+"""Approximate limit of a fetch in bytes, for any number of records, to limit a manager's memory."""
 
 _CHUNK: Final = 500
 _DAMAGED: Final = "the embedded bus is damaged; stop every process on it, put it aside, start anew or from a copy"
@@ -80,7 +80,7 @@ CREATE TABLE writer (identity TEXT NOT NULL PRIMARY KEY, epoch INTEGER NOT NULL)
 
 
 class Topic(NamedTuple):
-    """A topic's row: nothing but its partitions ever changes, nor does it go away while the file is the same."""
+    """A topic's row. Only its number of partitions ever changes, and no topic is ever deleted from a file."""
 
     id: int
     name: str
@@ -94,7 +94,7 @@ class Topic(NamedTuple):
 
     @property
     def policies(self) -> frozenset[str]:
-        """Of `delete` (Kafka's default) and `compact`."""
+        """The cleanup policies: `delete` (Kafka's default), `compact` or both."""
         return frozenset(p.strip() for p in self.config.get("cleanup.policy", "delete").split(","))
 
     def number(self, setting: str, default: float) -> float:
@@ -108,17 +108,17 @@ class Topic(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """What a fetch found, and the position after it: past the holes too."""
+    """The result of a fetch, and the position after it and its holes."""
 
     messages: list[Message]
     position: int
 
 
 def recognise(connection: sqlite3.Connection) -> bool:
-    """Whether the file is a bus; False: it is empty and may become one. Changes nothing.
+    """Whether the file is a bus. False: it is empty and may become one. Changes nothing.
 
     Raises:
-        BusConfigurationError: it is somebody else's, or of a later version.
+        BusConfigurationError: it is another program's, or of a later version.
     """
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (owner,) = connection.execute("PRAGMA application_id").fetchone()
@@ -135,7 +135,7 @@ def recognise(connection: sqlite3.Connection) -> bool:
 
 
 def set_up(connection: sqlite3.Connection) -> None:
-    """Make the tables in an empty file; refuse a file that is not a bus."""
+    """Create the tables in an empty file; refuse a file that is no bus."""
     if recognise(connection):
         return
     connection.execute("BEGIN IMMEDIATE")
@@ -150,10 +150,10 @@ def set_up(connection: sqlite3.Connection) -> None:
 
 
 def check_spec(spec: TopicSpec) -> None:
-    """Refuse a topic whose settings would be misread later. Settings that mean nothing here are kept as they are.
+    """Refuse a topic with invalid settings. Settings without effect here are kept unchanged.
 
     Raises:
-        BusConfigurationError: which topic, which setting, what would be valid.
+        BusConfigurationError: the message has the topic, the setting and the valid values.
     """
     if spec.partitions < 1:
         raise BusConfigurationError(f"topic {spec.name!r} needs at least 1 partition, not {spec.partitions}")
@@ -178,7 +178,7 @@ def find_topic(connection: sqlite3.Connection, name: str) -> Topic | None:
 
 
 def _topic(*row: object) -> Topic:
-    """Raises BusConfigurationError: it is not as `create_topic` wrote it."""
+    """Raises BusConfigurationError for a row that `create_topic` did not write."""
     match row:
         case (int(number), str(name), str(uuid), int(partitions), (bytes() | str()) as config) if partitions > 0:
             with suppress(ValueError):
@@ -190,7 +190,7 @@ def _topic(*row: object) -> Topic:
 
 
 def all_topics(connection: sqlite3.Connection) -> list[Topic]:
-    """All that can be read."""
+    """All valid topics."""
     topics: list[Topic] = []
     for row in connection.execute("SELECT id, name, uuid, partitions, config FROM topic ORDER BY id").fetchall():
         with suppress(BusConfigurationError):
@@ -199,7 +199,7 @@ def all_topics(connection: sqlite3.Connection) -> list[Topic]:
 
 
 def create_topic(connection: sqlite3.Connection, spec: TopicSpec) -> bool:
-    """Make a topic with a random id, by which a file made anew is noticed. False: it is there, and stays as it is."""
+    """Create a topic with a random id, which reveals a replaced file. False: the topic exists and stays unchanged."""
     if find_topic(connection, spec.name) is not None:
         return False
     inserted = connection.execute(
@@ -216,7 +216,7 @@ def add_partitions(connection: sqlite3.Connection, name: str, partitions: int) -
     """Give a topic more partitions.
 
     Raises:
-        UnknownTopicError, BusConfigurationError: there is none, or it has more already.
+        UnknownTopicError, BusConfigurationError: there is no such topic, or it has more already.
     """
     topic = find_topic(connection, name)
     if topic is None:
@@ -235,7 +235,7 @@ def add_partitions(connection: sqlite3.Connection, name: str, partitions: int) -
 
 
 def bounds(connection: sqlite3.Connection, topic: Topic, partition: int) -> tuple[int, int]:
-    """The first offset there is and the one after the last."""
+    """The first offset and the one after the last."""
     found = connection.execute(
         "SELECT start, next FROM part WHERE topic = ? AND part = ?", (topic.id, partition)
     ).fetchone()
@@ -249,10 +249,10 @@ def bounds(connection: sqlite3.Connection, topic: Topic, partition: int) -> tupl
 
 
 def check_entries(topic: Topic, entries: Sequence[Entry]) -> None:
-    """Refuse what Kafka's broker refuses: a record over `max.message.bytes`, one without a key on a compacted topic.
+    """Refuse a record over `max.message.bytes`, or without a key on a compacted topic, as Kafka's brokers do.
 
     Raises:
-        TooLargeError, BusError: and which record it is.
+        TooLargeError, BusError: the message names the record.
     """
     limit = topic.number("max.message.bytes", DEFAULT_MAX_MESSAGE_BYTES)
     for number, entry in enumerate(entries):
@@ -318,7 +318,7 @@ def fetch(connection: sqlite3.Connection, topic: Topic, partition: int, position
 
 
 def take_identity(connection: sqlite3.Connection, identity: str) -> int:
-    """Raise the identity's epoch, by which every earlier holder is fenced; return it."""
+    """Raise the identity's epoch, which fences all earlier holders; return it."""
     connection.execute(
         "INSERT INTO writer (identity, epoch) VALUES (?, 1) ON CONFLICT (identity) DO UPDATE SET epoch = epoch + 1",
         (identity,),
@@ -329,7 +329,7 @@ def take_identity(connection: sqlite3.Connection, identity: str) -> int:
 
 
 def check_epoch(connection: sqlite3.Connection, identity: str, ours: int) -> None:
-    """Raises FencedError: somebody has taken the identity since."""
+    """Raises FencedError if another writer has taken the identity since."""
     current = epoch(connection, identity)
     if current != ours:
         raise FencedError(
@@ -338,6 +338,6 @@ def check_epoch(connection: sqlite3.Connection, identity: str, ours: int) -> Non
 
 
 def epoch(connection: sqlite3.Connection, identity: str) -> int | None:
-    """The identity's epoch; None: nobody has ever had it."""
+    """The identity's epoch; None: no writer has ever had it."""
     found = connection.execute("SELECT CAST(epoch AS INTEGER) FROM writer WHERE identity = ?", (identity,)).fetchone()
     return int(found[0]) if found is not None else None

@@ -1,5 +1,4 @@
-"""A member of a group on an embedded bus: a sign of life now and then, and a look whenever somebody says that
-partitions have moved."""
+"""A member of a group on an embedded bus. It sends heartbeats, and reads the group's tables after each poke."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from outfitter_proto.bus.ownership import Ownership
 from outfitter_proto.bus.port import BusError, BusUnavailableError, MemberReplacedError, Membership
 
 ROSTER = -1
-"""In place of a partition's number: pokes about a topic's groups."""
+"""Pseudo partition number for pokes about a topic's groups."""
 
 _log = logging.getLogger(__name__)
 
@@ -50,11 +49,11 @@ class EmbeddedMembership(Membership):
         self._closed = False
 
     async def start(self) -> None:
-        """Join, and begin to give signs of life."""
+        """Join, and begin to send heartbeats."""
         self._ear = self._belfry.listen(self._member.topic.id, ROSTER)
         try:
             await self._beat()
-        except BaseException:  # cancelled, too: nobody else could end what is committed by now
+        except BaseException:  # cancellation too: only this process can end the committed membership
             await self._end(leave=self._replica is None and self._written)
             raise
         self._task = asyncio.create_task(self._live(self._ear), name=f"member of {self._member.group}")
@@ -144,12 +143,12 @@ class EmbeddedMembership(Membership):
             )
 
     def _ring(self, standing: groups.GroupView) -> None:
-        """What the thread does after each commit, whether its caller still waits or not."""
+        """The thread calls it after each commit, even if the caller has gone."""
         self._written = True
         if standing.moved:
             self._belfry.ring([(self._member.topic.id, ROSTER)])
 
     def _look_at(self, task: asyncio.Task[None]) -> None:
-        """Nobody awaits it: should it ever end by an error, its holder must not wait for news for ever."""
+        """Report an error of the task, which nobody awaits, so that the holder does not wait for ever."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._ownership.fail(BusUnavailableError(f"the membership of {self._member.group!r} has ended: {error!r}"))

@@ -1,11 +1,11 @@
-"""How a reader hears of a commit: a datagram socket each, in `bus.wake/`, poked after COMMIT has returned.
+"""Wakes readers after a commit: each has a datagram socket in `bus.wake/`, which a writer pokes after COMMIT.
 
-A poke says nothing but "look": it may be lost, doubled or late, and readers look once a second anyway. Watching the
-file instead would be wrong: with synchronous=FULL the write is seen before the fsync, the commit only after it.
+A poke has no content. It may be lost, doubled or late, and readers also poll once a second. Watching the file would be
+wrong: with synchronous=FULL its write is seen before the fsync, but the commit only after it.
 
-A socket is named `<topic>-<partition>-<process>-<random>`, so writers poke only who waits for their partition. Sockets
-are reached through `/proc/self/fd/<directory>/`, as the path of one may have 107 bytes only (unix(7)). Those of dead
-readers refuse the poke and are removed.
+A socket is named `<topic>-<partition>-<process>-<random>`, so writers poke only readers of their partition. Its path is
+`/proc/self/fd/<directory>/…`, because unix(7) allows only 107 bytes. Sockets of dead readers refuse the poke, and the
+writer removes them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from outfitter_proto.bus.embedded import location
 from outfitter_proto.bus.port import BusConfigurationError
 
 LOOK_ANYWAY_S: Final = 1.0
-"""How often a reader that nobody pokes looks itself."""
+"""Seconds between two polls of a reader without pokes."""
 
 
 class Notifier:
@@ -35,13 +35,13 @@ class Notifier:
         self._bell.setblocking(False)
 
     def listen(self, topic: int, partition: int) -> Listener:
-        """A new ear for pokes about one partition."""
+        """A new listener for pokes about one partition."""
         return Listener(self._descriptor, f"{topic}-{partition}-{os.getpid()}-{os.urandom(4).hex()}")
 
     def ring(self, partitions: Iterable[tuple[int, int]]) -> None:
-        """Poke whoever waits for one of `partitions` (topic, partition). Never blocks, never raises."""
+        """Poke the readers of `partitions` (topic, partition). Never blocks, never raises."""
         prefixes = tuple(f"{topic}-{partition}-" for topic, partition in partitions)
-        with suppress(OSError):  # no directory, no sockets: readers look by themselves
+        with suppress(OSError):  # no directory, no sockets: readers poll
             for name in os.listdir(self._descriptor):  # noqa: PTH208 - pathlib cannot list a descriptor
                 if name.startswith(prefixes):
                     self._poke(name)
@@ -57,7 +57,7 @@ class Notifier:
             with suppress(OSError):
                 os.unlink(name, dir_fd=self._descriptor)  # its reader was killed
         except OSError:
-            pass  # full: it has pokes to come; gone or not ours to poke: it looks by itself
+            pass  # full: pokes are queued already; gone or no right: the reader polls
 
 
 class Listener:
@@ -70,7 +70,7 @@ class Listener:
         self._socket.setblocking(False)
         try:
             self._socket.bind(_address(directory, name))
-            os.chmod(name, location.FILE_MODE, dir_fd=directory)  # poking takes the right to write
+            os.chmod(name, location.FILE_MODE, dir_fd=directory)  # poking needs the right to write
         except OSError as error:
             self.close()
             raise BusConfigurationError(
@@ -78,13 +78,13 @@ class Listener:
             ) from error
 
     def drain(self) -> None:
-        """Forget the pokes so far. Call it before looking, never between looking and waiting."""
+        """Drop the pokes so far. Call it before reading, never between reading and waiting."""
         with suppress(BlockingIOError):
             while True:
                 self._socket.recv(1)
 
     async def wait(self) -> None:
-        """Until poked; at once if poked since `drain`."""
+        """Wait for a poke; return at once if there was one since `drain`."""
         await anyio.wait_readable(self._socket)
 
     def close(self) -> None:

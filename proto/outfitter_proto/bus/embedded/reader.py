@@ -1,4 +1,4 @@
-"""The embedded bus's cursor over one partition: look, and when there is nothing, wait to be woken and look again."""
+"""The embedded bus's cursor over one partition: read, and if there is nothing, wait for a poke and read again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outfitter_proto.bus.port import BusUnavailableError, Message, Reader
 
 
 class EmbeddedReader(Reader):
-    """Reads slices of committed records: there are no others in the file, so both isolation levels are one."""
+    """Reads slices of records. All records in the file are committed, so both isolation levels are equal."""
 
     def __init__(self, database: Database, topic: log.Topic, partition: int, position: int, ear: Listener) -> None:
         self.position = position
@@ -36,7 +36,7 @@ class EmbeddedReader(Reader):
                 max_records=max_records,
             )
             messages, position = await self._database.read(look)
-            self.position = position  # only now: a cancelled call has read nothing
+            self.position = position  # last: a cancelled call must read nothing
             left = deadline - anyio.current_time()
             if messages or left <= 0:
                 return messages

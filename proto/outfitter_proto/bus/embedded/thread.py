@@ -1,8 +1,7 @@
-"""A thread that runs one caller's job after another, with an outcome that is never in doubt.
+"""A thread that runs jobs one after another, always with a known outcome.
 
-A job waits for its turn, then runs to its end: until it runs its caller can give it up, afterwards the caller
-waits for it even when cancelled. It is not a pool, and it is a daemon, so that a process can end while another one
-sits on the lock.
+A job waits for its turn and then runs to its end. Its caller can abandon it before it runs. After that, even a
+cancelled caller waits for it. The thread is a daemon, so that a process can exit while another one holds the lock.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ import anyio
 T = TypeVar("T")
 
 TIME_LIMIT_S: Final = 10.0
-"""How long a job waits for its turn, and again for its end: far above a commit's worst (a quarter second)."""
+"""Time limit for a job's turn, and again for its end: far above the slowest commit (0.25 s)."""
 
 
 class TurnTimeoutError(Exception):
-    """The job did not get its turn within the time limit and never will run."""
+    """The job did not get its turn within the time limit and will never run."""
 
 
 class EndTimeoutError(Exception):
-    """The job has begun and had not ended by the time limit. It goes on; nobody knows its outcome."""
+    """The job has not ended within the time limit. It still runs, and its outcome is unknown."""
 
 
 class _Stage(enum.Enum):
@@ -52,7 +51,7 @@ class _Call(Generic[T]):
         self._guard = threading.Lock()
 
     def abandon(self) -> bool:
-        """Give the job up. False: too late, it runs or has run."""
+        """Abandon the job. False: too late, it runs or has run."""
         return self._leave_waiting(_Stage.ABANDONED)
 
     def perform(self) -> None:
@@ -62,9 +61,9 @@ class _Call(Generic[T]):
                     return
                 self.result = self._job()
             self._after(self.result)
-        except BaseException as error:  # noqa: BLE001 - it is raised again where the job was asked for
+        except BaseException as error:  # noqa: BLE001 - the caller raises it again
             self.error = error
-        with suppress(RuntimeError):  # the caller's loop has ended, and the caller with it
+        with suppress(RuntimeError):  # the caller's event loop has ended
             self._loop.call_soon_threadsafe(self.finished.set)
 
     def _leave_waiting(self, stage: _Stage) -> bool:
@@ -76,7 +75,7 @@ class _Call(Generic[T]):
 
 
 class JobThread:
-    """Runs jobs one at a time, in the order they were asked for."""
+    """Runs jobs one at a time, in the order of the calls."""
 
     def __init__(self, name: str, *, at_end: Callable[[], None]) -> None:
         self._at_end = at_end
@@ -87,7 +86,7 @@ class JobThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after the jobs already asked for, with `at_end`."""
+        """End the thread after the queued jobs, and call `at_end`."""
         self._queue.put(None)
 
     async def run(
@@ -98,15 +97,17 @@ class JobThread:
         after: Callable[[T], None],
         limit: float = TIME_LIMIT_S,
     ) -> T:
-        """Run `job` inside `turn`, then `after` with its result outside of it; return the result.
+        """Run `job` within `turn`, then call `after` with its result outside of `turn`; return the result.
 
-        Cancelled before its turn, the job never runs. Cancelled later, it ends first; then the cancellation goes on.
+        A cancellation before the job's turn prevents it. A later one takes effect after the job has ended.
 
         Raises:
-            TurnTimeoutError: it never ran. EndTimeoutError: it still runs. Or whatever the job or `turn` raised.
+            TurnTimeoutError: it never ran.
+            EndTimeoutError: it still runs.
+            Exception: the error of the job or of `turn`.
         """
         call = _Call(job, turn, after)
-        self._queue.put(call)  # type: ignore[arg-type]  # the queue is indifferent to its jobs' results
+        self._queue.put(call)  # type: ignore[arg-type]  # the queue ignores the type of results
         abandoned = False
         try:
             with anyio.move_on_after(limit):
@@ -127,7 +128,7 @@ class JobThread:
         try:
             raise error
         finally:
-            del error  # or the frames of its traceback, this one among them, would hold it, and all that they work with
+            del error  # else the frames in its traceback would keep it and all their objects alive
 
     def _work(self) -> None:
         while (call := self._queue.get()) is not None:

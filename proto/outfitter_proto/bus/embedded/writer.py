@@ -1,4 +1,4 @@
-"""The embedded bus's fenced writer: a commit is one transaction that first asks whether the epoch is still ours."""
+"""The embedded bus's fenced writer: a commit is one transaction that first checks that the epoch is still ours."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from outfitter_proto.bus.embedded.notify import Notifier
 from outfitter_proto.bus.port import BusUnavailableError, Entry, TooLargeError, Writer
 
 MAX_BATCH_BYTES: Final = 1_000_000
-"""What the last batch of a commit may hold: about Kafka's default, so that what fits here fits there."""
+"""Limit of the last batch of a commit in bytes: about Kafka's default, so that a batch that fits here fits there."""
 
 
 class EmbeddedWriter(Writer):
-    """Holds a writer identity from its epoch on, until somebody raises the epoch."""
+    """Holds a writer identity until another writer raises its epoch."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class EmbeddedWriter(Writer):
                 if entries:
                     log.append(connection, topic, self.partition, entries)
 
-        self._spent = True  # until this has returned: cancelled or failed, it stays so
+        self._spent = True  # it stays True after a cancellation or failure
         await self._database.commit(write, after=lambda _: self._ring(found))
         self._spent = False
 
     @property
     def tainted(self) -> bool:
-        return False  # a commit that has returned leaves nothing under way
+        return False  # a returned commit leaves no open request
 
     @property
     def max_batch_bytes(self) -> int:
