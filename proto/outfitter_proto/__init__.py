@@ -1,7 +1,7 @@
-"""The wire: what managers, workers and operators say to each other, and the bus that carries it.
+"""The wire between managers, workers and operators, and the bus that carries it.
 
-Everything another process can see is defined here: records, names, keys, partitioning, the bus port. It
-knows no rules of allocation and does no work of its own.
+This package defines everything that other processes can see: records, names, keys, partitioning, the bus port. It has
+no rules of allocation.
 """
 
 __version__ = "0.1.0"

@@ -1,6 +1,6 @@
-"""Bytes to records and back, with one error type that says which field of which message is wrong.
+"""Encodes and decodes records, as JSON in UTF-8 with msgspec. Errors name the wrong field of the message.
 
-JSON in UTF-8 through msgspec. A body and its key must name the same host: the broker checks neither.
+A body and its key must name the same host, because the broker checks neither.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from outfitter_proto.records import (
 T = TypeVar("T")
 
 MAX_MESSAGE_BYTES = 64 * 1024
-"""The longest registration that is read (the registrations topic's `max.message.bytes`)."""
+"""The longest registration that we read (the registrations topic's `max.message.bytes`)."""
 
 
 class WireError(ValueError):
-    """Bytes that are no message of ours.
+    """The bytes are no valid message.
 
-    `field` is the JSON path of the wrong field (`$.resources.gpu.amount`) or None where the whole is wrong.
+    `field` is the JSON path of the wrong field (`$.resources.gpu.amount`), None if the whole message is wrong.
     """
 
     def __init__(self, what: str, problem: str, field: str | None = None) -> None:
@@ -43,14 +43,14 @@ class WireError(ValueError):
 
 
 class UnknownTypeError(WireError):
-    """A record whose `type` this version does not know: readers skip it, writers refuse the host."""
+    """A record with an unknown `type`. Readers skip it; writers refuse its host."""
 
 
 encode = msgspec.json.Encoder().encode
 """Encode any record to compact JSON bytes."""
 
 
-# Decoders are made when they are first needed: a worker needs two of the four, and making one takes a millisecond.
+# Decoders are created on first use: a worker needs two of the four, and each takes a millisecond.
 
 
 @cache
@@ -100,12 +100,12 @@ def decode_registration(
 ) -> Registration:
     """Decode one message of the registrations topic.
 
-    `key` is the message's key where there is one; its host must be the body's. Fields that this version does not know
-    are ignored, and told in `warnings`, a sentence each; not `named`, one sentence for all. Not `exact`: what is wrong
-    may be told without its place. To name and to place takes milliseconds in a large message.
+    `key` is the message's key, if any; its host must be the body's. Unknown fields are ignored, and `warnings` has a
+    sentence for each. These options save milliseconds for a large message: `named` False gives one warning for all
+    unknown fields, `exact` False allows an error without the field's path.
 
     Raises:
-        WireError: empty, too long, no JSON, an unknown type, a wrong field, or a body contradicting its key.
+        WireError: empty, too long, no JSON, an unknown type, a wrong field, or a body that contradicts its key.
     """
     what = "registration"
     if value is None:
@@ -133,12 +133,12 @@ def decode_registration(
 def _obeyed(
     what: str, value: bytes, error: Exception, warnings: list[str] | None, *, exact: bool, named: bool
 ) -> Registration:
-    """What a refused registration says without the fields that are not known here, if those are all that is wrong.
+    """A refused registration without its unknown fields.
 
-    Only what is within all bounds is looked through for their names: that takes a hundred times as long.
+    Searching for their names takes a hundred times as long, so it happens only within all bounds.
 
     Raises:
-        WireError: they are not.
+        WireError: more than unknown fields is wrong.
     """
     from outfitter_proto.decoding import unknown
 
@@ -164,7 +164,7 @@ def _refuse_excess(what: str, message: Register) -> None:
 
 
 def _is_well_named(message: Registration) -> bool:
-    """Whether all in the message that should be names are."""
+    """Whether all names in the message are valid."""
     incarnation = message.incarnation
     if not _are_names(f"{message.worker}/{'any' if incarnation is None else incarnation}"):
         return False
@@ -178,7 +178,7 @@ def _is_well_named(message: Registration) -> bool:
 
 
 def _are_known(names: Iterable[str]) -> bool:
-    """Whether these are names. There are few of them, unlike workers and incarnations, so they are remembered."""
+    """Whether these names are valid. They are cached, because they are few, unlike workers and incarnations."""
     for name in names:
         if name in _known:
             continue
@@ -205,10 +205,10 @@ def _known_part(
     decoder: msgspec.json.Decoder[T],
     warnings: list[str] | None,
 ) -> T:
-    """What a refused message says without the fields that are not known here, if those are all that is wrong.
+    """A refused message without its unknown fields.
 
     Raises:
-        WireError: they are not.
+        WireError: more than unknown fields is wrong.
     """
     from outfitter_proto.decoding import unknown
 
@@ -229,7 +229,7 @@ def decode_ledger(value: bytes, *, key: bytes | None = None) -> LedgerRecord:
 
     Raises:
         UnknownTypeError: a type of a later version.
-        WireError: damaged, or stored under another key than its own.
+        WireError: damaged, or under another key than its own.
     """
     try:
         record = _ledger().decode(value)

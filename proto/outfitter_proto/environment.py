@@ -1,11 +1,11 @@
-"""Which environment variables a driver may set, and so a record: those that choose devices, none that choose code.
+"""The environment variables that a driver, and so a record, may set: those that select devices, none that select code.
 
-Whoever may write to the ledger's topic, or to the embedded bus's file, could else run code as every worker's user: with
-a library to preload, a path to look for programs in, options of an interpreter. Drivers' reports are held to this where
-they come in, and records wherever their variables are applied.
+Otherwise a user who may write to the ledger's topic or the embedded bus's file could run code as every worker's user:
+by a preloaded library, a search path or options of an interpreter. The manager checks drivers' reports, and every
+program that applies a record's variables checks the record.
 
-The lists are those that glibc ignores in set-user-ID programs (ld.so(8), "secure-execution mode"), that sudo(8)
-removes by default, and that interpreters and common programs take code, modules, options or commands from.
+Sources of the lists: variables that glibc ignores in set-user-ID programs (ld.so(8), "secure-execution mode"), that
+sudo(8) removes by default, and from which interpreters and common programs take code, modules, options or commands.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 _EXACT = frozenset(
     {
-        # where programs and files are looked for, and as whom
+        # search paths of programs and files, and the user
         "PATH", "HOME", "SHELL", "USER", "LOGNAME", "PWD", "OLDPWD", "CDPATH", "FPATH", "ZDOTDIR",
         # shells
         "BASH_ENV", "ENV", "IFS", "SHELLOPTS", "BASHOPTS", "PS1", "PS2", "PS4", "PROMPT_COMMAND", "GLOBIGNORE",
@@ -52,10 +52,8 @@ _SUFFIXES = (
 
 
 def refusal(name: str, value: str = "") -> str | None:
-    """Why no driver and no record may set variable `name` to `value`, or None where one may.
-
-    Capitals make no difference: `http_proxy` counts as `HTTP_PROXY` does.
-    """
+    """Why no driver or record may set variable `name` to `value`; None if it may. Case is ignored, as in
+    `http_proxy`."""
     if not _NAME.fullmatch(name):
         return "a name has letters, digits and _, and begins with no digit"
     if "\0" in value:
@@ -69,6 +67,6 @@ def refusal(name: str, value: str = "") -> str | None:
 
 
 def divide(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Of the variables of a record those that may be set, and why the others are left out, by name."""
+    """Divide a record's variables into the allowed ones and, by name, the reasons against the others."""
     left_out = {name: why for name, value in variables.items() if (why := refusal(name, value)) is not None}
     return {name: value for name, value in variables.items() if name not in left_out}, left_out

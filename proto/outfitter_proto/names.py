@@ -1,4 +1,4 @@
-"""Names, topics and keys: everything two programs must spell alike to meet on the bus."""
+"""Names, topics and keys: everything that two programs must spell alike to meet on the bus."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_name(value: str, what: str) -> str:
     """Return `value` if it may name a `what` (host, worker, operator, resource, cluster).
 
     Raises:
-        InvalidNameError: it does not match `NAME_PATTERN`; the message names the thing and what is allowed.
+        InvalidNameError: it does not match `NAME_PATTERN`; the message has the kind of name and the valid characters.
     """
     if not _NAME.match(value):
         raise InvalidNameError(
@@ -33,12 +33,12 @@ def check_name(value: str, what: str) -> str:
 
 
 def _shown(value: str) -> str:
-    """A wrong name as it may stand in a message: whatever somebody sent."""
+    """A wrong name, shortened and escaped for a message."""
     return repr(value) if len(value) <= 253 else f"{value[:40]!r}… ({len(value)} characters)"
 
 
 def default_host() -> str:
-    """The host's name where none was given: `OUTFITTER_HOST`, else the machine's hostname, lower-cased."""
+    """The default name of the host: `OUTFITTER_HOST`, else the machine's hostname in lower case."""
     return os.environ.get("OUTFITTER_HOST") or os.uname().nodename.lower()
 
 
@@ -51,12 +51,12 @@ class Topics(NamedTuple):
     dead_letters: str
 
     def written(self, *, history: bool) -> tuple[str, ...]:
-        """What managers write to in their transactions; `history`: whether they write one."""
+        """The topics in managers' transactions, with or without `history`."""
         return (self.allocations, *((self.history,) if history else ()), self.dead_letters)
 
 
 def topics(cluster: str = DEFAULT_CLUSTER) -> Topics:
-    """The four topics of `cluster`, prefixed with its name so that clusters share a broker."""
+    """The four topics of `cluster`. Its name is their prefix, so that clusters can share brokers."""
     check_name(cluster, "cluster")
     return Topics(f"{cluster}.registrations", f"{cluster}.allocations", f"{cluster}.history", f"{cluster}.dead-letters")
 
@@ -70,7 +70,7 @@ def host_key(host: str) -> str:
 
 
 def host_of(key: bytes) -> str | None:
-    """The host that a ledger record's key is about, or None: a checkpoint's, or no key of the ledger."""
+    """The host in a ledger record's key; None for a checkpoint, or for a key that is not the ledger's."""
     first, *rest = key.decode("utf-8", "replace").split("/")
     if first in ("@host", "@device"):
         return rest[0] if rest else None
@@ -78,7 +78,7 @@ def host_of(key: bytes) -> str | None:
 
 
 def managers_group(cluster: str) -> str:
-    """The consumer group in which cluster-scope managers share out the partitions."""
+    """The consumer group that divides the partitions among managers in cluster scope."""
     return f"{cluster}-managers"
 
 
@@ -92,25 +92,25 @@ def host_writer(host: str) -> str:
 
 
 def partition_writer(partition: int) -> str:
-    """The writer identity of whoever owns a partition in cluster scope: `partition/<n>`."""
+    """The writer identity of a partition's owner in cluster scope: `partition/<n>`."""
     return f"partition/{partition}"
 
 
 def sweeper_writer(partition: int) -> str:
-    """The writer identity of whoever dead-letters what is nobody's in a partition, in host scope: `sweeper/<n>`."""
+    """The writer identity of a partition's sweeper, in host scope: `sweeper/<n>`."""
     return f"sweeper/{partition}"
 
 
 def sweepers_group(cluster: str) -> str:
-    """The group in which managers share the sweeping out: `<cluster>-sweepers`."""
+    """The group that divides the sweeping among managers: `<cluster>-sweepers`."""
     return f"{cluster}-sweepers"
 
 
 def transactional_id(cluster: str, writer: str) -> str:
-    """The bus-side identity that fences: `<cluster>-host-<host>`, `…-partition-<n>`, `…-sweeper-<n>`, no two alike.
+    """The transactional id of a writer: `<cluster>-host-<host>`, `…-partition-<n>` or `…-sweeper-<n>`, always unique.
 
-    A cluster whose own name reads like one, such as `a-host-b`, has colons there, which no name can have: else a
-    manager of cluster `a` on host `b-host-c` and one of cluster `a-host-b` on host `c` would fence each other.
+    If the cluster's own name looks like such an id (`a-host-b`), we put colons in it, which no name has. Otherwise
+    cluster `a` on host `b-host-c` and cluster `a-host-b` on host `c` would fence each other.
     """
     kind, _, which = writer.partition("/")
     mark = ":" if _LIKE_AN_IDENTITY.search(f"{cluster}-") else "-"

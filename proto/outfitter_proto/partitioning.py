@@ -1,8 +1,8 @@
-"""Which partition a host's messages live in, alike on every bus and in every client language.
+"""The partition of a host's messages, the same on every bus and in every client language.
 
-The same function as Java's default partitioner for keyed records
-(`org.apache.kafka.clients.producer.internals.BuiltInPartitioner.partitionForKey`); librdkafka computes it
-with `partitioner=murmur2_random`.
+It is Java's default partitioner for keyed records
+(`org.apache.kafka.clients.producer.internals.BuiltInPartitioner.partitionForKey`), and librdkafka's with
+`partitioner=murmur2_random`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a manager must be allowed on the bus, and no more; it looks for these rights when it starts.
+"""The rights that a manager needs on the bus. It checks them when it starts.
 
-Kafka's names of operations and kinds of resources. deploy/security.md has the same as commands, and those of everybody
-else; a bus of one machine has file modes instead. Read and Write bring Describe with them.
+Operations and kinds of resources have Kafka's names. deploy/security.md has them as commands, also for other users. A
+bus of one machine has file modes instead. Read and Write include Describe.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from outfitter_proto.bus.port import Right
 def of_manager(
     cluster: str, writers: Iterable[str], groups: Iterable[str] = (), *, history: bool = True
 ) -> list[Right]:
-    """Of a manager that writes as `writers` (`host/<host>`, `partition/<n>`) and is a member of `groups`."""
+    """The rights of a manager that writes as `writers` (`host/<host>`, `partition/<n>`) and is a member of `groups`."""
     topics = names.topics(cluster)
     return [
         Right("Read", "topic", topics.registrations),
@@ -27,7 +27,7 @@ def of_manager(
 
 
 def of_sweeper(cluster: str) -> list[Right]:
-    """What a host-scope manager needs besides to look after what is nobody's; without, it leaves that to others."""
+    """The additional rights of a manager in host scope that also sweeps. Without them it leaves that to others."""
     return [
         Right("Read", "group", names.sweepers_group(cluster)),
         Right("Write", "transactional-id", names.transactional_id(cluster, names.sweeper_writer(0))),

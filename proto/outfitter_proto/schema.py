@@ -1,7 +1,6 @@
-"""The wire contract as documents for other people's tools: JSON Schema 2020-12 and AsyncAPI 3.
+"""The wire contract for tools, as JSON Schema 2020-12 and AsyncAPI 3, generated from the structs.
 
-Both are made from the structs themselves. They describe what is written; unknown further fields are always allowed,
-since evolution is additive.
+They describe what Outfitter writes. Unknown fields are always allowed, because changes only add fields.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from outfitter_proto import __version__, records, topics
 from outfitter_proto.names import DEFAULT_CLUSTER
 
 VERSION = ".".join(__version__.split(".")[:2])
-"""The contract's version: golden files of each one keep old bytes readable."""
+"""The contract's version. Golden files of each version keep old bytes readable."""
 
 UNIONS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Registration": get_args(records.Registration),
@@ -23,7 +22,7 @@ UNIONS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "HistoryRecord": get_args(records.HistoryRecord),
     "DeadLetter": (records.DeadLetter,),
 }
-"""What each topic carries, by the name of its schema."""
+"""The messages or records of each topic, by the name of its schema."""
 
 _CHANNELS = {
     "registrations": (
@@ -56,7 +55,7 @@ _BOUND_SETTINGS = _NUMERIC_SETTINGS | {"cleanup.policy"}
 
 
 def json_schema() -> dict[str, Any]:
-    """One JSON Schema 2020-12 that accepts each message and record; `$defs` has one for each topic, and each type."""
+    """A JSON Schema 2020-12 for every message and record; `$defs` has one for each topic and each type."""
     schemas = _schemas("#/$defs/{name}")
     schemas |= {
         name: {"oneOf": [{"$ref": f"#/$defs/{kind.__name__}"} for kind in kinds]}
@@ -146,15 +145,15 @@ def _schemas(reference: str) -> dict[str, Any]:
 
 
 def _tidied(value: Any) -> Any:
-    """Docstrings without their indentation, patterns without what only Python's `$` needs, unions without OpenAPI's
-    discriminators (`type` tells their members apart), and room for further fields everywhere."""
+    """Remove the docstrings' indentation, the part of patterns that only Python's `$` needs, and OpenAPI's
+    discriminators of unions (`type` distinguishes their members). Allow further fields everywhere."""
     if isinstance(value, dict):
         return {key: _tidied_text(key, inner) for key, inner in value.items() if not _is_foreign(key, inner)}
     return [_tidied(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _is_foreign(key: str, value: Any) -> bool:
-    """What msgspec writes for OpenAPI, and what the codec's structs are stricter in than the contract."""
+    """Whether the entry is for OpenAPI only, or stricter than the contract because the codec's structs are."""
     return (key == "discriminator" and "propertyName" in value) or (key == "additionalProperties" and value is False)
 
 

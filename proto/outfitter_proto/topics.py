@@ -1,8 +1,8 @@
-"""The four topics as they must be: what `outfitter topics create` makes, and what each difference from it means.
+"""The four topics: the settings that `outfitter topics create` gives them, and the meaning of each difference.
 
-Facts about the settings: Kafka's documentation, "Topic Configs" (TopicConfig.java holds the same texts), and
-"Replication" and "Log Compaction" in its design chapter. How many brokers there are, and copies of a partition, is
-asked of their metadata. Nothing here changes a topic that exists.
+Sources: Kafka's documentation, "Topic Configs" (TopicConfig.java has the same texts), and "Replication" and "Log
+Compaction" in its design chapter. The numbers of brokers and copies come from the metadata. Nothing here changes an
+existing topic.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from outfitter_proto.bus.port import Bus, TopicInfo, TopicSpec, UnknownTopicErro
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 COPIES = 3
-"""Copies of each partition, where there are so many brokers: one may be away, and another one's disk be lost then."""
+"""Copies of each partition, if there are enough brokers: one broker may be away while another one loses its disk."""
 SHORTEST_TOMBSTONE_MS = 60_000
-"""A ledger is read from its beginning to its end within this time, or deletions may go before they are seen."""
+"""Reading the whole ledger must take less than this, else tombstones may be removed before they are read."""
 
 
 class Setting(NamedTuple):
-    """A topic setting by Kafka's name, the value we make it with, and why it matters.
+    """A topic setting by Kafka's name, our value, and why it matters.
 
-    `bound` says which other values are as good; -1 is Kafka's "no limit". `fatal` tells for a value that is not
-    good enough whether a manager must not work with it.
+    `bound` says which other values are acceptable; -1 is Kafka's "no limit". `fatal`: with an unacceptable value a
+    manager must not start.
     """
 
     name: str
@@ -43,12 +43,12 @@ class Setting(NamedTuple):
 
     @property
     def wanted(self) -> str:
-        """What would be valid, in words."""
+        """The valid values, in words."""
         return self.value if self.bound == "exactly" else f"{self.bound} {self.value}"
 
 
 class Difference(NamedTuple):
-    """A topic that is not as it must be. `fatal`: a manager must not start on it. `remedy`: a command, or in words."""
+    """A wrong setting of a topic. `fatal`: a manager must not start. `remedy`: a command, or words."""
 
     topic: str
     setting: str
@@ -169,21 +169,21 @@ DEAD_LETTERS = (
 
 
 def wanted(cluster: str, *, history: bool = True) -> dict[str, tuple[Setting, ...]]:
-    """The settings of each of `cluster`'s topics, by topic name; `acknowledging` comes on top. Without `history` that
-    one is nobody's concern."""
+    """The settings of each of `cluster`'s topics by topic name, except min.insync.replicas (see `acknowledging`).
+    `history` False: without that topic."""
     topics = names.topics(cluster)
     settings = zip(topics, (REGISTRATIONS, ALLOCATIONS, HISTORY, DEAD_LETTERS), strict=True)
     return {name: of_topic for name, of_topic in settings if history or name != topics.history}
 
 
 def acknowledging(copies: int) -> int:
-    """min.insync.replicas for so many copies: two of three or more, so that one broker may be away and what was
-    acknowledged survives the loss of another one. Of two or one copies, one: no outage would be survived else."""
+    """min.insync.replicas for this number of copies. Of three or more it is two: one broker may be away, and
+    acknowledged records survive the loss of another. Of two or one it is one, else no broker could be away."""
     return 2 if copies >= COPIES else 1
 
 
 async def partition_count(bus: Bus, cluster: str) -> int | None:
-    """How many partitions those topics have that are there, None without any: what new ones must have, too."""
+    """The number of partitions of the existing topics, which new ones must have too; None if there are no topics."""
     for name in names.topics(cluster):
         try:
             return (await bus.topic(name)).partitions
@@ -195,9 +195,9 @@ async def partition_count(bus: Bus, cluster: str) -> int | None:
 async def create(
     bus: Bus, cluster: str, *, partitions: int, replication: int | None = None, history: bool = True
 ) -> list[str]:
-    """Make the topics that do not exist; return the names of those made.
+    """Create the missing topics and return their names.
 
-    `replication`: copies of each partition; None: as many as there are brokers, at most `COPIES`.
+    `replication`: copies of each partition. None: one a broker, at most `COPIES`.
     """
     copies = min(COPIES, await bus.brokers()) if replication is None else replication
     common = {"min.insync.replicas": str(acknowledging(copies))}
@@ -210,7 +210,7 @@ async def create(
 
 
 def all_missing(cluster: str, *, history: bool = True) -> list[Difference]:
-    """What `check` says where there is not even a bus."""
+    """The result of `check` without a bus."""
     return [_missing(name) for name in wanted(cluster, history=history)]
 
 
@@ -220,7 +220,7 @@ def _missing(name: str) -> Difference:
 
 
 async def check(bus: Bus, cluster: str, *, history: bool = True) -> list[Difference]:
-    """Compare the topics with what they must be. An empty list: all is well."""
+    """The differences of the topics from their required settings; empty if there are none."""
     differences: list[Difference] = []
     found: dict[str, TopicInfo] = {}
     brokers = await bus.brokers()
@@ -261,7 +261,7 @@ def _of_copies(info: TopicInfo, brokers: int) -> list[Difference]:
 
 
 def _of_acknowledging(bus: Bus, info: TopicInfo) -> list[Difference]:
-    """min.insync.replicas against the copies there are (`acks=all` is what every writer of ours asks for)."""
+    """Check min.insync.replicas against the number of copies. All our writers use `acks=all`."""
     setting = "min.insync.replicas"
     least = acknowledging(info.replication)
     most = max(least, info.replication - 1)
@@ -305,7 +305,7 @@ def _altering(bus: Bus, topic: str, setting: str, value: str) -> str:
 
 
 def _normal(value: str) -> list[str]:
-    """A list means the same in any order."""
+    """The items of a list without their order, which has no meaning."""
     return sorted(part.strip() for part in value.split(","))
 
 

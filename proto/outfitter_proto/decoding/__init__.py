@@ -1,1 +1,1 @@
-"""What the codec checks beyond types: bounds, exact faults, fields of later versions."""
+"""The codec's checks beyond types: bounds, the place of a fault, unknown fields."""

@@ -1,6 +1,6 @@
-"""How large each part of a registration may be: what one message says is kept in memory and written several times.
+"""Size limits for each part of a registration, because a manager keeps it in memory and writes it several times.
 
-The bounds are for what comes in. Ledger records are read whatever they hold, since earlier versions wrote them.
+Ledger records have no limits, because earlier versions may have written larger ones.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from outfitter_proto.records import (
 )
 
 WITHIN_BYTES = 1024
-"""A message of at most so many bytes is within all bounds but those of its owner, and need not be looked at."""
+"""A message of at most this size is within all bounds except those of its owner, and needs no check."""
 
 
 def excess_of_owner(owner: Owner) -> tuple[str, str] | None:
-    """As `excess`, of a registration's owner."""
+    """As `excess`, for a registration's owner."""
     if len(owner.boot_id) > MAX_BOOT_ID:
         return "$.owner.boot_id", f"{len(owner.boot_id)} characters; a boot's id has at most {MAX_BOOT_ID}"
     if owner.start_ticks > MAX_KERNEL_NUMBER:
@@ -40,7 +40,8 @@ def _too_many_bits(number: int) -> str:
 
 
 def excess(message: Register) -> tuple[str, str] | None:
-    """The field of a registration that is over its bound (a JSON path), and why; None if all are within theirs."""
+    """The first field (a JSON path) of a registration over its bound, with the reason; None if all are within
+    bounds."""
     resources, operators = message.resources or {}, message.operators or {}
     if message.owner is not None and (found := excess_of_owner(message.owner)) is not None:
         return found

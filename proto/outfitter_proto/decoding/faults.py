@@ -1,7 +1,7 @@
-"""What exactly is wrong with a message: msgspec's verdict made precise.
+"""Finds the exact place of a fault in a refused message.
 
-msgspec says `$.resources[...].amount` and not which resource. Only where a message was refused, this looks at it
-again: it halves the mapping and keeps the half that is still refused for the same reason, until one key is left.
+msgspec says `$.resources[...].amount` without the resource. So this module halves the mapping and keeps the half that
+msgspec still refuses for the same reason, until one key is left.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _NOTHING = object()
 
 
 class Fault(NamedTuple):
-    """What is wrong, and the JSON path of where (`$.resources.gpu.amount`), None where the whole is wrong."""
+    """A fault and its JSON path (`$.resources.gpu.amount`); None if the whole message is wrong."""
 
     problem: str
     field: str | None
 
 
 def locate(body: bytes, kind: Any, error: Exception) -> Fault:
-    """Say what is wrong with `body`, which msgspec refused to decode as `kind` with `error`."""
+    """The fault in `body`, which msgspec refused to decode as `kind` with `error`."""
     text = str(error)
     match = _AT.match(text)
     if match is None and not _MISSING.match(text):
@@ -51,7 +51,7 @@ def locate(body: bytes, kind: Any, error: Exception) -> Fault:
         return Fault(match["problem"], match["path"])
     found = _found(document, steps)
     problem = match["problem"]
-    if problem.startswith("Invalid value "):  # it shows the value itself
+    if problem.startswith("Invalid value "):  # the message has the value already
         return Fault(problem, path(steps))
     if _MISSING.match(problem):
         return Fault(problem, path(_missing(problem, steps)))
@@ -59,7 +59,7 @@ def locate(body: bytes, kind: Any, error: Exception) -> Fault:
 
 
 def misnamed(message: Registration, is_name: Callable[[str], object]) -> Fault:
-    """Say which of the names in `message` is none."""
+    """The first invalid name in `message`."""
     for field in ("host", "worker", "incarnation"):
         value = getattr(message, field)
         if value is not None and not is_name(value):
@@ -83,7 +83,7 @@ def _missing(problem: str, steps: tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 class _Search:
-    """Finds the keys that stand behind `[...]` in a path."""
+    """Finds the keys for `[...]` in a path."""
 
     def __init__(self, kind: Any, text: str) -> None:
         self._kind = kind
@@ -131,7 +131,7 @@ def _found(document: Any, steps: Iterable[Step]) -> Any:
 
 
 def _with(document: Any, steps: tuple[Step, ...], value: Any) -> Any:
-    """A copy of `document`, as deep as needed, with another value at `steps`."""
+    """A copy of `document`, as deep as necessary, with another value at `steps`."""
     if not steps:
         return value
     copy: Any = document.copy()

@@ -1,8 +1,7 @@
-"""Fields that this version does not know, in what workers write: what is left without them, and where they stood.
+"""Removes unknown fields from workers' messages and lists them.
 
-The structs that workers write refuse unknown fields, which costs nothing where all are known. Only a message that was
-refused for one comes here: the unknown fields are taken out, whatever stands in them, and are told instead. A field
-that was added in a later version must cost no worker its answer; one that was misspelt must not go unnoticed.
+The structs of workers' messages refuse unknown fields, which costs nothing for valid messages. Only refused messages
+come here. A field from a later version must not cost a worker its answer, and a misspelt field must not go unnoticed.
 """
 
 from __future__ import annotations
@@ -19,35 +18,35 @@ from msgspec import inspect
 from outfitter_proto.decoding.faults import Step, path
 
 MOST_TOLD = 8
-"""Of one message's unknown fields so many are named; the others are counted."""
+"""Most unknown fields that the warnings name; the others are counted."""
 LONGEST_PATH = 200
 UNNAMED = "unknown fields were ignored; they are not named, for many messages of this host have some"
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Known(NamedTuple):
-    """A message without its unknown fields, and what to say of them."""
+    """A message without its unknown fields, and the warnings about them."""
 
     body: bytes
     warnings: list[str]
 
 
 class Unknown(NamedTuple):
-    """An unknown field: where it is, and the names that would be known there."""
+    """An unknown field: its place, and the known names there."""
 
     steps: tuple[Step, ...]
     known: tuple[str, ...]
 
 
 def is_about_unknown_fields(error: Exception) -> bool:
-    """Whether msgspec refused a message for a field that it does not know."""
+    """Whether msgspec refused a message because of an unknown field."""
     return isinstance(error, msgspec.ValidationError) and str(error).startswith("Object contains unknown field")
 
 
 @cache
 def tolerant(kind: Any) -> msgspec.json.Decoder[Any]:
-    """Reads a message of `kind` with unknown fields anywhere, into structs of its own, which encode to what is known of
-    it: at a few nanoseconds a byte, where `without` takes hundreds."""
+    """A decoder of `kind` that ignores unknown fields anywhere. Its structs encode to the known part of the message. It
+    takes a few nanoseconds a byte, whereas `without` takes hundreds."""
     return msgspec.json.Decoder(_tolerant(kind))
 
 
@@ -64,7 +63,7 @@ def _tolerant(kind: Any) -> Any:
 
 
 def _twin(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """The same struct, but that it takes any fields."""
+    """The same struct, but it accepts any fields."""
     config, hints = struct.__struct_config__, get_type_hints(struct, include_extras=True)
     fields = [(field.name, _tolerant(hints[field.name]), _default(field)) for field in msgspec.structs.fields(struct)]
     return msgspec.defstruct(
@@ -78,7 +77,7 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
 
 
 def without(body: bytes, kind: Any) -> Known:
-    """Take what is unknown out of `body`, a message of `kind`.
+    """Remove the unknown fields from `body`, a message of `kind`.
 
     Raises:
         msgspec.DecodeError, RecursionError: it is no JSON.
@@ -93,14 +92,14 @@ def without(body: bytes, kind: Any) -> Known:
 
 
 class _Fields(NamedTuple):
-    """Of a struct: the names that are known in it, None where any may stand there, and which fields to look into."""
+    """A struct's known names (None: any name is valid), and the fields to search."""
 
     known: dict[str, None] | None
     plans: dict[str, _Plan]
 
 
 class _Plan(NamedTuple):
-    """How to look through an object: as one of these structs, by their tags, or else at all its values."""
+    """How to search an object: as one of these structs, by their tags, otherwise all its values."""
 
     tag_field: str | None
     structs: dict[Any, _Fields]
@@ -109,12 +108,12 @@ class _Plan(NamedTuple):
 
 @cache
 def _plan(kind: Any) -> _Plan | None:
-    """To look through all structs takes most of a millisecond."""
+    """The cached plan for a type, because building all takes most of a millisecond."""
     return _plan_of(inspect.type_info(kind))
 
 
 def _plan_of(kind: inspect.Type) -> _Plan | None:
-    """None: nothing in a value of this type is ever unknown."""
+    """The plan for a type; None if its values cannot have unknown fields."""
     structs: dict[Any, _Fields] = {}
     tag_field, values = None, None
     for option in _options(kind):
@@ -135,7 +134,7 @@ def _fields_of(struct: inspect.StructType) -> _Fields:
 
 
 def _kept(body: bytes | msgspec.Raw, plan: _Plan, steps: tuple[Step, ...], found: list[Unknown]) -> bytes:
-    """The JSON value `body` with the known part of its objects."""
+    """The JSON value `body` with only the known part of its objects."""
     body = bytes(body)
     if not body.lstrip().startswith(b"{"):
         return body
@@ -156,18 +155,18 @@ def _kept(body: bytes | msgspec.Raw, plan: _Plan, steps: tuple[Step, ...], found
 
 
 def _fields(plan: _Plan, fields: dict[str, msgspec.Raw]) -> _Fields | None:
-    """What is known in an object, by its tag where it may be one of several structs."""
+    """The known fields of an object, by its tag if it may be one of several structs."""
     if len(plan.structs) == 1:
         [only] = plan.structs.values()
         return only
     if plan.tag_field not in fields:
         return None
-    tag = msgspec.json.decode(fields[plan.tag_field])  # anything: the field may stand there twice
+    tag = msgspec.json.decode(fields[plan.tag_field])  # any type: the field may occur twice
     return next((of_struct for name, of_struct in plan.structs.items() if name == tag), None)
 
 
 def _options(kind: inspect.Type) -> tuple[inspect.Type, ...]:
-    if isinstance(kind, inspect.Metadata):  # what the schema says of it besides
+    if isinstance(kind, inspect.Metadata):  # annotations for the schema
         return _options(kind.type)
     return tuple(chain(*map(_options, kind.types))) if isinstance(kind, inspect.UnionType) else (kind,)
 

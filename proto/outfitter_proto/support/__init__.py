@@ -1,1 +1,1 @@
-"""Small helpers that know nothing of the wire's records but processes' owners."""
+"""Small helpers. Of the wire's records they use only `Owner`."""

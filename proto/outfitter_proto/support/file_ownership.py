@@ -1,8 +1,8 @@
-"""Whose a file is that says what runs, and who else may write it: one rule for configurations, scripts and secrets.
+"""Whether another user can change a file: one rule for configurations, scripts and secrets.
 
-A file is trusted where it and its directory belong to this user or to root (under sudo, to whoever called it), and not
-everybody may write them. A sticky directory, as /tmp, may be everybody's: nobody can exchange a file of ours in it. A
-group that may write is no stranger: somebody has put it there.
+We trust a file if it and its directory belong to this user or to root (under sudo, to the calling user), and not all
+users may write them. All users may write a sticky directory as /tmp, because they cannot replace our file in it. We
+trust a group that may write, because an administrator has set it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pathlib import Path
 
 
 def doubt(path: Path) -> str | None:
-    """Why somebody else may decide what stands in a file, in words; None: nobody does, or it is no regular file."""
+    """Why another user can change the file, in words; None if none can, or if it is no regular file."""
     try:
         found, directory = path.stat(), path.absolute().parent.stat()
     except (OSError, ValueError):
-        return None  # who opens it says why not
+        return None  # opening it gives the error
     if not stat.S_ISREG(found.st_mode):
         return None
     return _doubt(str(path), found) or _doubt(f"the directory of {path}", directory)
 
 
 def read_by_others(path: Path) -> str | None:
-    """That everybody may read a file with a secret, in words; None: not so."""
+    """The warning that all users may read a file with a secret; None if they may not."""
     try:
         found = path.stat()
     except (OSError, ValueError):

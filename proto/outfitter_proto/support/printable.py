@@ -1,4 +1,4 @@
-"""Foreign text as a terminal, a log and a table can bear it: what others wrote moves no cursor and forges no line."""
+"""Makes foreign text safe for terminals, logs and tables: it can move no cursor and forge no line."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ _NOT_PLAIN = re.compile(r"[^ -~]")
 
 
 def printable(text: str) -> str:
-    """The text with everything that is not printable escaped as Python writes it: controls (C0 and C1, the escape
-    character and line breaks among them), bidirectional controls, invisible characters, blanks other than the space,
-    halves of characters. Letters of any script stay."""
+    """The text with everything not printable escaped as in Python: controls (C0 and C1 with escape and line breaks),
+    bidirectional controls, invisible characters, blanks other than the space, halves of characters. Letters of any
+    script stay."""
     return _NOT_PLAIN.sub(_escaped, text)
 
 
 def printable_json(document: str) -> str:
-    """A JSON document that means the same and has nothing in its strings that is not printable; it needs no other care,
-    since outside its strings JSON is ASCII. Line feeds stay: in JSON they stand between values only."""
+    """The same JSON document with everything not printable in its strings escaped. Outside of strings JSON is ASCII.
+    Line feeds stay, because in JSON they occur only between values."""
     return _NOT_PLAIN.sub(lambda match: match[0] if match[0] == "\n" else _escaped_in_json(match[0]), document)
 
 

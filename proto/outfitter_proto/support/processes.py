@@ -1,7 +1,7 @@
-"""Which process is which on a Linux machine, as the kernel tells: what `records.Owner` is made of and compared with.
+"""The identity of a process on a Linux machine, from the kernel: the fields of `records.Owner`.
 
-Workers say it of themselves and managers look it up: both by the same means. Nothing here is remembered, so that a
-forked child gets its own answers.
+Workers send it and managers compare it, with the same functions. Nothing is cached, so a forked child gets its own
+identity.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from outfitter_proto.records import Owner
 
 
 def boot_id() -> str | None:
-    """This boot's id, `/proc/sys/kernel/random/boot_id` of random(4); None where there is none."""
+    """This boot's id, `/proc/sys/kernel/random/boot_id` of random(4); None if there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
@@ -31,8 +31,8 @@ def pid_namespace(pid: int | None = None) -> int | None:
 
 
 def time_namespace() -> int | None:
-    """The inode of this process's time namespace, time_namespaces(7); None where the kernel has none. It shifts every
-    start time that this process reads, whosever it is."""
+    """The inode of this process's time namespace, time_namespaces(7); None if the kernel has none. It shifts the start
+    times of all processes that this process reads."""
     try:
         return Path("/proc/self/ns/time").stat().st_ino
     except OSError:
@@ -51,19 +51,19 @@ def read_start_ticks(pid: int | None = None) -> int:
     """Field 22 of proc(5) `/proc/<pid>/stat`: when a process started, in clock ticks after boot. Default: this process.
 
     Raises:
-        OSError: there is no such process, `/proc` does not show it to this one, or descriptors have run out.
-        ValueError: that is no proc(5).
+        OSError: there is no such process, `/proc` hides it, or there are no file descriptors left.
+        ValueError: this is no proc(5).
     """
     stat = Path(f"/proc/{_named(pid)}/stat").read_bytes()
     try:
-        # The second field, the command in brackets, may hold blanks, brackets and half a character itself.
+        # The second field, the command in brackets, may itself have blanks, brackets and half a character.
         return int(stat.rpartition(b")")[2].split()[19])
     except IndexError as error:
         raise ValueError(f"/proc/{_named(pid)}/stat has less than 22 fields") from error
 
 
 def process_owner(pid: int | None = None) -> Owner | None:
-    """The identity of a process (default: this one), or None where the kernel does not tell."""
+    """The identity of a process (default: this one); None if the kernel does not tell."""
     boot, namespace, started = boot_id(), pid_namespace(pid), start_ticks(pid)
     if boot is None or namespace is None or started is None:
         return None

@@ -1,6 +1,6 @@
-"""Durations as people write them: `30s`, `1h30m`. They are floats of seconds.
+"""Durations as text, such as `30s` and `1h30m`, and as floats of seconds.
 
-A number without a unit is seconds. Only decimal digits count: no signs, no exponents, no infinity.
+A number without a unit is seconds. Only decimal digits are valid: no signs, no exponents, no infinity.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def parse_duration(text: str) -> float:
     """Seconds from `30s`, `500ms`, `1h30m`, `2 min`, or a plain number of seconds.
 
     Raises:
-        ValueError: it is none of these; the message says what would be.
+        ValueError: any other text; the message has the valid forms.
     """
     stripped = text.strip()
     if re.fullmatch(_NUMBER, stripped):
