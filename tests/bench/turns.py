@@ -1,4 +1,4 @@
-"""The longest turn of a manager's event loop under each flood of the table of limits (service/README.md).
+"""The longest turn of a manager's event loop under each flood of the table of limits (service/reference.md).
 
 A turn is one round of the loop: while it lasts nobody is answered, neither a worker nor a probe. It is measured in CPU
 seconds of the loop's thread, so that what else the machine does counts for nothing. The manager is the real processor

@@ -20,7 +20,7 @@ from support.kafka_proxy import END_TXN, Harm
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
-GUIDE = Path(__file__).resolve().parents[2] / "service" / "README.md"
+GUIDE = Path(__file__).resolve().parents[2] / "service" / "troubleshooting.md"
 EMPTIED_WITHIN = 100.0
 QUICK_CLEANING = {
     "segment_ms": "1000", "min_cleanable_dirty_ratio": "0.01", "delete_retention_ms": "100",
@@ -124,8 +124,8 @@ def put_right(scene: Scene, host: str, key: str) -> None:
 
 
 def guide() -> str:
-    """The command in the operating guide that deletes a damaged record."""
-    _, _, chapter = GUIDE.read_text().partition("**The ledger is refused.**")
+    """The command on the page for troubleshooting that deletes a damaged record."""
+    _, _, chapter = GUIDE.read_text().partition("### The ledger is refused")
     found = re.search(r"```sh\n(.*?)\n```", chapter, re.DOTALL)
     assert found is not None
     return found[1]

@@ -55,5 +55,5 @@ def test_every_state_can_be_repeated(state: AllocationState) -> None:
 
 
 def test_the_documented_diagram_is_the_table() -> None:
-    readme = Path(__file__).parents[2] / "service" / "README.md"
-    assert f"```mermaid\n{diagram()}\n```" in readme.read_text(encoding="utf-8")
+    page = Path(__file__).parents[2] / "service" / "promises.md"
+    assert f"```mermaid\n{diagram()}\n```" in page.read_text(encoding="utf-8")

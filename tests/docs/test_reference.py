@@ -1,4 +1,4 @@
-"""The tables of service/README.md and drivers/README.md against the code that they describe."""
+"""The tables of the service's pages and of drivers/README.md against the code that they describe."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from outfitter_service.http.server import application
 from outfitter_service.metrics import Metrics
 from support.documents import ROOT, blocks
 
-PAGE = ROOT / "service" / "README.md"
-TEXT = PAGE.read_text()
+SERVICE = ROOT / "service"
+TEXT = (SERVICE / "reference.md").read_text()
 
 
 @pytest.mark.parametrize("option", SETTINGS, ids=lambda option: option.name)
@@ -63,11 +63,13 @@ def test_the_page_has_each_metric_with_its_labels_and_no_other() -> None:
 
 
 def test_the_diagram_is_that_of_the_state_table() -> None:
-    assert [block.text.strip() for block in blocks(PAGE) if block.language == "mermaid"] == [diagram()]
+    shown = [block.text.strip() for block in blocks(SERVICE / "promises.md") if block.language == "mermaid"]
+    assert shown == [diagram()]
 
 
 def test_the_page_says_how_many_partitions_topics_get() -> None:
-    assert f"({BROKER_PARTITIONS} partitions unless `--partitions` says otherwise)" in TEXT
+    text = (SERVICE / "operate.md").read_text()
+    assert f"({BROKER_PARTITIONS} partitions unless `--partitions` says otherwise)" in text
 
 
 def test_the_page_has_each_route() -> None:
