@@ -11,7 +11,7 @@ from support.documents import ROOT
 
 FIGURES = re.findall(
     r"^\| ([0-9,]+)[^|]*\| ([0-9,]+) \| ([0-9,]+) \| ([0-9,]+) \|$",
-    (ROOT / "service" / "README.md").read_text().partition("**Retention and size.**")[2],
+    (ROOT / "tests" / "results.md").read_text().partition("## Size of history")[2],
     re.MULTILINE,
 )
 
