@@ -114,7 +114,7 @@ class FilesDriverFactory(ExternalResourceDriverFactory):
         settings.reject_unknown(config, ("path", "poll-interval"))
         written = config.get("path", "").strip()
         if not written:
-            raise ValueError("path is missing; valid is the folder whose files are the devices")
+            raise settings.SettingError("path", "is missing; valid is the folder whose files are the devices")
         folder = (config.directory or Path()) / Path(written).expanduser()
         interval = settings.seconds(config, "poll-interval", default=DEFAULT_POLL_INTERVAL, maximum=3600)
         if not folder.is_dir():

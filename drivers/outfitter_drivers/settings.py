@@ -18,29 +18,40 @@ _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
 _FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
+class SettingError(ValueError):
+    """A setting of a driver is wrong. `key` is its name without `param.`; `problem` goes on with what was found and
+    what is valid; `suggestion` is the setting that was probably meant."""
+
+    def __init__(self, key: str, problem: str, *, suggestion: str | None = None) -> None:
+        super().__init__(f"{key} {problem}" + (f"; did you mean {suggestion!r}?" if suggestion is not None else ""))
+        self.key = key
+        self.problem = problem
+        self.suggestion = suggestion
+
+
 def reject_unknown(params: Mapping[str, str], known: Collection[str], *, prefixes: Collection[str] = ()) -> None:
-    """Raise ValueError for the first setting that is neither `known` nor starts with one of `prefixes`."""
+    """Raise SettingError for the first setting that is neither `known` nor starts with one of `prefixes`."""
     for key in params:
         if key in known or any(key.startswith(prefix) for prefix in prefixes):
             continue
         valid = [*known, *(f"{prefix}…" for prefix in prefixes)]
         nearest = difflib.get_close_matches(key, valid, n=1)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(valid)}"
-        raise ValueError(f"unknown setting {key!r}; {hint}")
+        known_are = "" if nearest else f"; known are {', '.join(valid)}"
+        raise SettingError(key, f"is an unknown setting{known_are}", suggestion=nearest[0] if nearest else None)
 
 
 def whole_number(params: Mapping[str, str], key: str, *, minimum: int, maximum: int) -> int | None:
     """The setting as a decimal number between the bounds; None if it is missing.
 
     Raises:
-        ValueError: any other value.
+        SettingError: any other value.
     """
     text = params.get(key)
     if text is None:
         return None
     stripped = text.strip()
     if not _NUMBER.fullmatch(stripped) or not minimum <= int(stripped) <= maximum:
-        raise ValueError(f"{key} is {text!r}; valid is a whole number from {minimum} to {maximum}")
+        raise SettingError(key, f"is {text!r}; valid is a whole number from {minimum} to {maximum}")
     return int(stripped)
 
 
@@ -48,7 +59,7 @@ def seconds(params: Mapping[str, str], key: str, *, default: float, maximum: flo
     """The setting as a duration in seconds: see `outfitter_proto.support.units`.
 
     Raises:
-        ValueError: any other value, or above `maximum` seconds.
+        SettingError: any other value, or above `maximum` seconds.
     """
     text = params.get(key)
     if text is None:
@@ -56,9 +67,9 @@ def seconds(params: Mapping[str, str], key: str, *, default: float, maximum: flo
     try:
         value = parse_duration(text)
     except ValueError as problem:
-        raise ValueError(f"{key}: {problem}") from None
+        raise SettingError(key, f"cannot be read: {problem}") from None
     if not 0 < value <= maximum:
-        raise ValueError(f"{key} is {text!r}; valid is above 0 and at most {format_duration(maximum)}")
+        raise SettingError(key, f"is {text!r}; valid is above 0 and at most {format_duration(maximum)}")
     return value
 
 
@@ -72,14 +83,14 @@ def flag(params: Mapping[str, str], key: str, *, default: bool) -> bool:
     """The setting as a truth value.
 
     Raises:
-        ValueError: any other value.
+        SettingError: any other value.
     """
     text = params.get(key)
     if text is None:
         return default
     value = _FLAGS.get(text.strip().lower())
     if value is None:
-        raise ValueError(f"{key} is {text!r}; valid is true or false")
+        raise SettingError(key, f"is {text!r}; valid is true or false")
     return value
 
 

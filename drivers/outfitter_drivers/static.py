@@ -29,6 +29,7 @@ from outfitter_drivers.api import (
     NotEnoughDevicesError,
     Worker,
 )
+from outfitter_drivers.settings import SettingError
 from outfitter_drivers.support.description import described_device, natural_order
 from outfitter_proto.records import Health
 
@@ -76,7 +77,7 @@ class StaticDriverFactory(ExternalResourceDriverFactory):
                 continue
             match = _HOST_SETTING.fullmatch(key)
             if match is None:
-                raise ValueError(f"unknown setting {key!r}; valid are hosts.<host>.count, .devices and .device.…")
+                raise SettingError(key, "is an unknown setting; valid are hosts.<host>.count, .devices and .device.…")
             hosts.setdefault(match["host"], {})[match["key"]] = value
         if not config:
             raise ValueError("no devices; valid is one of count, devices, device.<name>.<key>, or hosts.<host>.…")
@@ -94,15 +95,15 @@ def _devices(written: Mapping[str, str], *, prefix: str) -> list[Device]:
             continue
         name, _, about = key.removeprefix("device.").partition(".")
         if not _DEVICE_NAME.fullmatch(name) or not about:
-            raise ValueError(f"{prefix}{key} is none; valid is {prefix}device.<name>.<key>, the name without dots")
+            raise SettingError(f"{prefix}{key}", f"is none; valid is {prefix}device.<name>.<key>, no dots in <name>")
         descriptions.setdefault(name, {})[about] = value
     names = _names(written, descriptions, prefix=prefix)
     devices: list[Device] = []
     for index, name in enumerate(names):
         try:
             devices.append(described_device(descriptions.get(name, {}), name=name, index=index))
-        except ValueError as problem:
-            raise ValueError(f"{prefix}device.{name}: {problem}") from None
+        except SettingError as error:
+            raise SettingError(f"{prefix}device.{name}.{error.key}", error.problem) from None
     _reject_duplicates(names, devices, prefix=prefix)
     return devices
 
@@ -110,9 +111,10 @@ def _devices(written: Mapping[str, str], *, prefix: str) -> list[Device]:
 def _names(written: Mapping[str, str], described: Collection[str], *, prefix: str) -> list[str]:
     """The names of one host's devices, in the order of their indexes."""
     if "count" in written:
+        key = f"{prefix}count"
         if "devices" in written:
-            raise ValueError(f"both {prefix}count and {prefix}devices; valid is one of them")
-        count = settings.whole_number(written, "count", minimum=0, maximum=settings.MAX_DEVICES) or 0
+            raise SettingError(key, f"is there, and so is {prefix}devices; valid is one of them")
+        count = settings.whole_number({key: written["count"]}, key, minimum=0, maximum=settings.MAX_DEVICES) or 0
         names = [str(number) for number in range(count)]
     elif "devices" in written:
         names = settings.items(written["devices"])
@@ -121,14 +123,14 @@ def _names(written: Mapping[str, str], described: Collection[str], *, prefix: st
     declared: set[str] = set()
     for name in names:
         if not _DEVICE_NAME.fullmatch(name):
-            raise ValueError(f"{prefix}devices has {name!r}; valid are letters, digits, _ and -, split on ;")
+            raise SettingError(f"{prefix}devices", f"has {name!r}; valid are letters, digits, _ and -, split on ;")
         if name in declared:
-            raise ValueError(f"{prefix}devices names {name!r} twice")
+            raise SettingError(f"{prefix}devices", f"names {name!r} twice")
         declared.add(name)
     for name in described:
         if name not in declared:
             some = ", ".join(names[:20]) or "none"
-            raise ValueError(f"{prefix}device.{name} is described, but is not among the devices: {some}")
+            raise SettingError(f"{prefix}device.{name}", f"is described, but is not among the devices: {some}")
     return names
 
 
@@ -140,4 +142,4 @@ def _reject_duplicates(names: Sequence[str], devices: Sequence[Device], *, prefi
         for what, value in (("index", device.properties["index"]), *ids):
             other = seen.setdefault((what, value), name)
             if other != name:
-                raise ValueError(f"{prefix}device.{name}.{what} is {value!r}, which is {other}'s already")
+                raise SettingError(f"{prefix}device.{name}.{what}", f"is {value!r}, which is {other}'s already")

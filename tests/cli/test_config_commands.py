@@ -190,7 +190,7 @@ def test_a_misspelt_parameter_is_blamed_itself_with_its_own_value(tmp_path: Path
         "error",
     )
     assert unknown["suggestion"] == "did you mean external-resource.gpu.param.path?"
-    assert unknown["problem"] == "its driver says: unknown setting 'pth'"
+    assert unknown["problem"] == "its driver says: pth is an unknown setting"
     assert (missing["key"], missing["severity"]) == ("external-resource.gpu.param.path", "warning")
     assert "no such folder" in missing["problem"]
 
@@ -220,3 +220,46 @@ def test_a_file_that_serves_nothing_is_said_to(tmp_path: Path, text: str) -> Non
     [problem] = problems(tmp_path, text)
     assert (problem["key"], problem["severity"]) == ("external-resources", "warning")
     assert "no resource" in problem["problem"]
+
+
+def test_a_setting_of_one_device_or_one_host_is_blamed_itself(tmp_path: Path) -> None:
+    found = problems(
+        tmp_path,
+        'external-resources = ["a", "b"]\n[external-resource.a]\namount = 1\ndriver = "static"\n'
+        'param.device.x.health = "ill"\n[external-resource.b]\namount = 1\ndriver = "static"\n'
+        'param.hosts.h.count = "many"\n',
+    )
+    assert {problem["key"]: problem["problem"].partition(";")[0] for problem in found} == {
+        "external-resource.a.param.device.x.health": "its driver says: device.x.health is 'ill'",
+        "external-resource.b.param.hosts.h.count": "its driver says: hosts.h.count is 'many'",
+    }
+
+
+FOREIGN = """
+from outfitter_drivers.api import DriverParams, ExternalResourceDriverFactory
+
+class Factory(ExternalResourceDriverFactory):
+    def create_external_resource_driver(self, config):
+        for key in sorted(config):
+            config.warn(f"{key}: is a lot")
+        raise ValueError({words!r})
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "key"), [("retries is a lot", "param.retries"), ("no retries", "driver-factory.class")]
+)
+def test_a_driver_that_says_no_key_is_taken_by_the_first_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, key: str
+) -> None:
+    (tmp_path / "foreign_driver.py").write_text(FOREIGN.replace("{words!r}", repr(words)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = problems(
+        tmp_path,
+        'external-resources = ["x"]\n[external-resource.x]\namount = 1\ndriver = "foreign_driver:Factory"\n'
+        'param.retries = "9"\n',
+    )
+    assert [(problem["severity"], problem["key"]) for problem in found] == [
+        ("warning", "external-resource.x.param.retries"),
+        ("error", f"external-resource.x.{key}"),
+    ]

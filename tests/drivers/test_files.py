@@ -137,7 +137,7 @@ async def test_each_file_is_a_device_described_by_its_lines(folder: Path) -> Non
         (b"a=1\n=2\n", "line 2"),
         (b"a=1\na=2\n", "line 2 says a a second time"),
         (b"a=\xff\n", "is not UTF-8 at byte 2"),
-        (b"a=\0\n", "the value of a"),
+        (b"a=\0\n", r"a is '\\x00'; valid is one line of text"),
         (b"x" * 70_000, "has more than 65536 bytes"),
         (b"health=ill", "health is 'ill'"),
         (b"health=unhealthy\nreason=fan", "^fan$"),

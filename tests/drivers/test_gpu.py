@@ -102,7 +102,7 @@ async def test_a_relative_path_is_sought_in_flink_home_then_here_then_beside_the
         ({"path": "script", "contract": "both"}, r"discovery-script\.contract is 'both'"),
         ({"path": "script", "contract": "allocate-release", "inventory_amount": "4"}, "exclude each other"),
         ({"builtin": "perhaps"}, r"discovery-script\.builtin is 'perhaps'; valid is true or false"),
-        ({"args": "--foo"}, r"discovery-script\.args: unknown argument '--foo'"),
+        ({"args": "--foo"}, r"discovery-script\.args is refused: unknown argument '--foo'"),
         ({"inventory_amount": "4"}, "is for a script of yours"),
         ({"pth": "x"}, r"did you mean 'discovery-script\.path'"),
     ],

@@ -28,6 +28,7 @@ from outfitter_drivers.api import (
 )
 from outfitter_drivers.gpu.discovery_script import DEFAULT_TIMEOUT, AllocateReleaseDriver, ScriptDriver
 from outfitter_drivers.gpu.nvidia import DEFAULT_POLL_INTERVAL, NvidiaDriver
+from outfitter_drivers.settings import SettingError
 from outfitter_proto.support import file_ownership
 
 FLINK_DEFAULT_PATH = "plugins/external-resource-gpu/nvidia-gpu-discovery.sh"
@@ -60,19 +61,19 @@ class GPUDriverFactory(ExternalResourceDriverFactory):
         inventory_amount = settings.whole_number(config, INVENTORY_AMOUNT, minimum=1, maximum=settings.MAX_DEVICES)
         contract = config.get(CONTRACT, "").strip()
         if contract not in ("", "allocate-release"):
-            raise ValueError(f"{CONTRACT} is {contract!r}; valid is allocate-release, or nothing")
+            raise SettingError(CONTRACT, f"is {contract!r}; valid is allocate-release, or nothing")
         arguments = _arguments(config.get(ARGS, ""))
         environment = _variables(config.get(ENVIRONMENT, ""))
         path = config.get(PATH, "").strip() or FLINK_DEFAULT_PATH
         means_ours = settings.flag(config, BUILTIN, default=True) and os.path.normpath(path) == FLINK_DEFAULT_PATH
         if means_ours and not contract:
             if inventory_amount is not None:
-                raise ValueError(f"{INVENTORY_AMOUNT} is for a script of yours; without {PATH} all GPUs are listed")
+                raise SettingError(INVENTORY_AMOUNT, f"is for a script of yours; without {PATH} all GPUs are listed")
             _check_default_arguments(without_coordination(arguments, config))
             return NvidiaDriver(poll_interval=interval, timeout=timeout)
         if contract:
             if inventory_amount is not None:
-                raise ValueError(f"{INVENTORY_AMOUNT} and {CONTRACT} = {contract} exclude each other")
+                raise SettingError(INVENTORY_AMOUNT, f"and {CONTRACT} = {contract} exclude each other")
             # In this form the script coordinates, so it gets the options for that.
             script = gpu_program() if means_ours else _checked(config, resolved(path, config.directory))
             return AllocateReleaseDriver(script, arguments, timeout=timeout, environment=environment)
@@ -102,9 +103,9 @@ def resolved(path: str, directory: Path | None) -> Path:
         if not script.exists():
             continue
         if not script.is_file():
-            raise ValueError(f"{PATH} is {path!r}, but {script} is no file; valid is an executable file")
+            raise SettingError(PATH, f"is {path!r}, but {script} is no file; valid is an executable file")
         if not os.access(script, os.X_OK):
-            raise ValueError(f"{PATH} is {path!r}, but {script} is not executable; chmod +x makes it so")
+            raise SettingError(PATH, f"is {path!r}, but {script} is not executable; chmod +x makes it so")
         return script
     tried = ", ".join(str(script) for script in candidates)
     raise NotOnThisMachineError(f"{PATH} is {path!r}, but there is no such file; looked for {tried}")
@@ -125,7 +126,7 @@ def gpu_program() -> str:
     """
     program = gpu_discovery.program_path()
     if program is None:
-        raise ValueError(f"{PATH} is missing, and {gpu_discovery.PROGRAM} is not installed; valid is a script's path")
+        raise SettingError(PATH, f"is missing, and {gpu_discovery.PROGRAM} is not installed; valid is a script's path")
     return program
 
 
@@ -154,16 +155,17 @@ def _arguments(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise ValueError(f"{ARGS} is {text!r}: {error}; valid are words as in a shell") from None
+        raise SettingError(ARGS, f"is {text!r}: {error}; valid are words as in a shell") from None
 
 
 def _variables(text: str) -> list[str]:
     names = settings.items(text)
     for name in names:
         if not _VARIABLE.fullmatch(name):
-            raise ValueError(
-                f"{ENVIRONMENT} has {name[:80]!r}; valid are names of variables, split on ;, with a * at the end for "
-                "all that begin so"
+            raise SettingError(
+                ENVIRONMENT,
+                f"has {name[:80]!r}; valid are names of variables, split on ;, with a * at the end for all "
+                "that begin so",
             )
     return names
 
@@ -172,4 +174,4 @@ def _check_default_arguments(arguments: Sequence[str]) -> None:
     try:
         gpu_discovery.parse_arguments(["1", *arguments])
     except gpu_discovery.UsageError as error:
-        raise ValueError(f"{ARGS}: {error}, as the default script says") from None
+        raise SettingError(ARGS, f"is refused: {error}, as the default script says") from None

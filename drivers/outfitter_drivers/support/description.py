@@ -11,9 +11,11 @@ from collections.abc import Iterable, Mapping
 
 from outfitter_drivers import settings
 from outfitter_drivers.api import Device
+from outfitter_drivers.settings import SettingError
 from outfitter_drivers.support.device_name import hides_something, is_blank
 from outfitter_proto import environment
 from outfitter_proto.records import Health
+from outfitter_proto.support.printable import printable
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
@@ -24,33 +26,33 @@ def described_device(description: Mapping[str, str], *, name: str, index: int, d
     """The described device. `name` and `index` apply if the description lacks them.
 
     Raises:
-        ValueError: an invalid key or value; the message names it.
+        SettingError: an invalid key or value; the message names it.
     """
     properties = {"index": str(index), "name": name}
     env: dict[str, str] = {}
     for key, value in description.items():
         if not _KEY.fullmatch(key):
-            raise ValueError(f"{key!r} is no key; valid are letters, digits and ._:/- (at most 128)")
+            raise SettingError(printable(key), "is no key; valid are letters, digits and ._:/- (at most 128)")
         if "\0" in value or "\n" in value:
-            raise ValueError(f"the value of {key} is {value!r}; valid is one line of text")
+            raise SettingError(key, f"is {value!r}; valid is one line of text")
         if key.startswith("env."):
             variable = key.removeprefix("env.")
             if not _VARIABLE.fullmatch(variable):
-                raise ValueError(f"{key} names no environment variable; valid are letters, digits and _")
+                raise SettingError(key, "names no environment variable; valid are letters, digits and _")
             if (why := environment.refusal(variable)) is not None:
-                raise ValueError(f"{key} is a variable that no driver may set: {why}")
+                raise SettingError(key, f"is a variable that no driver may set: {why}")
             env[variable] = value
         elif key not in ("id", "aliases", "cdi", "health", "reason"):
             properties[key] = value
     if not properties["index"]:
-        raise ValueError("index is empty; leave it out or give it a value")
+        raise SettingError("index", "is empty; leave it out or give it a value")
     device_id = description.get("id", default_id)
     if device_id is not None and not 1 <= len(device_id) <= 1024:
-        raise ValueError(f"id is {device_id[:40]!r}; valid are 1 to 1024 characters, or no id at all")
+        raise SettingError("id", f"is {device_id[:40]!r}; valid are 1 to 1024 characters, or no id at all")
     device_id_text = description.get("id")
     if device_id_text is not None and (is_blank(device_id_text) or hides_something(device_id_text)):
-        raise ValueError(
-            f"id is {device_id_text!a}, of which something cannot be seen; valid are letters, digits and signs"
+        raise SettingError(
+            "id", f"is {device_id_text!a}, of which something cannot be seen; valid are letters, digits and signs"
         )
     health = _health(description.get("health"))
     reason = description.get("reason") or (None if health is Health.HEALTHY else f"described as {health.value}")
@@ -82,4 +84,4 @@ def _health(text: str | None) -> Health:
         return Health(text.strip().lower())
     except ValueError:
         valid = ", ".join(health.value for health in Health)
-        raise ValueError(f"health is {text!r}; valid are {valid}") from None
+        raise SettingError("health", f"is {text!r}; valid are {valid}") from None

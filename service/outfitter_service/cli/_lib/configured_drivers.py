@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from outfitter_drivers import registry
-from outfitter_drivers.api import DriverParams, ExternalResourceDriver
+from outfitter_drivers.api import ExternalResourceDriver
 from outfitter_service.config import ConfigurationError, ResourceConfig, inspect
 from outfitter_service.query.errors import warn
+from outfitter_service.runtime.drivers.building import build
 
 
 def configured(path: str | None) -> tuple[ResourceConfig, ...]:
@@ -28,7 +28,7 @@ def driver_of(config: ResourceConfig) -> ExternalResourceDriver | None:
     if config.driver is None:
         return None
     try:
-        return registry.create_driver(config.driver, DriverParams(config.params, directory=config.directory))
+        return build(config, lambda _: None)
     except Exception as error:  # noqa: BLE001 - a third party's factory: whatever it raises is about this resource
         warn(f"resource {config.name} is left out of the request unless its key is configured: {error}")
         return None

@@ -6,15 +6,15 @@ has complained of.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from outfitter_drivers import registry
-from outfitter_drivers.api import DriverParams, NotOnThisMachineError
+from msgspec import structs
+
+from outfitter_drivers.api import NotOnThisMachineError
+from outfitter_drivers.settings import SettingError
 from outfitter_service.config import Inspection, Problem, ResourceConfig, Settings, Severity
 from outfitter_service.core.model import SpecState
-
-_GUESS = re.compile(r"[;,]? *did you mean (?P<guess>'[^']*'|[^\s?]+)\?")
+from outfitter_service.runtime.drivers.building import build
 
 
 def driver_problems(found: Settings | Inspection | None) -> Iterator[Problem]:
@@ -27,56 +27,53 @@ def driver_problems(found: Settings | Inspection | None) -> Iterator[Problem]:
 
 
 def _of(config: ResourceConfig, origins: Mapping[str, str]) -> Iterator[Problem]:
-    params, warned, refused = dict(config.params), set[str](), False
-    for _ in range(len(params) + 1):
-        given = DriverParams(params, directory=config.directory)
-        error = _refusal(config.driver or "", given)
-        for warning in given.warnings:
+    warned, refused = set[str](), False
+    while True:
+        warnings: list[str] = []
+        error = _refusal(config, warnings.append)
+        for warning in warnings:
             if warning not in warned:
                 warned.add(warning)
                 yield _about(config, origins, ValueError(warning), Severity.WARNING)
-        named = _named(params, str(error)) if error is not None else None
-        if error is None or (refused and named is None):
+        key = None if error is None else _key(config, error)
+        if error is None or (refused and key is None):
             return  # nothing, or what follows from leaving a setting out
         severity = Severity.WARNING if isinstance(error, NotOnThisMachineError) else Severity.ERROR
         yield _about(config, origins, error, severity)
-        if named is None:
+        if key is None:
             return
         refused = True
-        del params[named]
+        config = structs.replace(config, params={name: config.params[name] for name in config.params if name != key})
 
 
-def _refusal(driver: str, params: DriverParams) -> Exception | None:
+def _refusal(config: ResourceConfig, warn: Callable[[str], None]) -> Exception | None:
     try:
-        registry.create_driver(driver, params)
+        build(config, warn)
     except Exception as error:  # noqa: BLE001 - a third party's factory: whatever it raises is about this resource
         return error
     return None
 
 
-def _named(params: Mapping[str, str], words: str) -> str | None:
-    """The setting that a driver's words are about: the first one that they name, the longest where two begin there."""
-    words = _GUESS.sub("", words)
-    found = ((re.search(rf"(?<![\w.-]){re.escape(key)}(?![\w-])", words), key) for key in params)
-    return min(((match.start(), -len(key), key) for match, key in found if match), default=(0, 0, None))[2]
-
-
-def _guess(words: str) -> str | None:
-    found = _GUESS.search(words)
-    return found["guess"].strip("'") if found else None
+def _key(config: ResourceConfig, error: Exception) -> str | None:
+    """The configured setting that an error is about: a `SettingError` says it, other messages begin with it."""
+    key = error.key if isinstance(error, SettingError) else str(error).partition(" ")[0].removesuffix(":")
+    return key if key in config.params else None
 
 
 def _about(config: ResourceConfig, origins: Mapping[str, str], error: Exception, severity: Severity) -> Problem:
-    words = str(error) if isinstance(error, ValueError | NotOnThisMachineError) else f"{type(error).__name__}: {error}"
-    key = None if isinstance(error, registry.DriverLookupError) else _named(config.params, str(error))
+    words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    suggestion = None
+    if isinstance(error, SettingError) and error.suggestion is not None:
+        words = f"{error.key} {error.problem}"
+        suggestion = f"did you mean {config.key('param.')}{error.suggestion}?"
+    key = _key(config, error)
     option = f"param.{key}" if key is not None else "driver-factory.class"
-    guess = _guess(words)
     return Problem(
         file=origins.get(config.key(option), ""),
         key=config.key(option),
         found=config.params[key] if key is not None else config.driver,
-        problem=f"its driver says: {_GUESS.sub('', words)}",
-        suggestion=f"did you mean {config.key('param.')}{guess}?" if guess else None,
+        problem=f"its driver says: {words}",
+        suggestion=suggestion,
         severity=severity,
         resource=config.name,
     )

@@ -15,6 +15,7 @@ from msgspec import structs
 from outfitter_drivers import api, registry
 from outfitter_service.config import ResourceConfig
 from outfitter_service.core.model import OnFailure, ResourceSpec, SpecState
+from outfitter_service.runtime.drivers.building import build
 from outfitter_service.runtime.drivers.supervisor import Loaded
 from outfitter_service.runtime.drivers.translation import words_of
 
@@ -40,7 +41,12 @@ def _load(resource: ResourceConfig, scope: str) -> Loaded:
             log.warning("resource is not served", resource=spec.name, state=str(spec.state), reason=spec.reason)
         return Loaded(spec=spec)
     try:
-        driver = build(resource)
+        driver = build(resource, lambda warning: _log_warning(resource, warning))
+        if resource.sharing == "shared" and isinstance(driver, api.Preparation):
+            raise ValueError(
+                "sharing = shared does not go with its driver, which prepares devices for one worker at a time and "
+                "takes them back when that one ends; valid is sharing = exclusive, or a driver without prepare"
+            )
         if scope == "cluster" and not driver.looks_from_afar:
             raise ValueError(
                 f"driver {resource.driver} looks at the machine that it runs on, so it cannot serve a manager of "
@@ -70,6 +76,10 @@ def _load(resource: ResourceConfig, scope: str) -> Loaded:
     )
 
 
+def _log_warning(resource: ResourceConfig, warning: str) -> None:
+    log.warning(f"{resource.key('param.')}{warning}", resource=resource.name)
+
+
 def _hint(driver: api.ExternalResourceDriver) -> str | None:
     """What a driver says of itself, looked at once: its properties are its own code.
 
@@ -86,26 +96,3 @@ def _hint(driver: api.ExternalResourceDriver) -> str | None:
     if not isinstance(knows := driver.knows_holders, bool):
         raise ValueError(f"its driver's knows_holders is {knows!r}; valid is True or False")
     return hint
-
-
-def build(resource: ResourceConfig) -> api.ExternalResourceDriver:
-    """The driver of one resource, by its configured factory and parameters.
-
-    Raises:
-        DriverLookupError: there is no such driver, or its factory makes none.
-        ValueError: a parameter is wrong, or the driver cannot serve the resource as configured; the message says what.
-    """
-    if resource.driver is None:
-        raise ValueError("no driver is configured")
-    params = api.DriverParams(resource.params, directory=resource.directory)
-    driver = registry.create_driver(resource.driver, params)
-    for warning in params.warnings:
-        log.warning(f"external-resource.{resource.name}.param.{warning}", resource=resource.name)
-    if resource.timeout is not None:
-        driver.call_timeout = resource.timeout
-    if resource.sharing == "shared" and isinstance(driver, api.Preparation):
-        raise ValueError(
-            "sharing = shared does not go with its driver, which prepares devices for one worker at a time and takes "
-            "them back when that one ends; valid is sharing = exclusive, or a driver without prepare"
-        )
-    return driver

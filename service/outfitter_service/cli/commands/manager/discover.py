@@ -72,25 +72,18 @@ def _chosen(inspection: Inspection, resource: str) -> ResourceConfig:
 
 
 def _built(config: ResourceConfig) -> ExternalResourceDriver:
-    from outfitter_drivers import registry
-    from outfitter_drivers.api import DriverParams
+    from outfitter_service.runtime.drivers.building import build
 
     if config.driver is None:
         raise OutfitterCliError(
             config.reason or f"{config.name} has no driver; set {config.key('driver-factory.class')}"
         )
-    params = DriverParams(config.params, directory=config.directory)
     try:
-        driver = registry.create_driver(config.driver, params)
+        return build(config, lambda warning: warn(f"{config.key('param.')}{warning}"))
     except Exception as error:
         # a factory's own code: whatever it raises is its verdict
         what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise OutfitterCliError(f"the driver of {config.name} cannot be made: {what}") from error
-    for warning in params.warnings:
-        warn(f"{config.key('param.')}{warning}")
-    if config.timeout is not None:
-        driver.call_timeout = config.timeout
-    return driver
 
 
 async def _call(driver: ExternalResourceDriver, amount: int, worker: Worker) -> list[ExternalResourceInfo]:
