@@ -1,0 +1,98 @@
+"""Registrations: what workers say.
+
+These structs forbid unknown fields: so the codec notices them at no cost. Nobody is refused for them: see
+`outfitter_proto.decoding.unknown`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from outfitter_proto.records.values import (
+    MAX_BOOT_ID,
+    MAX_OPERATORS,
+    MAX_REASON,
+    MAX_RESOURCES,
+    Amount,
+    KernelNumber,
+    Name,
+    Seconds,
+)
+
+
+class ResourceRequest(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
+    """How many devices of one resource are asked for."""
+
+    amount: Amount
+
+
+class Owner(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
+    """A process, by what cannot be confused after PID reuse, in another PID namespace or after a reboot.
+
+    `start_ticks` is field 22 of proc(5) `/proc/<pid>/stat`, `pid_ns` the inode of `/proc/<pid>/ns/pid`,
+    `boot_id` the content of `/proc/sys/kernel/random/boot_id`. `time_ns` is the inode of `/proc/self/ns/time` of the
+    process that read `start_ticks`, which that time namespace shifts; left out or null: unknown, or there is none.
+    """
+
+    pid: Annotated[int, Meta(ge=1, le=2**31)]
+    start_ticks: KernelNumber
+    pid_ns: KernelNumber
+    boot_id: Annotated[str, Meta(extra_json_schema={"maxLength": MAX_BOOT_ID})]
+    time_ns: KernelNumber | UnsetType | None = UNSET
+
+
+Requests = Annotated[dict[Name, ResourceRequest], Meta(extra_json_schema={"maxProperties": MAX_RESOURCES})]
+"""Its bounds, as those of a registration's other parts, are checked where it comes in: see
+`outfitter_proto.decoding.bounds`."""
+
+
+class Register(
+    Struct, frozen=True, kw_only=True, tag_field="type", tag="register", gc=False, forbid_unknown_fields=True
+):
+    """A worker asks for devices.
+
+    `resources` left out means the amounts that the manager is configured with (Flink's rule).
+    `operators` left out means that every operator sees all of the worker's infos (Flink's rule).
+    `lease_s` left out means the manager's default; null means until deregistration or the owner's death.
+    `wait_s` left out or null means: wait until granted or withdrawn.
+    `labels`, names and values together, are at most `MAX_LABEL_BYTES` in UTF-8; the operators name at most
+    `MAX_OPERATOR_REQUESTS` resources together.
+    """
+
+    host: Name
+    worker: Name
+    incarnation: Name
+    resources: Requests | None = None
+    operators: Annotated[dict[Name, Requests], Meta(extra_json_schema={"maxProperties": MAX_OPERATORS})] | None = None
+    owner: Owner | None = None
+    lease_s: Seconds | UnsetType | None = UNSET
+    wait_s: Annotated[float, Meta(ge=0, le=366 * 86_400)] | None = None
+    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
+    labels: dict[str, str] = {}
+
+
+class Heartbeat(
+    Struct, frozen=True, kw_only=True, tag_field="type", tag="heartbeat", gc=False, forbid_unknown_fields=True
+):
+    """A worker is alive: its lease starts anew."""
+
+    host: Name
+    worker: Name
+    incarnation: Name
+
+
+class Deregister(
+    Struct, frozen=True, kw_only=True, tag_field="type", tag="deregister", gc=False, forbid_unknown_fields=True
+):
+    """A worker gives back what it holds. Without `incarnation` it ends the one that is current there. Of a `reason` the
+    first `MAX_REASON` characters are kept."""
+
+    host: Name
+    worker: Name
+    incarnation: Name | None = None
+    reason: Annotated[str, Meta(extra_json_schema={"maxLength": MAX_REASON})] | None = None
+
+
+Registration = Register | Heartbeat | Deregister
