@@ -25,7 +25,7 @@ from outfitter.session import status
 from outfitter.session.lease import Lease
 from outfitter.session.settings import Settings
 from outfitter.session.watch import AllocationWatch, lease_lost
-from outfitter_proto import names
+from outfitter_proto import keys, names
 from outfitter_proto.records import (
     FINAL_STATES,
     Allocation,
@@ -247,7 +247,7 @@ class FakeOutfitter:
                 labels=asked.labels,
             ),
             since=datetime.now(UTC),
-            writer=names.host_writer(asked.host),
+            writer=keys.host_writer(asked.host),
             commit=self._commit,
             source=Source(partition=0, offset=worker.number),
             token=worker.number if granted else None,
@@ -279,7 +279,7 @@ def fake_context(resources: Mapping[str, Devices], **kwargs: Any) -> RuntimeCont
 
 
 def _key(registration: Register) -> str:
-    return names.allocation_key(registration.host, registration.worker, registration.incarnation)
+    return keys.allocation_key(registration.host, registration.worker, registration.incarnation)
 
 
 def _shares(

@@ -6,6 +6,7 @@ import os
 import re
 from typing import NamedTuple
 
+from outfitter_proto.keys import writer_names
 from outfitter_proto.records import NAME_PATTERN
 
 DEFAULT_CLUSTER = "outfitter"
@@ -112,6 +113,6 @@ def transactional_id(cluster: str, writer: str) -> str:
     If the cluster's own name looks like such an id (`a-host-b`), we put colons in it, which no name has. Otherwise
     cluster `a` on host `b-host-c` and cluster `a-host-b` on host `c` would fence each other.
     """
-    kind, _, which = writer.partition("/")
+    kind, which = writer_names(writer)
     mark = ":" if _LIKE_AN_IDENTITY.search(f"{cluster}-") else "-"
     return f"{cluster}{mark}{kind}{mark}{which}"

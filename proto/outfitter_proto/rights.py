@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from outfitter_proto import names
+from outfitter_proto import keys, names
 from outfitter_proto.bus.port import Right
 
 
@@ -30,5 +30,5 @@ def of_sweeper(cluster: str) -> list[Right]:
     """The additional rights of a manager in host scope that also sweeps. Without them it leaves that to others."""
     return [
         Right("Read", "group", names.sweepers_group(cluster)),
-        Right("Write", "transactional-id", names.transactional_id(cluster, names.sweeper_writer(0))),
+        Right("Write", "transactional-id", names.transactional_id(cluster, keys.sweeper_writer(0))),
     ]

@@ -16,7 +16,8 @@ import msgspec
 from bench.loads import HOST, incarnation, registration, worker
 from outfitter_proto.bus import Message
 from outfitter_proto.codec import encode
-from outfitter_proto.names import host_writer, topics
+from outfitter_proto.keys import host_writer
+from outfitter_proto.names import topics
 from outfitter_proto.records import Checkpoint, Deregister, Host, InputPosition, ManagerIdentity
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules

@@ -24,7 +24,8 @@ from bench import loads, machine
 from bench.bare import Job
 from outfitter_proto import topics as wanted_topics
 from outfitter_proto.bus.kafka.adapter import KafkaBus
-from outfitter_proto.names import Topics, checkpoint_key, host_writer, topics
+from outfitter_proto.keys import checkpoint_key, host_writer
+from outfitter_proto.names import Topics, topics
 from support.manager import Manager, environment
 
 RATES = (20, 200, 1000)

@@ -18,7 +18,8 @@ from outfitter_proto import codec
 from outfitter_proto.bus import Bus, Entry
 from outfitter_proto.bus.kafka.adapter import KafkaBus
 from outfitter_proto.bus.kafka.reading.reader import FETCH_BYTES
-from outfitter_proto.names import host_writer, topics, transactional_id
+from outfitter_proto.keys import host_writer
+from outfitter_proto.names import topics, transactional_id
 from outfitter_proto.records import Allocation, Checkpoint, InputPosition, LedgerRecord, Owner
 from outfitter_service import memory
 from outfitter_service.runtime.changelog.restore import restore

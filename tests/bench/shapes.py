@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import combinations, islice
 
 from bench.report import Row
-from outfitter_proto.names import host_writer
+from outfitter_proto.keys import host_writer
 from outfitter_proto.records import Deregister, Host, ManagerIdentity, Register, ResourceRequest, Source
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide

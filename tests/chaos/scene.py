@@ -21,7 +21,8 @@ from chaos.fleet import Fleet
 from chaos.report import Row, seed
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import TopicSpec, connect
-from outfitter_proto.names import host_writer, partition_writer, transactional_id
+from outfitter_proto.keys import host_writer, partition_writer
+from outfitter_proto.names import transactional_id
 from outfitter_proto.partitioning import partition_of
 from outfitter_verify import verify
 from support.cluster import KafkaCluster

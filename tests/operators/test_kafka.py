@@ -10,7 +10,7 @@ import pytest
 from bus.test_kafka_compaction import AGED_WITHIN, QUICK_CLEANING, leave_a_transaction_open, plain_consumer_dies
 from operators.conftest import HOST
 from outfitter import RuntimeContext
-from outfitter_proto import codec, names, topics
+from outfitter_proto import codec, keys, names, topics
 from outfitter_proto.bus import Entry, TopicSpec, Writer, connect
 from outfitter_proto.records import Allocation, ResolvedRequest, Source
 from support.broker import KafkaBroker
@@ -26,7 +26,7 @@ def record(commit: int, index: str) -> Allocation:
         state="allocated",
         request=ResolvedRequest(amounts={"gpu": 1}),
         since=datetime.now(UTC),
-        writer=names.host_writer(HOST),
+        writer=keys.host_writer(HOST),
         commit=commit,
         source=Source(partition=0, offset=0),
         resources={"gpu": [{"id": f"gpu:{index}", "index": index, "local_index": "0"}]},
@@ -47,7 +47,7 @@ async def test_an_operator_reads_past_an_emptied_control_batch_where_a_plain_con
         await bus.create_topics([TopicSpec(ledger, 1, QUICK_CLEANING)])
         await topics.create(bus, cluster, partitions=1)
         await leave_a_transaction_open(kafka_broker, ledger)
-        async with await bus.open_writer(names.transactional_id(cluster, names.host_writer(HOST)), 0) as writer:
+        async with await bus.open_writer(names.transactional_id(cluster, keys.host_writer(HOST)), 0) as writer:
             with anyio.fail_after(AGED_WITHIN):
                 commit = 0
                 while not await plain_consumer_dies(kafka_broker, ledger):

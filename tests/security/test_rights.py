@@ -23,7 +23,8 @@ from outfitter_proto import rights, topics
 from outfitter_proto.bus import Bus, BusAuthorizationError, BusConfigurationError, Entry, Right
 from outfitter_proto.bus.kafka import KafkaBus
 from outfitter_proto.bus.kafka.writing import open_transactions
-from outfitter_proto.names import host_writer, managers_group, partition_writer
+from outfitter_proto.keys import host_writer, partition_writer
+from outfitter_proto.names import managers_group
 from outfitter_proto.names import topics as names_of
 from outfitter_proto.records import Register, ResourceRequest
 from outfitter_service.query import ledger_view

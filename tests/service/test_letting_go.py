@@ -15,7 +15,7 @@ import anyio.lowlevel
 import pytest
 
 from outfitter_proto.bus import BusUnavailableError, CommitUnknownError, Entry, Message, Reader
-from outfitter_proto.names import host_writer
+from outfitter_proto.keys import host_writer
 from outfitter_proto.records import Allocation, ResolvedRequest, Source
 from outfitter_service.core.state.ledger import Ledger, PutAllocation
 from outfitter_service.runtime.changelog.restore import STRETCH, discard, restore, unchanged

@@ -23,7 +23,7 @@ from msgspec import UNSET, structs
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Bus, CommitUnknownError, Entry, Message
 from outfitter_proto.codec import decode_dead_letter, encode
-from outfitter_proto.names import host_key, host_writer
+from outfitter_proto.keys import host_key, host_writer
 from outfitter_proto.partitioning import murmur2, partition_of
 from outfitter_proto.records import DeadLetter
 from outfitter_service.config import load

@@ -15,7 +15,8 @@ from msgspec import structs
 
 from outfitter_proto import topics as wanted
 from outfitter_proto.bus import Bus, Entry, connect
-from outfitter_proto.names import host_writer, partition_writer, topics, transactional_id
+from outfitter_proto.keys import host_writer, partition_writer
+from outfitter_proto.names import topics, transactional_id
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.cli._lib import ledger_location
 from outfitter_service.runtime.changelog.shape import TopicsChangedError

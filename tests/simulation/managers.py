@@ -14,7 +14,8 @@ import anyio
 from msgspec import Struct, structs
 
 from outfitter_proto.bus import MemberReplacedError
-from outfitter_proto.names import Topics, host_writer
+from outfitter_proto.keys import host_writer
+from outfitter_proto.names import Topics
 from outfitter_service import config
 from outfitter_service.core.decide import Rules
 from outfitter_service.metrics import Metrics

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from outfitter_proto.codec import decode_ledger
-from outfitter_proto.names import host_writer
+from outfitter_proto.keys import host_writer
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Allocation, Checkpoint
 from outfitter_service.runtime.processor.processor import Processor

@@ -9,7 +9,8 @@ from typing import Any
 
 import anyio
 
-from outfitter_proto.names import Topics, checkpoint_key, host_writer, partition_writer, sweeper_writer
+from outfitter_proto.keys import checkpoint_key, host_writer, partition_writer, sweeper_writer
+from outfitter_proto.names import Topics
 from simulation.broker import Broker
 from simulation.log import Log, Record
 

@@ -17,7 +17,8 @@ import anyio
 from msgspec import Struct, structs
 
 from outfitter_proto.bus import Entry
-from outfitter_proto.names import Topics, host_writer, partition_writer, topics, transactional_id
+from outfitter_proto.keys import host_writer, partition_writer
+from outfitter_proto.names import Topics, topics, transactional_id
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.changelog.snapshots import Pace

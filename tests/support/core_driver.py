@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from outfitter_proto.names import host_writer
+from outfitter_proto.keys import host_writer
 from outfitter_proto.records import (
     Allocation,
     Deregister,

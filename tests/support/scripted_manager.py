@@ -18,7 +18,7 @@ from anyio.from_thread import start_blocking_portal
 from msgspec import UNSET
 
 from outfitter.testing import FakeOutfitter
-from outfitter_proto import codec, names, topics
+from outfitter_proto import codec, keys, names, topics
 from outfitter_proto.bus import Bus, Entry, connect
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import (
@@ -134,7 +134,7 @@ class ScriptedManager:
         self._commits += 1
         partition = partition_of(self._host, self._partitions)
         return Checkpoint(
-            writer=names.host_writer(self._host),
+            writer=keys.host_writer(self._host),
             instance=f"manager-of-{self._host}",
             cluster=self._cluster,
             scope="host",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outfitter_proto import names
+from outfitter_proto import keys, names
 from outfitter_proto.partitioning import murmur2, partition_of
 
 JAVA = {
@@ -39,12 +39,12 @@ def test_what_is_no_name_is_refused_by_its_kind(name: str) -> None:
 
 def test_a_cluster_prefixes_its_topics_and_transactional_ids() -> None:
     assert names.topics("prod") == ("prod.registrations", "prod.allocations", "prod.history", "prod.dead-letters")
-    assert names.transactional_id("prod", names.host_writer("gpu-3")) == "prod-host-gpu-3"
+    assert names.transactional_id("prod", keys.host_writer("gpu-3")) == "prod-host-gpu-3"
 
 
 PARTS = st.lists(st.sampled_from(["a", "host", "partition", "1", "-", "x"]), max_size=5).map("-".join)
 NAMES = PARTS.map(lambda rest: f"a{rest}"[:253])
-WRITERS = st.one_of(NAMES.map(names.host_writer), st.integers(0, 11).map(names.partition_writer))
+WRITERS = st.one_of(NAMES.map(keys.host_writer), st.integers(0, 11).map(keys.partition_writer))
 
 
 @given(st.lists(st.tuples(NAMES, WRITERS), min_size=2, max_size=30, unique=True))

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import anyio
 
-from outfitter_proto import codec, names
+from outfitter_proto import codec, keys, names
 from outfitter_proto.bus.port import Bus, BusError, Message
 from outfitter_proto.bus.reading import read_to
 from outfitter_proto.partitioning import partition_of
@@ -31,12 +31,12 @@ class ManagerLookup:
         self._topic = names.topics(cluster).allocations
         self._cluster = cluster
         self._last_seen: datetime | None = None
-        self._own_keys = {names.host_key(host).encode(), names.checkpoint_key(names.host_writer(host)).encode()}
+        self._own_keys = {keys.host_key(host).encode(), keys.checkpoint_key(keys.host_writer(host)).encode()}
 
     async def run(self, partitions: int) -> None:
         """Read all partitions, the worker's own first, without those that the bus refuses."""
         own = partition_of(self.host, partitions)
-        self._own_keys.add(names.checkpoint_key(names.partition_writer(own)).encode())
+        self._own_keys.add(keys.checkpoint_key(keys.partition_writer(own)).encode())
         read = [await self._try_read(own)]
         async with anyio.create_task_group() as group:
             for partition in range(partitions):
@@ -63,10 +63,10 @@ class ManagerLookup:
 
     def _apply(self, message: Message) -> None:
         key = message.key or b""
-        if not key.startswith(b"@host/") and key not in self._own_keys:
+        if not key.startswith(keys.HOST) and key not in self._own_keys:
             return
         if message.value is None:
-            host = key.removeprefix(b"@host/").decode("utf-8", "replace")
+            host = keys.host_of(key) or ""
             if self._read_in.get(host) == message.partition:  # else the host has moved to another partition
                 self.hosts.pop(host, None)
             return

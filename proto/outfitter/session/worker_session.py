@@ -25,7 +25,7 @@ from outfitter.session.heartbeats import RETRY_BACKOFF_S, LeaseKeeper
 from outfitter.session.manager_lookup import ManagerLookup
 from outfitter.session.outage_log import WorkerOutageLog
 from outfitter.session.watch import AllocationWatch
-from outfitter_proto import codec, names
+from outfitter_proto import codec, keys, names
 from outfitter_proto.bus.port import (
     Bus,
     BusAccessError,
@@ -112,8 +112,8 @@ class WorkerSession:
         self._patience = None if attach else manager_patience
         self._heartbeats = heartbeats and not attach
         self._on_lease_at_risk = on_lease_at_risk
-        self._key = names.allocation_key(registration.host, registration.worker, registration.incarnation).encode()
-        self._host_key = names.host_key(registration.host).encode()
+        self._key = keys.allocation_key(registration.host, registration.worker, registration.incarnation).encode()
+        self._host_key = keys.host_key(registration.host).encode()
         self._known_managers: set[str] = set()
         self._must_register = False
         self._catch_up_to: int | None = None
@@ -350,8 +350,8 @@ class WorkerSession:
 
     def _compute_partition(self) -> None:
         self._partition = partition_of(self.registration.host, self._partitions)
-        writers = names.host_writer(self.registration.host), names.partition_writer(self._partition)
-        self._checkpoint_keys = frozenset(names.checkpoint_key(writer).encode() for writer in writers)
+        writers = keys.host_writer(self.registration.host), keys.partition_writer(self._partition)
+        self._checkpoint_keys = frozenset(keys.checkpoint_key(writer).encode() for writer in writers)
 
     async def _move_reader(self) -> None:
         """Read the host's new partition from the beginning."""

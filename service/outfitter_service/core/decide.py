@@ -19,6 +19,7 @@ from itertools import islice
 from msgspec import UNSET, structs
 
 from outfitter_proto.codec import encode
+from outfitter_proto.keys import allocation_key
 from outfitter_proto.records import (
     FINAL_STATES,
     HOLDING_STATES,
@@ -153,7 +154,7 @@ def implied(record: Allocation) -> m.Command | None:
 
 
 def _register(builder: DecisionBuilder, message: Register, source: Source, warnings: Sequence[str]) -> None:
-    key = f"{message.host}/{message.worker}/{message.incarnation}"
+    key = allocation_key(message.host, message.worker, message.incarnation)
     known = builder.record(key)
     if known is not None:
         _register_again(builder, key, known, message)
@@ -278,7 +279,7 @@ def _unwatched(builder: DecisionBuilder, event: m.OwnerUnwatched) -> None:
 
 def _heartbeat(builder: DecisionBuilder, message: Heartbeat) -> None:
     decision = builder.decision
-    key = f"{message.host}/{message.worker}/{message.incarnation}"
+    key = allocation_key(message.host, message.worker, message.incarnation)
     record = builder.record(key)
     if record is None:
         decision.refused = f"heartbeat from {key}, which is not registered here; register first"
@@ -296,7 +297,7 @@ def _deregister(builder: DecisionBuilder, message: Deregister, source: Source) -
     if message.incarnation is None:
         key = builder.host_state(message.host).newest(message.worker)
     else:
-        key = f"{message.host}/{message.worker}/{message.incarnation}"
+        key = allocation_key(message.host, message.worker, message.incarnation)
     record = builder.record(key) if key is not None else None
     text = f"deregistered: {reasons.shortened(message.reason)}" if message.reason else "deregistered"
     if record is None or (message.incarnation is None and record.source.offset == UNSEEN):

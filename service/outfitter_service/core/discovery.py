@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import UNSET, UnsetType, structs
 
+from outfitter_proto.keys import allocation_names
 from outfitter_proto.records import HOLDING_STATES, Allocation, ReasonCode
 from outfitter_service.core import model as m
 from outfitter_service.core.decision import DecisionBuilder
@@ -181,7 +182,7 @@ def refresh_holders(builder: DecisionBuilder, host: str) -> None:
         newest = overlay.host_state.newest(record.worker)
         if newest is not None and newest != key and lacks_successor(record):
             try:
-                record = tell_of_successor(builder, record, newest.rpartition("/")[2])
+                record = tell_of_successor(builder, record, allocation_names(newest).incarnation)
             except FullError:
                 builder.reschedule(host)
                 return

@@ -12,6 +12,7 @@ from typing import final
 
 from msgspec import Raw, Struct, structs
 
+from outfitter_proto.keys import allocation_key
 from outfitter_proto.records import Allocation, Register, ResolvedRequest, Source, Transition
 from outfitter_service.core import model as m
 from outfitter_service.core.decision import Rules
@@ -117,4 +118,4 @@ def grant(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Fas
         cdi=told.cdi,
         aliases=told.aliases,
     )
-    return FastGrant(f"{host}/{worker}/{incarnation}", record, names)
+    return FastGrant(allocation_key(host, worker, incarnation), record, names)

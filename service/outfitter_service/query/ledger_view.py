@@ -13,7 +13,7 @@ import anyio
 import msgspec
 
 from outfitter_proto import bus as buses
-from outfitter_proto import codec, names
+from outfitter_proto import codec, keys, names
 from outfitter_proto.bus import Bus, Message
 from outfitter_proto.bus.reading import read_to
 from outfitter_proto.partitioning import partition_of
@@ -165,13 +165,7 @@ async def partitions(bus: Bus, cluster: str, host: str | None) -> Iterable[int]:
 
 def speaks_of(change: Change, host: str) -> bool:
     """Whether a record is about `host`."""
-    return key_speaks_of(change.key, host)
-
-
-def key_speaks_of(key: str, host: str) -> bool:
-    """Whether a key is about `host`."""
-    head, _, rest = key.partition("/")
-    return head == host or (head in {"@host", "@device"} and rest.partition("/")[0] == host)
+    return keys.host_of(change.message.key or b"") == host
 
 
 async def read_partition(bus: Bus, topic: str, partition: int) -> list[Change]:

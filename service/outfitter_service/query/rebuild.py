@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 import anyio
 from msgspec import UNSET, Struct
 
-from outfitter_proto import names
+from outfitter_proto import keys, names
 from outfitter_proto.bus import Bus, Message
 from outfitter_proto.records import Checkpoint
 from outfitter_service.config import Connection
@@ -23,8 +23,6 @@ from outfitter_service.query.replay import Difference, Progress, Replay, differe
 
 FIRST_GUESS = timedelta(hours=26)
 """How far before the moment a snapshot is looked for first: they are made at least daily."""
-_SWEEPERS = names.checkpoint_key("sweeper/")
-"""They write dead letters and a checkpoint, and nothing that history would have to tell."""
 FURTHER = 4
 """How many times as far it is looked back for the next time."""
 
@@ -84,7 +82,7 @@ async def _rebuild_partition(
     now = {
         change.key: change.message.value
         for change in found
-        if change.message.value is not None and not change.key.startswith(_SWEEPERS)
+        if change.message.value is not None and not _is_sweepers(change.message.key or b"")
     }
     part = RebuiltPartition(partition=partition, ledger=now, checkpoints=checkpoints, replay=Replay())
     earliest, _ = await bus.offsets(topic, partition)
@@ -109,11 +107,17 @@ async def _rebuild_partition(
     return part
 
 
+def _is_sweepers(key: bytes) -> bool:
+    """Whether a sweeper's checkpoint stands there. It writes dead letters besides, and nothing that history tells."""
+    writer = keys.writer_of(key)
+    return writer is not None and keys.is_sweeper(writer)
+
+
 def _may_write_of(checkpoint: Checkpoint, host: str | None) -> bool:
     """Whether history may have records of the host, or of any, by this checkpoint's writer."""
-    if checkpoint.key.startswith(_SWEEPERS):
+    if keys.is_sweeper(checkpoint.writer):
         return False
-    return host is None or checkpoint.scope != "host" or checkpoint.writer == names.host_writer(host)
+    return host is None or checkpoint.scope != "host" or checkpoint.writer == keys.host_writer(host)
 
 
 async def _begun(bus: Bus, topic: str, partition: int) -> datetime | None:
@@ -164,7 +168,7 @@ def allocations(parts: list[RebuiltPartition], host: str | None) -> list[ledger_
     state = ledger_view.LedgerView()
     for part in parts:
         for key, kept in part.replay.records.items():
-            if host is None or ledger_view.key_speaks_of(key, host):
+            if host is None or keys.host_of(key.encode()) == host:
                 state.take(ledger_view.decode(Message("history", part.partition, 0, key.encode(), kept.wire, 0)))
     return state.allocations
 
@@ -192,16 +196,16 @@ def compare(parts: list[RebuiltPartition], host: str | None) -> Comparison:
 def _concerns(key: str, host: str | None, checkpoints: dict[str, Checkpoint]) -> bool:
     if host is None:
         return True
-    return key.removeprefix("@checkpoint/") in checkpoints or ledger_view.key_speaks_of(key, host)
+    return keys.writer_of(key.encode()) in checkpoints or keys.host_of(key.encode()) == host
 
 
 def _writer_of(key: str, wire: bytes, checkpoints: dict[str, Checkpoint]) -> str:
     """Whose record this is: those of hosts and devices do not say."""
     import msgspec
 
-    if key.startswith("@checkpoint/"):
-        return key.removeprefix("@checkpoint/")
-    if key.startswith(("@host/", "@device/")):
-        own = names.host_writer(key.split("/")[1])
-        return own if own in checkpoints else next(iter(checkpoints), own)
-    return str(msgspec.json.decode(wire).get("writer"))
+    if (writer := keys.writer_of(key.encode())) is not None:
+        return writer
+    if keys.is_allocation_key(key):
+        return str(msgspec.json.decode(wire).get("writer"))
+    own = keys.host_writer(keys.host_of(key.encode()) or "")
+    return own if own in checkpoints else next(iter(checkpoints), own)

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from outfitter_proto.codec import encode
+from outfitter_proto.keys import AllocationKey, allocation_key
 from outfitter_proto.records import Checkpoint
 
 
@@ -188,10 +189,9 @@ class Replay:
         writer = checkpoint.writer
         match change:
             case _Transition():
-                key = f"{change.host}/{change.worker}/{change.incarnation}"
-                self._kept[key] = Kept(writer, bytes(change.record))
+                self._kept[_key(change)] = Kept(writer, bytes(change.record))
             case _Refresh():
-                self._patch(f"{change.host}/{change.worker}/{change.incarnation}", change.changed)
+                self._patch(_key(change), change.changed)
             case _Put():
                 self._kept[change.key] = Kept(writer, bytes(change.record))
             case _Snapshot() if progress.whole is None:
@@ -207,6 +207,10 @@ class Replay:
         kept = self._kept.get(key)
         if kept is not None:
             self._kept[key] = Kept(kept.writer, encode({**_decode_fields(kept.wire), **changed}))
+
+
+def _key(change: _Transition | _Refresh) -> AllocationKey:
+    return allocation_key(change.host, change.worker, change.incarnation)
 
 
 def _follow(piece: _Snapshot, progress: Progress) -> None:

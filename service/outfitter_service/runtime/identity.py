@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from outfitter_proto import __version__
-from outfitter_proto.names import host_writer, partition_writer
+from outfitter_proto.keys import host_writer, partition_writer
 from outfitter_proto.records import ManagerIdentity
 from outfitter_proto.support.processes import boot_id, pid_namespace, time_namespace
 from outfitter_service.runtime.clock import Clock

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import anyio
 
 from outfitter.session.manager_lookup import ManagerLookup
-from outfitter_proto import codec, names
+from outfitter_proto import codec, keys, names
 from outfitter_proto.bus import Bus, BusAccessError, Entry, Message, Reader
 from outfitter_proto.bus.reading import fetch_what_is_left, read_to
 from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, Registration
@@ -28,7 +28,7 @@ class Conversation:
     def __init__(
         self, bus: Bus, where: Connection, worker: str, partition: int, answers: Reader, letters: Reader | None
     ) -> None:
-        self.records: dict[str, ledger_view.Stored] = {}
+        self.records: dict[keys.AllocationKey, ledger_view.Stored] = {}
         self.letters: dict[int, DeadLetter] = {}
         self.decided = 0
         self._bus = bus
@@ -38,7 +38,7 @@ class Conversation:
         self._answers = answers
         self._letters = letters
         self._topics = names.topics(where.cluster)
-        self._writers = {names.host_writer(where.host), names.partition_writer(partition)}
+        self._writers = {keys.host_writer(where.host), keys.partition_writer(partition)}
         self._news = anyio.Event()
 
     async def publish(self, message: Registration) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from outfitter_proto.keys import host_key
 from outfitter_proto.records import Allocation, Device, Host
 from outfitter_service.core.state.host_state import HostState, Inventory, QueueEntry, exclusive_ids
 
@@ -240,6 +241,6 @@ def _key(change: Change) -> str:
         case PutHost(record=host_record):
             return host_record.key
         case DropHost(host=host):
-            return f"@host/{host}"
+            return host_key(host)
         case _:
             return ""

@@ -16,18 +16,19 @@ from msgspec import UNSET, Struct, UnsetType, structs
 from outfitter_proto.bus import Bus, Entry, UnknownTopicError
 from outfitter_proto.bus.reading import read_to
 from outfitter_proto.codec import WireError, decode_ledger, decode_registration, encode
-from outfitter_proto.names import (
-    InvalidNameError,
-    Topics,
-    check_name,
+from outfitter_proto.keys import (
+    CHECKPOINT,
+    HOST,
     checkpoint_key,
     host_of,
     host_writer,
+    is_sweeper,
     partition_writer,
     sweeper_writer,
-    topics,
-    transactional_id,
+    writer_names,
+    writer_of,
 )
+from outfitter_proto.names import InvalidNameError, Topics, check_name, topics, transactional_id
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Checkpoint, Era, Growth, Heartbeat, Host, InputPosition
 from outfitter_service.runtime.changelog.shape import MOVING
@@ -36,7 +37,6 @@ INSTANCE = "topics-grow"
 """What the managers begin with that checkpoints name which were written here: each run is one."""
 FILL = 0.8
 """How full of the largest possible ledger batch a commit is made."""
-_CHECKPOINT, _HOST = "@checkpoint/", "@host/"
 
 
 class CannotGrowError(RuntimeError):
@@ -79,7 +79,7 @@ async def stock(bus: Bus, topic: str, partition: int, partitions: int) -> Stock:
                 key = message.key or b""
                 if message.value is None:
                     last.pop(key, None)
-                elif key.startswith((b"@checkpoint/", b"@host/")) or _strays(key, partition, partitions, places):
+                elif key.startswith((CHECKPOINT, HOST)) or _strays(key, partition, partitions, places):
                     last[key] = message.value
     return _sorted(last, partition, partitions, f"{topic}/{partition}")
 
@@ -95,21 +95,19 @@ def _strays(key: bytes, partition: int, partitions: int, places: dict[str, int])
 
 def _whose(key: bytes) -> str | None:
     """The host whose record this is, its manager's checkpoint included."""
-    if key.startswith(b"@checkpoint/"):
-        kind, _, name = key.decode("utf-8", "replace").removeprefix(_CHECKPOINT).partition("/")
-        return name if kind == "host" else None
-    return host_of(key)
+    writer = writer_of(key)
+    return host_of(key) if writer is None else writer_names(writer).host
 
 
 def _sorted(last: Mapping[bytes, bytes], partition: int, partitions: int, place: str) -> Stock:
     found = Stock()
     places: dict[str, int] = {}
     for key, value in last.items():
-        if key.startswith((b"@checkpoint/", b"@host/")):
+        if key.startswith((CHECKPOINT, HOST)):
             try:
                 record = decode_ledger(value, key=key)
             except WireError as error:
-                if key.startswith(b"@host/"):
+                if key.startswith(HOST):
                     record = None
                 else:
                     raise CannotGrowError(f"{error}. The ledger in {place} is damaged there: mend it first") from error
@@ -126,9 +124,7 @@ def _sorted(last: Mapping[bytes, bytes], partition: int, partitions: int, place:
 def _unfinished(found: Stock, partitions: int) -> list[str]:
     """The writers there that do not know of all partitions. A sweeper knows of none."""
     return [
-        writer
-        for writer, each in found.checkpoints.items()
-        if not writer.startswith("sweeper/") and each.partitions != partitions
+        writer for writer, each in found.checkpoints.items() if not is_sweeper(writer) and each.partitions != partitions
     ]
 
 
@@ -316,9 +312,9 @@ class _Growth:
     def _moving(self, partition: int) -> Iterable[str]:
         """The hosts with a manager's checkpoint in this partition that belong elsewhere."""
         for number, writer in self._checkpoints:
-            kind, _, name = writer.partition("/")
-            if number == partition and kind == "host" and partition_of(name, self._partitions) != partition:
-                yield name
+            host = writer_names(writer).host
+            if number == partition and host is not None and partition_of(host, self._partitions) != partition:
+                yield host
 
     def _unread(self, checkpoint: Checkpoint) -> int:
         """Where its writer would go on reading the input."""
@@ -369,7 +365,7 @@ class _Growth:
             place = partition_of(host, self._partitions)
             own = found.checkpoints.get(host_writer(host))
             mark = self._marked(own or owner, place, host, of_host=own is not None or owner is None)
-            entries = [Entry(key, value) for key, value in records.items() if not key.startswith(b"@checkpoint/")]
+            entries = [Entry(key, value) for key, value in records.items() if not key.startswith(CHECKPOINT)]
             await self._put(place, mark, entries)
             self._copied.add((partition, host))
             self._hosts.add(host)
@@ -433,7 +429,7 @@ class _Growth:
                 raise CannotGrowError(f"a manager writes for host {host!r} all the time: stop it, and run this again")
         for host, records in found.strays.items():
             own = found.checkpoints.get(host_writer(host))
-            deleted = [Entry(key, None) for key in records if not key.startswith(b"@checkpoint/")]
+            deleted = [Entry(key, None) for key in records if not key.startswith(CHECKPOINT)]
             if own is None and owner is not None:
                 await self._put(partition, structs.replace(owner, commit=self._commit(partition, owner)), deleted)
                 continue

@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from outfitter_proto.bus import Bus, Message, OffsetOutOfRangeError
 from outfitter_proto.bus.reading import MARKERS_WAIT_S, read_to
 from outfitter_proto.codec import UnknownTypeError, WireError, decode_ledger, encode
-from outfitter_proto.names import checkpoint_key, host_of, sweeper_writer
+from outfitter_proto.keys import CHECKPOINT, HOST, checkpoint_key, host_of, sweeper_writer
 from outfitter_proto.records import Allocation, AllocationState, Checkpoint, Device, Host, LedgerRecord, ResolvedRequest
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost
 from outfitter_service.runtime.input.scope import Scope
@@ -27,7 +27,6 @@ from outfitter_service.runtime.input.scope import Scope
 log = structlog.get_logger("outfitter.restore")
 
 _KNOWN_STATES = frozenset(AllocationState)
-_HOST, _CHECKPOINT = b"@host/", b"@checkpoint/"
 
 LEDGER_FORMAT = 1
 """The newest `Checkpoint.format` that this version can work on."""
@@ -346,7 +345,7 @@ class _Alike:
 def _keep(message: Message, others: dict[bytes, bytes]) -> None:
     """Keep what is not the remit's own, as far as it tells of other hosts and writers."""
     key = message.key
-    if key is None or not key.startswith((_HOST, _CHECKPOINT)):
+    if key is None or not key.startswith((HOST, CHECKPOINT)):
         return
     if message.value is None:
         others.pop(key, None)

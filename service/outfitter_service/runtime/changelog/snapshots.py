@@ -13,6 +13,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from outfitter_proto.bus import Entry
 from outfitter_proto.codec import encode
+from outfitter_proto.keys import host_key
 from outfitter_proto.records import Checkpoint, LedgerRecord, Snapshot
 from outfitter_service.core.state.ledger import Ledger
 
@@ -187,7 +188,7 @@ class Snapshots:
 def _keys(ledger: Ledger) -> Iterator[str]:
     for host, host_state in ledger.hosts.items():
         if host_state.record is not None:
-            yield f"@host/{host}"
+            yield host_key(host)
     yield from ledger.devices
     yield from ledger.allocations
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from msgspec import UNSET, UnsetType
 
 from outfitter_proto.bus import Message
-from outfitter_proto.names import InvalidNameError, check_name, checkpoint_key, host_of
+from outfitter_proto.keys import CHECKPOINT, checkpoint_key, host_key, host_of, prefixes_of, writer_names, writer_of
+from outfitter_proto.names import InvalidNameError, check_name
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Era, Growth, NobodysCode
 
@@ -150,8 +151,8 @@ class HostScope(Scope):
         self.host: str | None = host
         self.refused = {}
         self._key = host.encode()
-        self._exact = {f"@host/{host}".encode(), checkpoint_key(writer).encode()}
-        self._prefixes = (f"{host}/".encode(), f"@device/{host}/".encode())
+        self._exact = {host_key(host).encode(), checkpoint_key(writer).encode()}
+        self._prefixes = prefixes_of(host)
 
     def serves(self, message: Message) -> bool:
         return message.key == self._key
@@ -168,7 +169,7 @@ class HostScope(Scope):
         return self.host if self.owns(key) else None
 
     def rival(self, key: bytes) -> str | None:
-        return _writer(key, b"partition/")
+        return _writer(key, "partition")
 
 
 class PartitionScope(Scope):
@@ -199,14 +200,14 @@ class PartitionScope(Scope):
         return _without_key(message).reason if message.key is None else self._judge(message.key)
 
     def owns(self, key: bytes) -> bool:
-        return not key.startswith(b"@checkpoint/") or key == self._checkpoint
+        return not key.startswith(CHECKPOINT) or key == self._checkpoint
 
     def stray(self, key: bytes, partitions: int) -> str | None:
         host = host_of(key)
         return host if host is not None and partition_of(host, partitions) == self._partition else None
 
     def rival(self, key: bytes) -> str | None:
-        return _writer(key, b"host/")
+        return _writer(key, "host")
 
     def _judge(self, key: bytes) -> str | None:
         """Why a message with `key` is not served, or None."""
@@ -225,6 +226,6 @@ class PartitionScope(Scope):
         return found.reason if found is not None else self.refused.get(key.decode())
 
 
-def _writer(key: bytes, kind: bytes) -> str | None:
-    prefix = b"@checkpoint/" + kind
-    return key.removeprefix(b"@checkpoint/").decode("utf-8", "replace") if key.startswith(prefix) else None
+def _writer(key: bytes, kind: str) -> str | None:
+    writer = writer_of(key)
+    return writer if writer is not None and writer_names(writer).kind == kind else None

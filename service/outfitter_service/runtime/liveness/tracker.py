@@ -20,6 +20,7 @@ import structlog
 from msgspec import UNSET, Struct
 
 from outfitter_proto.bus import Bus, BusError
+from outfitter_proto.keys import allocation_names
 from outfitter_proto.records import FINAL_STATES, Allocation, ReasonCode, Unwatched
 from outfitter_service.core import model as m
 from outfitter_service.core.state.ledger import Ledger
@@ -271,7 +272,7 @@ class LivenessTracker:
             if first == len(samples):
                 self._suspected.set()
                 break
-            if heard(key.partition("/")[0]) >= samples[first].end:
+            if heard(allocation_names(key).host) >= samples[first].end:
                 judged.append(key)
         for key in judged:
             self.leases.drop(key)

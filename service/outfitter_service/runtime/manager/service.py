@@ -17,7 +17,8 @@ from outfitter_proto import bus as buses
 from outfitter_proto import rights
 from outfitter_proto import topics as wanted_topics
 from outfitter_proto.bus import Bus, BusAuthorizationError, BusError, BusUnavailableError, TopicInfo
-from outfitter_proto.names import host_writer, managers_group, partition_writer, topics
+from outfitter_proto.keys import host_writer, partition_writer
+from outfitter_proto.names import managers_group, topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.support.backoff import Backoff
 from outfitter_service.config import Settings

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import structlog
 
 from outfitter_proto.bus import BusError, CommitUnknownError, FencedError, TooLargeError
+from outfitter_proto.keys import allocation_names
 from outfitter_proto.records import FINAL_STATES, Allocation, ReasonCode, Transition
 from outfitter_service.core import model as m
 from outfitter_service.core.state.ledger import Ledger
@@ -55,7 +56,7 @@ def concerned(event: m.Event) -> dict[str, str]:
         return {"host": event.host, "resource": event.resource}
     if isinstance(event, m.Tick | m.Reschedule):
         return {"host": event.host}
-    host, worker, incarnation = event.allocation.split("/")
+    host, worker, incarnation = allocation_names(event.allocation)
     return {"host": host, "worker": worker, "incarnation": incarnation}
 
 
@@ -192,7 +193,7 @@ class CommitReporter:
     def _complain(self, violations: list[Violation]) -> None:
         for violation in violations:
             self._metrics.violations.inc()
-            host, worker, incarnation = violation.key.split("/")
+            host, worker, incarnation = allocation_names(violation.key)
             self.log.critical(
                 "a device is in two live allocations",
                 device=violation.device,

@@ -16,7 +16,8 @@ from anyio.abc import TaskGroup
 from outfitter_proto import rights
 from outfitter_proto.bus import Bus, BusError, Membership
 from outfitter_proto.codec import WireError, decode_ledger
-from outfitter_proto.names import Topics, checkpoint_key, host_writer, sweepers_group
+from outfitter_proto.keys import HOST, checkpoint_key, host_of, host_writer
+from outfitter_proto.names import Topics, sweepers_group
 from outfitter_proto.partitioning import murmur2
 from outfitter_proto.records import Checkpoint, Host, LedgerRecord
 from outfitter_proto.support.backoff import Backoff
@@ -45,8 +46,8 @@ def at_work(neighbours: Mapping[bytes, bytes], *, since: datetime) -> list[str]:
     it stopped."""
     found: list[str] = []
     for key, value in neighbours.items():
-        if key.startswith(b"@host/"):
-            host = key.removeprefix(b"@host/").decode("utf-8", "replace")
+        if key.startswith(HOST):
+            host = host_of(key) or ""
             named = _read(value)
             last = _read(neighbours.get(checkpoint_key(host_writer(host)).encode()))
             stopped = not isinstance(named, Host) or named.manager.stopped_at is not None

@@ -21,7 +21,7 @@ import structlog
 from outfitter_proto.bus import Bus, Message
 from outfitter_proto.bus.reading import read_to
 from outfitter_proto.codec import WireError, decode_ledger
-from outfitter_proto.names import checkpoint_key, sweeper_writer
+from outfitter_proto.keys import CHECKPOINT, HOST, checkpoint_key, host_of, sweeper_writer, writer_names, writer_of
 from outfitter_proto.records import Checkpoint
 from outfitter_service.runtime.changelog.restore import LEDGER_FORMAT, LedgerRefusedError
 from outfitter_service.runtime.clock import Clock
@@ -34,8 +34,6 @@ was killed in between, and has its host named again when it comes back."""
 SLICE = 1000
 PAUSE_S = 0.02
 """Records read at a stretch, and the seconds in between: a ledger of any size takes little of the manager's time."""
-
-_HOST, _WRITER = b"@host/", b"@checkpoint/host/"
 
 
 class HostStatus(enum.Enum):
@@ -100,17 +98,19 @@ class HostRegistry:
                     await anyio.sleep(PAUSE_S)
 
     def _apply(self, messages: list[Message]) -> None:
-        wanted = (_HOST, _WRITER, self._own_key)
+        wanted = (HOST, CHECKPOINT)
         last = {message.key: message.value for message in messages if message.key and message.key.startswith(wanted)}
         for key, value in last.items():
             if key == self._own_key:
                 self.checkpoint = self._own(value)
-            elif key.startswith(_WRITER):
-                self._serve(key.removeprefix(_WRITER).decode("utf-8", "replace"), value)
-            elif value is None:
-                self._named.pop(key.removeprefix(_HOST).decode("utf-8", "replace"), None)
-            else:
-                self._named[key.removeprefix(_HOST).decode("utf-8", "replace")] = self._clock.monotonic()
+            elif (writer := writer_of(key)) is not None:
+                if (host := writer_names(writer).host) is not None:
+                    self._serve(host, value)
+            elif (named := host_of(key)) is not None:
+                if value is None:
+                    self._named.pop(named, None)
+                else:
+                    self._named[named] = self._clock.monotonic()
 
     def _serve(self, host: str, value: bytes | None) -> None:
         if value is None:

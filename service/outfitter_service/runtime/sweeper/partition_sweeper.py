@@ -25,7 +25,8 @@ from outfitter_proto.bus import (
     Writer,
 )
 from outfitter_proto.codec import WireError, decode_registration, encode
-from outfitter_proto.names import Topics, sweeper_writer, transactional_id
+from outfitter_proto.keys import sweeper_writer
+from outfitter_proto.names import Topics, transactional_id
 from outfitter_proto.records import (
     MAX_DEAD_LETTER_BODY,
     Checkpoint,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from outfitter_proto import keys
 from outfitter_service.cli._lib import options, output
 from outfitter_service.query.errors import OutfitterCliError
 
@@ -82,19 +83,19 @@ def _precautions(found: Found, key: str) -> Iterator[str]:
         f"- In cluster scope nothing need be stopped. Restart the manager that serves partition {found.partition} "
         "afterwards."
     )
-    if not key.startswith("@"):
+    if keys.is_allocation_key(key):
         yield "- What this allocation held counts as free then. Make sure that its worker is dead."
 
 
 async def _look(where: Connection, key: str) -> Found:
     from difflib import get_close_matches
 
-    from outfitter_proto import names
+    from outfitter_proto import keys
     from outfitter_proto.records import Host
     from outfitter_service.query import ledger_view as reading
 
-    host = names.host_of(key.encode())
-    if key.startswith(names.checkpoint_key("")):
+    host = keys.host_of(key.encode())
+    if keys.writer_of(key.encode()) is not None:
         raise OutfitterCliError(
             f"{key} is a checkpoint: it counts the fencing tokens and says what was read, and nothing works without it"
         )
@@ -105,7 +106,7 @@ async def _look(where: Connection, key: str) -> Found:
     async with reading.opened(where) as bus:
         (partition,) = await reading.partitions(bus, where.cluster, host)
         there = await _standing(bus, where, partition)
-    record = there[names.host_key(host)].record if names.host_key(host) in there else None
+    record = there[keys.host_key(host)].record if keys.host_key(host) in there else None
     stopped = record.manager.stopped_at if isinstance(record, Host) else None
     said = (
         "It has not said that it was stopped."

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import Raw, Struct
 
+from outfitter_proto.keys import host_writer
 from outfitter_proto.support.printable import printable
 from outfitter_service.cli._lib import options, output
 from outfitter_service.cli._lib.errors import leaves
@@ -45,7 +46,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
         if (self.since is not None and step.at < self.since) or (self.until is not None and step.at > self.until):
             return False
         if isinstance(step, Note):
-            of_host = self.host is None or step.writer == f"host/{self.host}"
+            of_host = self.host is None or step.writer == host_writer(self.host)
             return of_host and self.worker is self.incarnation is self.device is None
         return (
             self.host in {None, step.host}

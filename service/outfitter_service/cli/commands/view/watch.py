@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from outfitter_proto import keys
 from outfitter_service.cli._lib import options, output
 from outfitter_service.cli._lib.errors import leaves
 
@@ -81,7 +82,7 @@ async def _follow_partition(reader: Reader, end: int, host: str | None, show: fu
 def _show(change: Change, host: str | None, show: functools.partial[None]) -> None:
     from outfitter_service.query import ledger_view
 
-    if not change.key.startswith("@checkpoint/") and (host is None or ledger_view.speaks_of(change, host)):
+    if keys.writer_of(change.message.key or b"") is None and (host is None or ledger_view.speaks_of(change, host)):
         show(change)
 
 
@@ -96,7 +97,7 @@ def _show_json(worker: str | None, change: Change) -> None:
 
 
 def _wanted(worker: str | None, change: Change) -> bool:
-    return worker is None or (not change.key.startswith("@") and change.key.split("/")[1:2] == [worker])
+    return worker is None or keys.worker_of(change.key) == worker
 
 
 class _Words:

@@ -13,6 +13,7 @@ from outfitter_service.cli._lib.registration_options import Duration
 from outfitter_service.query.errors import OutfitterCliError, warn
 
 if TYPE_CHECKING:
+    from outfitter_proto.keys import AllocationKey
     from outfitter_proto.records import Allocation, Deregister
     from outfitter_service.cli._lib.conversation import Conversation
     from outfitter_service.config import Connection
@@ -141,7 +142,7 @@ async def _end(where: Connection, leaving: Deregister, wait: float) -> Ending:
         )
 
 
-def _meant(records: Mapping[str, Stored], leaving: Deregister) -> Allocation | None:
+def _meant(records: Mapping[AllocationKey, Stored], leaving: Deregister) -> Allocation | None:
     """The run that a deregistration is about: the one it names, else the newest that was registered."""
     return max(
         (
@@ -160,7 +161,7 @@ def _is_over(record: Allocation) -> bool:
     return record.state in FINAL_STATES or record.state == AllocationState.RELEASING
 
 
-def _name_those_that_still_hold(before: Mapping[str, Stored], ended: Allocation) -> None:
+def _name_those_that_still_hold(before: Mapping[AllocationKey, Stored], ended: Allocation) -> None:
     from outfitter_proto.records import HOLDING_STATES
 
     for record, _ in before.values():

@@ -72,7 +72,7 @@ async def _announce(where: Connection, asked: Register, as_json: bool) -> int:
     """Publish, and say until when it can hold: one lease from before it was sent."""
     from msgspec import UNSET
 
-    from outfitter_proto.names import allocation_key
+    from outfitter_proto.keys import allocation_key
     from outfitter_service.cli._lib.conversation import conversing
 
     async with conversing(where, asked.worker) as conversation:
@@ -101,7 +101,7 @@ async def _announce(where: Connection, asked: Register, as_json: bool) -> int:
 async def _obtain(where: Connection, asked: Register, wait: float, as_json: bool) -> int:
     """Publish, wait for the final answer, and withdraw what has none by then."""
     from outfitter.session.status import AllocationStatus, standing
-    from outfitter_proto.names import allocation_key
+    from outfitter_proto.keys import allocation_key
     from outfitter_service.cli._lib.conversation import conversing
     from outfitter_service.query import ledger_view
 
