@@ -21,7 +21,7 @@ from outfitter_proto.names import topics
 from outfitter_proto.records import Checkpoint, Deregister, Host, InputPosition, ManagerIdentity
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
-from outfitter_service.core.state.ledger import Ledger, PutHost
+from outfitter_service.core.state.ledger import Ledger, PutRecord
 from outfitter_service.runtime.changelog.snapshots import Pace, Snapshots
 from outfitter_service.runtime.processor.batch import Batch
 
@@ -44,7 +44,7 @@ class Meter:
         self.bytes: Counter[str] = Counter()
         self.batch = self._new_batch()
         manager = ManagerIdentity(instance="measured", version="0", since=self.now)
-        self.batch.apply([PutHost(Host(host=HOST, manager=manager, since=self.now))])
+        self.batch.apply([PutRecord(Host(host=HOST, manager=manager, since=self.now))])
         known = tuple(
             m.KnownDevice(id=f"GPU-{n:08d}-8a56", properties=INFO | {"index": str(n)}) for n in range(devices)
         )

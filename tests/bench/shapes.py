@@ -16,7 +16,7 @@ from outfitter_proto.keys import host_writer
 from outfitter_proto.records import Deregister, Host, ManagerIdentity, Register, ResourceRequest, Source
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide
-from outfitter_service.core.state.ledger import Ledger, PutHost
+from outfitter_service.core.state.ledger import Ledger, PutRecord
 from support.decided import apply
 
 HOST = "bench"
@@ -77,7 +77,7 @@ class Scene:
         self.devices = devices
         self.common = common
         manager = ManagerIdentity(instance="one", version="0", since=NOW)
-        self.ledger.apply([PutHost(Host(host=HOST, manager=manager, since=NOW))])
+        self.ledger.apply([PutRecord(Host(host=HOST, manager=manager, since=NOW))])
         if state == BUSY:
             for resource in specs:
                 self.say(self.report(resource))

@@ -10,7 +10,7 @@ from msgspec import structs
 from outfitter_proto.codec import encode
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import is_due
-from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost
+from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
 from support.core_driver import HOST, CoreDriver
 
 YEAR = timedelta(days=400)
@@ -26,7 +26,7 @@ def tick_if_due(desk: CoreDriver) -> None:
 def restarted(desk: CoreDriver) -> CoreDriver:
     """Another manager that knows the records alone."""
     ledger = Ledger()
-    ledger.restore(PutHost(desk.host_state.record))
+    ledger.restore(PutRecord(desk.host_state.record))
     for record in desk.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
     again = CoreDriver(*desk.rules.specs.values(), ledger=ledger)
@@ -112,7 +112,7 @@ def test_records_of_the_future_are_within_the_bound_of_records_that_are_over() -
 
 def test_a_host_whose_record_is_of_the_future_is_forgotten_in_time() -> None:
     desk = CoreDriver(retention_s=60.0, forgets_hosts=True)
-    desk.ledger.apply([PutHost(structs.replace(desk.host_state.record, since=desk.now + YEAR))])
+    desk.ledger.apply([PutRecord(structs.replace(desk.host_state.record, since=desk.now + YEAR))])
     tick_if_due(desk)
     desk.now += timedelta(seconds=61)
     tick_if_due(desk)

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from outfitter_proto.records import Host, ManagerIdentity
 from outfitter_service.core import model as m
 from outfitter_service.core.hosts import host_record
-from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost
+from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
 from support.core_driver import HOST, START, CoreDriver, asks, device, ill
 
 GPU = m.ResourceSpec(name="gpu", amount=1)
@@ -26,13 +26,13 @@ def restarted(desk: CoreDriver, *specs: m.ResourceSpec, **rules: Any) -> CoreDri
     ledger = Ledger()
     for record in desk.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
-    ledger.restore(PutHost(desk.host_state.record))
+    ledger.restore(PutRecord(desk.host_state.record))
     ledger.resume(commit=desk.ledger.commits, token=desk.ledger.token)
     again = CoreDriver(*specs or desk.rules.specs.values(), ledger=ledger, **rules)
     again.now, again.offset = desk.now, desk.offset
     record = host_record(again.host_state.record, again.rules, {}, again.now)
     if record is not None:
-        ledger.apply([PutHost(record)])
+        ledger.apply([PutRecord(record)])
     again.say(m.Reschedule(host=HOST))
     return again
 
@@ -356,6 +356,6 @@ def test_a_failed_driver_that_reports_at_last_is_compared_with_what_was_known() 
 def test_a_host_without_a_record_holds_back_what_it_cannot_know() -> None:
     desk = restarted(lent())
     manager = ManagerIdentity(instance="two", version="0", since=START)
-    desk.ledger.apply([PutHost(Host(host=HOST, manager=manager, since=START))])
+    desk.ledger.apply([PutRecord(Host(host=HOST, manager=manager, since=START))])
     desk.report("GPU-a")
     assert desk.register("w2", 1).state == "pending"

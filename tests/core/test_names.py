@@ -15,7 +15,7 @@ from msgspec import UNSET
 from outfitter_proto.records import HOLDING_STATES, Allocation
 from outfitter_service.core import model as m
 from outfitter_service.core.state.host_state import exclusive_ids
-from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost, SetInventory
+from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord, SetInventory
 from support.core_driver import HOST, CoreDriver, asks, device, ill
 from support.core_world import whole
 
@@ -36,7 +36,7 @@ def restarted(desk: CoreDriver, **rules: Any) -> CoreDriver:
     ledger = Ledger()
     for record in desk.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
-    ledger.restore(PutHost(desk.host_state.record))
+    ledger.restore(PutRecord(desk.host_state.record))
     ledger.resume(commit=desk.ledger.commits, token=desk.ledger.token)
     again = CoreDriver(*desk.rules.specs.values(), ledger=ledger, **rules)
     again.now, again.offset = desk.now, desk.offset
@@ -280,7 +280,7 @@ class Names(RuleBasedStateMachine):
             rebuilt.restore(PutAllocation(record.key, record))
         for resource, inventory in self.desk.host_state.inventories.items():
             rebuilt.restore(SetInventory(HOST, resource, inventory))
-        rebuilt.restore(PutHost(self.desk.host_state.record))
+        rebuilt.restore(PutRecord(self.desk.host_state.record))
         rebuilt.resume(commit=self.desk.ledger.commits, token=self.desk.ledger.token)
         assert whole(rebuilt) == whole(self.desk.ledger)
 

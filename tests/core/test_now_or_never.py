@@ -12,7 +12,7 @@ from outfitter_proto.records import Register, Source
 from outfitter_service.core import model as m
 from outfitter_service.core import reasons
 from outfitter_service.core.decide import is_due
-from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost
+from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
 from support.core_driver import HOST, CoreDriver, asks, device, ill
 
 ASKED = m.ResourceSpec(name="gpu", amount=1, on_demand=True)
@@ -30,7 +30,7 @@ def tick(desk: CoreDriver, seconds: float = 0.25) -> None:
 def restarted(desk: CoreDriver) -> CoreDriver:
     """Another manager that knows the records alone."""
     ledger = Ledger()
-    ledger.restore(PutHost(desk.host_state.record))
+    ledger.restore(PutRecord(desk.host_state.record))
     for record in desk.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
     ledger.resume(commit=desk.ledger.commits, token=desk.ledger.token)

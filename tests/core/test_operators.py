@@ -8,7 +8,7 @@ import pytest
 
 from outfitter_proto.records import Allocation
 from outfitter_service.core import model as m
-from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost
+from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
 from support.core_driver import HOST, CoreDriver, asks
 
 SHARED = m.ResourceSpec(name="gpu", amount=1, shared=True)
@@ -19,7 +19,7 @@ TWO = {"one": asks(gpu=1), "two": asks(gpu=1)}
 def reconfigured(desk: CoreDriver, *specs: m.ResourceSpec) -> CoreDriver:
     """Another manager, with other resources, that knows the records alone."""
     ledger = Ledger()
-    ledger.restore(PutHost(desk.host_state.record))
+    ledger.restore(PutRecord(desk.host_state.record))
     for record in desk.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
     ledger.resume(commit=desk.ledger.commits, token=desk.ledger.token)

@@ -30,7 +30,7 @@ from outfitter_proto.records import (
 from outfitter_service.core import fast_path
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
-from outfitter_service.core.state.ledger import Ledger, PutHost
+from outfitter_service.core.state.ledger import Ledger, PutRecord
 from outfitter_service.metrics import EVENT_KINDS, Metrics
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import Identity
@@ -50,7 +50,7 @@ def known(*hosts: str) -> Ledger:
     """A ledger that knows these hosts: of others no driver is heard."""
     ledger = Ledger()
     for host in hosts:
-        ledger.restore(PutHost(Host(host=host, manager=MANAGER, since=NOW)))
+        ledger.restore(PutRecord(Host(host=host, manager=MANAGER, since=NOW)))
     return ledger
 
 

@@ -19,7 +19,7 @@ from outfitter_proto.records import (
 )
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, decide_in_full, renumber
-from outfitter_service.core.state.ledger import Ledger, PutHost
+from outfitter_service.core.state.ledger import Ledger, PutRecord
 from support.decided import apply, decision_of
 
 HOST = "h"
@@ -53,7 +53,7 @@ class CoreDriver:
         self.decisions: list[Decision] = []
         if self.host_state.record is None:
             manager = ManagerIdentity(instance="one", version="0", since=START)
-            self.ledger.apply([PutHost(Host(host=HOST, manager=manager, since=START))])
+            self.ledger.apply([PutRecord(Host(host=HOST, manager=manager, since=START))])
 
     @property
     def host_state(self) -> Any:

@@ -30,7 +30,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, decide_in_full, implied, is_due, renumber
 from outfitter_service.core.hosts import host_record
 from outfitter_service.core.state.host_state import HostState, queue_entry
-from outfitter_service.core.state.ledger import DropAllocation, Ledger, PutAllocation, PutHost, SetInventory, SetScan
+from outfitter_service.core.state.ledger import DropAllocation, Ledger, PutAllocation, PutRecord, SetInventory, SetScan
 from support.core_driver import HOST, START
 from support.decided import apply, decision_of
 
@@ -163,7 +163,7 @@ class World:
         self.answers: dict[str, str] = {}
         self.gone: set[str] = set()
         manager = ManagerIdentity(instance="one", version="0", since=START)
-        self.ledger.apply([PutHost(Host(host=HOST, manager=manager, since=START))])
+        self.ledger.apply([PutRecord(Host(host=HOST, manager=manager, since=START))])
         self.commit()
 
     # --- deciding and committing ---
@@ -307,7 +307,7 @@ class World:
         self.rules = rules or self.rules
         record = self.ledger.host_state(HOST).record
         if record is not None and (told := host_record(record, self.rules, {}, self.now)) is not None:
-            self.ledger.apply([PutHost(told)])
+            self.ledger.apply([PutRecord(told)])
         self.commands = [command for one in self.ledger.allocations.values() if (command := implied(one)) is not None]
         self.waiting = deque([m.Reschedule(host=HOST), *unread])
 
@@ -315,7 +315,7 @@ class World:
         """A ledger built from the topic alone, in the topic's order."""
         ledger = Ledger()
         for record in self.topic.values():
-            ledger.restore(PutAllocation(record.key, record) if isinstance(record, Allocation) else PutHost(record))
+            ledger.restore(PutAllocation(record.key, record) if isinstance(record, Allocation) else PutRecord(record))
         ledger.resume(commit=self.ledger.commits, token=self.token)
         assert not ledger.dirty
         assert ledger.touched() == []

@@ -27,7 +27,7 @@ from outfitter_proto.records import (
 )
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules, implied
-from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost
+from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
 from outfitter_service.query.replay import Replay, differences
 from outfitter_service.runtime.changelog.snapshots import Pace, Snapshots
 from outfitter_service.runtime.processor.batch import Batch
@@ -59,7 +59,7 @@ class RecordedWriter:
         self.state_gauges = StateGauges(rules.specs)
         self.snapshots = self._begin()
         manager = ManagerIdentity(instance="one", version="0", since=START)
-        self.batch.apply([PutHost(Host(host=HOST, manager=manager, since=START))])
+        self.batch.apply([PutRecord(Host(host=HOST, manager=manager, since=START))])
         self.commit()
 
     def _begin(self) -> Snapshots:
@@ -184,7 +184,7 @@ class RecordedWriter:
                 case Allocation():
                     self.ledger.restore(PutAllocation(record.key, record))
                 case Host():
-                    self.ledger.restore(PutHost(record))
+                    self.ledger.restore(PutRecord(record))
                 case Checkpoint():
                     self.ledger.resume(commit=record.commit, token=record.token)
                 case _:

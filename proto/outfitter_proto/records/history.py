@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from outfitter_proto.records.ledger import Allocation, Checkpoint, Device, Host, Source
+from outfitter_proto.records.ledger import Allocation, Checkpoint, Source, StateRecord
 from outfitter_proto.records.values import Utc
 
 
@@ -60,12 +60,12 @@ class Refresh(Struct, frozen=True, kw_only=True, tag_field="type", tag="refresh"
 
 
 class Put(Struct, frozen=True, kw_only=True, tag_field="type", tag="put", gc=False):
-    """A record of the ledger that is no allocation's (a host's), as it is now. `key` is its key in the ledger; so is
-    this record's."""
+    """A record of the ledger that is no allocation's (such as a host's), as it is now. `key` is its key in the ledger;
+    so is this record's."""
 
     writer: str
     key: str
-    record: Host | Device | msgspec.Raw
+    record: StateRecord | msgspec.Raw
 
 
 class Snapshot(Struct, frozen=True, kw_only=True, tag_field="type", tag="snapshot", gc=False, omit_defaults=True):

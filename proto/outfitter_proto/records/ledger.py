@@ -282,4 +282,6 @@ def _can_watch(manager: ManagerIdentity | Checkpoint, owner: Owner) -> bool:
     return manager.time_ns is UNSET or owner.time_ns in (UNSET, None) or manager.time_ns == owner.time_ns
 
 
-LedgerRecord = Allocation | Host | Device | Checkpoint
+StateRecord = Host | Device
+"""What is neither an allocation nor a writer's position: history says with a `Put` what it is now."""
+LedgerRecord = Allocation | StateRecord | Checkpoint

@@ -19,7 +19,7 @@ from itertools import islice
 from msgspec import UNSET, structs
 
 from outfitter_proto.codec import encode
-from outfitter_proto.keys import allocation_key
+from outfitter_proto.keys import allocation_key, host_key
 from outfitter_proto.records import (
     FINAL_STATES,
     HOLDING_STATES,
@@ -38,7 +38,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decision import Decision, DecisionBuilder, Rules
 from outfitter_service.core.request_check import differences, resolve
 from outfitter_service.core.state.host_state import Ending, HostState
-from outfitter_service.core.state.ledger import DropHost, Ledger, PutAllocation, PutHost
+from outfitter_service.core.state.ledger import DropRecord, Ledger, PutAllocation, PutRecord
 from outfitter_service.core.state.sizes import FullError
 from outfitter_service.core.states import ALLOCATED, ENDED, FAILED, PENDING, PREPARING, RELEASING, Step
 
@@ -460,7 +460,7 @@ def _tick(builder: DecisionBuilder, host: str) -> None:
         return
     over_before = builder.now - timedelta(seconds=rules.retention_s)
     if rules.forgets_hosts and host_state.is_idle(since=over_before):
-        builder.decision.changes.append(DropHost(host))
+        builder.decision.changes.append(DropRecord(host_key(host)))
         return
     room = rules.chunk - late
     surplus = max(host_state.over - rules.max_over, bisect_left(host_state.endings, (over_before, "")))
@@ -474,7 +474,7 @@ def _set_back(builder: DecisionBuilder, host: str) -> None:
     """The clock was ahead when some records were written: what is counted from then is counted from now."""
     host_state, now = builder.host_state(host), builder.now
     if host_state.record is not None and host_state.record.since > now:
-        builder.decision.changes.append(PutHost(structs.replace(host_state.record, since=now)))
+        builder.decision.changes.append(PutRecord(structs.replace(host_state.record, since=now)))
     for key in host_state.ahead(now, builder.rules.chunk - len(builder.decision.changes)):
         record = builder.record(key)
         if record is None or record.since <= now:

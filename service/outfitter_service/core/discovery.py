@@ -15,7 +15,7 @@ from outfitter_service.core.placement import policy
 from outfitter_service.core.state import held_back_devices
 from outfitter_service.core.state.host_state import HostState, Inventory, QueueEntry
 from outfitter_service.core.state.infos import other_names
-from outfitter_service.core.state.ledger import PutHost, SetInventory, SetScan
+from outfitter_service.core.state.ledger import PutRecord, SetInventory, SetScan
 from outfitter_service.core.state.overlay import HostOverlay
 from outfitter_service.core.state.sizes import FullError, OversizeError
 from outfitter_service.core.states import PENDING, RELEASING, Step
@@ -83,7 +83,7 @@ def _put_inventories(
     if host_state.record is not None:
         record = host_record(host_state.record, builder.rules, {**host_state.inventories, **inventories}, builder.now)
         if record is not None:
-            changes.append(PutHost(record))
+            changes.append(PutRecord(record))
     builder.reschedule(host)
 
 

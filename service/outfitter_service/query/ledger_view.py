@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import anyio
 import msgspec
@@ -17,7 +17,15 @@ from outfitter_proto import codec, keys, names
 from outfitter_proto.bus import Bus, Message
 from outfitter_proto.bus.reading import read_to
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Device, Host, LedgerRecord
+from outfitter_proto.records import (
+    FINAL_STATES,
+    HOLDING_STATES,
+    Allocation,
+    Checkpoint,
+    Host,
+    LedgerRecord,
+    StateRecord,
+)
 from outfitter_service.config import Connection
 from outfitter_service.query.errors import OutfitterCliError, warn
 
@@ -25,6 +33,9 @@ READ_WITHIN = 120.0
 """Seconds that reading one partition to its end may take: some millions of records."""
 
 _AT_ONCE = 8
+
+
+R = TypeVar("R", bound=StateRecord)
 
 
 class Stored(NamedTuple):
@@ -49,23 +60,29 @@ class LedgerView:
     """The newest record of every key that was read."""
 
     def __init__(self) -> None:
-        self.hosts: dict[str, Host] = {}
-        self.devices: dict[str, Device] = {}
         self._allocations: dict[str, Stored] = {}
+        self._others: dict[str, StateRecord] = {}
 
     def take(self, change: Change) -> None:
         """Let a later record replace an earlier one."""
-        for kept in (self.hosts, self.devices, self._allocations):
-            kept.pop(change.key, None)
+        self._allocations.pop(change.key, None)
+        self._others.pop(change.key, None)
         match change.record:
-            case Host():
-                self.hosts[change.key] = change.record
-            case Device():
-                self.devices[change.key] = change.record
             case Allocation():
                 self._allocations[change.key] = Stored(change.record, change.message.value or b"")
-            case _:
+            case Checkpoint() | None:
                 pass
+            case _:
+                self._others[change.key] = change.record
+
+    def of(self, kind: type[R]) -> list[R]:
+        """The records of a kind that is no allocation."""
+        return [record for record in self._others.values() if isinstance(record, kind)]
+
+    @property
+    def hosts(self) -> dict[str, Host]:
+        """The hosts' records by their names."""
+        return {record.host: record for record in self.of(Host)}
 
     @property
     def allocations(self) -> list[Stored]:

@@ -12,19 +12,20 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from outfitter_proto.keys import host_key
-from outfitter_proto.records import Allocation, Device, Host
+from outfitter_proto.keys import DeviceKey, HostKey, host_of
+from outfitter_proto.records import Allocation, StateRecord
 from outfitter_service.core.state.host_state import HostState, Inventory, QueueEntry, exclusive_ids
+from outfitter_service.core.state.record_kinds import KINDS
 
 __all__ = [
     "Change",
     "DropAllocation",
-    "DropHost",
+    "DropRecord",
     "HostState",
     "Inventory",
     "Ledger",
     "PutAllocation",
-    "PutHost",
+    "PutRecord",
     "SetInventory",
     "SetScan",
     "exclusive_ids",
@@ -44,12 +45,28 @@ class DropAllocation(Struct, frozen=True, gc=False):
     key: str
 
 
-class PutHost(Struct, frozen=True, gc=False):
-    record: Host
+class PutRecord(Struct, frozen=True, gc=False):
+    """Put a record of one of `KINDS` under its own key."""
+
+    record: StateRecord
+
+    @property
+    def key(self) -> HostKey | DeviceKey:
+        return self.record.key
+
+    @property
+    def host(self) -> str:
+        return self.record.host
 
 
-class DropHost(Struct, frozen=True, gc=False):
-    host: str
+class DropRecord(Struct, frozen=True, gc=False):
+    """Delete the record of one of `KINDS`."""
+
+    key: HostKey | DeviceKey
+
+    @property
+    def host(self) -> str:
+        return host_of(self.key.encode()) or ""
 
 
 class SetInventory(Struct, frozen=True, gc=False):
@@ -65,7 +82,7 @@ class SetScan(Struct, frozen=True, gc=False):
     start: QueueEntry | None
 
 
-Change = PutAllocation | DropAllocation | PutHost | DropHost | SetInventory | SetScan
+Change = PutAllocation | DropAllocation | PutRecord | DropRecord | SetInventory | SetScan
 
 
 class Ledger:
@@ -74,7 +91,8 @@ class Ledger:
     def __init__(self) -> None:
         self.hosts: dict[str, HostState] = {}
         self.allocations: dict[str, Allocation] = {}
-        self.devices: dict[str, Device] = {}
+        self.records: dict[str, StateRecord] = {}
+        """Those of `KINDS`, by key."""
         self.reported: set[str] = set()
         """Hosts whose inventories may be others than when somebody emptied this."""
         self.token = 0
@@ -142,14 +160,22 @@ class Ledger:
         """Hold nothing any more."""
         self.hosts.clear()
         self.allocations.clear()
-        self.devices.clear()
+        self.records.clear()
         self.reported.clear()
         self._undo, self._sealed = [], []
 
-    def touched(self) -> list[tuple[str, Allocation | Host | None]]:
+    def touched(self) -> list[tuple[str, Allocation | StateRecord | None]]:
         """The keys changed since the last seal, with what is under them now (None: a tombstone)."""
         keys = dict.fromkeys(key for change in self._undo if (key := _key(change)))
-        return [(key, self._under(key)) for key in keys]
+        return [(key, self.record(key)) for key in keys]
+
+    def keys(self) -> list[str]:
+        """The keys of all records."""
+        return [*self.records, *self.allocations]
+
+    def record(self, key: str) -> Allocation | StateRecord | None:
+        """What stands under a key."""
+        return self.allocations.get(key) or self.records.get(key)
 
     @property
     def dirty(self) -> bool:
@@ -183,12 +209,6 @@ class Ledger:
             self._sealing = False
             self.commits -= 1
 
-    def _under(self, key: str) -> Allocation | Host | None:
-        if key.startswith("@host/"):
-            host_state = self.hosts.get(key.removeprefix("@host/"))
-            return host_state.record if host_state else None
-        return self.allocations.get(key)
-
     def _apply(self, change: Change) -> Change:
         """Apply one change and return the one that takes it back."""
         match change:
@@ -206,10 +226,10 @@ class Ledger:
                 host_state = self.host_state(host)
                 first, host_state.scan_from = host_state.scan_from, start
                 return SetScan(host, first)
-            case PutHost(record=host_record):
-                return self._put_host(host_record.host, host_record)
-            case DropHost(host=host):
-                return self._put_host(host, None)
+            case PutRecord(record=other):
+                return self._put_record(other)
+            case DropRecord(key=key):
+                return self._drop_record(key)
 
     def _put(self, key: str, record: Allocation) -> Change:
         host_state = self.hosts.get(record.host) or self.host_state(record.host)
@@ -227,20 +247,28 @@ class Ledger:
         host_state.forget(key, old)
         return PutAllocation(key, old)
 
-    def _put_host(self, host: str, record: Host | None) -> Change:
-        host_state = self.host_state(host)
-        old = host_state.set_record(record)
-        return DropHost(host) if old is None else PutHost(old)
+    def _put_record(self, record: StateRecord) -> Change:
+        key = record.key
+        old = self.records.get(key)
+        self.records[key] = record
+        self._index(record, record)
+        return DropRecord(key) if old is None else PutRecord(old)
+
+    def _drop_record(self, key: HostKey | DeviceKey) -> Change:
+        old = self.records.pop(key)
+        self._index(old, None)
+        return PutRecord(old)
+
+    def _index(self, of: StateRecord, record: StateRecord | None) -> None:
+        index = KINDS[type(of)].index
+        if index is not None:
+            index(self.host_state(of.host), record)
 
 
 def _key(change: Change) -> str:
     """The key of the record that a change puts or drops; empty for all else."""
     match change:
-        case PutAllocation(key=key) | DropAllocation(key=key):
-            return key
-        case PutHost(record=host_record):
-            return host_record.key
-        case DropHost(host=host):
-            return host_key(host)
+        case PutAllocation() | DropAllocation() | PutRecord() | DropRecord():
+            return change.key
         case _:
             return ""

@@ -1,7 +1,7 @@
 """What one commit writes: history and dead letters first, then one ledger batch that ends in the checkpoint.
 
 The order inside the ledger batch keeps promise 1 at every prefix: what lets go of devices stands before
-what takes them.
+what takes them. `record_kinds` has the place of each other kind of record.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from outfitter_proto.records import (
     Commit,
     DeadLetter,
     Growth,
-    Host,
     InputPosition,
     MessageSource,
     NobodysCode,
     Note,
     Put,
+    StateRecord,
     Transition,
 )
 from outfitter_service.core.state.ledger import Ledger
+from outfitter_service.core.state.record_kinds import KINDS
 from outfitter_service.runtime.changelog.shape import Shape
 from outfitter_service.runtime.identity import Identity
 
@@ -41,41 +42,40 @@ LONGEST_REASON = 2000
 
 
 def ledger_batch(
-    values: Mapping[str, tuple[Allocation | Host | None, bytes | None]],
+    values: Mapping[str, tuple[Allocation | StateRecord | None, bytes | None]],
     plain: Mapping[str, tuple[Allocation, Entry]],
     checkpoint: Checkpoint,
     *,
     reborn: Iterable[str] = (),
 ) -> list[Entry]:
-    """The ledger's entries in order: releases and tombstones, grants by their tokens, hosts, the checkpoint.
+    """The ledger's entries in order: releases and tombstones, grants by their tokens, other records, the checkpoint.
 
     `values` are the records and their bytes by key; None is a tombstone. `plain` are the plain grants besides, in the
     order of their tokens. `reborn` are the keys of those that were deleted before they were put: without a tombstone in
     between they would look like the old ones, changed.
     """
-    lets_go = [Entry(key.encode(), None) for key in reborn]
-    takes: list[tuple[int, Entry]] = []
-    hosts: list[Entry] = []
+    before = [Entry(key.encode(), None) for key in reborn]
+    grants: list[tuple[int, Entry]] = []
+    after: list[Entry] = []
     for key, (record, value) in values.items():
         entry = Entry(key.encode(), value)
         # `type is`: isinstance costs a microsecond where the answer is no
         if type(record) is Allocation and record.state in HOLDING_STATES:
-            takes.append((record.token or 0, entry))
-        elif type(record) is Host:
-            hosts.append(entry)
+            grants.append((record.token or 0, entry))
         else:
-            lets_go.append(entry)
+            kind = KINDS.get(type(record))
+            (after if kind is not None and kind.after_grants else before).append(entry)
     granted = [entry for _, entry in plain.values()]
-    if takes:
-        takes += [(record.token or 0, entry) for record, entry in plain.values()]
-        granted = [entry for _, entry in sorted(takes, key=itemgetter(0))]
-    return [*lets_go, *granted, *hosts, Entry(checkpoint.key.encode(), encode(checkpoint))]
+    if grants:
+        grants += [(record.token or 0, entry) for record, entry in plain.values()]
+        granted = [entry for _, entry in sorted(grants, key=itemgetter(0))]
+    return [*before, *granted, *after, Entry(checkpoint.key.encode(), encode(checkpoint))]
 
 
 def commit_entries(
     checkpoint: Checkpoint,
     last: Entry,
-    stepless: Mapping[str, tuple[Allocation | Host | None, bytes | None]],
+    stepless: Mapping[str, tuple[Allocation | StateRecord | None, bytes | None]],
     positions: dict[str, int],
     piece: Entry | None,
 ) -> list[Entry]:
@@ -87,7 +87,7 @@ def commit_entries(
     for key, (record, value) in stepless.items():
         if value is None:
             dropped.append(key)
-        elif type(record) is Host:
+        elif type(record) in KINDS:
             told.append(Entry(key.encode(), encode(Put(writer=writer, key=key, record=Raw(value)))))
     if piece is not None:
         told.append(piece)

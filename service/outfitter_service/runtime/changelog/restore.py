@@ -20,8 +20,8 @@ from outfitter_proto.bus import Bus, Message, OffsetOutOfRangeError
 from outfitter_proto.bus.reading import MARKERS_WAIT_S, read_to
 from outfitter_proto.codec import UnknownTypeError, WireError, decode_ledger, encode
 from outfitter_proto.keys import CHECKPOINT, HOST, checkpoint_key, host_of, sweeper_writer
-from outfitter_proto.records import Allocation, AllocationState, Checkpoint, Device, Host, LedgerRecord, ResolvedRequest
-from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutHost
+from outfitter_proto.records import Allocation, AllocationState, Checkpoint, LedgerRecord, ResolvedRequest, StateRecord
+from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
 from outfitter_service.runtime.input.scope import Scope
 
 log = structlog.get_logger("outfitter.restore")
@@ -159,7 +159,7 @@ async def _build(read: _Log, scope: Scope, place: str) -> tuple[Ledger, Checkpoi
     ledger = Ledger()
     checkpoint: Checkpoint | None = None
     allocations: list[Allocation] = []
-    hosts: list[Host] = []
+    others: list[StateRecord] = []
     scope.admit_all()
     for number, (key, found) in enumerate(read.last.items()):
         if number % STRETCH == 0:
@@ -175,16 +175,14 @@ async def _build(read: _Log, scope: Scope, place: str) -> tuple[Ledger, Checkpoi
         match record:
             case Allocation():
                 allocations.append(record)
-            case Host():
-                hosts.append(record)
-            case Device():
-                ledger.devices[record.key] = record
             case Checkpoint():
                 checkpoint = record
+            case _:
+                others.append(record)
     allocations.sort(key=lambda record: (record.since, record.source.offset))
-    for host_record in hosts:
-        if host_record.host not in scope.refused:
-            ledger.restore(PutHost(host_record))
+    for other in others:
+        if other.host not in scope.refused:
+            ledger.restore(PutRecord(other))
     for number, allocation in enumerate(allocations):
         if number % STRETCH == 0:
             await anyio.lowlevel.checkpoint()

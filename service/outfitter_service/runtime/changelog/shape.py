@@ -181,7 +181,7 @@ class Ground:
         if not self._looked_elsewhere:
             await self._look_elsewhere()
             self._looked_elsewhere = True
-        if self._adopt or restored.ledger.hosts or restored.ledger.devices:
+        if self._adopt or restored.ledger.hosts or restored.ledger.records:
             return
         if not taken and (await self._bus.offsets(self._topics.allocations, self._partition))[1] > restored.end:
             return

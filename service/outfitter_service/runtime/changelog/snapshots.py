@@ -6,15 +6,13 @@ between the pieces is in history as always (`records.Snapshot`). It decides noth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from outfitter_proto.bus import Entry
 from outfitter_proto.codec import encode
-from outfitter_proto.keys import host_key
-from outfitter_proto.records import Checkpoint, LedgerRecord, Snapshot
+from outfitter_proto.records import Checkpoint, Snapshot
 from outfitter_service.core.state.ledger import Ledger
 
 PIECE_BYTES = 256 * 1024
@@ -111,8 +109,7 @@ class Snapshots:
     def piece(self, ledger: Ledger, now: datetime, *, commit: int) -> Piece | None:
         """What is due of a snapshot, as the ledger is now, with all that was decided for the commit of that number."""
         if self._underway is None and self._is_due(now):
-            keys = list(_keys(ledger))
-            self._underway = _Underway(keys, commit, now, 0)
+            self._underway = _Underway(ledger.keys(), commit, now, 0)
         underway = self._underway
         if underway is None or (underway.handed[1] == len(underway.keys) and underway.handed[0]):
             return None
@@ -121,7 +118,7 @@ class Snapshots:
         size = 0
         while at < len(underway.keys) and size < self._piece_bytes:
             key = underway.keys[at]
-            record = _record(ledger, key)
+            record = ledger.record(key)
             if record is not None:
                 value = encode(record)
                 if records and size + len(value) > self._piece_bytes:
@@ -183,18 +180,3 @@ class Snapshots:
         if self._since is None or not timedelta() <= now - self._since < pace.interval:
             return True
         return self._written >= max(pace.between_bytes, BETWEEN_TIMES * self._size)
-
-
-def _keys(ledger: Ledger) -> Iterator[str]:
-    for host, host_state in ledger.hosts.items():
-        if host_state.record is not None:
-            yield host_key(host)
-    yield from ledger.devices
-    yield from ledger.allocations
-
-
-def _record(ledger: Ledger, key: str) -> LedgerRecord | None:
-    if key.startswith("@host/"):
-        host_state = ledger.hosts.get(key.removeprefix("@host/"))
-        return host_state.record if host_state is not None else None
-    return ledger.devices.get(key) or ledger.allocations.get(key)

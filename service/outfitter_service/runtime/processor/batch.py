@@ -14,11 +14,12 @@ from msgspec import Struct, field, structs
 
 from outfitter_proto.bus import Message
 from outfitter_proto.codec import WireError, decode_registration, encode
-from outfitter_proto.records import Allocation, DeadLetter, Heartbeat, Host, Registration, Source, Transition
+from outfitter_proto.keys import allocation_key
+from outfitter_proto.records import Allocation, DeadLetter, Heartbeat, Host, Register, Registration, Source, Transition
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, renumber
 from outfitter_service.core.fast_path import FastGrant
-from outfitter_service.core.state.ledger import Change, DropAllocation, DropHost, Ledger, PutAllocation, PutHost
+from outfitter_service.core.state.ledger import Change, DropAllocation, DropRecord, Ledger, PutAllocation, PutRecord
 from outfitter_service.runtime.changelog.encoding import dead_letter
 from outfitter_service.runtime.dead_letter_quota import DeadLetterQuota, Omitted, Payer
 from outfitter_service.runtime.processor.output import CommitOutput
@@ -177,8 +178,8 @@ class Batch:
             letter = self.refuse(message, decision.refused)
             if letter is not None:
                 self.report.about[letter.key] = {"worker": registration.worker, "incarnation": registration.incarnation}
-        elif decision.kind == "register":
-            key = f"{registration.host}/{registration.worker}/{registration.incarnation}"
+        elif type(registration) is Register and decision.kind == "register":
+            key = allocation_key(registration.host, registration.worker, registration.incarnation)
             self.report.registered_ms[key] = message.timestamp_ms
 
     def _grant(self, grant: FastGrant) -> None:
@@ -231,7 +232,7 @@ class Batch:
 
     def announce(self, host: Host) -> None:
         """Write a host's record, which counts as an event."""
-        self.apply([PutHost(host)])
+        self.apply([PutRecord(host)])
         self.events += 1
 
     def apply(self, changes: Sequence[Change]) -> None:
@@ -247,15 +248,11 @@ class Batch:
                 effects.allocations[key] = record
                 output.put(key, record, change.value)
             elif key:
-                if type(change) is PutHost:
-                    effects.announced[change.record.host] = None
-                    output.put_without_step(key, change.record)
-                    continue
-                if type(change) is DropHost:
-                    effects.announced[change.host] = None
-                else:
+                if type(change) is DropAllocation:
                     effects.allocations[key] = None
-                output.put_without_step(key, None)
+                elif type(change) is PutRecord or type(change) is DropRecord:
+                    effects.announced[change.host] = None
+                output.put_without_step(key, change.record if type(change) is PutRecord else None)
 
     def _remember(self, key: str) -> None:
         """Keep what is under a key before this batch changes it."""

@@ -13,7 +13,7 @@ from msgspec import structs
 from outfitter_proto.codec import encode
 from outfitter_proto.records import Host
 from outfitter_service.core.hosts import host_record
-from outfitter_service.core.state.ledger import Ledger, PutHost
+from outfitter_service.core.state.ledger import Ledger, PutRecord
 from outfitter_service.runtime.processor.batch import Batch
 from outfitter_service.runtime.processor.station import Station
 
@@ -75,6 +75,6 @@ class HostAnnouncer:
                 told = structs.replace(record, manager=manager)
                 if batch.output.ledger_bytes and batch.output.ledger_bytes + len(encode(told)) > full:
                     return False
-                batch.apply([PutHost(told)])
+                batch.apply([PutRecord(told)])
             self._parting.popleft()
         return True

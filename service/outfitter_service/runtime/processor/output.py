@@ -7,7 +7,7 @@ from msgspec import Raw, Struct
 from outfitter_proto.bus import Entry
 from outfitter_proto.codec import encode
 from outfitter_proto.names import Topics
-from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, Host, Note, Refresh, Transition
+from outfitter_proto.records import Allocation, Checkpoint, DeadLetter, Note, Refresh, StateRecord, Transition
 from outfitter_service.core.fast_path import FastGrant
 from outfitter_service.runtime.changelog.encoding import (
     batches,
@@ -27,7 +27,7 @@ class CommitOutput(Struct, kw_only=True):
     history's; upper bounds."""
 
     history: bool
-    values: dict[str, tuple[Allocation | Host | None, bytes | None]] = {}
+    values: dict[str, tuple[Allocation | StateRecord | None, bytes | None]] = {}
     plain: dict[str, tuple[Allocation, Entry]] = {}
     stepless: dict[str, None] = {}
     positions: dict[str, int] = {}
@@ -43,7 +43,7 @@ class CommitOutput(Struct, kw_only=True):
         """Nothing to write (heartbeats move leases in memory only)."""
         return not (self.values or self.plain or self.notes or self.letters)
 
-    def put(self, key: str, record: Allocation | Host | None, value: bytes | None = None) -> None:
+    def put(self, key: str, record: Allocation | StateRecord | None, value: bytes | None = None) -> None:
         """Write a record, or a tombstone. `value`: the record as it is encoded, where it is already."""
         if value is None and record is not None:
             value = encode(record)
@@ -52,8 +52,8 @@ class CommitOutput(Struct, kw_only=True):
         # what an earlier value of this key took is counted as well: few have any, and it is a bound
         self.ledger_bytes += len(key) + 16 + (0 if value is None else len(value))
 
-    def put_without_step(self, key: str, record: Host | None) -> None:
-        """Write a host's record, or a tombstone: history says so at the end of the commit."""
+    def put_without_step(self, key: str, record: StateRecord | None) -> None:
+        """Write a record that is no allocation's, or a tombstone: history says so at the end of the commit."""
         self.stepless[key] = None
         self.put(key, record)
 

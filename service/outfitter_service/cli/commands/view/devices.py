@@ -78,7 +78,9 @@ def devices(ctx: click.Context, /, config: str | None, as_json: bool, **_options
 
 def lines_of(ledger: LedgerView, host: Host) -> list[Line]:
     """The devices that are reported for a host, and those that are held although nobody reports them any more."""
-    noted = {device.id: device for device in ledger.devices.values() if device.host == host.host}
+    from outfitter_proto.records import Device
+
+    noted = {device.id: device for device in ledger.of(Device) if device.host == host.host}
     lines: list[Line] = []
     for resource, inventory in host.resources.items():
         for device in inventory.devices:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import Struct
 
-from outfitter_proto.keys import host_key
 from outfitter_service.cli._lib import options, output
 from outfitter_service.query.errors import OutfitterCliError
 
@@ -75,7 +74,7 @@ def explain(ctx: click.Context, /, worker: str, config: str | None, as_json: boo
         output.print_json(told)
         return
     for record, explanation in zip(records, told, strict=True):
-        for sentence in _sentences(record, explanation, found.hosts.get(host_key(record.host))):
+        for sentence in _sentences(record, explanation, found.hosts.get(record.host)):
             output.say(sentence)
 
 
@@ -92,7 +91,7 @@ def _explanation(ledger: LedgerView, record: Allocation) -> Explanation:
     from outfitter_service.cli.commands.view.devices import lines_of
     from outfitter_service.query.ledger_view import warnings_of
 
-    host = ledger.hosts.get(host_key(record.host))
+    host = ledger.hosts.get(record.host)
     wanted = set(record.request.amounts)
     return Explanation(
         host=record.host,

@@ -108,7 +108,7 @@ def sorted_for_people(workers: Iterable[Stored]) -> list[Stored]:
 
 
 def _nobody(found: LedgerView, host: str | None, *, narrowly: bool) -> str:
-    hosts = sorted(record.host for record in found.hosts.values())
+    hosts = sorted(found.hosts)
     if host is not None and host not in hosts:
         return f"nothing is known of host {host!r}: it has no manager, and had none"
     return "no worker is like that" if narrowly else "no workers"
@@ -118,7 +118,7 @@ async def _warn_of_unserved(bus: Bus, cluster: str, found: LedgerView, host: str
     from outfitter_proto.bus import BusError
     from outfitter_service.query import unserved_hosts
 
-    served = {record.host for record in found.hosts.values()}
+    served = found.hosts.keys()
     try:
         lost = await unserved_hosts.find(bus, cluster, served=served, host=host, since=datetime.now(UTC) - RECENT)
     except BusError as error:

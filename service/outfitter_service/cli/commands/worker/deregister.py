@@ -107,7 +107,7 @@ async def _end(where: Connection, leaving: Deregister, wait: float) -> Ending:
     async with conversing(where, leaving.worker) as conversation:
         found = await conversation.read_ledger()
         before = {stored.record.key: stored for stored in found.allocations if stored.record.worker == leaving.worker}
-        if not any(host.host == leaving.host for host in found.hosts.values()):
+        if leaving.host not in found.hosts:
             raise OutfitterCliError(await conversation.nobody())
         current = _meant(before, leaving)
         over = current is not None and _is_over(current)
