@@ -20,6 +20,8 @@ AllocationKey = NewType("AllocationKey", str)
 HostKey = NewType("HostKey", str)
 DeviceKey = NewType("DeviceKey", str)
 CheckpointKey = NewType("CheckpointKey", str)
+StateKey = HostKey | DeviceKey
+"""The keys of `records.StateRecord`."""
 Writer = NewType("Writer", str)
 
 HOST, DEVICE, CHECKPOINT = b"@host/", b"@device/", b"@checkpoint/"

@@ -132,8 +132,7 @@ def test_a_commit_that_is_taken_back_leaves_everything_as_it_was(record: StateRe
 
 
 @every_kind
-def test_the_row_says_on_which_side_of_the_grants_a_record_stands(record: StateRecord) -> None:
+def test_a_device_is_barred_before_the_grants_and_a_host_is_told_after_them(record: StateRecord) -> None:
     written = Writer().commit(PutAllocation(GRANT.key, GRANT), PutRecord(record))
     kinds = [type(decode_ledger(entry.value or b"")) for entry in written]
-    own = [type(record), Allocation]
-    assert kinds == [*(own[::-1] if KINDS[type(record)].after_grants else own), Checkpoint]
+    assert kinds == ([Allocation, Host] if type(record) is Host else [type(record), Allocation]) + [Checkpoint]

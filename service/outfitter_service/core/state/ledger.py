@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from outfitter_proto.keys import DeviceKey, HostKey, host_of
+from outfitter_proto.keys import StateKey, host_of
 from outfitter_proto.records import Allocation, StateRecord
 from outfitter_service.core.state.host_state import HostState, Inventory, QueueEntry, exclusive_ids
 from outfitter_service.core.state.record_kinds import KINDS
@@ -51,7 +51,7 @@ class PutRecord(Struct, frozen=True, gc=False):
     record: StateRecord
 
     @property
-    def key(self) -> HostKey | DeviceKey:
+    def key(self) -> StateKey:
         return self.record.key
 
     @property
@@ -62,7 +62,7 @@ class PutRecord(Struct, frozen=True, gc=False):
 class DropRecord(Struct, frozen=True, gc=False):
     """Delete the record of one of `KINDS`."""
 
-    key: HostKey | DeviceKey
+    key: StateKey
 
     @property
     def host(self) -> str:
@@ -251,18 +251,18 @@ class Ledger:
         key = record.key
         old = self.records.get(key)
         self.records[key] = record
-        self._index(record, record)
+        self._index(record, old, record)
         return DropRecord(key) if old is None else PutRecord(old)
 
-    def _drop_record(self, key: HostKey | DeviceKey) -> Change:
+    def _drop_record(self, key: StateKey) -> Change:
         old = self.records.pop(key)
-        self._index(old, None)
+        self._index(old, old, None)
         return PutRecord(old)
 
-    def _index(self, of: StateRecord, record: StateRecord | None) -> None:
+    def _index(self, of: StateRecord, before: StateRecord | None, after: StateRecord | None) -> None:
         index = KINDS[type(of)].index
         if index is not None:
-            index(self.host_state(of.host), record)
+            index(self.host_state(of.host), before, after)
 
 
 def _key(change: Change) -> str:

@@ -18,14 +18,15 @@ from outfitter_service.core.state.host_state import HostState
 
 class RecordKind(Struct, frozen=True, kw_only=True):
     """`after_grants` is the record's place in a commit's batch: what bars a device from grants stands before them.
-    `index` brings its host's indexes up to date: it gets the new record, or None for a deleted one."""
+    `index` brings its host's indexes up to date; it gets the records before and after a change, None where there is
+    none."""
 
     after_grants: bool
-    index: Callable[[HostState, Any], object] | None = None
+    index: Callable[[HostState, Any, Any], object] | None = None
 
 
 KINDS: Mapping[type, RecordKind] = {
-    Host: RecordKind(after_grants=True, index=HostState.set_record),
+    Host: RecordKind(after_grants=True, index=lambda host_state, _, host: host_state.set_record(host)),
     Device: RecordKind(after_grants=False),
 }
 """By the types of `StateRecord`."""
