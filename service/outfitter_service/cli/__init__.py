@@ -1,8 +1,8 @@
-"""The command line: the only code of the service that prints. This module is its edge and imports little.
+"""The command line, the only code of the service that prints. This module imports little.
 
-Starting must be cheap (`outfitter run` stands in front of every worker), so the commands are a table of
-names and are imported when they are used. What goes wrong in a command ends here: one line on standard
-error and an exit code, and a traceback only with `--debug`. Commands return their exit code, or None for 0.
+Starting must be cheap, because `outfitter run` runs for every worker. So the commands are a table of names, imported on
+use. All errors of commands end here, as a line on standard error and an exit code, with a traceback only for
+`--debug`. Commands return their exit code, or None for 0.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from outfitter_service.cli._lib.lazy import Entry, LazyGroup
 
 _PACKAGE = "outfitter_service.cli"
 _COLLECT_EVERY = 10_000
-"""What is imported is no garbage: looking for some at Python's default of 700 new objects is a tenth of the start."""
+"""Objects between two garbage collections. With Python's default of 700 they take a tenth of the start, for nothing."""
 
 RUN_FAILED = 125
-"""`outfitter run` speaks for its child's exit code, so its own troubles have a code that children avoid."""
+"""`outfitter run` returns its command's exit code, so its own failures have a code that commands avoid."""
 
 VERIFY_FAILED = 125
-"""To `outfitter verify` 1 means violations, so that it could not look has a code of its own."""
+"""`outfitter verify` returns 1 for violations, so its own failures have another code."""
 
 COMMANDS = {
     "serve": Entry(
@@ -116,7 +116,7 @@ def _guarded(arguments: list[str]) -> int:
         return _closed_pipe()
     except SystemExit:
         raise
-    except BaseException as error:  # noqa: BLE001 - the edge: whatever it is, it ends in words and a code
+    except BaseException as error:  # noqa: BLE001 - any error ends as text and an exit code
         entry = LazyGroup.chosen(context)
         complain(error, debug=LazyGroup.debug(context))
         return exit_code_of(error, entry)
@@ -124,14 +124,14 @@ def _guarded(arguments: list[str]) -> int:
 
 
 def _completed(asked: str) -> int:
-    """A shell asks what may come next."""
+    """Answer a shell's completion request."""
     from outfitter_service.cli.commands.integration.completion import complete
 
     return complete(outfitter, asked)
 
 
 def _accept_any_text() -> None:
-    """Let no odd locale or file name turn output into a UnicodeEncodeError."""
+    """Prevent a UnicodeEncodeError for any locale or file name."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -139,7 +139,7 @@ def _accept_any_text() -> None:
 
 
 def _flush(code: int) -> int:
-    """Write out what is buffered while trouble with it can still be told."""
+    """Flush the output while an error of it can still be reported."""
     if sys.stdout is None:  # started with its output closed
         return code
     try:
@@ -154,13 +154,13 @@ def _flush(code: int) -> int:
 
 
 def _closed_pipe() -> int:
-    """The reader (`head`, a pager) has seen enough: end as any other program would, without a word."""
+    """End silently, as other programs do, after the reader (`head`, a pager) has closed the pipe."""
     _detach_stdout()
     return 128 + 13
 
 
 def _detach_stdout() -> None:
-    """Point standard output nowhere, so that the interpreter's last flush does not complain."""
+    """Redirect standard output to nowhere, so that the interpreter's last flush does not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""`python -m outfitter_service.cli`: the command line of this very interpreter, whatever PATH says."""
+"""`python -m outfitter_service.cli`: the command line in this interpreter, independent of PATH."""
 
 from outfitter_service.cli import main
 

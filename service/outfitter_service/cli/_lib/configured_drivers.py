@@ -1,4 +1,4 @@
-"""What `outfitter kubernetes` and `outfitter yarn` share: the configured resources, and their drivers' say."""
+"""Shared by `outfitter kubernetes` and `outfitter yarn`: the configured resources and their drivers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from outfitter_service.runtime.drivers.building import build
 
 
 def configured(path: str | None) -> tuple[ResourceConfig, ...]:
-    """The resources of the configuration, all of them right: a request that lacks one would go unnoticed.
+    """The configured resources. All must be valid, because a missing one in a request would go unnoticed.
 
     Raises:
-        ConfigurationError: anything is wrong.
+        ConfigurationError: any resource is invalid.
     """
     inspection = inspect(path)
     if inspection.settings is None or inspection.errors:
@@ -21,14 +21,14 @@ def configured(path: str | None) -> tuple[ResourceConfig, ...]:
 
 
 def driver_of(config: ResourceConfig) -> ExternalResourceDriver | None:
-    """The resource's driver, built to be asked for its deployment fields, never to look at hardware.
+    """The resource's driver, used only for its deployment fields and never for hardware.
 
-    Where it cannot be built (this may be another machine than the workers'), a warning says so.
+    If it cannot be built, as on a machine without the devices, log a warning and return None.
     """
     if config.driver is None:
         return None
     try:
         return build(config, lambda _: None)
-    except Exception as error:  # noqa: BLE001 - a third party's factory: whatever it raises is about this resource
+    except Exception as error:  # noqa: BLE001 - foreign code: any error concerns this resource only
         warn(f"resource {config.name} is left out of the request unless its key is configured: {error}")
         return None

@@ -1,7 +1,7 @@
-"""What is said on behalf of a worker, and what comes back: its record, or the dead letter of what was said.
+"""Sends messages on behalf of a worker and reads the answers: its record, or a dead letter.
 
-It listens before it speaks, so that no answer is missed. A message that was decided without either is told by the
-checkpoint of its host's manager, which is the last record of each commit.
+It starts to read before it sends, so that it misses no answer. If a manager decides a message without either, the
+manager's checkpoint, the last record of each commit, shows that.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from outfitter_service.query.errors import OutfitterCliError
 
 
 class Conversation:
-    """One worker's side of it. `records` are the newest answers by key, `letters` the dead letters of what was said,
-    by its offset, `decided` is the offset before which everything of the host is decided."""
+    """One worker's messages and answers. `records`: the newest record by key. `letters`: the dead letters by the
+    message's offset. `decided`: all messages of the host before this offset are decided."""
 
     def __init__(
         self, bus: Bus, where: Connection, worker: str, partition: int, answers: Reader, letters: Reader | None
@@ -42,10 +42,10 @@ class Conversation:
         self._news = anyio.Event()
 
     async def publish(self, message: Registration) -> int:
-        """Say something; return its offset.
+        """Publish a message; return its offset.
 
         Raises:
-            OutfitterCliError: the host has another partition by now.
+            OutfitterCliError: the host has moved to another partition.
         """
         (partition,) = await ledger_view.partitions(self._bus, self._where.cluster, self._where.host)
         if partition != self._partition:
@@ -57,7 +57,7 @@ class Conversation:
         return await self._bus.publish(self._topics.registrations, self._partition, entry)
 
     async def heard(self, enough: Callable[[], bool], within: float) -> bool:
-        """Listen until `enough` says so, for at most `within` seconds; whether it did."""
+        """Read answers until `enough()` is true, for at most `within` seconds. Returns whether it is."""
         with anyio.move_on_after(within):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._listen, self._answers, self._take)
@@ -69,11 +69,11 @@ class Conversation:
         return enough()
 
     async def read_ledger(self) -> ledger_view.LedgerView:
-        """All that is committed now of the host."""
+        """The current committed ledger of the host."""
         return await ledger_view.read(self._bus, self._where.cluster, self._where.host)
 
     async def letter(self, offset: int) -> DeadLetter | None:
-        """The dead letter of the message at `offset`, if there is one by now."""
+        """The dead letter of the message at `offset`; None if there is none yet."""
         if self._letters is not None and offset not in self.letters:
             end = await self._bus.stable_end(self._topics.dead_letters, self._partition)
             async for messages in read_to(self._letters, end):
@@ -82,7 +82,7 @@ class Conversation:
         return self.letters.get(offset)
 
     async def nobody(self) -> str:
-        """What to say when there was no answer at all."""
+        """The error text if no manager answered."""
         count = (await self._bus.topic(self._topics.allocations)).partitions
         survey = ManagerLookup(self._bus, self._where.cluster, self._where.host)
         await survey.run(count)
@@ -93,7 +93,7 @@ class Conversation:
             if self._letters is not None:
                 await self._listen(self._letters, self._take_letter)
         except BusAccessError:
-            self._letters = None  # may be described, and not read
+            self._letters = None  # we may describe the topic, but not read it
 
     async def _listen(self, reader: Reader, take: Callable[[Message], None]) -> None:
         while True:
@@ -121,9 +121,9 @@ class Conversation:
 
 @asynccontextmanager
 async def conversing(where: Connection, worker: str) -> AsyncIterator[Conversation]:
-    """Connect, and begin to listen before anything is said.
+    """Connect, and begin to read before the first message.
 
-    Who may not read the dead letters hears of records alone.
+    Without the right to read dead letters, it reads only records.
     """
     topics = names.topics(where.cluster)
     async with AsyncExitStack() as stack:

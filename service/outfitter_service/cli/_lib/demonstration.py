@@ -1,7 +1,7 @@
-"""What `outfitter demo` plays: a real manager and three real workers in processes of their own, in a folder of its own.
+"""The demonstration of `outfitter demo`: a real manager and three real workers, as processes in a folder of its own.
 
-It looks on as anybody could, through `outfitter status` and `/metrics`, and says of each scene what it saw; a scene
-that does not come about within its time ends it with exit code 1. Everything it started is ended by its pid.
+It observes them as a user would, by `outfitter status` and `/metrics`, and prints the result of each scene. A scene
+that fails ends it with exit code 1. It ends all its processes by their pids.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 GPUS = 2
 SCENE_WITHIN = 20.0
-"""Seconds that a scene may take; each takes about one."""
+"""Time limit of a scene in seconds; a scene takes about one."""
 
 LOOK_AGAIN_AFTER = 0.05
 ENDED_WITHIN = 5.0
@@ -59,7 +59,7 @@ with RuntimeContext() as context:
 
 
 class DemoFolder(NamedTuple):
-    """Where it plays: a folder, and the host's name, which no other manager on this machine has."""
+    """The demonstration's folder, and its host's name, which no other manager on this machine has."""
 
     folder: Path
     host: str
@@ -70,14 +70,14 @@ class DemoFolder(NamedTuple):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What every process of the demonstration finds; nothing of another Outfitter's."""
+        """The environment of all its processes, without variables of another Outfitter."""
         foreign = {name: value for name, value in os.environ.items() if not name.startswith("OUTFITTER_")}
         return foreign | {"OUTFITTER_BUS": self.bus, "OUTFITTER_HOST": self.host}
 
 
 @contextmanager
 def stage(*, keep: bool) -> Iterator[DemoFolder]:
-    """A folder with the devices and the manager's configuration, removed at the end unless it is kept."""
+    """A folder with the devices and the manager's configuration. Unless `keep`, it is removed at the end."""
     folder = Path(tempfile.mkdtemp(prefix="outfitter-demo-"))
     try:
         devices = folder / "gpus"
@@ -100,7 +100,7 @@ def stage(*, keep: bool) -> Iterator[DemoFolder]:
 
 
 class Demonstration:
-    """The play. `play` gives the exit code."""
+    """The scenes. `play` returns the exit code."""
 
     def __init__(self, place: DemoFolder) -> None:
         self._place = place
@@ -108,10 +108,10 @@ class Demonstration:
         self._address: tuple[str, int] | None = None
 
     def play(self) -> int:
-        """All scenes, one after the other.
+        """Play all scenes in order.
 
         Raises:
-            OutfitterCliError: a scene did not come about; the message says which.
+            OutfitterCliError: a scene failed; the message says which.
         """
         begun = time.monotonic()
         previous = signal.signal(signal.SIGTERM, _interrupted)
@@ -180,7 +180,7 @@ class Demonstration:
 
     def _the_metrics_say_the_same(self) -> None:
         _title("What Prometheus sees at the manager's /metrics")
-        died = 'outfitter_releases_total{reason="owner-died"} 1.0'  # counted a moment after it can be read
+        died = 'outfitter_releases_total{reason="owner-died"} 1.0'  # counted shortly after the record is readable
         self._await("one was released because its owner died", lambda: died in self._get("/metrics"))
         metrics = self._get("/metrics")
         for line in metrics.splitlines():
@@ -200,10 +200,10 @@ class Demonstration:
         manager.terminate()
         _check(manager.wait(SCENE_WITHIN) == 0, "the manager has ended in an orderly way")
 
-    # --- looking on -----------------------------------------------------------------------------------------
+    # --- observing ------------------------------------------------------------------------------------------
 
     def _ledger(self) -> LedgerView:
-        """All that is committed, as `outfitter status` and `outfitter devices` see it."""
+        """The committed ledger, as in `outfitter status` and `outfitter devices`."""
         import anyio
 
         from outfitter_service.config import Connection
@@ -234,7 +234,7 @@ class Demonstration:
         return [device for host in hosts for resource in host.resources.values() for device in resource.devices]
 
     def _show(self) -> None:
-        """What `outfitter status` would show."""
+        """Print the workers as `outfitter status` does."""
         for record, _ in self._ledger().allocations:
             has = ", ".join(device["name"] for devices in record.resources.values() for device in devices)
             place = "" if record.queue_position is None else f"position {record.queue_position} in the queue; "
@@ -263,7 +263,7 @@ class Demonstration:
     # --- processes ------------------------------------------------------------------------------------------
 
     def _start(self, name: str, *command: str) -> None:
-        """Start a process that ends with this one, at the latest."""
+        """Start a process that ends at the latest with this one."""
         with (self._place.folder / f"{name}.log").open("wb") as log, _signals_wait():
             self._processes[name] = subprocess.Popen(
                 bound(command),
@@ -279,15 +279,15 @@ class Demonstration:
         return (self._place.folder / f"{name}.log").read_text(errors="replace")
 
     def _await(self, what: str, condition: Callable[[], bool]) -> None:
-        """Look again and again until it is so.
+        """Poll until `condition()` is true.
 
         Raises:
-            OutfitterCliError: it is not so in time, or a process ended that should not.
+            OutfitterCliError: it is not true in time, or a process has ended unexpectedly.
         """
         deadline = time.monotonic() + SCENE_WITHIN
         while not condition():
             for name, process in self._processes.items():
-                # `outfitter run` tells of its command that was told to end: 128 and the signal
+                # the exit code of `outfitter run` if its command was ended: 128 plus the signal
                 if process.poll() not in {None, 0, -signal.SIGKILL, 128 + signal.SIGTERM}:
                     raise OutfitterCliError(f"{name} ended with {process.returncode}: {self._log(name)[-2000:]}")
             if time.monotonic() > deadline:
@@ -296,7 +296,7 @@ class Demonstration:
         _say(f"  {what}")
 
     def _end_all(self) -> None:
-        """The manager last: what the workers give back is to be heard."""
+        """End all processes, the manager last, so that it sees the workers deregister."""
         for name in reversed(self._processes):
             process = self._processes[name]
             if process.poll() is None:
@@ -311,8 +311,8 @@ class Demonstration:
 
 @contextmanager
 def _signals_wait() -> Iterator[None]:
-    """What tells this process to end is obeyed afterwards. At once, it would leave a process that is being started to
-    nobody, and below an event loop rise in whichever task runs."""
+    """Delay signals that end this process. Handled at once, one could leave a starting process behind, or raise in any
+    task of an event loop."""
     told: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     ours = {number: handler for number, handler in handlers.items() if callable(handler)}
@@ -328,7 +328,7 @@ def _signals_wait() -> Iterator[None]:
 
 
 def _interrupted(number: int, _frame: object) -> None:
-    """Leave through the cleanup, whatever ends this."""
+    """End this process through its cleanup, after any of these signals."""
     raise SystemExit(128 + number)
 
 

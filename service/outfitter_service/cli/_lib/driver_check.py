@@ -1,7 +1,6 @@
-"""What the drivers say of their own settings: `outfitter config check` builds each of them, and asks it nothing.
+"""Lets drivers check their own settings: `outfitter config check` builds each driver, but does not call it.
 
-A driver stops at the first thing that is wrong. To hear of all of them it is built again without the setting that it
-has complained of.
+A driver raises only its first error. To find all errors we build it again without the refused setting.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from outfitter_service.runtime.drivers.building import build
 
 
 def driver_problems(found: Settings | Inspection | None) -> Iterator[Problem]:
-    """A problem for each thing in a resource's settings that its driver refuses (a warning if it may be right
-    elsewhere), and what it warns of. Resources that are misconfigured otherwise are looked at as well."""
+    """The errors and warnings of drivers about their settings, also for resources with other errors. If a setting may
+    be right on another machine, its error is a warning."""
     for config in found.resources if found is not None else ():
         if found is None or config.driver is None or config.state not in (SpecState.OK, SpecState.MISCONFIGURED):
             continue
@@ -37,7 +36,7 @@ def _of(config: ResourceConfig, origins: Mapping[str, str]) -> Iterator[Problem]
                 yield _about(config, origins, ValueError(warning), Severity.WARNING)
         key = None if error is None else _key(config, error)
         if error is None or (refused and key is None):
-            return  # nothing, or what follows from leaving a setting out
+            return  # no error, or a consequence of the removed setting
         severity = Severity.WARNING if isinstance(error, NotOnThisMachineError) else Severity.ERROR
         yield _about(config, origins, error, severity)
         if key is None:
@@ -49,7 +48,7 @@ def _of(config: ResourceConfig, origins: Mapping[str, str]) -> Iterator[Problem]
 def _refusal(config: ResourceConfig, warn: Callable[[str], None]) -> Exception | None:
     try:
         build(config, warn)
-    except Exception as error:  # noqa: BLE001 - a third party's factory: whatever it raises is about this resource
+    except Exception as error:  # noqa: BLE001 - foreign code: any error concerns this resource only
         return error
     return None
 

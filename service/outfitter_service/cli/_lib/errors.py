@@ -1,7 +1,7 @@
-"""What the command line makes of exceptions: words for standard error, and an exit code.
+"""Turns exceptions into text on standard error and an exit code.
 
-Exceptions whose class is ours, click's or the operating system's are verdicts: their message says what is
-wrong, and it is all that is shown. Any other exception is a defect of ours and is called one.
+For exceptions of our own classes, click's and the operating system's, we print only the message. Any other exception is
+an internal error, and the text says so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _USAGE = 2
 
 
 def complain(error: BaseException, *, debug: bool) -> None:
-    """Say on standard error what went wrong: a line each for the causes in a group."""
+    """Print the error on standard error: one line for each exception in a group."""
     if debug and not isinstance(error, click.UsageError):
         import traceback
 
@@ -30,12 +30,12 @@ def complain(error: BaseException, *, debug: bool) -> None:
         return
     for leaf in leaves(error):
         first, *more = describe(leaf).split("\n")
-        # what follows is indented: no part of a message can pass for one of its own
+        # indent further lines, so that no part of a message looks like a message of its own
         click.echo("\n".join([f"outfitter: {printable(first)}", *(f"  {printable(line)}" for line in more)]), err=True)
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The single exceptions in what may be nested groups of task groups, each message once."""
+    """The exceptions in perhaps nested groups, each message once."""
     said: set[str] = set()
     for leaf in _leaves(error):
         words = describe(leaf)
@@ -53,7 +53,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def describe(error: BaseException) -> str:
-    """One exception in words for people."""
+    """One exception as text for people."""
     if isinstance(error, click.UsageError):
         command = f" (see `{error.ctx.command_path} --help`)" if error.ctx is not None else ""
         return error.format_message() + command
@@ -90,8 +90,8 @@ def _is_ours(module: str) -> bool:
 
 
 def show_warnings_of_libraries() -> None:
-    """Let what is logged at WARNING and above, by the worker's side above all, look like `warn`. What aiokafka says of
-    each attempt is left out: the worker's side says that there is trouble, and when it is over."""
+    """Print log lines of WARNING and above, mostly of the worker session, as `warn` does. aiokafka's lines about each
+    attempt are left out, because the worker session logs an outage once."""
     import logging
 
     class Line(logging.Formatter):

@@ -1,4 +1,4 @@
-"""A click group whose commands are imported when they are used. It knows nothing of what they do."""
+"""A click group that imports its commands on use. It does not know what they do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEBUG = "outfitter.debug"
 
 
 class Entry(NamedTuple):
-    """One command: where it is (`module:attribute`), its line in the list, and the exit code of its failures."""
+    """One command: its `module:attribute`, its line in the list, and the exit code of its failures."""
 
     target: str
     help: str
@@ -24,7 +24,7 @@ class Entry(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """Looks its commands up in a table of `Entry`, gives each of them `--debug`, and has them take text only."""
+    """Finds its commands in a table of `Entry`, adds `--debug` to each, and makes them accept only valid text."""
 
     def __init__(self, *args: Any, entries: Mapping[str, Entry], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -33,13 +33,13 @@ class LazyGroup(click.Group):
 
     @staticmethod
     def chosen(context: click.Context | None) -> Entry | None:
-        """The entry of the command that was run, once it is known."""
+        """The entry of the running command, once it is known."""
         entry = context.meta.get(_CHOSEN) if context is not None else None
         return entry if isinstance(entry, Entry) else None
 
     @staticmethod
     def debug(context: click.Context | None) -> bool:
-        """Whether `--debug` was given, to the group or to the command."""
+        """Whether the group or the command has `--debug`."""
         return context is not None and bool(context.meta.get(_DEBUG))
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -58,12 +58,12 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
-        """List the commands from the table: asking for help must not import every one of them."""
+        """List the commands from the table, so that help does not import all of them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.help) for name, entry in self.entries.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete from the table: asking at each Tab must not import every command."""
+        """Complete from the table, so that a Tab does not import all commands."""
         from click.shell_completion import CompletionItem
 
         found = [
@@ -85,8 +85,8 @@ class LazyGroup(click.Group):
 
 
 class _Text(click.types.StringParamType):
-    """Text that can be written as UTF-8. What stands on a command line may be any bytes, of which Python makes half
-    characters: names of files may have them (`click.Path`), what goes over the bus may not."""
+    """Text that can be encoded as UTF-8. Python decodes other bytes of a command line as half characters. File names
+    may have them (`click.Path`), but values on the bus may not."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         text = super().convert(value, param, ctx)

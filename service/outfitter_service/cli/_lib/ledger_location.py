@@ -1,4 +1,4 @@
-"""Whether a cluster's ledger stands where it was written: what `outfitter topics check` says besides the settings."""
+"""Checks for `outfitter topics check` that a cluster's ledger is in the partitions where it was written."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _ADOPT = (
 
 
 async def check(bus: Bus, cluster: str) -> list[Difference]:
-    """Compare what the ledger says of the topics with what they are. Reads all of the ledger; an empty list: all is
-    well, or there are no topics.
+    """The differences between the topics and the ledger's data about them; empty if there are none, or no topics. Reads
+    the whole ledger.
 
     Raises:
         BusError: the bus failed.

@@ -1,7 +1,7 @@
-"""The options that many commands share, spelled and explained in one place.
+"""The options that many commands share.
 
-Where a value comes from a `Settings`, pass `given(ctx)` to `config.load`: it holds what stands on the command
-line only, so that environment and file keep their own origin.
+For values from `Settings`, pass `given(ctx)` to `config.load`. It has only the values from the command line, so that
+those from the environment and the file keep their origin.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ only_host = click.option(
     "--host", metavar="NAME", callback=_named("host"),
     help="Only of this host. All hosts otherwise, whatever OUTFITTER_HOST says: that is where to register.",
 )  # fmt: skip
-"""For commands that look on: `--host` narrows what they show, and nothing else does."""
+"""For commands that show data: only `--host` restricts them to a host."""
 cluster = click.option(
     "--cluster",
     metavar="NAME",
@@ -70,7 +70,7 @@ cluster = click.option(
 
 
 def moment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> datetime | None:
-    """A callback for options that take a moment: RFC 3339 with a time zone, or a duration ago."""
+    """A callback for options with a time: RFC 3339 with a time zone, or a duration ago."""
     if value is None:
         return None
     try:
@@ -93,14 +93,14 @@ def moment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> d
 
 
 COUNT = click.IntRange(1, 1_000_000_000)
-"""How many of something are to be shown."""
+"""A number of things to show."""
 
 
 json_output = click.option("--json", "as_json", is_flag=True, help="Print one JSON document for programs.")
-"""Adds `--json`; the command's parameter is called `as_json`."""
+"""Adds `--json` as parameter `as_json`."""
 
 json_lines = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs: one object on each line.")
-"""The same for what may go on for ever, or is too long for one document."""
+"""The same for output that is endless or too long for one document."""
 
 SHARED = ("bus", "host", "cluster")
 
@@ -113,16 +113,16 @@ def connection(command: F) -> F:
 
 
 def looking_on(command: F) -> F:
-    """Add `--bus`, `--config`, `--host` and `--cluster`, as `connection` does, for a command that only looks."""
+    """Add `--bus`, `--config`, `--host` and `--cluster`, as `connection` does, to a command that only shows data."""
     for option in (cluster, only_host, config, bus):
         command = option(command)
     return command
 
 
 def given(ctx: click.Context, *more: str) -> dict[str, str]:
-    """What stands on the command line itself among `bus`, `host`, `cluster` and `more`, by setting name.
+    """The command line's values of `bus`, `host`, `cluster` and `more`, by setting name.
 
-    Parameter `lease_grace` answers for the setting `lease-grace`; a flag is `true` or `false`.
+    Parameter `lease_grace` is the setting `lease-grace`; a flag is `true` or `false`.
     """
     from click.core import ParameterSource
 

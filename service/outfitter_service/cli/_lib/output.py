@@ -1,6 +1,6 @@
-"""How results look: JSON for programs, tables and ages for people. Standard output is data.
+"""Prints results on standard output: JSON for programs, tables and ages for people.
 
-Words (progress, warnings, errors) go to standard error, through `errors.warn` and the error edge.
+Progress, warnings and errors go to standard error, through `errors.warn` and `errors.complain`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import click
 from outfitter_proto.support.printable import printable, printable_json
 
 NARROWEST = 40
-"""Columns below which lines are not wrapped: the terminal itself does it as well."""
+"""Terminal width below which we do not wrap lines: the terminal itself does it."""
 
 MOST_WRAPPED = 200
-"""Rows beyond which a table is not wrapped: that takes a millisecond a row, and nobody reads so many."""
+"""Most rows of a table that is wrapped, which takes a millisecond a row."""
 
 WIDEST = 64
-"""Characters of a cell that widen the whole column; a longer one shifts what follows in its row alone."""
+"""Most characters by which a cell widens its column. A longer cell only shifts the rest of its row."""
 
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
@@ -33,12 +33,12 @@ def print_json(value: Any, *, indent: int = 0) -> None:
 
 
 def say(line: str, *, err: bool = False) -> None:
-    """Print one line for people. Whatever stands in it, it is one line, and moves nothing else on the terminal."""
+    """Print one line for people, with all control characters escaped."""
     click.echo(printable(line), err=err)
 
 
 def say_wrapped(line: str) -> None:
-    """Print one line, which goes on below, indented, where a terminal is too narrow for it. In a pipe it stays one."""
+    """Print one line. In a narrow terminal it is wrapped with an indent, but never in a pipe."""
     import shutil
     import sys
     import textwrap
@@ -51,7 +51,7 @@ def say_wrapped(line: str) -> None:
 
 
 def document(text: str) -> None:
-    """Print a document for another program as it is."""
+    """Print a document for another program unchanged."""
     click.echo(text, nl=False)
 
 
@@ -64,9 +64,11 @@ def age(seconds: float) -> str:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table without borders; None is shown as `-`. Its cells are wrapped at the terminal's width where that can
-    be done between words and there are few rows, and never in a pipe. Nothing is cut off: one very long name shifts the
-    rest of its own row, and widens no other."""
+    """Print a table without borders; None is shown as `-`.
+
+    In a terminal, cells of small tables are wrapped between words. Nothing is cut off: a very long name shifts the rest
+    of its own row only.
+    """
     import os
     import shutil
     import sys
@@ -93,7 +95,7 @@ def _padded(cell: str, width: int) -> str:
 
 
 def _columns(text: str) -> int:
-    """The columns that a text takes on a terminal."""
+    """The width of a text on a terminal, in columns."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -108,7 +110,7 @@ def _print_wrapped(table: Sequence[Sequence[str]], width: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    # rich leaves bold type in when told NO_COLOR; those who set it want no escapes at all
+    # rich keeps bold type with NO_COLOR, but users of NO_COLOR want no escapes at all
     style = "" if os.environ.get("NO_COLOR") else "bold"
     wrapped = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0), header_style=style)
     for heading in table[0]:
@@ -119,11 +121,11 @@ def _print_wrapped(table: Sequence[Sequence[str]], width: int) -> None:
 
 
 def _natural(rows: Sequence[Sequence[str]]) -> int:
-    """The columns that a table needs in which nothing is wrapped."""
+    """The width of the table without wrapping, in columns."""
     return sum(max(map(_columns, column)) + 2 for column in zip(*rows, strict=True))
 
 
 def _narrowest(rows: Sequence[Sequence[str]]) -> int:
-    """The columns that a table needs in which no word is broken."""
+    """The least width of the table without broken words, in columns."""
     columns = zip(*rows, strict=True)
     return sum(max(len(word) for cell in column for word in cell.split(" ")) + 2 for column in columns)

@@ -1,4 +1,4 @@
-"""What `register` and `run` share: the options that make a registration, and the registration they make."""
+"""Shared by `register` and `run`: the options of a registration, and the registration built from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AMOUNT = r"[0-9]{1,19}"
 
 
 class Duration(click.ParamType[float | str]):
-    """Seconds from `30s`, `5m` or a plain number. `none` is None where that is `allowed`."""
+    """Seconds from `30s`, `5m` or a plain number. `none` is None, if `allowed`."""
 
     name = "duration"
 
@@ -78,10 +78,10 @@ def registration(
     owner: Owner | None = None,
     wait_s: float | None = None,
 ) -> Register:
-    """The registration that the options describe, as a new incarnation.
+    """The registration from the options, as a new incarnation.
 
     Raises:
-        click.UsageError: they describe none that a manager would take.
+        click.UsageError: every manager would refuse it.
     """
     from msgspec import UNSET
 
@@ -114,9 +114,9 @@ def registration(
 
 
 def worker_name(given: str | None) -> str:
-    """The worker's name: as given, else from the environment, else made up.
+    """The worker's name: the given one, else from the environment, else generated.
 
-    Below `outfitter run` the environment names the worker that runs, and a second one is not that one.
+    Under `outfitter run` the environment names the running worker, so a second worker gets a generated name.
     """
     from outfitter.session.identity import new_worker_name
 

@@ -1,1 +1,1 @@
-"""The commands: one file each, imported when it is used."""
+"""The commands: one file each, imported on use."""

@@ -1,1 +1,1 @@
-"""How `outfitter run` starts its command, watches it and passes signals on."""
+"""`outfitter run`: starting its command, watching it and passing signals on."""

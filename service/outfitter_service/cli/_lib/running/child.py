@@ -1,13 +1,11 @@
-"""The command of `outfitter run`: started, watched, signalled, and bound to the life of its parent.
+"""The command's process of `outfitter run`, which dies with its parent.
 
-Its process is forked at the very beginning, while this one has no threads and a fork can still run Python; it waits
-for its environment and then becomes the command. Starting another interpreter for that would cost as much again as
-all the rest of a short `outfitter run`.
+We fork it first, while this process has no threads and a fork can still run Python. It waits for its environment and
+then becomes the command. A new interpreter instead would double the time of a short `outfitter run`.
 
-It runs in its parent's process group, as below env(1) or nice(1), so that job control in a terminal works as if
-`outfitter run` were not there. The kernel kills it when `outfitter run` dies (PR_SET_PDEATHSIG): a device that is
-lent again must not be in use any more. Processes that the command starts itself are its own business, and a
-set-user-ID program cannot be bound in this way.
+It runs in its parent's process group, as under env(1) or nice(1), so that job control in a terminal works as usual. The
+kernel kills it when `outfitter run` dies (PR_SET_PDEATHSIG), because a device that is granted again must not be in use.
+This does not cover processes that the command starts, nor set-user-ID programs.
 """
 
 from __future__ import annotations
@@ -27,20 +25,20 @@ from outfitter_service.cli._lib.running import trampoline
 
 
 def bound(command: Sequence[str]) -> list[str]:
-    """The argument list that becomes `command`, and dies with this process, whatever threads it has."""
+    """An argument list that becomes `command` and dies with this process, which may have threads."""
     return [sys.executable, "-I", "-S", str(Path(trampoline.__file__)), str(os.getpid()), "", *command]
 
 
 class Child:
-    """The command's process: a context, so that one that is never started is not left behind.
+    """The command's process; as a context manager, it removes a process that was never started.
 
-    Until it comes forward, a terminal's signals do not find it: its process group is its own.
+    Until `come_forward` it has a process group of its own, so a terminal's signals do not reach it.
     """
 
     def __init__(self, command: Sequence[str], *, mask: Iterable[int]) -> None:
         """Fork; the command will have the signals of `mask` blocked.
 
-        Call from the main thread, whose end the kernel takes for the parent's, and before there is another one.
+        Call it from the main thread, because its end kills the child, and before there are other threads.
         """
         self.command = tuple(command)
         self.started = False
@@ -56,18 +54,18 @@ class Child:
         self._pidfd = os.pidfd_open(self._pid)
 
     def come_forward(self) -> None:
-        """Put it into this process's group: from now on a terminal's signals find it, and wait for its start."""
+        """Move it into this process's group. A terminal's signals reach it from now on, but wait for its start."""
         os.setpgid(self._pid, os.getpgrp())
 
     def start(self, environment: Mapping[str, str]) -> None:
-        """Let it become the command. File descriptors that this process was given are passed on."""
+        """Let it become the command. It inherits the file descriptors that this process inherited."""
         self.started, self._ended = True, anyio.Event()
-        # One that was killed meanwhile cannot be told any more; `wait` says so.
+        # It may have been killed meanwhile; then `wait` returns that.
         with suppress(BrokenPipeError), os.fdopen(self._telling, "wb") as telling:
             marshal.dump(dict(environment), telling)
 
     async def wait(self) -> int:
-        """Wait for its end; its exit code, or 128 plus the signal that ended it. One caller at a time."""
+        """Wait for its end; return its exit code, or 128 plus the signal that ended it. One caller at a time."""
         await anyio.wait_readable(self._pidfd)
         _, status = os.waitpid(self._pid, 0)  # noqa: ASYNC222 - it has ended
         self._ended.set()
@@ -83,12 +81,12 @@ class Child:
             os.waitpid(self._pid, 0)
 
     def send(self, number: int) -> None:
-        """Send it a signal; it may have ended."""
+        """Send it a signal. It may have ended already."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
 
     async def end(self, *, within: float) -> None:
-        """Tell it to end, and kill it when it has not done so `within` seconds. Somebody else is in `wait`."""
+        """Send SIGTERM, and SIGKILL after `within` seconds. Another task must be in `wait`."""
         self.send(signal.SIGTERM)
         with anyio.move_on_after(within):
             await self._ended.wait()
@@ -97,7 +95,7 @@ class Child:
 
 
 def _stand_by(parent: int, listening: int, command: list[str], mask: Iterable[int]) -> NoReturn:
-    """The forked process: wait for the environment, and become the command. Nothing else of the program runs on."""
+    """In the forked process: wait for the environment, and become the command. Never returns."""
     try:
         trampoline.bind(parent, command[0])
         with os.fdopen(listening, "rb") as told:
@@ -105,5 +103,5 @@ def _stand_by(parent: int, listening: int, command: list[str], mask: Iterable[in
         if not environment:
             os._exit(0)  # the parent has ended without a start
         trampoline.become(command, marshal.loads(environment), mask)  # noqa: S302 - from ourselves
-    except BaseException as error:  # noqa: BLE001 - it must not go on as a second parent
+    except BaseException as error:  # noqa: BLE001 - it must not continue as a second parent
         trampoline.fail(f"{command[0]} cannot be started: {error!r}", trampoline.CANNOT_EXECUTE)

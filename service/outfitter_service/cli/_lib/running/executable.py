@@ -1,7 +1,7 @@
-"""Whether a command can be executed, asked before anybody waits for devices on its behalf.
+"""Checks that a command can be executed, before we wait for its devices.
 
-It looks as execvpe(3) will: a name with a slash as it is, any other one in the directories of PATH. What only the
-kernel knows (an interpreter that is missing, a format it cannot run) is told when the command is started, as ever.
+It searches as execvpe(3): a name with a slash directly, any other name in the directories of PATH. The kernel's own
+checks (a missing interpreter, an unknown format) still happen when the command starts.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 
 def check(command: str, environment: Mapping[str, str]) -> None:
-    """Return if `command` can be executed by a process with this environment.
+    """Return if a process with this environment can execute `command`.
 
     Raises:
-        OutfitterCliError: it is not there (exit code 127), or not to be executed (126).
+        OutfitterCliError: it does not exist (exit code 127), or is not executable (126).
     """
     found: list[int] = []
     for path in _candidates(command, environment):
@@ -45,7 +45,7 @@ def _candidates(command: str, environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _problem(path: str) -> int:
-    """Why `path` cannot be executed, as an error number; 0 where it can."""
+    """Why `path` cannot be executed, as an error number; 0 if it can."""
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116 - as the kernel does
     except OSError as error:

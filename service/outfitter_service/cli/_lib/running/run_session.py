@@ -1,4 +1,4 @@
-"""What `outfitter run` does between its start and its end: get devices, run a command with them, give them back."""
+"""The work of `outfitter run`: get devices, run a command with them, give them back."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from outfitter_service.query.errors import OutfitterCliError, warn
 WAITED_TOO_LONG: Final = 124
 
 WITHDRAWING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that, before there is a command, mean that nobody wants it any more."""
+"""Signals that withdraw the registration, before the command runs."""
 
 PASSED_ON: Final = (*WITHDRAWING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
-"""Signals that are for the command once it runs."""
+"""Signals that are passed on to the running command."""
 
 
 class RunSession:
-    """One `outfitter run`. `run` gives its exit code."""
+    """One `outfitter run`. `run` returns its exit code."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class RunSession:
         self._waiting = anyio.CancelScope()
 
     async def run(self) -> int:
-        """All of it.
+        """Do everything, and return the exit code.
 
         Raises:
-            NoManagerError, AllocationFailedError, AllocationEndedError, BusError: there are no devices, and why.
+            NoManagerError, AllocationFailedError, AllocationEndedError, BusError: why there are no devices.
             OutfitterCliError: it took too long.
         """
         async with anyio.create_task_group() as tasks:
@@ -72,7 +72,7 @@ class RunSession:
         return code if self._withdrawn_by is None else 128 + self._withdrawn_by
 
     async def _obey(self) -> None:
-        """Pass signals on; before there is anybody to pass them to, some of them end the waiting."""
+        """Pass signals on to the command. Before it runs, some of them end the waiting."""
         while True:
             self._take(await self._signals.next())
 
@@ -96,7 +96,7 @@ class RunSession:
                 manager_patience=self._patience,
                 on_lease_at_risk=functools.partial(self._warn_at_risk, allocation_watch),
             )
-            session.leaving_reason = "withdrawn"  # as long as there is nothing else to say
+            session.leaving_reason = "withdrawn"  # unless a later step sets another reason
             async with session, anyio.create_task_group() as tasks:
                 tasks.start_soon(self._tell_progress, session.allocation_watch)
                 record = await self._obtain(session)
@@ -121,7 +121,7 @@ class RunSession:
         while (received := self._signals.read()) is not None:
             self._take(received)  # the terminal sent it to this process alone
         if self._withdrawn_by is not None:
-            await anyio.lowlevel.checkpoint()  # it was withdrawn in the moment of the grant
+            await anyio.lowlevel.checkpoint()  # withdrawn at the moment of the grant
         session.leaving_reason = None
         self._child.start(self._environment(record))
         async with anyio.create_task_group() as tasks:
@@ -145,14 +145,14 @@ class RunSession:
     # --- while waiting -----------------------------------------------------------------------------------
 
     async def _tell_progress(self, allocation_watch: AllocationWatch) -> None:
-        """Say what is waited for whenever that changes, and what came of it."""
+        """Print the reason for waiting at each change, and then the result."""
         begun, told = datetime.now(UTC), ""
         snapshot = allocation_watch.read()
         while not snapshot.over:
             record = snapshot.record
             if record is not None:
                 if standing(record) is AllocationStatus.YOURS and allocation_watch.lease.at_risk:
-                    pass  # read late: the manager is asked whether it stands
+                    pass  # read late: the session asks the manager whether the grant stands
                 elif standing(record) is AllocationStatus.YOURS:
                     if told:
                         waited = output.age((datetime.now(UTC) - begun).total_seconds())
@@ -167,7 +167,7 @@ class RunSession:
     # --- while the command runs --------------------------------------------------------------------------
 
     async def _guard(self, allocation_watch: AllocationWatch) -> None:
-        """End the command when the devices are not its own any more, or are about to be somebody else's."""
+        """End the command when the allocation is over, or its lease is about to end."""
         while True:
             snapshot = allocation_watch.read()
             lost = _lost(snapshot.record, snapshot.error)
@@ -178,16 +178,16 @@ class RunSession:
                 warn(f"the allocation is lost ({lost}): {self._child.command[0]} is told to end")
                 await self._child.end(within=self._kill_after)
                 return
-            # by the lease's clock: a timer of the event loop stands still while the machine is suspended
+            # by the lease's clock: an event loop's timer stands still while the machine is suspended
             with anyio.move_on_after(min(left, LONGEST_SLEEP) if left < math.inf else None):
                 await allocation_watch.changed(snapshot.version)
 
     def _warn_at_risk(self, allocation_watch: AllocationWatch, error: LeaseLostError) -> None:
-        if self._lease_left(allocation_watch) > 0:  # else `_guard` says it
+        if self._lease_left(allocation_watch) > 0:  # else `_guard` warns
             warn(str(error))
 
     def _lease_left(self, allocation_watch: AllocationWatch) -> float:
-        """Seconds until the command must be told to end, so that it has ended with the lease."""
+        """Seconds until the command must get SIGTERM, so that it ends before the lease."""
         lease = allocation_watch.lease
         seconds, remaining = lease.seconds, lease.remaining
         if seconds is None or remaining is None:
@@ -203,7 +203,7 @@ def _waiting_words(record: Allocation) -> str:
 
 
 def _lost(record: Allocation | None, error: Exception | None) -> str | None:
-    """Why the devices are not this worker's any more, or None while they are."""
+    """Why the devices are no longer this worker's; None while they are."""
     if isinstance(error, AllocationEndedError):
         return str(error)
     if record is None or standing(record) is AllocationStatus.YOURS:

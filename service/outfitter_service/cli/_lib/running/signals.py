@@ -1,7 +1,7 @@
-"""Signals as things to read, with their sender: what `outfitter run` needs to know before it passes one on.
+"""Reads signals with their sender, so that `outfitter run` knows whether to pass one on.
 
-A terminal sends its signals to the whole foreground group, hence to the command as well, and the kernel is their
-sender; passing those on would deliver Ctrl-C twice. A program that means `outfitter run` is a sender itself.
+A terminal's signals come from the kernel and go to the whole foreground group, also to the command. Passing them on
+would deliver Ctrl-C twice. Other programs signal only `outfitter run` itself.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _INFO = struct.Struct("=Iii")
 
 
 class Received(NamedTuple):
-    """A signal that was sent to this process; by the kernel (a terminal) or by a process."""
+    """A signal to this process, from the kernel (a terminal) or from a process."""
 
     number: int
     by_kernel: bool
 
 
 class SignalFile:
-    """Blocks `numbers` in this thread and those it starts, and hands them out one by one: signalfd(2).
+    """Blocks `numbers` in this thread and the threads it starts, and returns them one by one: signalfd(2).
 
-    Make it before any thread is started. Signals that this process was told to ignore (nohup(1)) are left so.
-    `blocked_before` are the signals that were blocked when it was made, for whoever starts a program.
+    Create it before any thread. Ignored signals (nohup(1)) stay ignored. `blocked_before` are the signals that were
+    blocked before, for starting a program.
     """
 
     def __init__(self, numbers: Iterable[int]) -> None:
@@ -56,7 +56,7 @@ class SignalFile:
         return received
 
     def read(self) -> Received | None:
-        """The next signal of those that have come; None: there is no other."""
+        """The next received signal; None if there is none."""
         try:
             info = os.read(self._file, _INFO_BYTES)
         except BlockingIOError:
@@ -65,7 +65,7 @@ class SignalFile:
         return Received(number, code == SI_KERNEL)
 
     def close(self) -> None:
-        """Stop reading. The signals stay blocked: what still comes finds a process that is about to end."""
+        """Stop reading. The signals stay blocked, because the process is about to end."""
         os.close(self._file)
 
     def __enter__(self) -> Self:

@@ -1,9 +1,8 @@
-"""Ties a command to the life of its parent, and becomes that command.
+"""Binds a process to the life of its parent and then executes a command: the last steps between fork and exec.
 
-The last steps of a process between fork and exec: of one that was forked while there were no threads (`child`), or
-of an interpreter of its own where there are some, `python -I -S trampoline.py PARENT MASK COMMAND…`. PARENT is the
-pid of `outfitter`, MASK the signals (comma-separated numbers) that were blocked before it blocked its own. It imports
-next to nothing.
+A process without threads forks (`child`). One with threads starts a new interpreter,
+`python -I -S trampoline.py PARENT MASK COMMAND…`. PARENT is the pid of `outfitter`, MASK the signals (comma-separated
+numbers) that were blocked before it blocked its own. It imports very little.
 """
 
 import ctypes
@@ -24,11 +23,11 @@ def bind(parent: int, command: str) -> None:
     if library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         fail(f"cannot bind {command} to the life of outfitter: {os.strerror(ctypes.get_errno())}", CANNOT_EXECUTE)
     if os.getppid() != parent:
-        os._exit(128 + signal.SIGKILL)  # the parent died before the kernel knew that we go with it
+        os._exit(128 + signal.SIGKILL)  # the parent died before prctl
 
 
 def become(command: list[str], environment: Mapping[str, str], mask: Iterable[int]) -> NoReturn:
-    """Give signals back as they were, and execute `command`."""
+    """Restore the signals, and execute `command`."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # this interpreter ignores them, the command must not
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -43,7 +42,7 @@ def become(command: list[str], environment: Mapping[str, str], mask: Iterable[in
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Say it on standard error, whatever the bytes, and end."""
+    """Print the message, which may have any bytes, on standard error, and exit."""
     os.write(2, f"outfitter: {message}\n".encode("utf-8", "backslashreplace"))
     os._exit(code)
 

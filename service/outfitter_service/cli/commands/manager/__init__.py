@@ -1,1 +1,1 @@
-"""Commands for whoever runs managers and their topics."""
+"""Commands for operating managers and their topics."""

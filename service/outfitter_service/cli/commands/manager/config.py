@@ -57,7 +57,7 @@ def check(file: str | None, config: str | None, as_json: bool) -> int:
 
 
 def _nothing(settings: Settings) -> Iterator[Problem]:
-    """That there is nothing to serve, where that is so."""
+    """The problem that no resource is configured, if so."""
     if not settings.resources:
         yield Problem(
             file=str(settings.file or ""),
@@ -107,7 +107,7 @@ def show(file: str | None, config: str | None, pairs: tuple[str, ...], as_json: 
 
 
 def _without(settings: Settings, refused: list[Problem]) -> Settings:
-    """The settings as a manager would have them: resources whose drivers cannot be had are misconfigured."""
+    """The settings as in a manager, where resources whose drivers cannot be built are misconfigured."""
     errors = {problem.resource: problem for problem in reversed(refused) if problem.severity is Severity.ERROR}
     resources = [
         structs.replace(item, state=SpecState.MISCONFIGURED, reason=f"{found.key}: {found.problem}")
@@ -126,7 +126,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def mask(key: str, value: Any) -> Any:
-    """The value, with what must not be seen replaced; see `masked`."""
+    """The value with secrets replaced; see `masked`."""
     return masked(key, value) if isinstance(value, str) else value
 
 

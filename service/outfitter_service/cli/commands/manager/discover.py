@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 CLOSE_WITHIN = 5.0
-"""Seconds that a driver may take to let go of everything."""
+"""Time limit in seconds for closing a driver."""
 
 
 @click.command()
@@ -44,7 +44,7 @@ def discover(resource: str, config: str | None, host: str | None, amount: int | 
     wanted = amount or chosen.amount
     if not wanted:
         raise OutfitterCliError(chosen.reason or f"{chosen.key('amount')} is not known; say --amount")
-    with contextlib.redirect_stdout(sys.stderr):  # what a driver prints is words, not data
+    with contextlib.redirect_stdout(sys.stderr):  # a driver's prints are no data
         driver = _built(chosen)
         found = anyio.run(_call, driver, wanted, Worker(host=host or default_host(), resource=resource))
     infos = [dict(info) for info in found]
@@ -81,13 +81,13 @@ def _built(config: ResourceConfig) -> ExternalResourceDriver:
     try:
         return build(config, lambda warning: warn(f"{config.key('param.')}{warning}"))
     except Exception as error:
-        # a factory's own code: whatever it raises is its verdict
+        # foreign code: report any error of it
         what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise OutfitterCliError(f"the driver of {config.name} cannot be made: {what}") from error
 
 
 async def _call(driver: ExternalResourceDriver, amount: int, worker: Worker) -> list[ExternalResourceInfo]:
-    """The one call, within its limit. Flink takes fewer devices than it asked for silently; here that is a failure.
+    """Call the driver once, within its time limit. Flink silently accepts fewer devices; here that is a failure.
 
     Raises:
         OutfitterCliError: it failed, took too long, or named fewer devices than `amount`.
@@ -105,7 +105,7 @@ async def _call(driver: ExternalResourceDriver, amount: int, worker: Worker) -> 
             f"the driver of {worker.resource} has not answered within {driver.call_timeout:g} s"
         ) from error
     except Exception as error:
-        # a driver's own code: whatever it raises is its verdict
+        # foreign code: report any error of it
         what = str(error) if isinstance(error, DriverError) else f"{type(error).__name__}: {error}"
         raise OutfitterCliError(f"the driver of {worker.resource} failed: {what}") from error
     finally:

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from outfitter_service.query.ledger_view import Change
 
 BODY_SHOWN = 2_000
-"""Characters of the record that are shown before it is deleted."""
+"""Most characters of the record that are shown before its deletion."""
 
 
 class Found(NamedTuple):
-    """What is known of a key: its partition, what stands under it, and what its host's record says of its manager."""
+    """A key's partition, its record, and the state of its host's manager."""
 
     host: str
     partition: int
@@ -117,7 +117,7 @@ async def _look(where: Connection, key: str) -> Found:
 
 
 async def _standing(bus: Bus, where: Connection, partition: int) -> dict[str, Change]:
-    """What stands in a partition of the ledger now, by key."""
+    """The current records in a partition of the ledger, by key."""
     from outfitter_proto import names
     from outfitter_service.query import ledger_view as reading
 

@@ -57,7 +57,7 @@ def serve(ctx: click.Context, /, config: str | None, take_over: bool, adopt_ledg
 async def _serve(service: Service) -> None:
     from outfitter_service.http.server import listening
 
-    # who serves the host is asked before the port: of two managers of a host neither is helped by another port
+    # take the host before the port: for a second manager of a host, another port is no remedy
     with service.alone(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with listening(service, service.settings.http) as address, anyio.create_task_group() as tasks:
             who = f"host {service.settings.host}" if service.settings.scope == "host" else "cluster scope"
@@ -78,8 +78,8 @@ async def _serve(service: Service) -> None:
 
 
 def _end_by_force(after_s: float) -> None:
-    """What hangs in a thread (a driver's blocking call) can be neither cancelled nor waited for: the process ends
-    without it. It is as harmless as SIGKILL."""
+    """End the process despite a thread that hangs (in a driver's blocking call) and cannot be cancelled. It is as
+    harmless as SIGKILL."""
 
     def end() -> None:
         warn(f"the shutdown took longer than {after_s:g} s, ending as it stands")

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from outfitter_service.config import Connection
 
 LOCAL_PARTITIONS = 1
-"""On a bus of one machine there is one host, and hence nothing to divide."""
+"""A bus of one machine has one host, so there is nothing to divide."""
 
 BROKER_PARTITIONS = 12
-"""Elsewhere: an operator reads its host's partition, and twelve keep 12,000 workers at 1,000 a partition."""
+"""On a broker. Each worker reads its host's whole partition, and twelve keep 12,000 workers at 1,000 a partition."""
 
 
 @click.group()
@@ -188,25 +188,25 @@ def _plain(item: Difference) -> dict[str, object]:
 async def make(
     bus: Bus, where: Connection, partitions: int | None, replication: int | None
 ) -> tuple[list[str], list[Difference]]:
-    """Make the topics that are missing; return the names of those made, and what is not as it should be.
+    """Create the missing topics; return their names and all differences.
 
     Raises:
-        OutfitterCliError: there are topics, with another number of `partitions` than was asked for.
+        OutfitterCliError: the existing topics have another number of `partitions`.
     """
     from outfitter_proto import topics as wanted
 
     count = await _partitions(bus, where, partitions)
     made = await wanted.create(bus, where.cluster, partitions=count, replication=replication, history=where.history)
     if not made:
-        await _partitions(bus, where, partitions)  # perhaps a manager has made them just now
+        await _partitions(bus, where, partitions)  # perhaps a manager has just created them
     return made, await wanted.check(bus, where.cluster, history=where.history)
 
 
 async def _partitions(bus: Bus, where: Connection, asked: int | None) -> int:
-    """How many partitions new topics get: as many as those that are there have.
+    """The number of partitions of new topics: the same as of the existing ones.
 
     Raises:
-        OutfitterCliError: another number was asked for.
+        OutfitterCliError: the command line has another number.
     """
     from outfitter_proto import topics as wanted
 

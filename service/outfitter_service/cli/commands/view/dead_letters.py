@@ -1,4 +1,4 @@
-"""`outfitter dead-letters`: the messages that could not be understood or obeyed, readable, and why."""
+"""`outfitter dead-letters`: the messages that managers could not understand or obey, as text, with the reason."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 SHOWN = 20
 BODY_SHOWN = 1_000
-"""Characters of a message that are shown to people."""
+"""Most characters of a message that are shown to people."""
 _PATIENCE = 5.0
 
 
 class Letter(Struct, frozen=True, kw_only=True):
-    """A dead letter, decoded. `text` is the message, or as much of it as was kept, where it is UTF-8; else `base64`."""
+    """A decoded dead letter. `text` is the message, perhaps cut, if it is UTF-8; otherwise `base64` has it."""
 
     at: datetime
     source: MessageSource
@@ -99,7 +99,7 @@ def dead_letters(
         anyio.run(_tell, connection(config, options.given(ctx)), wanted, limit, follow, as_json)
     except BaseExceptionGroup as group:
         if any(isinstance(leaf, BrokenPipeError) for leaf in leaves(group)):
-            raise BrokenPipeError from None  # whoever read along has seen enough
+            raise BrokenPipeError from None  # the reader has closed the pipe
         raise
 
 
@@ -162,7 +162,7 @@ def _decoded(message: Message, wanted: Wanted) -> Letter | None:
 
 
 def plain(letter: DeadLetter) -> Letter:
-    """A dead letter with its message as text, if that is one; a character that the cut has halved is left out."""
+    """A dead letter with its message as text, if possible, without a character halved by the cut."""
     try:
         text: str | None = letter.body.decode()
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""`outfitter devices`: what the drivers report, and who holds it."""
+"""`outfitter devices`: the devices that drivers report, and their holders."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ NOT_REPORTED = "its driver does not report it"
 
 
 class Holder(Struct, frozen=True, kw_only=True):
-    """An allocation that holds a device, `since` when it is in that state. `delayed_by` is why a device that is being
-    given back is not free yet."""
+    """An allocation that holds a device, in this state `since`. `delayed_by`: why a releasing device is not free
+    yet."""
 
     worker: str
     incarnation: str
@@ -31,7 +31,7 @@ class Holder(Struct, frozen=True, kw_only=True):
 
 
 class Line(Struct, frozen=True, kw_only=True):
-    """One device of one host. `state` is what the ledger says of it beyond allocations (a quarantine), or None."""
+    """One device of one host. `state`: its state apart from allocations (a quarantine), or None."""
 
     host: str
     resource: str
@@ -77,7 +77,7 @@ def devices(ctx: click.Context, /, config: str | None, as_json: bool, **_options
 
 
 def lines_of(ledger: LedgerView, host: Host) -> list[Line]:
-    """The devices that are reported for a host, and those that are held although nobody reports them any more."""
+    """The reported devices of a host, and the held ones that no driver reports any more."""
     from outfitter_proto.records import Device
 
     noted = {device.id: device for device in ledger.of(Device) if device.host == host.host}
@@ -134,7 +134,7 @@ def _holder(record: Allocation) -> Holder:
 
 
 def _left_out(inventory: ResourceInventory) -> int:
-    """How many devices are reported and not listed one by one."""
+    """The number of reported devices that the record does not list one by one."""
     return 0 if inventory.total is UNSET else inventory.total - len(inventory.devices)
 
 

@@ -28,7 +28,7 @@ class Waiter(Struct, frozen=True, kw_only=True):
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """What is known about one worker. `devices` are all of the resources that it wants, with their holders."""
+    """The state of one worker. `devices`: all devices of the resources that it wants, with their holders."""
 
     host: str
     worker: str
@@ -112,7 +112,7 @@ def _explanation(ledger: LedgerView, record: Allocation) -> Explanation:
 
 
 def _ahead(ledger: LedgerView, record: Allocation) -> Iterator[Waiter]:
-    """Those before it in the queue that want any of the same resources."""
+    """The workers before it in the queue that want any of the same resources."""
     if record.queue_position is None:
         return
     wanted = record.request.amounts.keys()

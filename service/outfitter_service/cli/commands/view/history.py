@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 5.0
 SHOWN = 50
-"""How many steps are shown where it is not said how many: the last ones."""
+"""The default number of steps shown: the last ones."""
 _WIDTHS = (20, 9, 20)
 _HEADINGS = ("time", "step", "worker", "what, and why")
 
@@ -111,7 +111,7 @@ def history(
         anyio.run(_tell, connection(config, options.given(ctx)), show, follow, limit)
     except BaseExceptionGroup as group:
         if any(isinstance(leaf, BrokenPipeError) for leaf in leaves(group)):
-            raise BrokenPipeError from None  # whoever read along has seen enough
+            raise BrokenPipeError from None  # the reader has closed the pipe
         raise
 
 
@@ -163,7 +163,7 @@ async def _follow(one: HistoryRange, show: _Lines) -> None:
 
 
 class _Lines:
-    """Prints what is wanted, line by line: columns grow with what they have had to hold."""
+    """Prints the selected steps line by line. Columns grow with their contents."""
 
     def __init__(self, wanted: Wanted, *, as_json: bool) -> None:
         self.wanted = wanted
@@ -172,11 +172,11 @@ class _Lines:
         self._begun = False
 
     def wants(self, message: Message) -> bool:
-        """Whether it is one that is shown."""
+        """Whether the filters select this message."""
         return self._step(message) is not None
 
     def measure(self, messages: Iterable[Message]) -> None:
-        """Make the columns as wide as these need."""
+        """Make the columns wide enough for these messages."""
         for message in messages:
             if (step := self._step(message)) is None:
                 continue
@@ -234,14 +234,14 @@ def _cells(step: Transition | Refresh | Note, *, with_host: bool) -> list[str]:
     if not isinstance(step, Transition):
         return ["-", worker, f"{step.event}: {step.explanation}"]
     devices = ledger_view.devices_in_words(step.record) if isinstance(step.record, Allocation) else ""
-    # not on every step that ends an allocation: only where somebody might think that it was looked at
+    # show it only where a reader could assume that the driver checked for use
     unconfirmed = " (unconfirmed)" if step.confirmed is False and "unconfirmed" not in step.explanation else ""
     why = step.explanation if step.explanation.startswith(step.event) else f"{step.event}: {step.explanation}"
     return [step.to, worker, f"{devices}; {why}{unconfirmed}" if devices else f"{why}{unconfirmed}"]
 
 
 def _device_names(step: Transition | Refresh) -> set[str]:
-    """All names of the devices in a step's record; of one that was brought up to date, of those that changed."""
+    """All names of the devices in a step's record; for a refresh, of the changed devices."""
     from msgspec import UNSET
 
     from outfitter_proto.records import Allocation, Transition

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from outfitter_service.query.rebuild import Comparison
 
 SHOWN = 50
-"""Differences that are printed one by one."""
+"""Most differences that are printed one by one."""
 
 
 class Found(NamedTuple):
-    """The allocations at the moment that was asked for, and, if that was asked for, the comparison of the end."""
+    """The allocations at the chosen moment and, with `--check`, the comparison at the end."""
 
     allocations: list[Stored]
     comparison: Comparison | None
@@ -98,7 +98,7 @@ def _unknown(writer: str, at: datetime | None, begins: datetime | None) -> str:
 
 
 def _judge(told: Comparison) -> int:
-    """Say how the comparison ended; the exit code."""
+    """Print the result of the comparison; return the exit code."""
     for writer in told.unknown:
         warn(f"{writer} was not compared: its history does not reach its last commit")
     for one in told.differences[:SHOWN]:

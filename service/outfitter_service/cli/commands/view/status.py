@@ -1,4 +1,4 @@
-"""`outfitter status`: every worker, and what it holds or waits for."""
+"""`outfitter status`: every worker with its devices, or the reason why it waits."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from outfitter_service.query.ledger_view import LedgerView, Stored
 
 OVER_SHOWN = 20
-"""Of those that are over, how many are shown: the last ones. Those that are live are all shown."""
+"""How many allocations that are over are shown: the last ones. All live ones are shown."""
 
 RECENT = timedelta(hours=1)
-"""For how long a message that went to the dead letters is spoken of."""
+"""The age up to which dead letters are counted."""
 
 STATES = ("pending", "preparing", "allocated", "releasing", "ended", "failed")
 
@@ -89,7 +89,7 @@ def status(
 
 
 def _without_long_over(workers: Sequence[Stored]) -> tuple[list[Stored], int]:
-    """All that are live and the first of those that are over; how many that leaves out."""
+    """All live workers and the first ones that are over, and the number of the others."""
     over = [stored for stored in workers if is_over(stored)]
     return [*workers[: len(workers) - len(over)], *over[:OVER_SHOWN]], max(0, len(over) - OVER_SHOWN)
 
@@ -101,7 +101,7 @@ def is_over(stored: Stored) -> bool:
 
 
 def sorted_for_people(workers: Iterable[Stored]) -> list[Stored]:
-    """The live ones as they are, then those that are over, the last one first."""
+    """The live workers in their order, then those that are over, the last one first."""
     found = list(workers)
     over = sorted((stored for stored in found if is_over(stored)), key=lambda stored: stored.record.since, reverse=True)
     return [*(stored for stored in found if not is_over(stored)), *over]

@@ -40,7 +40,7 @@ def watch(ctx: click.Context, /, worker: str | None, config: str | None, as_json
         anyio.run(_follow, connection(config, options.given(ctx)), options.given(ctx).get("host"), show)
     except BaseExceptionGroup as group:
         if any(isinstance(leaf, BrokenPipeError) for leaf in leaves(group)):
-            raise BrokenPipeError from None  # whoever read along has seen enough
+            raise BrokenPipeError from None  # the reader has closed the pipe
         raise
 
 
@@ -101,7 +101,7 @@ def _wanted(worker: str | None, change: Change) -> bool:
 
 
 class _Words:
-    """Changes in words: where a worker came from needs what was seen of it before."""
+    """Prints changes as text. It keeps each worker's last state, to show the one before a change."""
 
     def __init__(self) -> None:
         self._states: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""`outfitter deregister`: say on behalf of a worker that it is done, and what came of that."""
+"""`outfitter deregister`: deregister a worker and print the result."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from outfitter_service.query.ledger_view import Stored
 
 ANSWERED_WITHIN = 15.0
-"""Seconds to wait for the answer by default: a manager that is busy or just starting has its turn, too."""
+"""Default seconds to wait for the answer: enough for a manager that is busy or just starting."""
 
 REPEATED_WITHIN = 2.0
-"""Seconds to wait for an answer where the allocation was over already: a manager need not say so once more, but a
-newer registration may be on its way."""
+"""Seconds to wait if the allocation was over already. The manager need not answer then, but a newer registration may
+be under way."""
 
 
 class Ending(Struct, frozen=True, kw_only=True):
-    """What came of a deregistration. `state` is `sent` where nothing was waited for."""
+    """The result of a deregistration. `state` is `sent` without waiting."""
 
     host: str
     worker: str
@@ -88,7 +88,7 @@ def deregister(
 
 
 async def _send(where: Connection, leaving: Deregister) -> Ending:
-    """Send it, and wait for nothing."""
+    """Send it without waiting."""
     from outfitter_service.cli._lib.conversation import conversing
 
     async with conversing(where, leaving.worker) as conversation:
@@ -97,10 +97,10 @@ async def _send(where: Connection, leaving: Deregister) -> Ending:
 
 
 async def _end(where: Connection, leaving: Deregister, wait: float) -> Ending:
-    """Send it, and wait for what comes of it.
+    """Send it, and wait for the result.
 
     Raises:
-        OutfitterCliError: nothing came of it, and why; or nobody answers.
+        OutfitterCliError: it had no effect, with the reason; or no manager answers.
     """
     from outfitter_service.cli._lib.conversation import conversing
 
@@ -143,7 +143,7 @@ async def _end(where: Connection, leaving: Deregister, wait: float) -> Ending:
 
 
 def _meant(records: Mapping[AllocationKey, Stored], leaving: Deregister) -> Allocation | None:
-    """The run that a deregistration is about: the one it names, else the newest that was registered."""
+    """The incarnation of a deregistration: the named one, else the newest registered one."""
     return max(
         (
             record

@@ -1,6 +1,6 @@
-"""`outfitter register`: a registration by hand, for workers that are no processes of this machine, and for trying.
+"""`outfitter register`: a registration by hand, for workers that are no processes of this machine, and for tests.
 
-It names no owner and sends no heartbeats: what it gets is held for one lease.
+It has no owner and sends no heartbeats, so it holds its devices for one lease.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from outfitter_service.config import Connection
 
 LEASE_KNOWN_WITHIN = 3.0
-"""Seconds to wait for a manager to say how long its default lease is."""
+"""Seconds to wait for a record with the manager's default lease."""
 
 ENDED_WITHIN = 5.0
 """Seconds to wait for the manager's answer to a withdrawal."""
@@ -56,7 +56,7 @@ def register(
     Without --wait it is sent, and nobody may have answered yet. With --wait: print the final allocation record (with
     --json as it stands on the bus), and exit with 0 when it is allocated and with 1 when it is not.
     """  # fmt: skip
-    del bus, host, cluster  # `connection` has looked at them, and at where else they may be
+    del bus, host, cluster  # `connection` has read them, also from other sources
     import anyio
 
     from outfitter_service.config import connection
@@ -69,7 +69,7 @@ def register(
 
 
 async def _announce(where: Connection, asked: Register, as_json: bool) -> int:
-    """Publish, and say until when it can hold: one lease from before it was sent."""
+    """Publish, and print when the allocation ends: one lease from before sending."""
     from msgspec import UNSET
 
     from outfitter_proto.keys import allocation_key
@@ -99,7 +99,7 @@ async def _announce(where: Connection, asked: Register, as_json: bool) -> int:
 
 
 async def _obtain(where: Connection, asked: Register, wait: float, as_json: bool) -> int:
-    """Publish, wait for the final answer, and withdraw what has none by then."""
+    """Publish, wait for the final answer, and withdraw if there is none."""
     from outfitter.session.status import AllocationStatus, standing
     from outfitter_proto.keys import allocation_key
     from outfitter_service.cli._lib.conversation import conversing
@@ -139,7 +139,7 @@ async def _obtain(where: Connection, asked: Register, wait: float, as_json: bool
 
 
 async def _withdraw(conversation: Conversation, asked: Register, done: Callable[[], bool]) -> None:
-    """Deregister what was registered, whatever ends this meanwhile."""
+    """Deregister, even after an error or cancellation."""
     import anyio
 
     from outfitter_proto.records import Deregister

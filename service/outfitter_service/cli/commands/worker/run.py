@@ -12,7 +12,7 @@ from outfitter_service.cli._lib.errors import show_warnings_of_libraries
 from outfitter_service.cli._lib.running import executable
 
 KILL_AFTER = 10.0
-"""Seconds between telling the command to end, because its devices are lost, and killing it."""
+"""Seconds between SIGTERM and SIGKILL for the command, when its devices are lost."""
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -60,7 +60,7 @@ def run(
     When the allocation is lost while COMMAND runs (deregistered by somebody else, or its lease about to end without
     a manager on this machine that watches the process), it gets SIGTERM, and SIGKILL after --kill-after.
     """  # fmt: skip
-    del bus, host, cluster  # `connection` has looked at them, and at where else they may be
+    del bus, host, cluster  # `connection` has read them, also from other sources
     import anyio
 
     from outfitter_proto.support.processes import process_owner
@@ -82,5 +82,5 @@ def run(
             return await errand.run()
 
         code = anyio.run(work)
-    # Everything is given back and closed, and taking an interpreter down costs as much as starting one.
+    # Everything is closed, and an interpreter's shutdown takes as long as its start, so skip it.
     os._exit(code)
