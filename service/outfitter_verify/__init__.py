@@ -1,8 +1,8 @@
-"""An independent checker: reads what a cluster has committed and says which promises it kept, and which it did not.
+"""An independent checker: it reads a cluster's committed records and reports which promises were kept.
 
-It knows the wire contract and nothing of the code that is checked: it imports no other package of ours, reads Kafka
-with another client (confluent-kafka), and the embedded bus's file with the standard library. It decides nothing,
-writes nothing, joins no group.
+It shares no code with the manager and uses only the wire contract. It imports no other package of ours, reads Kafka
+with another client (confluent-kafka), and the embedded bus's file with the standard library. It writes nothing and
+joins no group.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from outfitter_verify.sources import UnreadableError, verify
 
 
 def main(arguments: list[str]) -> int:
-    """Print what was found: exit code 0 without violations, 1 with, 2 where it could not be read."""
+    """Print the report. Exit code 0: no violations; 1: violations; 2: the bus could not be read."""
     if not arguments:
         sys.stderr.write("usage: python -m outfitter_verify BUS [CLUSTER]\n")
         return 2

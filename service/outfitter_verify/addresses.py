@@ -1,4 +1,4 @@
-"""The brokers that a bus URL of Kafka's names, read before any is asked: librdkafka tries a wrong address for ever."""
+"""Parses the brokers in a Kafka bus URL before connecting, because librdkafka retries a wrong address for ever."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _HOST = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?")
 
 
 def brokers(bus: str) -> list[tuple[str, int]]:
-    """Host and port of each address in `kafka://host[:port][,host[:port]…]`, or in bare addresses like these.
+    """Host and port of each address in `kafka://host[:port][,host[:port]…]`, or in the same without `kafka://`.
 
     Raises:
-        UnreadableError: an address cannot be one. The message names it and what is valid, and repeats no password.
+        UnreadableError: an invalid address. The message has it and the valid form, but no password.
     """
     found = []
     for address in bus.removeprefix("kafka://").removesuffix("/").split(","):

@@ -1,8 +1,7 @@
-"""Promise 2: each registration that a writer has read past is answered, and what is no registration is a dead letter.
+"""Promise 2: each registration that a writer has read is answered, and each invalid message is a dead letter.
 
-A commit says up to where its writer has read (`input.to`, and `input.ahead` for hosts of which it has read more), so
-at each commit everything before that is looked at: a registration has its record in the ledger at this very prefix, or
-a dead letter says why not.
+A commit states how far its writer has read (`input.to`, and `input.ahead` for hosts read further). So at each commit,
+each message before that must have its record in the ledger at this prefix, or a dead letter.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from outfitter_verify.writers import Commit, Extent, Writer, Written
 
 
 class Letter(NamedTuple):
-    """A dead letter: where it stands, who wrote it, and whether it has its message's bytes."""
+    """A dead letter: its place, its writer, and whether it has its message's bytes."""
 
     offset: int
     writer: str
@@ -30,10 +29,10 @@ class Letter(NamedTuple):
 
 
 class Input(NamedTuple):
-    """A writer's newest input: its topic's id, what is added to its offsets, the first offset that it answers for, and
-    whether that is the one that is there and it never had another.
+    """A writer's newest input: its topic's id, the number added to its offsets, the first offset that it answers for,
+    and whether that topic exists now and the writer never had another.
 
-    What was read from an earlier input is not there to be compared any more.
+    An earlier input no longer exists, so it cannot be compared.
     """
 
     topic_id: str
@@ -46,14 +45,14 @@ NOTHING = Extent(0, {})
 _MOST_IN_BATCH = 1_000_000
 
 RATION, RATION_MS = 100, 120_000
-"""Who has written so many dead letters within that time before a commit owes none for what else that commit has read:
-a writer tells of so many of a host a minute, and counts the others in one letter once the minute is over."""
+"""A writer with this many dead letters in this time before a commit needs no more for that commit. It writes this many
+for a host a minute, and counts the others in one letter after that minute."""
 RATIONED = "more was refused within a minute than has a dead letter each"
 
 
 class Answers:
-    """The registrations of one partition, and what became of them: `commit` at each commit, `finish` at the end.
-    `said` are the messages by their offsets."""
+    """The registrations of one partition and their answers. Call `commit` at each commit, and `finish` at the end.
+    `said`: the messages by their offsets."""
 
     def __init__(
         self,
@@ -76,7 +75,7 @@ class Answers:
         self._nobodys: set[int] = set()
         self._moved: set[int] = set()
         self._in_batches: set[int] = set()
-        """What the dead letters of whole record batches speak of, whose bytes cannot be compared with records."""
+        """Offsets in dead letters of whole record batches, whose bytes cannot be compared with records."""
         self._hosts: defaultdict[bytes, list[int]] = defaultdict(list)
         hosts = self._hosts
         for record in self._log.records:
@@ -97,7 +96,7 @@ class Answers:
         self._answered_for = {offset for key in hosts for offset in hosts[key] if not self._swept(key, offset)}
 
     def _messages_of(self, writer: str, hosts: Mapping[bytes, list[int]]) -> list[int]:
-        """The offsets of the messages that are for `writer`: a host's own, a partition's all, or what is nobody's."""
+        """The offsets of the messages for `writer`: those of its host, all of its partition, or the unroutable ones."""
         scope, _, name = writer.partition("/")
         if scope == "partition":
             return sorted(self.said)
@@ -108,7 +107,7 @@ class Answers:
         return [offset for offset in hosts.get(name.encode(), []) if offset >= self._inputs[writer].begin]
 
     def _swept(self, key: bytes, offset: int) -> bool:
-        """Whether a host's message is the sweeper's: the host has no manager, or one that began later."""
+        """Whether a host's message is for the sweeper: the host has no manager, or one that began later."""
         manager = self._inputs.get(f"host/{key.decode()}")
         return manager is None or offset < manager.begin
 
@@ -117,8 +116,8 @@ class Answers:
     def commit(
         self, ledger: Ledger, writer: Writer, commit: Commit, records: list[Written]
     ) -> tuple[Extent, Extent] | None:
-        """Look at all messages that this commit puts behind its writer, and at what its records say they answer. It
-        returns how far it had read before, and has now; None: of another input than the newest."""
+        """Check all messages that the writer has read with this commit, and the registrations that its records answer.
+        Returns how far it had read before and has now; None for another input than the newest."""
         here, newest = commit.checkpoint, self._inputs.get(writer.name)
         if newest is None or (here.topic_id, here.base) != (newest.topic_id, newest.base):
             return None
@@ -154,7 +153,7 @@ class Answers:
         refused = any(letter.fits for letter in self._letters.get(offset, ()))
         place = ledger.log.place(commit.offset)
         rationed = not refused and self._is_rationed(writer.name, ledger.log.at(commit.offset))
-        # of a host without a manager only what asks for something needs a dead letter
+        # for a host without a manager, only registrations need a dead letter
         unserved = writer.name.startswith("sweeper/") and said.kind in (Kind.REGISTER, Kind.UNSURE)
         if said.kind is Kind.NONE or offset in self._nobodys or unserved:
             self._findings.look("dead-letters")
@@ -195,7 +194,7 @@ class Answers:
                     self._findings.part("answers", "older answers are gone, as compaction removes them")
 
     def _is_rationed(self, writer: str, commit: Record | None) -> bool:
-        """Whether a writer had told of as many messages as it tells of, when it made this commit."""
+        """Whether a writer had reached its limit of dead letters at this commit."""
         times = self._written_ms.get(writer)
         if times is None or commit is None:
             return False
@@ -205,7 +204,7 @@ class Answers:
     def _asked(
         self, ledger: Ledger, writer: Writer, commit: Commit, written: Written, before: Extent, after: Extent
     ) -> None:
-        """A record that is new answers a registration that this commit has read."""
+        """Check that a new record answers a registration that this commit has read."""
         record, here = written.record, commit.checkpoint
         if record.source == wire.UNSEEN:
             if record.state not in wire.FINAL:
@@ -228,8 +227,8 @@ class Answers:
     # --- at the end ------------------------------------------------------------------------------------
 
     def finish(self, ledger: Ledger, told: Mapping[str, set[int]]) -> None:
-        """Settle what compaction left in doubt (`told`: the registrations that history tells of, by allocation), and
-        look for dead letters that are there twice."""
+        """Decide the cases that compaction left open (`told`: the registrations in history, by allocation), and find
+        duplicate dead letters."""
         for offset, base, key in self._doubts:
             if not any(source <= offset + base for source in ledger.sources.get(key, set()) | told.get(key, set())):
                 self._findings.part("answers", "older answers are gone, as compaction removes them")
@@ -239,7 +238,7 @@ class Answers:
         self._waiting()
 
     def _waiting(self) -> None:
-        """Count what is not read yet (`unread`), and what has no writer that would read it (`unserved`)."""
+        """Count messages that are not read yet (`unread`), and those without a writer (`unserved`)."""
         served: set[int] = set()
         for writer, own in self._messages.items():
             served.update(own)

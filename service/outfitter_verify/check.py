@@ -17,7 +17,7 @@ from outfitter_verify.writers import Commit, Commits, Writer, Written
 
 
 def check(reading: Reading) -> Report:
-    """Verify the promises on what `reading` holds. It is gone through once, partition by partition."""
+    """Check all promises on `reading`, in one pass, partition by partition."""
     findings = Findings()
     elsewhere: dict[tuple[str, str], _Holder] = {}
     for logs in reading.logs:
@@ -27,7 +27,7 @@ def check(reading: Reading) -> Report:
 
 
 class _Holder(NamedTuple):
-    """Who has a device at the end of a partition, whether to himself, and where that is said."""
+    """The holder of a device at the end of a partition, whether it holds it alone, and the record's place."""
 
     key: str
     alone: bool
@@ -35,8 +35,8 @@ class _Holder(NamedTuple):
 
 
 def _compare(ledger: Ledger, elsewhere: dict[tuple[str, str], _Holder], findings: Findings) -> None:
-    """A device must not be held in two partitions either: a host has one place. What is still `elsewhere` is by the
-    host's and the device's names."""
+    """A device must not be held in two partitions either, because a host has one partition. `elsewhere`: the holders in
+    other partitions, by the host's and the device's names."""
     told: set[tuple[str, str]] = set()
     for host, name, written, alone in ledger.holders():
         here = _Holder(written.record.key, alone, ledger.log.place(written.offset))
@@ -99,12 +99,12 @@ def _checkpoints(ledger: Log) -> Iterator[wire.Checkpoint]:
 
 
 def _grown(ledger: Log) -> set[tuple[wire.Growth, ...]]:
-    """When partitions were added, as whoever keeps this one says."""
+    """When partitions were added, from the checkpoints of this one."""
     return {here.grown for here in _checkpoints(ledger) if here.grown}
 
 
 def _inputs(ledger: Log, topic_id: str | None) -> dict[str, Input]:
-    """Each writer's newest input; `topic_id` is that of the one that is there."""
+    """Each writer's newest input. `topic_id` is the existing topic's."""
     found: dict[str, Input] = {}
     for here in _checkpoints(ledger):
         before = found.get(here.writer)

@@ -1,8 +1,8 @@
 """Promise 1: an exclusive device is in at most one live allocation, at every prefix of the committed ledger.
 
-A device has several names (its id and its aliases), and several resources may show the same one: what is held under
-one name is held under all. The names of a grant are in its record; those that only another resource's driver connects
-are in the host's record, too. Sharing is allowed among those who share; nobody may share what somebody has alone.
+A device has several names (its id and its aliases), and several resources may have the same device. A device held under
+one name is held under all. A grant's record has its names. The host's record also has the names that only another
+resource's driver connects. Shared grants of a device may coexist, but not with an exclusive one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from outfitter_verify.writers import Written
 
 
 class Holdings:
-    """Who holds what, host by host, at one prefix of the ledger."""
+    """The holders of devices, by host, at one prefix of the ledger."""
 
     def __init__(self) -> None:
         self._holders: defaultdict[tuple[str, str], dict[str, bool]] = defaultdict(dict)
@@ -23,7 +23,7 @@ class Holdings:
         self._groups: dict[str, list[frozenset[str]]] = {}
 
     def connect(self, host: str, groups: list[frozenset[str]]) -> None:
-        """The names in each of `groups` mean one device of `host`, until its record says otherwise."""
+        """Set the groups of names that each mean one device of `host`."""
         self._groups[host] = groups
 
     def _all_names(self, host: str, names: frozenset[str]) -> frozenset[str]:
@@ -33,17 +33,17 @@ class Holdings:
         return names
 
     def held(self, host: str) -> set[str]:
-        """The names of all devices of a host that somebody has."""
+        """The names of all held devices of a host."""
         return {name for where, name in self._holders if where == host}
 
     def all(self) -> Iterator[tuple[str, str, str, bool]]:
-        """Each host's name of a device with the key of who has it, and whether that one has it to itself."""
+        """Each name of a device with its host, its holder's key, and whether the holder has it alone."""
         for (host, name), holders in self._holders.items():
             for key, alone in holders.items():
                 yield host, name, key, alone
 
     def drop(self, key: str) -> None:
-        """`key` holds nothing any more."""
+        """Remove the holdings of `key`."""
         host, names = self._held.pop(key, ("", frozenset()))
         for name in names:
             holders = self._holders[host, name]
@@ -52,7 +52,7 @@ class Holdings:
                 del self._holders[host, name]
 
     def put(self, record: Allocation) -> Iterator[tuple[str, str]]:
-        """`record` is under its key now. Yields what must not be: a device's name, and who else has it."""
+        """Put `record` under its key. Yields each conflict: a device's name and its other holder."""
         self.drop(record.key)
         if not record.holds:
             return
@@ -71,7 +71,7 @@ class Holdings:
 
 
 def grants(written: Written) -> int:
-    """How many devices this record takes that the one before it did not hold."""
+    """The number of devices in this record that the one before it did not hold."""
     before = written.before.record if written.before is not None else None
     if not written.record.holds:
         return 0

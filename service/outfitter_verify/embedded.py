@@ -1,7 +1,7 @@
-"""The embedded bus as a source: its one SQLite file, read with the standard library in one snapshot, and not changed.
+"""The embedded bus as a source: one snapshot of its SQLite file, read with the standard library.
 
-The tables are those of the bus's documentation: `topic` (id, name, uuid, partitions), `part` (topic, part, start,
-next) and `record` (topic, part, off, time, key, value).
+The tables are documented: `topic` (id, name, uuid, partitions), `part` (topic, part, start, next) and `record` (topic,
+part, off, time, key, value).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FORMAT = 1
 
 
 def reading(url: str, cluster: str) -> Reading:
-    """Everything of `cluster` in the file that `url` (`sqlite:///path`) names. Raises `UnreadableError`."""
+    """Read all of `cluster` from the file of `url` (`sqlite:///path`). Raises `UnreadableError`."""
     path = Path(unquote("/" + url.removeprefix("sqlite:").partition("?")[0].lstrip("/")))
     if not path.is_file():
         raise UnreadableError(f"{path}: there is no such file, hence no bus")
@@ -62,7 +62,7 @@ def _log(database: sqlite3.Connection, name: str, topic: int, partition: int) ->
 
 def _records(database: sqlite3.Connection, topic: int, partition: int, start: int) -> Iterator[Record]:
     rows = database.execute(
-        # SQLite takes any type in any column: a string that was bound for bytes is one record's trouble
+        # SQLite allows any type in any column: a string instead of bytes damages only its own record
         "SELECT off, CAST(key AS BLOB), CAST(value AS BLOB), CAST(time AS INTEGER) FROM record"
         " WHERE topic = ? AND part = ? AND off >= ? AND typeof(off) = 'integer' ORDER BY off",
         (topic, partition, start),

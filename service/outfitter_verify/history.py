@@ -1,4 +1,4 @@
-"""The history beside the ledger: every step is told, in order, and each as the ledger has it at that commit."""
+"""Compares history with the ledger: it has every step, in order, and each record as the ledger at that commit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outfitter_verify.retelling import Retelling
 
 
 class Step(NamedTuple):
-    """A transition: where it stands, from which state to which, and what it says of its record."""
+    """A transition: its place, its states before and after, and its record."""
 
     offset: int
     before: str | None
@@ -23,7 +23,7 @@ class Step(NamedTuple):
 
 
 class History:
-    """One partition of the history, read whole. `sources` are the registrations that it tells answers of, by key."""
+    """One whole partition of the history. `sources`: the registrations that its records answer, by key."""
 
     def __init__(self, log: Log, *, partitions: int, findings: Findings) -> None:
         self.sources: defaultdict[str, set[int]] = defaultdict(set)
@@ -73,8 +73,8 @@ class History:
         self._oldest[told.writer] = min(told.commit, self._oldest.get(told.writer, told.commit))
 
     def _refresh(self, body: Mapping[str, Any]) -> None:
-        """What changed without a step. Where that is in the commit of a step, the ledger has the record only as it is
-        after both: a manager whose clock is set back meanwhile dates a record anew that it has just written."""
+        """Apply a change without a step. If a step is in the same commit, the ledger has only the record after both: a
+        manager whose clock was set back meanwhile corrects the date of a record that it has just written."""
         now = self._retelling.refresh(body)
         if now is not None:
             steps = self._steps.get((now.key, now.writer, now.commit))
@@ -82,7 +82,7 @@ class History:
                 steps[-1] = steps[-1]._replace(fingerprint=wire.fingerprint(now.body))
 
     def _chain(self, offset: int, told: wire.Allocation, before: str | None) -> None:
-        """Each step begins where the last one ended, and is one that there is."""
+        """Check that each step is legal and begins where the last one ended."""
         last = self._last.get(told.key)
         self._last[told.key] = (told.state, told.source, offset)
         if before != told.state and (before, told.state) not in wire.STEPS and told.state in wire.STATES:
@@ -91,7 +91,7 @@ class History:
             if before is not None and self._log.start == 0:
                 self._doubts.append((told.writer, offset, f"{told.key} begins with a step from {before}", ()))
         elif before != last[0] and not (
-            # it was over and deleted meanwhile, and this is another registration (or another that was never seen)
+            # it was over and deleted meanwhile, and this is another registration
             before is None and last[0] in wire.FINAL and (told.source != last[1] or told.source == wire.UNSEEN)
         ):
             what = f"{told.key} goes from {before}, and its last step led to {last[0]}"
@@ -103,7 +103,7 @@ class History:
     # --- against the ledger ----------------------------------------------------------------------------
 
     def compare(self, ledger: Ledger) -> None:
-        """What the ledger changed is told here, and nothing else."""
+        """Check that history has exactly the ledger's changes."""
         for writer, offset, what, records in self._doubts:
             if ledger.commits.arrived(writer):
                 self._findings.part("history", MOVED)
@@ -123,7 +123,7 @@ class History:
         self._retelling.compare(ledger)
 
     def _telling(self, changes: Mapping[tuple[str, str, int], Change]) -> set[tuple[str, str]]:
-        """The writers, and which of their instances, that tell anything: the history can be switched off."""
+        """The writers, with instance, that wrote any history, because it can be switched off."""
         return {(name[1], changes[name].instance) for name in self._steps if name in changes}
 
     def _untold(
@@ -148,7 +148,7 @@ class History:
                 last.offset, f"the record of {name[0]} ({last.after}) is not the ledger's ({change.state})", place
             )
         elif self._log.start > 0 and name[2] <= self._oldest[name[1]]:
-            pass  # where retention has cut, the commit's first steps may be missing
+            pass  # retention may have deleted the commit's first steps
         elif change.known and first.before != change.before and not _new_life(first, change):
             self._wrong(first.offset, f"{name[0]} goes from {first.before}; the ledger has it {change.before}", place)
 

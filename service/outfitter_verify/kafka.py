@@ -1,6 +1,6 @@
-"""Kafka as a source, through confluent-kafka: all registrations, and what is committed of the three other topics.
+"""Kafka as a source, through confluent-kafka: all registrations, and the committed records of the three other topics.
 
-It joins no group, commits nothing and needs Read on the four topics only.
+It joins no group, commits nothing and needs only Read on the four topics.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NAMES = {
 _SECRETS = {"sasl-password-file": "sasl.password", "key-password-file": "ssl.key.password"}
 _TOKEN = "sasl-token-file"  # noqa: S105 - a name
 TOKEN_LIFE_S = 300.0
-"""When librdkafka reads the token's file again, at the latest: it is told a token's end, and asks before it."""
+"""Seconds after which librdkafka reads the token's file again at the latest, because we set this as the token's end."""
 _FATAL = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED)
 _GROUP = (KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._STATE)
 _PASSING = (
@@ -59,19 +59,19 @@ _PASSING = (
     KafkaError._TRANSPORT,
     KafkaError._TIMED_OUT,
 )
-"""What passes once a leader has moved or a broker is back. `KafkaError.retriable` is about transactions only."""
+"""Errors that end once a leader has moved or a broker is back. `KafkaError.retriable` is only about transactions."""
 _STUCK_S = 3.0
-"""Without a record or the end, while the leader answers: there is something that the client cannot read past."""
+"""Seconds without a record while the leader answers, after which the client cannot pass the next one."""
 _DAMAGED = (KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError.INVALID_MSG, KafkaError._UNDERFLOW)
 _AGAIN_S = 0.1
-"""Between two questions."""
+"""Seconds between two requests."""
 
 
 def settings(bus: str, login: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Any]:
     """librdkafka's settings for `kafka://host:port[,…]`, `login`, and `environment`'s `OUTFITTER_KAFKA_…` variables.
 
     Raises:
-        UnreadableError: an address cannot be one, or a secret's file cannot be read.
+        UnreadableError: an invalid address, or a secret's file that cannot be read.
     """
     prefix = "OUTFITTER_KAFKA_"
     names = (*_NAMES, *_SECRETS, _TOKEN)
@@ -135,7 +135,7 @@ class Source:
             self._trouble = error
 
     def reading(self) -> Reading:
-        """The topics as they are, read partition by partition while the reading is gone through."""
+        """The current topics, read partition by partition on demand."""
         names = [f"{self._cluster}.{topic}" for topic in TOPICS]
         counts = {name: self._partitions(name) for name in names}
         if len(set(counts.values())) > 1:
@@ -149,7 +149,7 @@ class Source:
     def _partitions(self, topic: str) -> int:
         deadline = time.monotonic() + self._patience_s
         while True:
-            self._everything.poll(0)  # hears what `_hear` is told
+            self._everything.poll(0)  # calls `_hear` for errors
             try:
                 found = self._everything.list_topics(topic, timeout=2.0).topics[topic]
             except KafkaException as error:
@@ -167,7 +167,7 @@ class Source:
             time.sleep(_AGAIN_S)
 
     def _topic_id(self, topic: str) -> str | None:
-        """The topic's id as Kafka's tools print it; None from a broker that tells none."""
+        """The topic's id as Kafka's tools print it; None if the broker does not tell it."""
         admin = AdminClient({**self._settings, "log_level": 0})
         try:
             futures = admin.describe_topics(TopicCollection([topic]), request_timeout=self._patience_s)
@@ -179,7 +179,7 @@ class Source:
     # --- records ---------------------------------------------------------------------------------------
 
     def _partition(self, names: list[str], number: int) -> Partition:
-        """The ledger first: what it refers to is then there in the other topics."""
+        """Read the ledger first, so that the other topics have everything that it refers to."""
         registrations, allocations, history, dead_letters = names
         ledger = self._log(self._committed, allocations, number)
         return Partition(
@@ -190,7 +190,7 @@ class Source:
         )
 
     def _log(self, consumer: Consumer, topic: str, number: int) -> Log:
-        """All up to the present end. Where a transaction is open there, it is waited for."""
+        """All records up to the current end. Waits for open transactions."""
         deadline = time.monotonic() + self._patience_s
         while True:
             start, end = self._bounds(topic, number, deadline)
@@ -201,7 +201,7 @@ class Source:
                 while position < end:
                     try:
                         for record in self._records(consumer, topic, number, position, end, deadline):
-                            records.append(record)  # noqa: PERF402 - what came before an error counts
+                            records.append(record)  # noqa: PERF402 - records before an error count
                         break
                     except _StuckError as stuck:
                         position = stuck.position
@@ -214,8 +214,8 @@ class Source:
             return Log(topic, number, start, end, records, unseen)
 
     def _beyond(self, consumer: Consumer, topic: str, number: int, stuck: int, end: int) -> int:
-        """The first offset behind `stuck` from which the client reads on, which it does not tell: the same batch's next
-        good record, or the next batch."""
+        """The first offset behind `stuck` from which the client can read again, found by trying: the next good record
+        of the same batch, or the next batch."""
         last_stuck, step = stuck, 1
         while (candidate := min(stuck + step, end)) < end and not self._reads(consumer, topic, number, candidate):
             last_stuck, step = candidate, step * 2
@@ -228,7 +228,7 @@ class Source:
         return candidate
 
     def _reads(self, consumer: Consumer, topic: str, number: int, position: int) -> bool:
-        """Whether anything comes from `position` on."""
+        """Whether the client can read from `position` on."""
         deadline = time.monotonic() + _STUCK_S
         consumer.assign([TopicPartition(topic, number, position)])
         while time.monotonic() < deadline:
@@ -264,8 +264,8 @@ class Source:
     def _records(
         self, consumer: Consumer, topic: str, number: int, start: int, end: int, deadline: float
     ) -> Iterator[Record]:
-        # Whoever may write registrations can write some that brokers take and librdkafka never passes. What managers
-        # write is waited for: a transaction may be open there.
+        # Workers can write registrations that brokers accept and librdkafka never passes, so skip these. In managers'
+        # topics wait instead, because a transaction may be open.
         may_stick = consumer is self._everything
         position = start
         heard = time.monotonic()
@@ -274,7 +274,7 @@ class Source:
             first = consumer.poll(0.5)
             if first is not None:
                 heard = time.monotonic()
-            # what is there already comes with it: `consume` with a time limit would wait for as many as it may return
+            # also get what is there already: `consume` with a time limit would wait for the full number
             for message in [first, *consumer.consume(5000, timeout=0)] if first is not None else []:
                 error = message.error()
                 if error is None:
@@ -304,7 +304,7 @@ class Source:
 
 
 class _StuckError(Exception):
-    """Nothing comes from `position` on, although there is something and the leader answers."""
+    """The client cannot read records at `position`, although the leader answers."""
 
     def __init__(self, position: int) -> None:
         super().__init__(position)

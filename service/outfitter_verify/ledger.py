@@ -1,6 +1,6 @@
-"""The walk through one partition of the ledger, record by record: every check that looks at its prefixes.
+"""Walks through one partition of the ledger, record by record, and makes all checks on its prefixes.
 
-What compaction may have hidden is a suspicion first, and judged at the end, when it is known what is hidden.
+A violation that compaction may explain is a suspicion first. It is judged at the end, when it is known what is hidden.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from outfitter_verify.writers import Commit, Commits, Custody, Writer, Written
 
 
 class Suspicion(NamedTuple):
-    """A violation, unless something of `writer` between two offsets is hidden; or `key` has a later record, which
-    tells that a record of it may have been removed."""
+    """A violation, unless records of `writer` between two offsets are hidden, or `key` has a later record, so that an
+    earlier one may have been removed."""
 
     check: str
     offset: int
@@ -31,9 +31,9 @@ class Suspicion(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What a commit made of one allocation, for the history to tell: its state, and the one before.
+    """A commit's change of one allocation, to compare with history: its state, and the one before.
 
-    `known` is False where the state before cannot be seen; `digest` is of the whole record.
+    `known` is False if the state before is hidden; `digest` is of the whole record.
     """
 
     offset: int
@@ -53,8 +53,8 @@ Settled = Callable[[Writer, Commit, list[Written]], None]
 class Ledger:
     """One partition of the ledger, at the prefix that the walk has reached.
 
-    `now` has the records under their keys, `changes` what each commit changed (by key, writer, commit), `newest` where
-    each key was last seen, `sources` the numbers of the registrations that each key was answered for.
+    `now`: the records by key. `changes`: each commit's changes by key, writer and commit. `newest`: each key's last
+    place. `sources`: the numbers of the registrations that each key's records answer.
     """
 
     def __init__(
@@ -80,12 +80,13 @@ class Ledger:
         self._misplaced: dict[str, tuple[int, str]] = {}
 
     def holders(self) -> Iterator[tuple[str, str, Written, bool]]:
-        """Whoever has a device at the end, by host and by each of the device's names; and whether to himself."""
+        """The holders of devices at the end, by host and by each of the device's names, and whether each holds it
+        alone."""
         for host, name, key, alone in self._holdings.all():
             yield host, name, self.now[key], alone
 
     def walk(self) -> None:
-        """Go through it all."""
+        """Walk through all records."""
         for record in self.log.records:
             self._take(record)
         self.commits.finish()
@@ -99,7 +100,7 @@ class Ledger:
             self._findings.last[key] = written.record.body
 
     def is_refused(self, host: str) -> bool:
-        """Whether a manager may refuse to work for a host: it has had records that cannot be understood."""
+        """Whether a manager may refuse a host, because the host has had invalid records."""
         return host in self._refused
 
     def _refuse(self, key: str) -> None:
@@ -107,7 +108,7 @@ class Ledger:
         self._refused.add(rest[0] if rest and first in ("@host", "@device") else first)
 
     def held(self, host: str) -> set[str]:
-        """The names of all devices of a host that somebody has at this prefix."""
+        """The names of all held devices of a host at this prefix."""
         return self._holdings.held(host)
 
     def wrong(self, check: str, offset: int, what: str, *records: object) -> None:
@@ -192,7 +193,7 @@ class Ledger:
             return
         what = f"host {host} belongs in partition {home}"
         if wire.had_place(host, self.log.partition, self._partitions):
-            self._misplaced[key] = offset, what  # unless it is moved, when it is deleted here
+            self._misplaced[key] = offset, what  # unless it is moved, and then deleted here
         else:
             self.wrong("partitions", offset, what)
 
@@ -241,7 +242,7 @@ class Ledger:
                 self.wrong("operators", offset, what)
 
     def _ending(self, record: wire.Allocation) -> Writer:
-        """Whose checkpoint ends the commit of a record. One that was moved still names who wrote it elsewhere."""
+        """The writer whose checkpoint ends a record's commit. A moved record still names its former writer."""
         elsewhere = record.writer.startswith("partition/") and self._custody.may_write(record)
         return self.commits.writer(f"partition/{self.log.partition}" if elsewhere else record.writer)
 
@@ -279,7 +280,7 @@ class Ledger:
             what = f"{key} was over ({was.state}), and is {state} now"
             if wire.is_set_back(record.body, was.body):
                 return
-            if record.source == wire.UNSEEN:  # it may have been deleted, and deregistered unseen once more
+            if record.source == wire.UNSEEN:  # perhaps deleted, and then deregistered again before its registration
                 self.suspect("steps", written.offset, what, place, writer=was.writer, after=before.offset)
             elif state != was.state or wire.fingerprint(record.body) != wire.fingerprint(was.body):
                 self.wrong("steps", written.offset, what, place)

@@ -1,7 +1,5 @@
-"""What is checked: the partitions of a cluster's four topics as they stand on a bus, whatever bus that is.
-
-Values only. Where they come from is the sources' business (`kafka`, `embedded`, or a test's own hand).
-"""
+"""The data to check: the partitions of a cluster's four topics, as values. A source (`kafka`, `embedded`, or a test)
+reads them."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ class Record(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a record stands."""
+    """The place of a record."""
 
     topic: str
     partition: int
@@ -33,7 +31,7 @@ class Place(NamedTuple):
 class Log(NamedTuple):
     """One partition of one topic: its records in order, from offset `start` to before `end`.
 
-    `unseen` are places, from an offset to before another, that the client could not pass: what is there is not known.
+    `unseen`: ranges of offsets, without their ends, that the client could not read.
     """
 
     topic: str
@@ -44,20 +42,20 @@ class Log(NamedTuple):
     unseen: Sequence[tuple[int, int]] = ()
 
     def hides(self, offset: int) -> bool:
-        """Whether `offset` is in a place that was not looked at."""
+        """Whether `offset` is in an unread range."""
         return any(begin <= offset < end for begin, end in self.unseen)
 
     def place(self, offset: int) -> Place:
         return Place(self.topic, self.partition, offset)
 
     def at(self, offset: int) -> Record | None:
-        """The record at `offset`, None where there is none (any more)."""
+        """The record at `offset`; None if there is none, or no longer."""
         index = bisect_left(self.records, offset, key=lambda record: record.offset)
         found = self.records[index] if index < len(self.records) else None
         return found if found is not None and found.offset == offset else None
 
     def holes(self, after: int, before: int) -> int:
-        """How many offsets between `after` and `before` (both exclusive) hold no record that can be seen."""
+        """The number of offsets between `after` and `before` (both exclusive) without a visible record."""
         first = bisect_left(self.records, after + 1, key=lambda record: record.offset)
         last = bisect_left(self.records, before, key=lambda record: record.offset)
         return max(before - after - 1, 0) - (last - first)
@@ -73,10 +71,10 @@ class Partition(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """All there is of a cluster.
+    """All data of a cluster.
 
-    `partitions` is each topic's partition count, `topic_id` the id of the registrations topic where it is known.
-    `markers`: the bus puts a control record behind each transaction (Kafka), which takes an offset and is never seen.
+    `partitions`: each topic's number of partitions. `topic_id`: the registrations topic's id, if known. `markers`: the
+    bus writes a control record after each transaction (Kafka), which takes an offset and is invisible.
     """
 
     cluster: str

@@ -1,4 +1,4 @@
-"""Each operator has what it named of its worker's grant: devices of its own, or a view of what all share."""
+"""Each operator has its part of the worker's grant: devices of its own, or a view of shared ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outfitter_verify.wire import Allocation
 
 
 def faults(record: Allocation) -> Iterator[str]:
-    """What is wrong with the operators' shares of a grant, in words."""
+    """The faults in the operators' shares of a grant, as text."""
     shared = record.body.get("shared") or ()
     devices = wire.devices(record.body)
     owners: dict[tuple[str, str], str] = {}

@@ -1,9 +1,9 @@
-"""Promise 6 and the queue: what is granted was reported and healthy, nobody is served before an earlier worker that
-waits for the same, and nobody waits for what is free.
+"""Promise 6 and the queue: granted devices were reported and healthy, no worker overtakes an earlier one that waits for
+the same resource, and no worker waits for free devices.
 
-A host's record tells what its drivers found, once for each commit. Where it changed in the commit of a grant, one of
-the two must have the device; what was in between cannot be seen. A waiter counts if it is `busy`: all it wants could be
-served if others had not got it. Its record may be older than what is known of the devices; then it says nothing.
+A host's record has its drivers' devices, once for each commit. If it changed in the commit of a grant, one of the two
+must have the device, because states in between are invisible. A waiter counts if it is `busy`: its request could be
+served if others held no devices. Its record may be older than the devices' states; then it proves nothing.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ Place = tuple[int, int, str]
 """(-priority, number of the first registration, key): the queue's order."""
 
 SETTLED = 5
-"""So many commits after a device became free, whoever is first in the queue for it has it."""
+"""Most commits from a free device until the first worker in the queue has it."""
 
 
 @dataclass(slots=True)
 class Host:
-    """One host at one prefix of the ledger: what its record says, and said `before` the commit that is looked at (None:
-    the same); where that record stands (`offset`) and the `earlier` one stood; who waits, busy, for what; the number of
-    the last commit that changed anything.
+    """One host at one prefix of the ledger.
+
+    It has the host's record, and the one `before` the current commit (None: the same); the offsets of this record
+    (`offset`) and of the `earlier` one; the busy waiters by resource; the number of the last commit with a change.
     """
 
     inventories: Mapping[str, Inventory] = field(default_factory=dict)
@@ -44,7 +45,7 @@ class Host:
     changed: int = 0
 
     def showing(self, device: str) -> list[str]:
-        """The resources whose drivers show a device, healthy, under any of the names that they have for it."""
+        """The resources whose drivers report a device as healthy, under any of its names."""
         told = {name: inventory for name, inventory in self.inventories.items() if inventory.state == "reported"}
         names = {device}
         groups = [group for inventory in told.values() for group in inventory.connected]
@@ -53,7 +54,7 @@ class Host:
         return [name for name, inventory in told.items() if any(map(inventory.healthy.get, names))]
 
     def telling(self, resource: str) -> list[Inventory]:
-        """What is said of a resource before and after the commit that is looked at."""
+        """A resource's inventories before and after the current commit."""
         told = [self.inventories.get(resource), (self.before or {}).get(resource)]
         return [inventory for inventory in told if inventory is not None]
 
@@ -67,14 +68,14 @@ class Order:
         self._told: list[Host] = []
 
     def host(self, offset: int, name: str, inventories: Mapping[str, Inventory]) -> None:
-        """A host's record: of the commit whose checkpoint follows."""
+        """Add a host's record, of the commit whose checkpoint follows."""
         host = self._host(name)
         host.before, host.inventories = host.inventories, inventories
         host.earlier, host.offset = host.offset, offset
         self._told.append(host)
 
     def commit(self, ledger: Ledger, commit: Checkpoint, records: list[Written]) -> None:
-        """The allocation records of a commit. What was moved was granted elsewhere."""
+        """Check a commit's allocation records. Moved records were granted elsewhere."""
         for written in records:
             was = written.before
             is_new = not written.repeat and (was is None or was.record.state == "pending")
@@ -88,14 +89,14 @@ class Order:
         self._told.clear()
 
     def delete(self, record: Allocation) -> None:
-        """A record is there no more."""
+        """Remove a record."""
         self._unplace(self._host(record.host), record.key)
 
     def _host(self, name: str) -> Host:
         return self._hosts.setdefault(name, Host())
 
     def _place(self, written: Written) -> None:
-        """Put a record in its host's queue, or out of it."""
+        """Add a record to its host's queue, or remove it."""
         record = written.record
         host = self._host(record.host)
         self._unplace(host, record.key)
@@ -103,7 +104,7 @@ class Order:
             return
         amounts = record.request.amounts
         if any(inventory.on_demand for resource in amounts for inventory in host.telling(resource)):
-            return  # while its driver is asked it is not busy, and its record does not say so
+            return  # during the driver's call it is not busy, but its record does not show that
         place = (-record.request.priority, record.source, record.key)
         exclusive = [name for name in amounts if all(each.exclusive for each in host.telling(name))]
         host.placed[record.key] = place, tuple(exclusive)
@@ -124,7 +125,7 @@ class Order:
         granted = wire.devices(record.body)
         if not granted:
             return
-        known = host.offset if host.offset < written.offset else host.earlier  # a commit's host records come last
+        known = host.offset if host.offset < written.offset else host.earlier  # host records are last in a commit
         if host.offset < 0 or not ledger.commits.in_the_open(record.writer, known, written.offset):
             self._findings.part("inventory", "the host's record was compacted away, or is missing")
             return
@@ -154,25 +155,25 @@ class Order:
     def _overtaken(
         self, ledger: Ledger, written: Written, host: Host, granted: Mapping[str, list[str]]
     ) -> Iterator[tuple[Written, str]]:
-        """The first who waited for a resource of this grant, or for another one that shows a device of it, came before,
-        and waits still."""
+        """The first earlier waiter for a resource of this grant, or for another resource with one of its devices, that
+        still waits."""
         record = written.record
         own = (-record.request.priority, record.source, record.key)
         for resource in self._concerned(host, granted):
             if not all(inventory.exclusive for inventory in host.telling(resource)):
-                continue  # sharers are in no sharer's way, and it is since they wait that they share
+                continue  # sharers do not block each other; they share only since they wait
             for place in host.waiting.get(resource, ()):
                 if place >= own:
                     break
                 earlier = ledger.now.get(place[2])
                 if earlier is None or earlier.record.state != "pending" or earlier.record.reason_code != "busy":
-                    continue  # served, gone or in other trouble since
+                    continue  # served, gone or blocked otherwise since
                 if earlier.offset > host.offset:
                     yield earlier, resource
                     return
 
     def _concerned(self, host: Host, granted: Mapping[str, list[str]]) -> list[str]:
-        """The resources of a grant, and others that show its devices, where anybody waits for them."""
+        """The resources with waiters, among those of a grant and others with its devices."""
         if not host.waiting.keys() - granted.keys():
             return [*granted]
         shown = {resource for devices in granted.values() for device in devices for resource in host.showing(device)}
@@ -181,11 +182,11 @@ class Order:
     # --- at the end ------------------------------------------------------------------------------------
 
     def finish(self, ledger: Ledger) -> None:
-        """Whoever is first in a host's queue has what has been free for some commits."""
+        """Check that no first worker in a host's queue waits for devices that were free for some commits."""
         for name, host in self._hosts.items():
             waiting = [place for place, _ in host.placed.values() if place[2] in ledger.now]
             if not waiting:
-                continue  # nobody waits, or whoever did was moved to another partition
+                continue  # no worker waits, or it was moved to another partition
             _, _, key = min(waiting)
             waiter = ledger.now[key]
             writer = ledger.commits.writers.get(waiter.record.writer)
@@ -196,7 +197,7 @@ class Order:
 
 
 def _could_have_it(host: Host, waiter: Written, held: Collection[str]) -> bool:
-    """All that it wants is healthy and nobody's, and no device stands for two of its resources."""
+    """Whether its whole request is free and healthy, with no device counted for two of its resources."""
     taken: set[str] = set()
     for resource, amount in waiter.record.request.amounts.items():
         inventory = host.inventories.get(resource)

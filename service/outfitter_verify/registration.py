@@ -1,7 +1,7 @@
-"""What a message of the registrations topic is: for certain a registration, for certain none, or left to the manager.
+"""Classifies a message of the registrations topic: certainly a registration, certainly none, or in doubt.
 
-The checker does not repeat every rule for every field. Where a body is odd in a field (an amount of 2.5), it accepts an
-answer as well as a dead letter, and insists on one of the two.
+The checker does not repeat every rule for every field. For a doubtful field (an amount of 2.5) it requires either an
+answer or a dead letter.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A message: its kind, the worker (with its host) and the allocation it is about, where it names them, and whether
-    every field is beyond doubt."""
+    """A message: its kind, its worker (with host) and allocation if it names them, and whether all fields are beyond
+    doubt."""
 
     kind: Kind
     allocation: str | None = None
@@ -37,11 +37,11 @@ class Said:
 
 
 def judge(key: bytes | None, value: bytes | None) -> Said:
-    """What `value` under `key` says."""
+    """Classify `value` under `key`."""
     if value is None or len(value) > MAX_BYTES:
         return Said(Kind.NONE, why="no body" if value is None else "too long")
     try:
-        body = wire.parse(value, finite=False)  # nobody looks at a number in a field that he does not know
+        body = wire.parse(value, finite=False)  # numbers in unknown fields do not matter
     except wire.DamagedError as error:
         return Said(Kind.NONE, why=str(error))
     if not isinstance(body, dict) or body.get("type") not in ("register", "heartbeat", "deregister"):
@@ -63,7 +63,7 @@ def judge(key: bytes | None, value: bytes | None) -> Said:
 
 
 def _plain(body: Mapping[str, Any]) -> bool:
-    """Every field is beyond doubt."""
+    """Whether every field is beyond doubt."""
     priority, labels = body.get("priority", 0), body.get("labels", {})
     owner = body.get("owner")
     return (

@@ -1,8 +1,8 @@
-"""Promise 7: a device is lent again only after its holder said goodbye, died, or was silent for its lease; and after
-its driver let go.
+"""Promise 7: a device is granted again only after its holder deregistered, died, or was silent for its lease; and after
+its driver has taken it back.
 
-Why a holder let go stands in its record (`reason_code`); here it is held against what was said and when. Times of
-messages are the bus's, those of records the manager's: how far its clock is known to be behind counts for the manager.
+A record has the reason of its release (`reason_code`), which is compared with the messages and their times. Messages
+have the bus's time, records the manager's. The known lag of a manager's clock counts in its favour.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from outfitter_verify.report import Findings
 from outfitter_verify.writers import Commit, Extent, Written
 
 HONEST_MS = 2_000
-"""How much shorter than its lease a silence may look: two clocks that are kept together are no further apart."""
+"""Milliseconds by which a silence may seem shorter than its lease, because of two synchronised clocks."""
 LONG_OVER_MS = 600_000
-"""How long after its end a lease is over for certain, as long as its manager reads and commits."""
+"""Milliseconds after its end from which on a lease is certainly over, if its manager reads and commits."""
 
 NOWHERE = Extent(0, {})
 """Nothing has been read."""
@@ -30,11 +30,11 @@ NOWHERE = Extent(0, {})
 _LET_GO = {"deregistered", "lease-expired", "owner-died", "prepare-failed"}
 _KNOWN = _LET_GO | {"superseded"}
 _SILENT = {"pending", "preparing", "allocated"}
-"""States in which a worker without an owner has to be heard."""
+"""States in which a worker without an owner must send messages."""
 
 
 class Silence(NamedTuple):
-    """A lease that was judged to be over: where, of which allocation, and how long nothing had been heard of it."""
+    """A lease that was judged as over: its place, its allocation, and the length of the silence."""
 
     offset: int
     key: str
@@ -43,14 +43,14 @@ class Silence(NamedTuple):
 
 
 class Sign(NamedTuple):
-    """A message of a worker that shows that it lives: its offset and its time."""
+    """The offset and time of a message that proves that a worker lived."""
 
     offset: int
     at_ms: int
 
 
 class Releases:
-    """One partition's holders that let go, commit by commit, and at the end those that should have."""
+    """Checks one partition's releases, commit by commit, and at the end the missing ones."""
 
     def __init__(self, registrations: Log, said: Mapping[int, Said], findings: Findings) -> None:
         self._log = registrations
@@ -73,7 +73,7 @@ class Releases:
                     self._runs[message.worker].append((record.offset, key))
 
     def commit(self, ledger: Ledger, commit: Commit, records: list[Written], before: Extent, after: Extent) -> None:
-        """Look at those who let go with this commit: it has read as far as `after`, the one before it as `before`."""
+        """Check the releases of this commit, which has read to `after`; the commit before it read to `before`."""
         last, at_ms, writer = self._log.at(after.to - 1), commit.checkpoint.at_ms, commit.checkpoint.writer
         if last is not None:
             self._behind_ms = max(self._behind_ms, last.timestamp_ms - at_ms)
@@ -127,7 +127,7 @@ class Releases:
         ledger.wrong("releases", written.offset, f"{record.key} is deregistered, and nobody said goodbye for it")
 
     def _newer_live(self, ledger: Ledger, record: wire.Allocation, base: int) -> Iterator[int]:
-        """Where the same worker's newer runs registered that live on: who names the worker alone means the newest."""
+        """The offsets of the same worker's newer live incarnations: a message without incarnation means the newest."""
         worker = record.key.rpartition("/")[0]
         for key in {key for _, key in self._runs.get(worker, ())}:
             other = ledger.now.get(key)
@@ -151,14 +151,14 @@ class Releases:
             self._silences.append(Silence(written.offset, record.key, silent_ms, round(lease_s * 1000)))
 
     def _last_sign(self, key: str, before: int) -> Sign | None:
-        """The last message before an offset that renewed the allocation's lease: an older run renews nothing."""
+        """The last message before an offset that renewed the allocation's lease. Older incarnations renew nothing."""
         newer = self._newer(key, before)
         signs = self._signs.get(key, [])
         at = bisect_left(signs, before if newer is None else newer, key=lambda sign: sign.offset)
         return signs[at - 1] if at else None
 
     def _newer(self, key: str, before: int) -> int | None:
-        """Where the worker registered a newer run before an offset; None: it did not."""
+        """The offset of the worker's newer incarnation before an offset; None if there is none."""
         runs = self._runs.get(key.rpartition("/")[0], [])
         own = next((offset for offset, run in runs if run == key), -1)
         return next((offset for offset, run in runs if own < offset < before and run != key), None)
@@ -166,7 +166,7 @@ class Releases:
     # --- at the end ------------------------------------------------------------------------------------
 
     def finish(self, ledger: Ledger) -> None:
-        """Judge the silences, now that it is known how far clocks are apart, and look for leases that are long over."""
+        """Judge the silences, now that the clocks' differences are known, and find leases that are long over."""
         for silence in self._silences:
             if silence.silent_ms + self._behind_ms + HONEST_MS < silence.lease_ms:
                 heard, lease = silence.silent_ms / 1000, silence.lease_ms / 1000
@@ -178,8 +178,8 @@ class Releases:
             self._long_over(ledger, key, written)
 
     def _long_over(self, ledger: Ledger, key: str, written: Written) -> None:
-        """Somebody without an owner is silent, and its manager has worked for long since that was too long. After an
-        outage everybody has a whole lease anew; so one commit late after another one is what tells."""
+        """Find a silent worker without an owner whose manager has not ended it long after its lease. After an outage
+        each worker has a whole new lease, so the proof needs two commits far apart."""
         request, writer = written.record.request, ledger.commits.writers.get(written.record.writer)
         if written.record.state not in _SILENT or request.has_owner or request.lease_s is None:
             return

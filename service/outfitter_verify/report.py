@@ -1,7 +1,6 @@
-"""What was found: violations with their places, and for each check how much it looked at and how far it could see.
+"""The report: violations with their places, and for each check its number of cases and whether it was complete.
 
-A check that could not see everything (compaction and retention removed records) says so and raises no alarm about
-what it cannot know.
+If compaction or retention has removed records, a check says so and reports no violation that it cannot prove.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ CHECKS: Mapping[str, tuple[str, str]] = {
     ),
     "history": ("history tells every step, and each as the ledger has it", "transitions"),
 }
-"""Each check's promise, and what it counts."""
+"""Each check's promise, and the unit that it counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A promise that was not kept: which check, at which record, what is wrong, and which other records show it."""
+    """A broken promise: the check, the record, the fault, and other records that prove it."""
 
     check: str
     place: Place
@@ -53,7 +52,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One check: how many of `unit` it looked at, what it found, and why it could not see everything (if so)."""
+    """One check: the number of `unit` that it checked, its violations, and why it was incomplete (if so)."""
 
     name: str
     promise: str
@@ -65,10 +64,10 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The verdict. `violations` is empty where all promises were kept; `complete`: nothing was hidden from any check.
+    """The verdict. `violations` is empty if all promises were kept. `complete`: nothing was hidden from any check.
 
-    `counts` says how much there was (commits, grants, managers, registrations, …); `last` is the last record of
-    every allocation that is in the ledger, as parsed JSON, by key.
+    `counts`: numbers of commits, grants, managers, registrations, …. `last`: the last record of every allocation in the
+    ledger, as parsed JSON, by key.
     """
 
     cluster: str
@@ -91,7 +90,7 @@ class Report:
 
 @dataclass(slots=True)
 class Findings:
-    """Collects what the checks find."""
+    """Collects the results of the checks."""
 
     violations: list[Violation] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -99,20 +98,20 @@ class Findings:
     partial: dict[str, Counter[str]] = field(default_factory=dict)
     last: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     logs: Mapping[str, Log] = field(default_factory=dict)
-    """The partition that is being looked at, by topic."""
+    """The current partition, by topic."""
 
     def look(self, check: str, times: int = 1) -> None:
         self.looked[check] += times
 
     def wrong(self, check: str, place: Place, what: str, *records: object) -> None:
-        """A promise is broken at `place`; `records` are the other places that show it."""
+        """Add a violation at `place`; `records` are other places that prove it."""
         log = self.logs.get(place.topic)
         found = log.at(place.offset) if log is not None else None
         time = found.timestamp_ms if found is not None else 0
         self.violations.append(Violation(check, place, what, tuple(map(str, records)), time))
 
     def part(self, check: str, why: str) -> None:
-        """The check could not be made in full somewhere."""
+        """Note that the check was incomplete, and why."""
         self.partial.setdefault(check, Counter())[why] += 1
 
     def report(self, cluster: str) -> Report:

@@ -1,7 +1,7 @@
-"""The ledger as history alone tells it: each allocation's record after each commit, rebuilt from steps and refreshes.
+"""Rebuilds the ledger from history alone: each allocation's record after each commit, from steps and refreshes.
 
-A commit in history is what stands before its `commit` record: transitions with whole records, refreshes with the fields
-that changed, and in the `commit` record itself queue positions and what was deleted.
+A commit in history consists of transitions with whole records, refreshes with the changed fields, and at the end a
+`commit` record with queue positions and deletions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Name = tuple[str, str, int]
 
 
 class Retelling:
-    """What history rebuilds. Feed it every record in order; then `compare`."""
+    """The rebuilt ledger. Add every record in order; then call `compare`."""
 
     def __init__(self, log: Log, findings: Findings) -> None:
         self._log = log
@@ -31,12 +31,12 @@ class Retelling:
         self._ends: dict[tuple[str, int], int] = {}
 
     def step(self, told: wire.Allocation) -> None:
-        """A transition: the whole record after it."""
+        """Add a transition, with the whole record after it."""
         self._now[told.key] = dict(told.body)
         self._touched[told.writer].add(told.key)
 
     def refresh(self, body: Mapping[str, Any]) -> wire.Allocation | None:
-        """Fields that have changed without a step; the record with them, where it is known."""
+        """Apply changed fields without a step. Returns the changed record, if it is known."""
         key = f"{body.get('host')}/{body.get('worker')}/{body.get('incarnation')}"
         changed = body.get("changed")
         if not isinstance(changed, dict):
@@ -48,7 +48,7 @@ class Retelling:
         return wire.allocation(self._now[key])
 
     def commit(self, offset: int, body: Mapping[str, Any]) -> None:
-        """The end of a commit."""
+        """End a commit."""
         checkpoint = wire.checkpoint(body["checkpoint"])
         writer, number = checkpoint.writer, checkpoint.commit
         self._ends[writer, number] = offset
@@ -62,7 +62,7 @@ class Retelling:
             self._now.pop(key, None)
 
     def compare(self, ledger: Ledger) -> None:
-        """The rebuilt records are the ledger's, at each commit of which both have everything."""
+        """Check that the rebuilt records equal the ledger's, at each commit that is complete in both."""
         for name, digest in self._rebuilt.items():
             change = ledger.changes.get(name)
             if change is not None and change.digest != digest:

@@ -1,4 +1,4 @@
-"""Where a reading comes from: `verify` takes a bus's address and gives the report."""
+"""`verify`: from a bus's address to the report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOPICS = ("registrations", "allocations", "history", "dead-letters")
 
 
 class UnreadableError(Exception):
-    """There is nothing to be checked, or not all of it can be read; the message says what to do."""
+    """There is nothing to check, or it cannot be read completely. The message has the remedy."""
 
 
 def verify(
@@ -26,12 +26,12 @@ def verify(
     environment: Mapping[str, str] | None = None,
     patience_s: float = 60.0,
 ) -> Report:
-    """Read all that is committed on `bus` now, and check it. Blocks; run it in a thread from async code.
+    """Read all committed records on `bus` and check them. Blocks; run it in a thread from async code.
 
-    `bus` is `kafka://host:port[,…]`, `sqlite:///path`, or bare `host:port` addresses. `login` says how to be let in
-    (`sasl-username`, `ca-file`, …: the names of the configuration's `kafka.…` settings); what it leaves out is looked
-    up in the `OUTFITTER_KAFKA_…` variables of `environment`, the process's by default. `config` are further settings
-    by librdkafka's names. `patience_s` bounds each wait for the brokers, and for transactions that are still open.
+    `bus`: `kafka://host:port[,…]`, `sqlite:///path`, or plain `host:port` addresses. `login`: log-in settings by the
+    names of the configuration's `kafka.…` (`sasl-username`, `ca-file`, …); the `OUTFITTER_KAFKA_…` variables of
+    `environment` (default: the process's) fill in missing ones. `config`: more settings by librdkafka's names.
+    `patience_s`: time limit of each wait for brokers and open transactions.
 
     Raises:
         UnreadableError: no such bus or topics, no rights, a transaction that stays open, confluent-kafka is missing.

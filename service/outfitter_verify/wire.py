@@ -1,6 +1,6 @@
-"""The wire contract as the checker knows it: written from its documentation alone (proto/README.md), JSON and no more.
+"""The checker's own implementation of the wire contract (JSON), written only from its documentation (proto/README.md).
 
-Deliberately a second writing of what the manager's own code says: the one cannot share a mistake with the other.
+It duplicates the manager's code on purpose, so that both cannot share a mistake.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ STEPS = frozenset({
     ("allocated", "releasing"), ("allocated", "ended"),
     ("releasing", "ended"), ("releasing", "failed"),
 })  # fmt: skip
-"""Single steps, as history tells them."""
+"""Single steps, as in history."""
 
 LEAPS = STEPS | {
     (None, "releasing"), ("pending", "releasing"), ("preparing", "ended"), ("preparing", "failed"),
 }  # fmt: skip
-"""What the ledger may show from one commit to the next: it has only the last of a commit's steps."""
+"""State changes in the ledger from one commit to the next: it has only the last of a commit's steps."""
 
 UNSEEN = -1
 """`source.offset` of an allocation whose deregistration came before its registration."""
 
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
-"""How half a character (or both halves of one) is written in JSON."""
+"""JSON's notation of half a character."""
 _INTEGERS = range(-(2**63), 2**63)
 LONGEST_INTEGER = 4300
 """Digits of a number that Python reads as an integer (`sys.set_int_max_str_digits`)."""
@@ -46,7 +46,7 @@ _MASK = 0xFFFFFFFF
 
 
 class DamagedError(ValueError):
-    """Bytes that are not what the contract says; the message says why."""
+    """The bytes violate the contract; the message says why."""
 
 
 def is_name(value: object) -> bool:
@@ -55,8 +55,8 @@ def is_name(value: object) -> bool:
 
 
 def partition_of(host: str, partitions: int) -> int:
-    """Java's default for a key: `toPositive(murmur2(UTF-8 bytes)) % partitions`; murmur2 as its author published it,
-    with Kafka's seed."""
+    """Java's default partition of a key: `toPositive(murmur2(UTF-8 bytes)) % partitions`; murmur2 as published, with
+    Kafka's seed."""
     data = host.encode()
     h = 0x9747B28C ^ len(data)
     for word in range(len(data) // 4):
@@ -70,12 +70,13 @@ def partition_of(host: str, partitions: int) -> int:
 
 
 def had_place(host: str, partition: int, partitions: int) -> bool:
-    """Whether this is the host's partition, or was when there were fewer: some may have been added since."""
+    """Whether this is the host's partition, or was with fewer partitions, because some may have been added since."""
     return partition >= 0 and any(partition_of(host, count) == partition for count in range(partitions, partition, -1))
 
 
 def parse(value: bytes, *, finite: bool = True) -> Any:
-    """JSON in UTF-8; raises `DamagedError`. Not `finite`: a number beyond all numbers is infinite, and no damage."""
+    """Parse JSON in UTF-8; raises `DamagedError`. `finite` False: a number above the range is infinite, not an
+    error."""
     number = _finite if finite else float
     try:
         found = json.loads(value.decode(), parse_constant=_no_constant, parse_float=number, parse_int=_integer)
@@ -89,7 +90,7 @@ def parse(value: bytes, *, finite: bool = True) -> Any:
 
 
 def _integer(digits: str) -> int:
-    """A longer number is JSON all the same; its first digits are more than any that is meant."""
+    """Parse an integer. A longer number is valid JSON too; its first digits already exceed every limit."""
     return int(digits[:LONGEST_INTEGER])
 
 
@@ -106,7 +107,7 @@ def _finite(digits: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a worker asked for, as its record repeats it. `lease_s` None: no lease, or the manager's default."""
+    """A worker's request in its record. `lease_s` None: no lease, or the manager's default."""
 
     amounts: Mapping[str, int]
     priority: int
@@ -115,8 +116,8 @@ class Request:
 
 
 class Operator(NamedTuple):
-    """What an operator named, by resource: how many devices of its own (`own` are their ids), or a view of what is
-    shared (`sees`). What stays without infos is left out."""
+    """An operator's request by resource: a number of own devices (`own`: their ids), or a view of shared ones (`sees`).
+    Resources without infos are left out."""
 
     named: Mapping[str, int]
     own: Mapping[str, list[str]]
@@ -125,8 +126,7 @@ class Operator(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """An allocation record. `alone` and `together` are all names of the devices it has to itself, and of those it
-    shares."""
+    """An allocation record. `alone`: all names of its exclusive devices. `together`: all names of its shared ones."""
 
     key: str
     host: str
@@ -147,13 +147,13 @@ class Allocation:
 
     @property
     def holds(self) -> bool:
-        """An unknown state is not final, so its devices are not free."""
+        """Whether it holds its devices. An unknown state is not final, so it does."""
         return self.state in HOLDING or self.state not in STATES
 
 
 class Growth(NamedTuple):
-    """Partitions were added: what is right by their number before (`partitions`; 0: not known) and stands before the
-    offset `until` in the registrations is answered where it belongs by a later number."""
+    """Partitions were added. `partitions` is their number before (0: unknown). A registration in its partition by that
+    number, before the offset `until`, is answered in its partition by a later number."""
 
     partitions: int
     until: int
@@ -163,9 +163,9 @@ class Growth(NamedTuple):
 class Checkpoint:
     """A commit's checkpoint.
 
-    `base` is what is added to offsets to make `source.offset`, `begin` the first offset that a host's manager answers
-    for: what is before it is the sweeper's. `ahead`: hosts whose messages are read up to an offset that is beyond `to`.
-    `moved`: what it ends was in another partition before, and some were added. `grown`: when that was, newest first.
+    `base`: added to an offset, it gives `source.offset`. `begin`: the first offset that a host's manager answers;
+    earlier ones are the sweeper's. `ahead`: hosts whose messages are read to an offset beyond `to`. `moved`: partitions
+    were added, and its records come from another one. `grown`: when partitions were added, newest first.
     """
 
     key: str
@@ -188,7 +188,7 @@ class Checkpoint:
 
     @property
     def reach(self) -> int:
-        """The offset after everything that was read, whosever it is."""
+        """The offset after everything that was read, of any host."""
         return max([self.to, *self.ahead.values()])
 
 
@@ -235,7 +235,7 @@ def _operators(body: Mapping[str, Any], shared: list[str]) -> dict[str, Operator
         found[name] = Operator(
             named={resource: amount for resource, amount in named.items() if resource not in missing},
             own={resource: ids for resource, ids in own.items() if resource not in shared},
-            # records of earlier versions have what is shared in each share
+            # records of earlier versions list shared devices in each share
             sees=frozenset(shared).intersection((*own, *_names(_get(share, "shared", list, []), f"operators.{name}"))),
         )
     return found
@@ -256,8 +256,8 @@ def _request(told: Mapping[str, Any]) -> Request:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """One resource in a host's record: the devices it lists, and whether each is healthy (`whole`: they are all there
-    are), and the names that mean one device each."""
+    """One resource in a host's record: its listed devices, whether each is healthy (`whole`: the list is complete), and
+    the names of each device."""
 
     state: str
     healthy: Mapping[str, bool]
@@ -267,12 +267,12 @@ class Inventory:
     connected: tuple[frozenset[str], ...]
 
     def names(self, device: str) -> frozenset[str]:
-        """All names that this resource has for a device."""
+        """All names of a device in this resource."""
         return frozenset({device}).union(*(names for names in self.connected if device in names))
 
 
 def inventories(body: Mapping[str, Any]) -> dict[str, Inventory]:
-    """What a host's record tells of each resource; raises `DamagedError`."""
+    """The resources in a host's record; raises `DamagedError`."""
     return {name: _inventory(told, f"resources.{name}") for name, told in _get(body, "resources", dict, {}).items()}
 
 
@@ -334,7 +334,7 @@ def _growths(body: Mapping[str, Any]) -> Iterator[Growth]:
 
 
 def was_moved(host: str, offset: int, partition: int, partitions: int, grown: Sequence[Growth]) -> bool:
-    """Whether a host's message was right in `partition` when it was sent, and was answered elsewhere since."""
+    """Whether a host's message was in the right `partition` when it was sent, and is answered elsewhere since."""
     later = [partitions]
     for growth in grown:
         elsewhere = any(partition_of(host, number) != partition for number in later if number)
@@ -379,8 +379,8 @@ def _fail(what: str) -> NoReturn:
 
 
 def fingerprint(body: Mapping[str, Any]) -> bytes:
-    """What two tellings of one record must agree in: all but what may be brought up to date without a step (a
-    waiter's reason and place in the queue, the properties and further names of a holder's devices)."""
+    """A digest of the fields that change only with a step. Others may change without one: a waiter's reason and queue
+    position, the properties and further names of a holder's devices."""
     state = body.get("state")
     same = dict(body)
     if state not in FINAL:
@@ -396,12 +396,12 @@ def fingerprint(body: Mapping[str, Any]) -> bytes:
 
 
 _GRANTED = ("resources", "operators", "env", "cdi", "unavailable", "aliases", "common")
-"""What a record says of what was granted."""
+"""A record's fields about its grant."""
 
 
 def is_set_back(after: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    """Whether `after` says the same as `before` but that it began earlier: a manager whose clock was set back has found
-    that it begins in the future. What is over may have lost its devices, where they were too large to be written again.
+    """Whether `after` equals `before` except for an earlier start: a manager whose clock was set back has corrected a
+    start in the future. A record that is over may have lost its devices, if they were too large to be written again.
     """
     try:
         if datetime.fromisoformat(after["since"]) >= datetime.fromisoformat(before["since"]):
@@ -415,7 +415,7 @@ def is_set_back(after: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
 
 
 def digest(body: Mapping[str, Any]) -> bytes:
-    """Equal for bodies that say the same, whatever the order of their fields; null is as good as left out."""
+    """A digest that ignores the order of fields, and fields that are null."""
     try:
         told = json.dumps({name: value for name, value in body.items() if value is not None}, sort_keys=True)
     except RecursionError:

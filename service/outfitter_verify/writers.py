@@ -1,8 +1,8 @@
-"""A writer's commits, as its checkpoints tell them: numbers, positions, instances. And which of them are hidden.
+"""A writer's commits from its checkpoints: numbers, positions, instances, and which commits are hidden.
 
-A log cleaner removes what a later record of the same key has overtaken, checkpoints first of all. So a gap in the
-numbers is either a violation or a sign that something was removed there, and the offsets tell which: what was removed
-leaves holes behind, and each commit takes at least its checkpoint's offset.
+A log cleaner removes records that a later one of the same key replaces, mostly checkpoints. So a gap in the numbers is
+a violation, or records were removed there. The offsets decide: removed records leave holes, and each commit takes at
+least its checkpoint's offset.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outfitter_verify.wire import Allocation, Checkpoint, had_place, partition_o
 
 
 class Written(NamedTuple):
-    """An allocation record in the ledger, and what was under its key before it (as far as that can be seen)."""
+    """An allocation record in the ledger, and the one before it under its key (if visible)."""
 
     offset: int
     record: Allocation
@@ -27,7 +27,7 @@ class Written(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """One commit: its checkpoint, where that stands, and the one before it that can be seen."""
+    """One commit: its checkpoint, the checkpoint's place, and the last visible one before it."""
 
     offset: int
     checkpoint: Checkpoint
@@ -35,7 +35,7 @@ class Commit(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """How far a writer has read: everything before `to`, and of some hosts (by key) more."""
+    """How far a writer has read: everything before `to`, and more of some hosts (by key)."""
 
     to: int
     ahead: Mapping[bytes, int]
@@ -44,7 +44,7 @@ class Extent(NamedTuple):
         return offset < self.end(key)
 
     def end(self, key: bytes | None) -> int:
-        """The offset before which everything of a host is read."""
+        """The offset before which all messages of a host are read."""
         return max(self.to, self.ahead.get(key or b"", 0))
 
 
@@ -58,7 +58,7 @@ def _offset(commit: Commit) -> int:
 
 @dataclass(slots=True)
 class Writer:
-    """One writer's commits so far. `opened` are its records that no checkpoint has followed yet."""
+    """One writer's commits so far. `opened`: its records that wait for their checkpoint."""
 
     name: str
     commits: list[Commit] = field(default_factory=list)
@@ -72,22 +72,22 @@ class Writer:
 
     @property
     def host(self) -> str | None:
-        """The host whose manager this is, None for a writer of another scope."""
+        """The host of a host's writer; None for other writers."""
         kind, _, name = self.name.partition("/")
         return name if kind == "host" else None
 
     @property
     def arrived(self) -> bool:
-        """Whether anything of it has come here from another partition, or input."""
+        """Whether any of its records came from another partition or input."""
         return any(each.checkpoint.moved or each.checkpoint.base > 0 for each in self.commits)
 
     def brings(self, after: int, *, at_once: bool) -> bool:
-        """Whether anything of it came here behind an offset of the ledger; or in the very commit of what is there."""
+        """Whether any of its records came here after an offset of the ledger, or (`at_once`) in the same commit."""
         later = [each.checkpoint.moved for each in self.commits[bisect_right(self.commits, after, key=_offset) :]]
         return any(later[:1] if at_once else later)
 
     def in_the_open(self, after: int, before: int) -> bool:
-        """No commit of this writer is hidden between two offsets of the ledger (`after` -1: from its beginning)."""
+        """Whether no commit of this writer is hidden between two offsets of the ledger (`after` -1: from the start)."""
         if not self.commits:
             return False
         first = self.commits[0]
@@ -123,9 +123,9 @@ class Commits:
         return self.writers.setdefault(name, Writer(name))
 
     def in_the_open(self, writer: str, after: int, before: int) -> bool:
-        """Whether all that `writer` wrote between two offsets can be seen."""
+        """Whether all records of `writer` between two offsets are visible."""
         if not self._markers and self._ledger.holes(max(after, self._ledger.start - 1), before):
-            return False  # where commits leave no holes of their own, a hole is a record that was removed
+            return False  # commits leave no holes on this bus, so a hole is a removed record
         found = self.writers.get(writer)
         return found is not None and found.in_the_open(after, before)
 
@@ -140,8 +140,8 @@ class Commits:
         return found is not None and found.brings(after, at_once=at_once)
 
     def shows(self, writer: Writer, number: int) -> bool:
-        """Whether all records of a commit can be seen. A commit's records are one batch, with the checkpoint last:
-        where that is still there, a log cleaner has left the others; unless it removes them one by one."""
+        """Whether all records of a commit are visible. They are one batch with the checkpoint last. If that is still
+        there, a log cleaner has kept the others, unless it removes records one by one."""
         index = bisect_left(writer.commits, number, key=lambda commit: commit.checkpoint.commit)
         if index == len(writer.commits) or writer.commits[index].checkpoint.commit != number:
             return False
@@ -149,7 +149,7 @@ class Commits:
         return self._markers or self._ledger.holes(low, writer.commits[index].offset) == 0
 
     def commit(self, offset: int, checkpoint: Checkpoint) -> tuple[Writer, Commit]:
-        """Take a checkpoint in, and check it against the one before."""
+        """Add a checkpoint, and check it against the one before."""
         writer = self.writer(checkpoint.writer)
         commit = Commit(offset, checkpoint, writer.last)
         self._identity(offset, checkpoint)
@@ -189,8 +189,8 @@ class Commits:
         elif number > before + 1:
             low = writer.commits[-1].offset if writer.commits else -1
             missing = number - before - 1
-            # each commit that is not there had a checkpoint, and on a bus with markers one of those besides; the
-            # commit before has its own marker in between
+            # each missing commit had a checkpoint, and a marker on a bus with markers; the marker of the commit before
+            # is in between, too
             needed = missing * (2 if self._markers else 1) + (1 if self._markers and writer.commits else 0)
             if self._ledger.holes(low, commit.offset) < needed:
                 self._wrong("commits", commit.offset, f"{writer.name} commits number {number} after {before}", *shown)
@@ -208,7 +208,7 @@ class Commits:
         if here.start > here.to:
             self._wrong("positions", commit.offset, f"it read from {here.start} to {here.to}")
         if before is not None and here.topic_id != before.topic_id and here.writer.startswith("sweeper/"):
-            return  # it numbers nothing, and begins anew with another input
+            return  # it assigns no numbers, and starts again with another input
         if before is not None and here.base + here.start < before.base + before.to:
             self._wrong("positions", commit.offset, f"it read from {here.start} although {before.to} was next")
         if before is not None and here.topic_id != before.topic_id and here.base < before.base + before.reach:
@@ -219,15 +219,15 @@ class Commits:
         if (
             before is not None
             and here.commit == before.commit + 1
-            and not here.writer.startswith("sweeper/")  # it writes nothing where nothing was nobody's
+            and not here.writer.startswith("sweeper/")  # a sweeper writes nothing without unroutable messages
             and (here.topic_id, here.base) == (before.topic_id, before.base)
             and here.start > before.to >= self._input.start
         ):
-            # unless the input was deleted meanwhile, each commit goes on where the one before it stopped
+            # each commit continues where the one before stopped, unless the input was deleted meanwhile
             self._wrong("positions", commit.offset, f"it read from {here.start}, and {before.to} was next")
 
     def _ahead(self, commit: Commit) -> None:
-        """Hosts of this partition may have been read further than the others, and what was read of a host stays so."""
+        """Check hosts that are read further: they are in this partition, and the position of a host never goes back."""
         here, before = commit.checkpoint, commit.before
         for host, offset in here.ahead.items():
             if not had_place(host, self._ledger.partition, self._partitions):
@@ -251,7 +251,7 @@ class Commits:
         self._findings.look("instances")
         self._findings.counts["managers"] += 1
         earlier = writer.instances.get(here.instance)
-        # who writes for a partition may be given it back: its numbers and positions must fit all the same
+        # a partition may return to an earlier manager: its numbers and positions must still fit
         if earlier is not None and writer.host is not None:
             self._wrong(
                 "instances", commit.offset,
@@ -267,7 +267,7 @@ class Commits:
     # --- what a commit says of its records ---
 
     def settle(self, writer: Writer, commit: Commit) -> list[Written]:
-        """The records that a commit wrote, checked against its checkpoint."""
+        """The records of a commit, checked against its checkpoint."""
         here = commit.checkpoint
         before = commit.before.commit if commit.before is not None else 0
         records, writer.opened = writer.opened, []
@@ -287,7 +287,7 @@ class Commits:
         return records
 
     def finish(self) -> None:
-        """The end of the ledger: nothing may be left without its checkpoint."""
+        """Check at the end of the ledger that no record is without its checkpoint."""
         for writer in self.writers.values():
             for written in writer.opened:
                 if not written.repeat:
@@ -296,7 +296,7 @@ class Commits:
 
 @dataclass(slots=True)
 class Custody:
-    """Who writes each host's records: one writer at a time."""
+    """Checks that one writer at a time writes each host's records."""
 
     ledger: Log
     partitions: int
@@ -305,7 +305,7 @@ class Custody:
     _earlier: dict[tuple[str, str, str], int] = field(default_factory=dict)
 
     def record(self, offset: int, record: Allocation) -> None:
-        """A record of a host, and the writer that it names."""
+        """Check the writer that a host's record names."""
         self.findings.look("writers")
         if not self.may_write(record):
             self.findings.wrong(
@@ -313,7 +313,8 @@ class Custody:
             )
 
     def may_write(self, record: Allocation) -> bool:
-        """Whether a record's writer may write for its host here, or where it may have been moved from."""
+        """Whether a record's writer may write for its host here, or in a partition from which it may have been
+        moved."""
         kind, _, name = record.writer.partition("/")
         number = _number(name) if kind == "partition" else None
         if number is None:
@@ -321,7 +322,7 @@ class Custody:
         return had_place(record.host, number, self.partitions)
 
     def commit(self, records: list[Written], commit: Commit) -> None:
-        """`commit` wrote `records`: nobody else may write for their hosts and this one go on."""
+        """Check that no other writer wrote for these hosts in between."""
         here = commit.checkpoint
         for host in {written.record.host: None for written in records if not written.repeat}:
             current = self._current.get(host)

@@ -49,7 +49,7 @@ def test_many_rows_are_printed_without_what_wraps_them(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines() == ["WORKER", *map(str, range(6000))]
-    code = f"from outfitter_service.cli import output; output.MOST_WRAPPED = 0; {TABLE}"
+    code = f"from outfitter_service.cli._lib import output; output.MOST_WRAPPED = 0; {TABLE}"
     assert len(in_a_terminal(tmp_path, code, 50)) == 2
 
 
