@@ -1,6 +1,6 @@
-"""How the service logs: lines for people in a terminal, JSON otherwise; always on standard error.
+"""The service's log on standard error: text in a terminal, JSON otherwise.
 
-The loggers of libraries go the same way, so that a stream of JSON stays one.
+Libraries log the same way, so that a JSON log has only JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 LONGEST_VALUE = 300
-"""Characters of one value in a line: workers' own words may be in it, and a line is for people."""
+"""Most characters of one value in a line, because workers' own text may be in it."""
 
 
 def _shortened(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def _shortened(_logger: object, _method: str, event: dict[str, Any]) -> dict[str
 
 
 LIBRARIES = frozenset({"aiokafka"})
-"""Who says of each attempt that it failed, as often as it does."""
+"""Libraries that log each failed attempt."""
 
 
 def configure(log_format: str, level: str) -> None:
@@ -67,8 +67,8 @@ def configure(log_format: str, level: str) -> None:
 
 
 class _Libraries(logging.Filter):
-    """What libraries say is for whoever looks for a defect. What has to be acted on comes to us as an error, and we say
-    so: `outfitter.bus`."""
+    """Lowers the level of libraries' lines, which only help to find defects. We log the errors that need action
+    ourselves: `outfitter.bus`."""
 
     def __init__(self, threshold: int) -> None:
         super().__init__()

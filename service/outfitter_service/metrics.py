@@ -1,7 +1,7 @@
 """Every metric of the service, and the only importer of prometheus_client.
 
-Base units and the usual suffixes; labels are bounded (resources, states, reasons, kinds, drivers), and what says why is
-called `reason`. Every labelled counter exists from the start at zero. Gauges of state are computed when scraped.
+Metrics have base units and the usual suffixes. Labels are bounded (resources, states, reasons, kinds, drivers). Every
+labelled counter starts at zero. Gauges of state are computed at each scrape.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ EVENT_KINDS = (
     "defect",
 )
 HELD_BACK = "held-back"
-"""The state of a device that is not lent since somebody may hold it under another name."""
+"""The state of a device that is not granted, because a worker may hold it under another name."""
 
 DRIVER_CALLS = ("inventory", "retrieve", "prepare", "unprepare", "in-use")
 ALLOCATION_BUCKETS = (
@@ -69,11 +69,11 @@ COMMIT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.
 
 
 class StateCounts(Struct, frozen=True, kw_only=True):
-    """What the gauges show at one moment, counted from committed records.
+    """The values of the gauges, from committed records.
 
     `devices` by (resource, `free` | `held` | `unhealthy` | `unknown` | `held-back`), `allocations` by (resource,
-    state), `pending` by (resource, reason code). `records` are the allocations in memory, `lag` those of the input that
-    are not decided, `oldest_unanswered_s` is the age in seconds of the oldest of them that was fetched.
+    state), `pending` by (resource, reason code). `records`: allocations in memory. `lag`: undecided records of the
+    input. `oldest_unanswered_s`: age in seconds of the oldest fetched one of these.
     """
 
     devices: Tally[tuple[str, str]]
@@ -89,7 +89,7 @@ class StateCounts(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def together(cls, parts: Iterable[StateCounts]) -> StateCounts:
-        """What several processors of one manager show."""
+        """The sum over several processors of one manager."""
         found = [*parts]
         return cls(
             devices=sum((part.devices for part in found), Tally()),
@@ -159,7 +159,7 @@ class _StandingCollector(Collector):
 
 
 class Waits(Collector):
-    """A histogram by resource that one thread alone counts in, so it takes no lock. Seconds."""
+    """A histogram in seconds by resource. Only one thread counts in it, so it has no lock."""
 
     def __init__(self, name: str, documentation: str, buckets: tuple[float, ...], resources: Iterable[str]) -> None:
         self._name = name
@@ -169,7 +169,7 @@ class Waits(Collector):
         self._sums = dict.fromkeys(self._counts, 0.0)
 
     def observe(self, resource: str, seconds: float, count: int = 1) -> None:
-        """Count `count` waits of so long for a resource."""
+        """Count `count` waits of `seconds` for a resource."""
         counts = self._counts.get(resource)
         if counts is None:
             counts = self._counts[resource] = [0] * (len(self._buckets) + 1)
@@ -203,7 +203,7 @@ class Metrics:
 
     def __init__(self, resources: Iterable[str] = (), *, host: str = "", cluster: str = "", scope: str = "") -> None:
         """`host`, `cluster` and `scope` are the manager's; `host` is empty in cluster scope."""
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a third as many series again, that nobody asks for
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # saves a quarter of all series
         self.resources = tuple(resources)
         self.registry = r = CollectorRegistry()
         ProcessCollector(registry=r)
@@ -290,11 +290,11 @@ class Metrics:
                 self.driver_seconds.labels(name, call)
 
     def show(self, standing: Callable[[], StateCounts | None]) -> None:
-        """Register where the gauges of state come from; called once."""
+        """Register the source of the gauges of state; called once."""
         self.registry.register(_StandingCollector(self.resources, standing))
 
     def count_refusals(self, count: Callable[[], int]) -> None:
-        """Register where refused connections are counted; called once."""
+        """Register the counter of refused connections; called once."""
         self.registry.register(_Refusals(count))
 
     def exposition(self) -> bytes:

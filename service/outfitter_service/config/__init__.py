@@ -1,7 +1,7 @@
-"""Configuration: one option table, two syntaxes (TOML; Flink's flat keys), every problem at once.
+"""Configuration: one option table, two syntaxes (TOML; Flink's flat keys), all problems at once.
 
-`load` and `inspect` for a manager, `connection` for commands that only need bus, host and cluster:
-those must start fast, so all the rest is loaded when it is first used.
+Managers use `load` and `inspect`. Commands that only need bus, host and cluster use `connection` and must start fast,
+so everything else is imported on use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Bus, host, cluster, the log-in and whether there is history: for commands that need no more and must start fast.
+"""Bus, host, cluster, log-in and the history switch, for commands that need no more and must start fast.
 
-The same sources in the same order as `settings.load`, without looking at the rest of the file, and without loading
-what only a file of Flink's needs unless there is one.
+It uses the sources of `settings.load` in the same order. It ignores the rest of the file, and imports the code for
+Flink's files only for such a file.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _TABLE = [option for option in options.SETTINGS if option.name in _WANTED or opt
 
 
 class Connection(Struct, frozen=True, kw_only=True):
-    """Where to meet the manager: the bus, this machine's name there, and whose topics. `history`: whether its manager
-    writes that topic. `login`: how to be let in by Kafka's brokers, as `bus.connect` takes it."""
+    """The bus, this machine's name on it, and the cluster. `history`: whether its manager writes that topic. `login`:
+    the settings for logging in to Kafka's brokers, for `bus.connect`."""
 
     bus: str
     host: str
@@ -42,7 +42,7 @@ def connection(
     """The connection from `overrides` (the command line's), the environment, a file if there is one, and defaults.
 
     Raises:
-        ConfigurationError: the file cannot be used, or one of these values is wrong.
+        ConfigurationError: the file or one of these values is invalid.
     """
     environment = os.environ if environment is None else environment
     texts: dict[str, tuple[str, str, str]] = {}

@@ -1,7 +1,7 @@
-"""The value of `external-resources`: which resources there are.
+"""Parses `external-resources`, the list of resources.
 
-Split as Flink splits it (`StructuredOptionsSplitter`: `;`, items trimmed, quotes around whole items), with an error
-for what Flink silently makes a name of: blanks, `none` among others, commas, and anything that is no name.
+It is split as in Flink (`StructuredOptionsSplitter`: `;`, items trimmed, quotes around whole items). Blanks, `none`
+among other items, commas and invalid names are errors, whereas Flink silently uses them as names.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from outfitter_service.config.problems import shorten
 
 NONE = "none"
 MAX_NAMES = 1_000
-"""Resources of one host: far more than there are kinds of devices."""
+"""Most resources of one host: far more than there are kinds of devices."""
 
 
 class ItemError(ValueError):
-    """An item that names no resource: `item` as it stands there, `suggestion` what was probably meant."""
+    """An item that names no resource. `item`: its text; `suggestion`: the probable intention."""
 
     def __init__(self, item: str, problem: str, suggestion: str | None = None) -> None:
         super().__init__(problem)
@@ -27,7 +27,7 @@ class ItemError(ValueError):
 
 
 def resource_names(value: str | list[str] | None) -> tuple[list[str], list[ItemError]]:
-    """The names in their order, each once, and what is wrong with the other items."""
+    """The names in their order, each once, and the errors of the other items."""
     if value is None or (isinstance(value, str) and value.strip() in {"", NONE}):
         return [], []
     try:
@@ -73,7 +73,7 @@ _QUOTED = re.compile(r"""(?:'((?:[^']|'')*)'|"((?:[^"]|"")*)")\s*""")
 
 
 def _split(text: str, delimiter: str) -> list[str]:
-    """The trimmed items; one delimiter at the end is fine."""
+    """The trimmed items. One delimiter at the end is allowed."""
     items: list[str] = []
     position, end = 0, len(text)
     while position < end:

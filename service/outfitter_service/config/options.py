@@ -1,4 +1,4 @@
-"""The one option table: every setting and every resource option, with type, default and what it is for.
+"""The option table: every setting and every resource option, with type, default and purpose.
 
 Both syntaxes, the environment, the command line, `config show` and the documentation go through it. A manager's
 setting `lease-grace` is a top-level key in TOML, `outfitter.lease-grace` in a file of Flink's, and
@@ -26,11 +26,11 @@ _KUBERNETES = rf"(?P<domain>{_DOMAIN}(?:\.{_DOMAIN})*)/{_LABEL}"
 _YARN = r"(?:[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*/)?[A-Za-z][A-Za-z0-9._-]*"
 
 Parse = Callable[[str], Any]
-"""From text to the value; raises ValueError that says what is allowed."""
+"""Parses text to a value; raises ValueError with the valid values."""
 
 
 class Option(NamedTuple):
-    """One setting of the manager. `default` is text as it would be written, or None for no value."""
+    """One setting of the manager. `default` is text as in a file, or None for no value."""
 
     name: str
     type: str
@@ -52,7 +52,7 @@ class Option(NamedTuple):
 
     @property
     def is_path(self) -> bool:
-        """Whether it names a file; in a configuration file, from that file's folder on."""
+        """Whether it names a file. In a configuration file, the path is relative to that file's folder."""
         return self.name.endswith("-file")
 
 
@@ -134,7 +134,7 @@ def flag(value: str) -> bool:
 
 
 def amount(value: str) -> int:
-    """A whole number of devices, 0 meaning that the resource is switched off on this host."""
+    """A whole number of devices; 0 switches the resource off on this host."""
     number = value.strip(" \t\r\n")
     allowed = f"must be a whole number from 1 to {MAX_AMOUNT}, or 0 to switch the resource off"
     if not number:
@@ -301,7 +301,7 @@ SETTINGS += (
 )  # fmt: skip
 
 SECRET_FILES = frozenset(f"{KAFKA}{name}-file" for name in ("sasl-password", "sasl-token", "key", "key-password"))
-"""Settings that name files which nobody else is to read."""
+"""Settings that name files which other users must not read."""
 
 RESOURCE_OPTIONS: tuple[ResourceOption, ...] = (
     ResourceOption(
@@ -344,8 +344,8 @@ PARAM = "param."
 LIST_KEY = "external-resources"
 PREFIX = "external-resource."
 OLD_PREFIXES = ("external.", "taskmanager.external-resource.", "taskmanager.resource.")
-"""Where `<name>.amount` stood in the proposal's earlier forms; the first is a slip of Flink's documentation."""
+"""Prefixes of `<name>.amount` in the proposal's earlier forms. The first is an error in Flink's documentation."""
 OLD_PARAMS = {"discovery-script": "param.discovery-script.path"}
 """Options of the proposal's earlier forms that became a driver's parameters."""
 DEFAULT_KEYS = {"gpu": ("nvidia.com/gpu", "yarn.io/gpu")}
-"""The keys that FLIP-108 once wanted as defaults: never applied, only suggested."""
+"""The default keys in an early form of FLIP-108: only suggested, never applied."""

@@ -1,4 +1,4 @@
-"""What can be wrong with a configuration, as values: all of it is collected before anything is said."""
+"""The problems of a configuration, as values. All are collected before the first is reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _URL_SECRET = re.compile(r"(?<=://)[^/]*@|\?.*$")
 
 
 class Severity(enum.StrEnum):
-    """An error stops what it is about, a warning stops nothing, information is no fault at all."""
+    """An error stops its resource or the manager. A warning stops nothing. Information is no fault."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -25,12 +25,15 @@ class Severity(enum.StrEnum):
 
 
 class Problem(Struct, frozen=True, kw_only=True):
-    """One thing to put right (or to know).
+    """One problem or information.
 
-    `file` is where it stands (`/etc/x.yaml line 3`, `the command line`, `the environment`), `key` as it was written
-    there (empty: it is about the whole file), `found` its text (None: nothing is there), `problem` what is wrong and
-    what is allowed, `suggestion` what to write instead, where there is a good guess. `resource` is whom it concerns: an
-    error there costs that resource only, an error without a resource stops the manager.
+    Attributes:
+        file: its place (`/etc/x.yaml line 3`, `the command line`, `the environment`).
+        key: the key as written there; empty for the whole file.
+        found: its text; None if it is missing.
+        problem: what is wrong, and the valid values.
+        suggestion: what to write instead, if there is a good guess.
+        resource: an error of a resource stops only that one. Without a resource, an error stops the manager.
     """
 
     file: str
@@ -57,7 +60,7 @@ class Problem(Struct, frozen=True, kw_only=True):
 
 
 class ConfigurationError(Exception):
-    """A configuration that cannot be used. `problems` holds everything that is wrong, not only what stops."""
+    """A configuration that cannot be used. `problems` has all problems, not only errors."""
 
     def __init__(self, problems: Iterable[Problem], message: str = "") -> None:
         self.problems = tuple(problems)
@@ -66,8 +69,8 @@ class ConfigurationError(Exception):
 
 
 def masked(key: str, value: str) -> str:
-    """The value, with what must not be seen replaced: values of keys that speak of secrets (but for the names of files
-    with them), and what stands in a URL beside its address."""
+    """The value with secrets replaced: values of keys with names of secrets (but not file names), and everything in a
+    URL except its address."""
     if _SECRET.search(key) and not key.endswith("-file"):
         return MASK
     return _URL_SECRET.sub(_hide, value) if "://" in value else value
@@ -78,20 +81,20 @@ def _hide(match: re.Match[str]) -> str:
 
 
 def shorten(text: str, limit: int = 80) -> str:
-    """A value as an error line bears it: quoted, with nothing that moves a terminal, not too long."""
+    """A value for an error line: quoted, without control characters, shortened."""
     return ascii_safe(text if len(text) <= limit else text[:limit] + "…")
 
 
 def ascii_safe(text: str) -> str:
-    """Quoted, control characters escaped, letters of any script left alone."""
+    """The text quoted, with control characters escaped. Letters of any script stay."""
     return f"'{printable(text)}'"
 
 
 def nearest(word: str, known: Collection[str]) -> str | None:
-    """The known word that was probably meant. Nobody is guessed at among very many, nor from something very long."""
+    """The most similar known word. None for a very long word, or among very many."""
     if len(word) > 256 or len(known) > 100:
         return None
-    import difflib  # a configuration without faults does not need it
+    import difflib  # a valid configuration does not need it
 
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return found[0] if found else None

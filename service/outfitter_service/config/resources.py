@@ -1,6 +1,6 @@
-"""From flat keys to what is configured for each resource: whose key it is, which option, is it right.
+"""Builds each resource's configuration from flat keys.
 
-Every problem is collected; an error about one resource leaves the others as they are.
+It collects all problems. An error of one resource does not affect the others.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from outfitter_service.core.model import OnFailure, SpecState
 
 
 class ResourceConfig(Struct, frozen=True, kw_only=True):
-    """What is configured for one resource that `external-resources` lists.
+    """The configuration of one resource in `external-resources`.
 
-    `amount` is per worker (None: not known, the setting is wrong). `reason` explains any state but OK.
-    `driver` is what `outfitter_drivers.registry.load_factory` takes, None without a driver. `timeout` is the limit
-    of one driver call in seconds, None for the driver's own. `directory` is the configuration file's folder.
+    `amount`: per worker; None if the setting is wrong. `reason`: explains any state but OK. `driver`: a name for
+    `outfitter_drivers.registry.load_factory`, None without a driver. `timeout`: time limit of one driver call in
+    seconds, None for the driver's own. `directory`: the configuration file's folder.
     """
 
     name: str
@@ -41,7 +41,7 @@ class ResourceConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def in_effect(self) -> bool:
-        """Whether its amount is requested from Kubernetes or YARN, and workers may ask for it."""
+        """Whether Kubernetes or YARN requests include it, and workers may request it."""
         return self.state in {SpecState.OK, SpecState.NO_DRIVER}
 
     def key(self, option: str) -> str:
@@ -50,7 +50,7 @@ class ResourceConfig(Struct, frozen=True, kw_only=True):
 
 
 class Given(NamedTuple):
-    """A value, where it came from (for people, and for `config show`), and its key as it is written there."""
+    """A value, its origin (for people, and for `config show`), and its key as written there."""
 
     value: Value
     place: str
@@ -58,7 +58,7 @@ class Given(NamedTuple):
 
 
 class Resources(NamedTuple):
-    """All listed resources, where each of their values came from, and what is wrong."""
+    """All listed resources, the origins of their values, and the problems."""
 
     configs: tuple[ResourceConfig, ...]
     origins: dict[str, str]
@@ -69,19 +69,19 @@ _OPTIONS = {option.name: option for option in options.RESOURCE_OPTIONS}
 _SILENT = {alias: option.name for option in options.RESOURCE_OPTIONS for alias in option.aliases}
 _OLD = {old: option.name for option in options.RESOURCE_OPTIONS for old in option.old_names} | options.OLD_PARAMS
 _GUESSES = 50
-"""After so many that are not listed, nobody reads what each could have been meant for."""
+"""Most unlisted resources for which we suggest a name."""
 _SUGGESTED = [*_OPTIONS, *_SILENT, "param.discovery-script.path", "param.discovery-script.args"]
 
 
 def canonical(rest: str) -> str | None:
-    """The option that `rest` (what follows `external-resource.<name>.`) means, None if nobody reads it."""
+    """The option for `rest`, the text after `external-resource.<name>.`; None if it is unknown."""
     if rest in _OPTIONS or (rest.startswith(options.PARAM) and rest != options.PARAM):
         return rest
     return _SILENT.get(rest) or _OLD.get(rest)
 
 
 def split_key(key: str, names: Iterable[str]) -> tuple[str, str]:
-    """Resource and option of what follows a prefix; names may have dots, so the longest listed one wins."""
+    """The resource and the option in a key without its prefix. Names may have dots, so the longest listed name wins."""
     listed = [name for name in names if key == name or key.startswith(f"{name}.")]
     if listed:
         name = max(listed, key=len)
@@ -101,7 +101,7 @@ def build(
     environment: Mapping[str, str],
     overrides: Iterable[Given],
 ) -> Resources:
-    """Put the resources together; `given` and `overrides` carry keys below one of the prefixes."""
+    """Build the resources. `given` and `overrides` have keys with one of the prefixes."""
     workshop = _Workshop(names)
     for layer in (given, _from_environment(names, environment), overrides):
         workshop.add(layer)
@@ -120,7 +120,7 @@ def _from_environment(names: Iterable[str], environment: Mapping[str, str]) -> I
 
 
 class _Workshop:
-    """Collects values and problems while resources are put together."""
+    """Collects values and problems while the resources are built."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
@@ -129,7 +129,7 @@ class _Workshop:
         self._unlisted: set[str] = set()
 
     def add(self, layer: Iterable[Given]) -> None:
-        """Take one layer; its values win over those of the layers before."""
+        """Add a layer. Its values win over those of earlier layers."""
         taken: dict[tuple[str, str], Given] = {}
         for item in layer:
             prefix = _prefix(item.key)
@@ -146,7 +146,7 @@ class _Workshop:
             self.values[name][option] = item
 
     def _preferred(self, name: str, option: str, item: Given, other: Given | None) -> bool:
-        """Whether `item` is to be read; the right key wins over its older spellings."""
+        """Whether `item` wins over `other`. The current key wins over its old spellings."""
         right = f"{options.PREFIX}{name}.{option}"
         if other is None:
             if item.key != right and item.key.removeprefix(f"{options.PREFIX}{name}.") not in _SILENT:
@@ -195,7 +195,7 @@ class _Workshop:
         self._say(name, item, "is a key that nobody reads", suggestion)
 
     def config(self, name: str, directory: Path | None) -> ResourceConfig:
-        """One resource, as far as it is right."""
+        """The configuration of one resource, as far as it is valid."""
         values = {option: self._parsed(name, option) for option in _OPTIONS}
         driver, reason = self._driver(name, values["driver-factory.class"])
         state = SpecState.OK if driver else SpecState.NO_DRIVER
@@ -258,7 +258,7 @@ class _Workshop:
         }
 
     def _driver(self, name: str, wanted: str | None) -> tuple[str | None, str | None]:
-        """The driver's name as the registry knows it, and why there is none."""
+        """The driver's name in the registry, or the reason why there is none."""
         from outfitter_drivers import registry
 
         key = f"{options.PREFIX}{name}.driver-factory.class"
@@ -291,7 +291,7 @@ class _Workshop:
             return None, None
 
     def refuse_shared_keys(self, configs: list[ResourceConfig]) -> list[ResourceConfig]:
-        """Two resources under one key of Kubernetes or YARN: neither's amount could be relied on."""
+        """Refuse two resources with one key of Kubernetes or YARN, because neither would surely get its amount."""
         for option, field in (("kubernetes.config-key", "kubernetes_key"), ("yarn.config-key", "yarn_key")):
             first: dict[str, str] = {}
             for position, config in enumerate(configs):
@@ -308,7 +308,7 @@ class _Workshop:
         return configs
 
     def origins(self) -> dict[str, str]:
-        """Where each value came from, by its full key; defaults included."""
+        """The origin of each value by its full key, also of defaults."""
         found: dict[str, str] = {}
         for name, values in self.values.items():
             for option in dict.fromkeys([*_OPTIONS, *values]):
@@ -328,5 +328,5 @@ def _prefix(key: str) -> str:
 
 
 def _shown(value: Value) -> str | None:
-    """A value as text: a list in the form in which drivers and `external-resources` read lists."""
+    """A value as text. A list gets the form that drivers and `external-resources` read."""
     return ";".join(value) if isinstance(value, list) else value

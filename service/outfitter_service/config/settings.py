@@ -1,6 +1,6 @@
-"""The manager's settings, put together from command line, environment, file and defaults, in this order.
+"""The manager's settings from command line, environment, file and defaults, in this order.
 
-`inspect` collects everything that is wrong; `load` is for those who can only go on with something usable.
+`inspect` returns all problems; `load` raises an error if the settings cannot be used.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _SETTINGS = {option.name: option for option in options.SETTINGS}
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is in effect. Durations are seconds; each field is explained in `options.SETTINGS`.
+    """The settings in effect. Durations are seconds; `options.SETTINGS` explains each field.
 
-    `resources` are all that are listed, whatever their state. `origins` says where each value came from, by
-    setting name or full resource key. `problems` are what was found wrong without stopping the manager.
+    `resources`: all listed ones, in any state. `origins`: the origin of each value, by setting name or full resource
+    key. `problems`: those that do not stop the manager.
     """
 
     bus: str
@@ -66,7 +66,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def login(self) -> dict[str, str]:
-        """How to be let in by Kafka's brokers, as `bus.connect` takes it."""
+        """The settings for logging in to Kafka's brokers, for `bus.connect`."""
         return {
             option.name.removeprefix(options.KAFKA): value
             for option in options.SETTINGS
@@ -75,12 +75,12 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Inspection(NamedTuple):
-    """Everything there is to say of a configuration. `settings` None: a manager could not start with it."""
+    """The result of checking a configuration. `settings` None: a manager cannot start with it."""
 
     settings: Settings | None
     problems: tuple[Problem, ...]
     resources: tuple[ResourceConfig, ...] = ()
-    """All that are listed, whatever is wrong with the manager's own settings."""
+    """All listed resources, even if the manager's own settings are wrong."""
     origins: Mapping[str, str] = MappingProxyType({})
 
     @property
@@ -95,14 +95,15 @@ def load(
     *,
     required: bool = True,
 ) -> Settings:
-    """The settings from the file at `path` (else found as `sources.find` says), the environment and `overrides`.
+    """The settings from the file at `path` (default: see `sources.find`), the environment and `overrides`.
 
-    `overrides` are the command line's: setting names (`lease-grace`) or full keys (`external-resource.gpu.amount`)
-    with their text. A misconfigured resource is in `Settings.resources` with its state and reason.
+    `overrides`: the command line's setting names (`lease-grace`) or full keys (`external-resource.gpu.amount`), with
+    their text. A misconfigured resource is in `Settings.resources` with its state and reason.
 
     Raises:
-        ConfigurationError: no file (unless not `required`), an unusable one, a wrong setting of the manager, or any
-            error at all with `strict`. It lists every problem.
+        ConfigurationError: no file (if `required`), an unusable one, a wrong setting of the manager, or with `strict`
+        any
+            error. It lists all problems.
     """
     inspection = inspect(path, overrides, environment, required=required)
     settings = inspection.settings
@@ -121,7 +122,7 @@ def inspect(
     *,
     required: bool = True,
 ) -> Inspection:
-    """As `load`, but every problem is returned instead of the first reason to stop being raised."""
+    """As `load`, but returns all problems and raises nothing."""
     environment = os.environ if environment is None else environment
     found = sources.find(path, environment)
     if found is None and required:
@@ -134,7 +135,7 @@ def inspect(
 
 
 class _Reading:
-    """One pass over all sources."""
+    """Reads all sources once."""
 
     def __init__(
         self, source: sources.Source | None, overrides: Mapping[str, str], environment: Mapping[str, str]
@@ -173,7 +174,7 @@ class _Reading:
             self._pass_over(item)
 
     def _take_old(self, item: Given) -> None:
-        """A key of the proposal's earlier forms, if it is one: Flink has other keys below these prefixes."""
+        """Add a key of the proposal's earlier forms. Flink has other keys with these prefixes, which are ignored."""
         prefix = next(prefix for prefix in options.OLD_PREFIXES if item.key.startswith(prefix))
         _, rest = resources.split_key(item.key.removeprefix(prefix), ())
         if resources.canonical(rest):
@@ -200,7 +201,7 @@ class _Reading:
         return f"did you mean {near}?" if near else f"known are {', '.join(known)} and {options.PREFIX}<name>.…"
 
     def _pass_over(self, item: Given) -> None:
-        """Flink's other keys are none of our business, unless they look like slips of ours."""
+        """Ignore Flink's other keys, unless they look like misspelt keys of ours."""
         near = _near_prefix(item.key)
         if near is not None:
             _, dot, rest = near.partition(".")
@@ -268,7 +269,7 @@ class _Reading:
         )
 
     def _check_login(self, values: Mapping[str, Any]) -> None:
-        """Whether the settings for Kafka go together. The files are looked at by whoever connects."""
+        """Check that the settings for Kafka are consistent. Connecting checks the files."""
         if values["bus"] is None or is_local(values["bus"]):
             return
         from outfitter_proto.bus import BusConfigurationError
@@ -285,7 +286,7 @@ class _Reading:
             self._say(Given(None, "", options.KAFKA.rstrip(".")), str(error), None)
 
     def _check_secrets(self, values: Mapping[str, Any]) -> None:
-        """A warning for each secret that everybody on this machine may read."""
+        """Warn about each secret that all users of this machine may read."""
         for option in options.SETTINGS:
             value = values[option.field]
             if option.name in options.SECRET_FILES and value and (why := file_ownership.read_by_others(Path(value))):
@@ -297,7 +298,7 @@ class _Reading:
             return []
         names, errors = resource_names(self.names.value)
         for error in errors:
-            # of one item only: the other resources are served
+            # an error of this item only: the other resources are served
             self._say(self.names, error.problem, error.suggestion, resource=error.item, found=error.item)
         return names
 
@@ -317,8 +318,8 @@ class _Reading:
             return None
 
     def _suggest_keys(self, configs: Iterable[ResourceConfig]) -> None:
-        """Say what keys a resource lacks for deployments, to those who seem to have some: who bring Flink's file, or
-        have one such key."""
+        """Report missing keys for Kubernetes and YARN, but only with a file of Flink's, or if a resource has one of the
+        two keys."""
         configs = list(configs)
         if (self.source is None or self.source.toml) and not any(
             config.kubernetes_key or config.yarn_key for config in configs
@@ -363,7 +364,7 @@ class _Reading:
 
 
 def _near_prefix(key: str) -> str | None:
-    """The key with its first word put right, if that is nearly one of ours."""
+    """The key with its first word corrected, if that is similar to one of ours."""
     head, dot, rest = key.partition(".")
     wanted = "external-resource" if dot else options.LIST_KEY
     likeness = difflib.SequenceMatcher(None, head.replace("_", "-").lower(), wanted).ratio()

@@ -1,8 +1,8 @@
-"""Configuration files: finding them, and reading TOML and both of Flink's syntaxes into one list of flat keys.
+"""Finds configuration files, and reads TOML and both of Flink's syntaxes into a list of flat keys.
 
-Nothing here knows what a key means. Flink's file may be flat or nested YAML 1.2 (`config.yaml`), or the line format
-of `flink-conf.yaml`, which is no YAML wherever a value has a YAML character in it. Tables become dotted keys,
-tables within lists get the position as a part of their key.
+The keys have no meaning here. Flink's file may be flat or nested YAML 1.2 (`config.yaml`), or the line format of
+`flink-conf.yaml`, which is no YAML if a value has a YAML character. Tables become dotted keys. The key of a table in a
+list includes its position.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_BYTES = 1024 * 1024
 MAX_ENTRIES = 20_000
 MAX_DEPTH = 32
 MAX_KEY = 1_024
-"""Characters: the longest name of a resource, the longest option, and room for a parameter's."""
+"""Most characters of a key: enough for the longest resource name, option and parameter."""
 
 _TOML_LINE = r"""\s*(?:\[|(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*[\w"'-]+)*\s*=)"""
 _LEGACY_LINE = r"[^\s:#][^:]*: .*"
@@ -37,11 +37,11 @@ _DEEP_KEY = re.compile(rf"""(?<![\w"'.-])(?:{_KEY_PART}){{{MAX_DEPTH + 1}}}""")
 _NULL = "tag:yaml.org,2002:null"
 
 Value = str | list[str] | None
-"""A scalar as text, a list of scalars, or None where a key has no value (YAML's null)."""
+"""A scalar as text, a list of scalars, or None for a key without a value (YAML's null)."""
 
 
 class Entry(NamedTuple):
-    """One key of a file, flattened; `line` where the syntax lets us know it."""
+    """One flat key of a file, with its `line` if known."""
 
     key: str
     value: Value
@@ -49,7 +49,8 @@ class Entry(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What a file says. `toml` tells how the manager's own keys are spelled. `problems` are of the syntax."""
+    """The contents of a file. `toml` decides the spelling of the manager's own keys. `problems`: those of the
+    syntax."""
 
     path: Path
     toml: bool
@@ -60,8 +61,8 @@ class Source(NamedTuple):
 def find(path: str | Path | None, environment: Mapping[str, str]) -> Path | None:
     """The file to read: `path`, else the environment's, else the first default one that exists.
 
-    None when none was named and no default one exists. A file that was named is returned whether it exists or not. A
-    default one of which others may decide what it says is passed over, and that is logged: nobody has named it.
+    A named file is returned even if it does not exist. A default file that other users can change is ignored, with a
+    log line, because nobody has named it. None if there is no file.
     """
     named = path or environment.get(VARIABLE)
     if named:
@@ -81,7 +82,7 @@ def _passed_over(file: Path, doubt: str) -> str:
 
 
 def none_found() -> ConfigurationError:
-    """The error that says which files were tried."""
+    """The error with the files that were tried."""
     tried = ", ".join(f"./{file}" if not file.is_absolute() else str(file) for file in DEFAULT_FILES)
     doubts = [_passed_over(file, doubt) for file in DEFAULT_FILES if (doubt := file_ownership.doubt(file))]
     why = "; ".join(doubts) or f"neither of {tried} exists"
@@ -94,7 +95,7 @@ def none_found() -> ConfigurationError:
 
 
 def _doubts(path: Path) -> Iterator[Problem]:
-    """A warning where somebody else may decide what stands in a file that was named."""
+    """A warning if another user can change a named file."""
     if doubt := file_ownership.doubt(path):
         yield Problem(
             file=str(path),
@@ -109,7 +110,7 @@ def read(path: Path) -> Source:
     """Read one file.
 
     Raises:
-        ConfigurationError: it cannot be read, is no text, or is not in any of the syntaxes.
+        ConfigurationError: it cannot be read, is no text, or has none of the syntaxes.
     """
     text = _text(path)
     source = (
@@ -230,7 +231,7 @@ def _flink(path: Path, text: str) -> Source:
 
 
 def _bounded(path: Path, entries: Iterable[Entry]) -> Iterator[Entry]:
-    """A few anchors that refer to each other can mean billions of keys, and a key can be as long as the file."""
+    """Limit the number and the length of keys: a few YAML anchors can expand to billions of keys."""
     for count, entry in enumerate(entries):
         if count >= MAX_ENTRIES:
             raise _refuse(path, f"has more than {MAX_ENTRIES} keys")
@@ -263,12 +264,12 @@ def _flat_mapping(path: Path, node: MappingNode, key: str, depth: int) -> Iterat
             raise _refuse(path, f"has a key that is no text in line {name.start_mark.line + 1}")
         inner_key = f"{key}.{name.value}" if key else str(name.value)
         for entry in _flat_yaml(path, inner, inner_key, depth + 1):
-            # a value may stand below its key, or far away at an anchor: the key's line is what people look for
+            # use the key's line, because the value may be below it, or far away at an anchor
             yield entry._replace(line=name.start_mark.line + 1) if entry.key == inner_key else entry
 
 
 def _yaml_text(node: ScalarNode) -> str | None:
-    """A scalar as it stands there: what a number means is for the option to say, and errors show it as written."""
+    """A scalar as written: the option parses it, and errors show it."""
     return None if str(node.tag) == _NULL else str(node.value)
 
 
@@ -280,7 +281,7 @@ def _is_legacy(path: Path, text: str) -> bool:
 
 
 def _legacy(path: Path, text: str) -> Source:
-    """Flink's own line format: up to the first `#`, split on the first colon with a blank after it."""
+    """Parse Flink's own line format: up to the first `#`, split on the first colon with a blank after it."""
     entries: list[Entry] = []
     problems: list[Problem] = []
     for number, whole in enumerate(text.split("\n"), 1):

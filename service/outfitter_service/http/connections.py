@@ -1,7 +1,7 @@
-"""The connections of a listener: so many, each for so long, so that nobody who holds some keeps a probe out.
+"""Limits the number and the silence of a listener's connections, so that other clients cannot block a probe.
 
-Its own accept loop takes one connection at a time. Where no more may be open, the one that has been silent for longest
-makes room: a probe says what it wants at once, and is answered before those around it can have been replaced.
+Our own accept loop accepts one connection at a time. At the limit it closes the connection that was silent longest. A
+probe sends its request at once, so it is answered before new connections can replace it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from aiohttp.typedefs import Handler, Middleware
 from msgspec import Struct
 
 MOST = 64
-"""Connections that may be open at one time."""
+"""Most open connections."""
 HEAD_S = 5.0
-"""How long the head of the first request may take."""
+"""Time limit for the head of the first request."""
 KEEP_ALIVE_S = 15.0
-"""How long an answer may take to be read, and the next request to come."""
+"""Time limit for reading an answer and sending the next request."""
 LOOK_EVERY_S = 1.0
 BACKLOG = 128
 RETRY_S = 0.1
 
 
 class _Connection(Struct):
-    """One connection. `silent_since` is when its last request was answered or it was opened, None while one is being
-    answered."""
+    """One connection. `silent_since`: when it was opened or its last request was answered; None during an answer."""
 
     transport: asyncio.Transport
     silent_since: float | None
@@ -50,17 +49,17 @@ class Connections:
         self._open: dict[asyncio.BaseProtocol, _Connection] = {}
 
     def __len__(self) -> int:
-        """How many are open, and have not been told to end."""
+        """The number of open connections that are not closing."""
         self._open = {key: one for key, one in self._open.items() if not one.transport.is_closing()}
         return len(self._open)
 
     async def accept(self, listener: socket.socket, server: Callable[[], asyncio.Protocol]) -> None:
-        """Take connections of `listener` one by one; runs until cancelled."""
+        """Accept connections of `listener` one by one, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             try:
                 accepted, _ = await loop.sock_accept(listener)
-            except OSError as error:  # the client has gone again, or there is no descriptor left
+            except OSError as error:  # the client has gone, or there is no descriptor left
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._make_room()
                 await anyio.sleep(RETRY_S)
@@ -71,7 +70,7 @@ class Connections:
             self._open[protocol] = _Connection(transport, self._clock())
 
     async def look(self) -> None:
-        """End the connections that have been silent for too long; runs until cancelled."""
+        """Close connections that are silent for too long, until cancelled."""
         while True:
             await anyio.sleep(LOOK_EVERY_S)
             self.end_silent()
@@ -85,7 +84,7 @@ class Connections:
 
     @property
     def middleware(self) -> Middleware:
-        """What aiohttp calls for each request: notes who has said something."""
+        """The middleware for aiohttp that notes each request."""
 
         @web.middleware
         async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -111,7 +110,7 @@ async def bind(host: str | None, port: int) -> Sequence[socket.socket]:
     """Listen on all addresses of `host` (None: all of this machine's).
 
     Raises:
-        OSError: one cannot be had; then none is.
+        OSError: one address cannot be bound; then none is.
     """
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -134,7 +133,7 @@ async def bind(host: str | None, port: int) -> Sequence[socket.socket]:
 
 
 class Log(logging.LoggerAdapter[logging.Logger]):
-    """What aiohttp says of requests: whoever speaks no HTTP to us is no trouble of ours."""
+    """aiohttp's log, where lines about clients that do not speak HTTP have a low level."""
 
     def exception(self, msg: object, *args: object, exc_info: Any = True, **kwargs: Any) -> None:
         if isinstance(exc_info, HttpProcessingError | web.RequestPayloadError | ConnectionError):

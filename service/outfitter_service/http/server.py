@@ -1,6 +1,6 @@
 """The manager's HTTP: /metrics for Prometheus, /livez and /readyz for probes. It changes nothing.
 
-Loopback by default. A port in use is one clear line. Strangers may hold connections; probes are answered all the same
+It listens on loopback by default. A port in use is a one-line error. Other clients' connections cannot block probes
 (connections.py).
 """
 
@@ -29,11 +29,11 @@ INDEX = """<!doctype html>
 </ul>
 """
 LINGER_S = 1.0
-"""How long the rest of a request that nobody wants is read."""
+"""Seconds for which the rest of a refused request is read."""
 
 
 class HttpError(RuntimeError):
-    """The address cannot be listened on."""
+    """The server cannot listen on the address."""
 
 
 def application(service: Service, connections: Connections) -> web.Application:
@@ -63,11 +63,11 @@ def application(service: Service, connections: Connections) -> web.Application:
 
 @asynccontextmanager
 async def listening(service: Service, address: str, *, clock: Callable[[], float] = monotonic) -> AsyncIterator[str]:
-    """Serve `service`'s HTTP at `address` (HOST:PORT, port 0 for any); gives the address it really has. `clock` counts
-    the seconds for which connections may be silent.
+    """Serve `service`'s HTTP at `address` (HOST:PORT, port 0 for any); yields the real address. `clock` measures the
+    silence of connections.
 
     Raises:
-        HttpError: the address cannot be had; says which and what to do.
+        HttpError: it cannot listen; the message has the address and the remedy.
     """
     host, _, port = address.rpartition(":")
     connections = Connections(clock)
@@ -85,7 +85,7 @@ async def listening(service: Service, address: str, *, clock: Callable[[], float
             listeners = await bind(host.strip("[]"), int(port))
         except OSError as error:
             code = error.errno or 0
-            # a name that is not found has no errno
+            # the error of an unknown name has no errno
             what = os.strerror(code) if code > 0 else error.strerror or str(error)
             remedy = ". Is it another manager's? Give this one another --http" if code == errno.EADDRINUSE else ""
             raise HttpError(f"cannot listen on {address}: {what}{remedy}") from error

@@ -1,1 +1,1 @@
-"""The read side: the ledger and its history for whoever looks on. It changes nothing."""
+"""The read side: the ledger and its history for commands that only show them."""

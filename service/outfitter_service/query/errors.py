@@ -1,4 +1,4 @@
-"""What the read side says when it cannot answer."""
+"""The errors and warnings of the read side."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from outfitter_proto.support.printable import printable
 
 
 class OutfitterCliError(Exception):
-    """A command cannot do what it was asked to; the message is for people and says what would be valid.
+    """A command has failed. The message is for people and has the valid values.
 
-    `exit_code` None means the command's own code for failures (1; for `outfitter run` 125).
+    `exit_code` None: the command's own code for failures (1; for `outfitter run` 125).
     """
 
     def __init__(self, message: str, *, exit_code: int | None = None) -> None:
@@ -19,5 +19,5 @@ class OutfitterCliError(Exception):
 
 
 def warn(message: str) -> None:
-    """Say something on standard error that is no failure."""
+    """Print a warning on standard error."""
     print(f"outfitter: {printable(message)}", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""Reading the history topic: from about a moment on, in order of time, however long it is.
+"""Reads the history topic from about a moment on, in order of time.
 
-No part of the manager: it writes nothing, and never holds more than what was fetched last.
+It writes nothing, and keeps only the last fetch in memory, so the topic may have any length.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from outfitter_service.config import Connection
 from outfitter_service.query.errors import OutfitterCliError
 
 MARGIN = timedelta(minutes=10)
-"""How far clocks and the order of messages may be apart: what is looked for is looked for so much earlier."""
+"""Longest difference between clocks or in the order of messages. A search begins this much earlier."""
 COARSE = 10_000
-"""Messages that are rather read than halved once more."""
+"""Most messages that are read instead of halving the search range again."""
 PATIENCE = 60
-"""Fetches in a row, of a second each, that may bring nothing before the end is reached."""
+"""Most empty fetches in a row, of a second each, before the end."""
 
 
 async def topic_of(bus: Bus, where: Connection) -> str:
@@ -42,7 +42,7 @@ async def topic_of(bus: Bus, where: Connection) -> str:
 
 
 def nothing(where: Connection, topic: str) -> str:
-    """Why there may be no history, in words."""
+    """The text why there may be no history."""
     off = (
         "history is switched off (history = false)" if not where.history else "it may be switched off (history = false)"
     )
@@ -50,18 +50,18 @@ def nothing(where: Connection, topic: str) -> str:
 
 
 async def offset_at(bus: Bus, topic: str, partition: int, moment: datetime) -> int:
-    """An offset before which nothing was written at `moment` or later, and not much too early."""
+    """An offset slightly before the first message written at `moment` or later."""
     low, high = await bus.offsets(topic, partition)
     if high - low <= COARSE:
         return low
     wanted_ms = (moment - MARGIN).timestamp() * 1000
-    high = await bus.stable_end(topic, partition)  # what is undecided cannot be read yet
+    high = await bus.stable_end(topic, partition)  # undecided records cannot be read yet
     async with await bus.open_reader(topic, partition, start=low, committed=True) as reader:
         while high - low > COARSE:
             middle = (low + high) // 2
             await reader.seek(middle)
             messages: list[Message] = []
-            while not messages and reader.position < high:  # a slow bus; of a commit's end nothing can be read
+            while not messages and reader.position < high:  # a slow bus, or only a commit's marker
                 messages = await reader.fetch(max_records=1)
             if messages and 0 < messages[0].timestamp_ms < wanted_ms:
                 low = middle
@@ -71,7 +71,7 @@ async def offset_at(bus: Bus, topic: str, partition: int, moment: datetime) -> i
 
 
 class HistoryRange:
-    """One partition's messages from an offset up to another, one by one."""
+    """One partition's messages between two offsets, one by one."""
 
     def __init__(self, reader: Reader, topic: str, partition: int, end: int) -> None:
         self.reader = reader
@@ -92,7 +92,7 @@ class HistoryRange:
         return self._messages.pop() if self._messages[-1].offset < self._end else None
 
     def rest(self) -> list[Message]:
-        """What was fetched from behind the end."""
+        """The fetched messages behind the end."""
         rest, self._messages = self._messages[::-1], []
         return rest
 
@@ -100,7 +100,7 @@ class HistoryRange:
 async def stretch(
     stack: AsyncExitStack, bus: Bus, topic: str, partition: int, *, start: int | None, end: int | None = None
 ) -> HistoryRange:
-    """Open a stretch, up to what is committed now unless it has another end; `stack` closes it."""
+    """Open a range up to the committed end, or up to another end. `stack` closes it."""
     if end is None:
         end = await bus.stable_end(topic, partition)
     reader = await bus.open_reader(topic, partition, start=start, committed=True)
@@ -109,7 +109,7 @@ async def stretch(
 
 
 async def merged(stretches: list[HistoryRange]) -> AsyncIterator[Message]:
-    """The messages of all stretches, in the order of their time as far as each is in that order."""
+    """The messages of all ranges in the order of time, as far as each range is in that order."""
     import heapq
 
     heads: list[tuple[int, int, Message]] = []

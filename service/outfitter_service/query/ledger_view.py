@@ -1,6 +1,6 @@
-"""Reading the ledger for people and programs that look on: everything committed up to a moment, or as it changes.
+"""Reads the ledger for commands that show it: all records committed up to a moment, or its changes.
 
-No part of the manager: it decides nothing, writes nothing, and takes what it cannot decode for not there.
+It writes nothing, and ignores records that it cannot decode.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from outfitter_service.config import Connection
 from outfitter_service.query.errors import OutfitterCliError, warn
 
 READ_WITHIN = 120.0
-"""Seconds that reading one partition to its end may take: some millions of records."""
+"""Time limit for reading one partition to its end in seconds: some millions of records."""
 
 _AT_ONCE = 8
 
@@ -39,14 +39,14 @@ R = TypeVar("R", bound=StateRecord)
 
 
 class Stored(NamedTuple):
-    """A record, and its bytes as they stand on the wire (a later version's fields included)."""
+    """A record, and its bytes on the wire (with fields of later versions)."""
 
     record: Allocation
     wire: bytes
 
 
 class Change(NamedTuple):
-    """Something new under a key of the ledger. `record` None: the key was deleted, or its type is not known here."""
+    """A change of a key of the ledger. `record` None: the key was deleted, or its type is unknown."""
 
     message: Message
     record: LedgerRecord | None
@@ -57,14 +57,14 @@ class Change(NamedTuple):
 
 
 class LedgerView:
-    """The newest record of every key that was read."""
+    """The newest record of every key."""
 
     def __init__(self) -> None:
         self._allocations: dict[str, Stored] = {}
         self._others: dict[str, StateRecord] = {}
 
     def take(self, change: Change) -> None:
-        """Let a later record replace an earlier one."""
+        """Replace an earlier record of the key."""
         self._allocations.pop(change.key, None)
         self._others.pop(change.key, None)
         match change.record:
@@ -86,16 +86,16 @@ class LedgerView:
 
     @property
     def allocations(self) -> list[Stored]:
-        """All allocations, ended ones included, by host and then in the order of their registrations."""
+        """All allocations, also ended ones, by host and then in the order of their registrations."""
         return sorted(self._allocations.values(), key=lambda stored: _order(stored.record))
 
     def of_worker(self, worker: str) -> list[Allocation]:
-        """The allocations of workers of that name: the newest of each host."""
+        """The newest allocation of workers with this name on each host."""
         found = {stored.record.host: stored.record for stored in self.allocations if stored.record.worker == worker}
         return list(found.values())
 
     def holders(self, host: str, device_id: str) -> list[Allocation]:
-        """Who holds a device: in `preparing`, `allocated` or `releasing`."""
+        """The holders of a device: in `preparing`, `allocated` or `releasing`."""
         return [record for record in self.live(host) if device_id in held_ids(record)]
 
     def live(self, host: str) -> Iterator[Allocation]:
@@ -119,7 +119,7 @@ def held_ids(record: Allocation) -> set[str]:
 
 
 def devices_in_words(record: Allocation) -> str:
-    """What an allocation has, else what it asks for: `gpu: 0, 1` or `gpu=2`."""
+    """The devices of an allocation, else its request: `gpu: 0, 1` or `gpu=2`."""
     if record.resources:
         return "; ".join(
             f"{name}: {', '.join(device.get('index', '?') for device in devices)}"
@@ -129,12 +129,12 @@ def devices_in_words(record: Allocation) -> str:
 
 
 def warnings_of(record: Allocation) -> list[str]:
-    """What its manager found odd in the registration."""
+    """The manager's warnings about the registration."""
     return record.warnings or []
 
 
 def decode(message: Message) -> Change:
-    """What a message of the allocations topic says, as far as this version understands it."""
+    """Decode a message of the allocations topic, as far as this version knows its type."""
     if message.value is None:
         return Change(message, None)
     try:
@@ -147,10 +147,10 @@ def decode(message: Message) -> Change:
 
 
 async def read(bus: Bus, cluster: str, host: str | None = None) -> LedgerView:
-    """Everything that is committed now: of all hosts, or of the partition of `host`, narrowed to it.
+    """The current committed ledger of all hosts, or of `host` only.
 
     Raises:
-        BusError: see the bus port; UnknownTopicError where there is no such cluster.
+        BusError: see the bus port; UnknownTopicError if there is no such cluster.
         OutfitterCliError: it took longer than `READ_WITHIN`.
     """
     topic = names.topics(cluster).allocations
@@ -207,11 +207,11 @@ async def read_partition(bus: Bus, topic: str, partition: int) -> list[Change]:
 
 @asynccontextmanager
 async def opened(connection: Connection, *, create: bool = False) -> AsyncIterator[Bus]:
-    """The bus of a connection, while the block runs. `create`: an embedded one is made where there is none."""
+    """The bus of a connection, open during the block. `create`: create a missing embedded bus."""
     async with buses.connect(connection.bus, connection.login, create=create) as bus:
         yield bus
 
 
 def as_on_the_wire(records: Iterable[Stored]) -> list[msgspec.Raw]:
-    """The records for `output.print_json`, byte by byte as they are."""
+    """The records for `output.print_json`, byte for byte."""
     return [msgspec.Raw(stored.wire) for stored in records]

@@ -1,7 +1,7 @@
-"""Rebuilding the ledger from history, as of a moment or to the end, and comparing the end with the ledger itself.
+"""Rebuilds the ledger from history, at a moment or to the end, and compares the end with the ledger itself.
 
-Where a replay has to begin is guessed from what the ledger's checkpoints say of snapshots, and put back until every
-writer's state is whole, at last to the oldest that there is: a wrong guess costs time only.
+It guesses the start of a replay from the snapshots in the ledger's checkpoints. It goes further back until every
+writer's state is complete, at last to the oldest message. A wrong guess only costs time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from outfitter_service.query.errors import OutfitterCliError
 from outfitter_service.query.replay import Difference, Progress, Replay, differences
 
 FIRST_GUESS = timedelta(hours=26)
-"""How far before the moment a snapshot is looked for first: they are made at least daily."""
+"""How far before the moment the first replay begins. Snapshots are written at least daily."""
 FURTHER = 4
-"""How many times as far it is looked back for the next time."""
+"""Factor by which each further replay begins earlier."""
 
 
 class RebuiltPartition(Struct, kw_only=True):
-    """One partition: the ledger as it is, by key; its checkpoints by writer; and what became of the replay."""
+    """One partition: the current ledger by key, its checkpoints by writer, and the replay."""
 
     partition: int
     ledger: dict[str, bytes]
@@ -37,13 +37,13 @@ class RebuiltPartition(Struct, kw_only=True):
 
     @property
     def writers(self) -> dict[str, Progress]:
-        """How far the replay got with each writer that there is."""
+        """The progress of the replay for each writer."""
         return {writer: self.replay.writers.get(writer) or Progress() for writer in self.checkpoints}
 
 
 class Comparison(Struct, kw_only=True):
-    """What became of a comparison. `unknown` are the writers whose history does not reach their last commit: they are
-    not compared."""
+    """The result of a comparison. `unknown`: the writers that are not compared, because their history does not reach
+    their last commit."""
 
     differences: list[Difference]
     records: int
@@ -52,11 +52,11 @@ class Comparison(Struct, kw_only=True):
 
 
 async def rebuild(bus: Bus, where: Connection, host: str | None, until: datetime | None) -> list[RebuiltPartition]:
-    """The state at `until` (None: at the end of the ledger as it is now), of all partitions or that of `host`.
+    """The state at `until` (None: at the current end of the ledger), of all partitions or that of `host`.
 
     Raises:
         BusError: see the bus port.
-        OutfitterCliError: there is no history, or it could not be read on.
+        OutfitterCliError: there is no history, or it could not be read.
     """
     topic = await history_reader.topic_of(bus, where)
     parts: list[RebuiltPartition] = []
@@ -88,7 +88,7 @@ async def _rebuild_partition(
     earliest, _ = await bus.offsets(topic, partition)
     end = await bus.stable_end(topic, partition)
     begun = await _begun(bus, topic, partition)
-    # whoever fell silent before the oldest that there is cannot be found, however far back one looks
+    # writers that fell silent before the oldest message cannot be found
     told = {
         writer: one
         for writer, one in checkpoints.items()
@@ -114,21 +114,21 @@ def _is_sweepers(key: bytes) -> bool:
 
 
 def _may_write_of(checkpoint: Checkpoint, host: str | None) -> bool:
-    """Whether history may have records of the host, or of any, by this checkpoint's writer."""
+    """Whether history may have records of the host (None: of any) by this checkpoint's writer."""
     if keys.is_sweeper(checkpoint.writer):
         return False
     return host is None or checkpoint.scope != "host" or checkpoint.writer == keys.host_writer(host)
 
 
 async def _begun(bus: Bus, topic: str, partition: int) -> datetime | None:
-    """When the oldest message that there is was written; None: there is none."""
+    """The time of the oldest message; None if there is none."""
     async with AsyncExitStack() as stack:
         first = await (await history_reader.stretch(stack, bus, topic, partition, start=None)).next()
     return datetime.fromtimestamp(first.timestamp_ms / 1000, UTC) if first is not None else None
 
 
 def _guess(checkpoints: dict[str, Checkpoint], until: datetime | None) -> datetime | None:
-    """Where a replay may begin; None: at the beginning."""
+    """The start of a replay; None: the beginning."""
     marks = [checkpoint.snapshot for checkpoint in checkpoints.values() if checkpoint.snapshot is not UNSET]
     if until is None:
         return min(marks, default=None)
@@ -138,7 +138,7 @@ def _guess(checkpoints: dict[str, Checkpoint], until: datetime | None) -> dateti
 async def _play(
     bus: Bus, topic: str, partition: int, replay: Replay, wanted: Collection[str], start: int, end: int
 ) -> Replay:
-    """Read on until nothing more is to come of those that are `wanted`."""
+    """Read until there is nothing more of the writers in `wanted`."""
     async with AsyncExitStack() as stack:
         stretch = await history_reader.stretch(stack, bus, topic, partition, start=start, end=end)
         while (message := await stretch.next()) is not None:
@@ -149,7 +149,7 @@ async def _play(
 
 
 async def oldest(bus: Bus, where: Connection, part: RebuiltPartition, writers: Collection[str]) -> dict[str, datetime]:
-    """The oldest moment to which each of `writers` can be replayed; one that cannot be at all is left out."""
+    """The oldest moment to which each of `writers` can be replayed, without those that cannot be replayed."""
     topic = names.topics(where.cluster).history
     replay = Replay()
     found: dict[str, datetime] = {}
@@ -174,7 +174,7 @@ def allocations(parts: list[RebuiltPartition], host: str | None) -> list[ledger_
 
 
 def compare(parts: list[RebuiltPartition], host: str | None) -> Comparison:
-    """The end of history against the ledger, record by record and field by field, the checkpoints included."""
+    """Compare the end of history with the ledger, field by field, also the checkpoints."""
     told = Comparison(differences=[], records=0, writers=0, unknown=[])
     for part in parts:
         unknown = {writer for writer, progress in part.writers.items() if progress.whole is None}
@@ -200,7 +200,7 @@ def _concerns(key: str, host: str | None, checkpoints: dict[str, Checkpoint]) ->
 
 
 def _writer_of(key: str, wire: bytes, checkpoints: dict[str, Checkpoint]) -> str:
-    """Whose record this is: those of hosts and devices do not say."""
+    """The writer of a record. Records of hosts and devices do not name it."""
     import msgspec
 
     if (writer := keys.writer_of(key.encode())) is not None:

@@ -1,9 +1,9 @@
-"""The ledger of one partition, rebuilt from its history alone: the state after any commit since a whole snapshot.
+"""Rebuilds the ledger of one partition from its history alone: the state after any commit since a complete snapshot.
 
-History says in each transaction what its commit made of the ledger: steps with their records, what was brought up to
-date, queue positions, what was deleted, the checkpoint. A snapshot, spread over several commits, is where a replay can
-begin: see `records.Snapshot`. It knows no rules: it puts and deletes what it is told. Records stay as bytes,
-so that what a later version has added to them is kept.
+In each transaction, history has the commit's changes of the ledger: steps with their records, refreshes, queue
+positions, deletions, the checkpoint. A replay can begin at a snapshot, which is spread over several commits: see
+`records.Snapshot`. A replay has no rules: it only puts and deletes records. They stay bytes, to keep fields of later
+versions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outfitter_proto.records import Checkpoint
 
 
 class _Stamp(Struct):
-    """Who wrote a record, and with which commit."""
+    """The writer and the commit of a record."""
 
     writer: str
     commit: int
@@ -71,18 +71,17 @@ _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 class Kept(NamedTuple):
-    """A record as it stands on the wire, and the writer it is of."""
+    """A record on the wire, and its writer."""
 
     writer: str
     wire: bytes
 
 
 class Progress:
-    """How far one writer's history has been followed.
+    """The progress of the replay for one writer.
 
-    `whole` is when its state was complete for the first time without a gap since (None: it is not), `checkpoint` that
-    of the last commit that was followed, `over` that nothing behind it is wanted. `first` is the number of the first
-    commit that was seen, wanted or not.
+    `whole`: since when its state has been complete without a gap (None: it is not). `checkpoint`: of the last replayed
+    commit. `over`: no later commit is wanted. `first`: the number of the first commit read, wanted or not.
     """
 
     def __init__(self) -> None:
@@ -100,13 +99,13 @@ class Progress:
 
     @property
     def known(self) -> bool:
-        """Its state is known: it is whole, or all its commits, the first included, came later: there was nothing."""
+        """Whether its state is known: it is complete, or empty because its first commit came later."""
         return self.whole is not None or (self.first == 1 and self.checkpoint is None)
 
 
 class Replay:
-    """Give it one partition's history in order. `records` is what the ledger held after the last commit of each writer
-    that was `at` or before `until`, and no later than its number in `commits`."""
+    """The replay of one partition. Add its history in order. `records`: the ledger after the last commit of each writer
+    that was `at` or before `until`, and not after its number in `commits`."""
 
     def __init__(self, *, until: datetime | None = None, commits: Mapping[str, int] | None = None) -> None:
         self._until = until
@@ -116,7 +115,7 @@ class Replay:
 
     @property
     def records(self) -> dict[str, Kept]:
-        """The records by key, of the writers whose state is complete, their checkpoints included."""
+        """The records and checkpoints by key, of the writers whose state is complete."""
         found = {key: kept for key, kept in self._kept.items() if self.writers[kept.writer].whole is not None}
         for writer, progress in self.writers.items():
             if progress.whole is not None and progress.checkpoint is not None:
@@ -124,7 +123,7 @@ class Replay:
         return found
 
     def take(self, value: bytes) -> None:
-        """Take in the next message. What is no history of a version that this one knows is passed over."""
+        """Add the next message. Unknown types of records are ignored."""
         try:
             line = _decode_line(value)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -140,7 +139,7 @@ class Replay:
         if type(line) is _Commit:
             self._commit(line, progress)
             return
-        # what comes before a first piece is in a piece
+        # records before a first piece are in one of the pieces
         if progress.begun is not None or progress.pending or (type(line) is _Snapshot and line.part == 0):
             progress.pending.append(line)
 
@@ -151,7 +150,7 @@ class Replay:
         return progress
 
     def _lose(self, writer: str, progress: Progress) -> None:
-        """Some commits are missing: what is known is worth nothing until another snapshot is complete."""
+        """Drop a writer's state after missing commits, until another snapshot is complete."""
         progress.whole = None
         progress.begun = None
         for key in [key for key, kept in self._kept.items() if kept.writer == writer]:
@@ -203,7 +202,7 @@ class Replay:
                 pass
 
     def _patch(self, key: str, changed: Mapping[str, Raw]) -> None:
-        """Change some fields of a record; of one that a later piece of the snapshot has, there is none yet."""
+        """Change fields of a record. It may be missing until a later piece of the snapshot."""
         kept = self._kept.get(key)
         if kept is not None:
             self._kept[key] = Kept(kept.writer, encode({**_decode_fields(kept.wire), **changed}))
@@ -214,7 +213,7 @@ def _key(change: _Transition | _Refresh) -> AllocationKey:
 
 
 def _follow(piece: _Snapshot, progress: Progress) -> None:
-    """A snapshot begins or goes on; a piece that comes twice was written again after a commit of unknown end."""
+    """Add a piece of a snapshot. A piece that comes twice was written again after a commit of unknown outcome."""
     if piece.part == 0:
         progress.begun = piece.begun
     elif progress.begun != piece.begun or piece.part not in {progress.part, progress.part + 1}:
@@ -223,7 +222,7 @@ def _follow(piece: _Snapshot, progress: Progress) -> None:
 
 
 class Difference(NamedTuple):
-    """Where the ledger and its replay differ: a field of the record under `key`, or all of it (`field` None)."""
+    """A difference between the ledger and its replay: a field of the record under `key`, or the whole record (None)."""
 
     key: str
     field: str | None
@@ -232,7 +231,7 @@ class Difference(NamedTuple):
 
 
 def differences(ledger: Mapping[str, bytes], history: Mapping[str, bytes]) -> list[Difference]:
-    """Compare two states field by field; bytes that mean the same are the same."""
+    """Compare two states field by field, as values and not as bytes."""
     found: list[Difference] = []
     for key in sorted(ledger.keys() | history.keys()):
         one, other = ledger.get(key), history.get(key)

@@ -1,4 +1,4 @@
-"""Messages that reached no manager, as the newest dead letters tell: for hosts that have none now, and misdirected."""
+"""Messages that reached no manager, from the newest dead letters: for hosts without a manager, and misdirected ones."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from outfitter_proto.records import DeadLetter, NobodysCode
 from outfitter_service.query import ledger_view
 
 NEWEST = 2_000
-"""Dead letters of each partition that are looked at."""
+"""Dead letters of each partition that are read."""
 _AT_ONCE = 8
 
 
 class Unserved(NamedTuple):
-    """A host without a manager: how many of its messages are among the newest dead letters, and since the last one."""
+    """A host without a manager: the number of its messages among the newest dead letters, and the time of the last."""
 
     host: str
     messages: int
@@ -29,7 +29,7 @@ class Unserved(NamedTuple):
 
 
 class LostMessage(NamedTuple):
-    """`misdirected` counts, by code, what no manager of any host would have read."""
+    """`misdirected`: the number, by code, of messages that no host's manager would have read."""
 
     hosts: list[Unserved]
     misdirected: dict[str, int]
@@ -38,7 +38,7 @@ class LostMessage(NamedTuple):
 async def find(
     bus: Bus, cluster: str, *, served: Collection[str], since: datetime, host: str | None = None
 ) -> LostMessage:
-    """What was lost since then, of all hosts or of `host` alone; `served` are those that have a manager.
+    """The messages lost since a moment, of all hosts or of `host` only. `served`: the hosts with a manager.
 
     Raises:
         BusError: the dead letters cannot be read.
@@ -61,7 +61,7 @@ async def find(
                     hosts[asked] = Unserved(asked, count + (before.messages if before else 0), letter.at)
 
     async with anyio.create_task_group() as group:
-        # what stands in a wrong partition is a dead letter there
+        # a message in a wrong partition is a dead letter there
         for partition in await ledger_view.partitions(bus, cluster, None):
             group.start_soon(read_one, partition)
     return LostMessage(sorted(hosts.values()), dict(misdirected))

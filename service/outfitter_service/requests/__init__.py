@@ -1,6 +1,6 @@
-"""What is asked of the resource manager underneath: Kubernetes and YARN request fields for the configured amounts.
+"""Request fields of Kubernetes and YARN for the configured amounts.
 
-Pure functions over configuration and templates; nothing here talks to Kubernetes or YARN.
+Pure functions of configuration and templates, without connections to Kubernetes or YARN.
 """
 
 from outfitter_service.requests.amounts import RequestError, kubernetes_amounts, yarn_amounts

@@ -1,8 +1,7 @@
-"""Which key is asked for how much, on Kubernetes and on YARN.
+"""The keys and amounts of a request to Kubernetes or YARN.
 
-A configured key wins over what the driver says of itself; a resource with neither is left out, and so is one that
-is switched off. Follows Flink's `ExternalResourceUtils.getExternalResourceConfigurationKeys`, except that what it
-would round (0.5 to "0") is refused.
+A configured key wins over the driver's. A resource without a key, or switched off, is left out. This is Flink's
+`ExternalResourceUtils.getExternalResourceConfigurationKeys`, but we refuse amounts that Flink rounds (0.5 to "0").
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from outfitter_service.config.options import kubernetes_key, yarn_key
 from outfitter_service.config.resources import ResourceConfig
 
 DriverOf = Callable[[ResourceConfig], ExternalResourceDriver | None]
-"""The driver of a resource, or None when there is none to ask."""
+"""Returns the driver of a resource, or None."""
 
 
 class RequestError(ValueError):
@@ -24,13 +23,13 @@ class RequestError(ValueError):
 
 
 def no_driver(_config: ResourceConfig) -> None:
-    """Ask no drivers: only configured keys count."""
+    """Use no drivers, only configured keys."""
 
 
 def kubernetes_amounts(resources: Iterable[ResourceConfig], driver_of: DriverOf = no_driver) -> dict[str, str]:
-    """Extended resource name → quantity, as `resources.requests` and `resources.limits` want it.
+    """Extended resource name → quantity, for `resources.requests` and `resources.limits`.
 
-    Two resources under one key make one entry, the first one's (a configuration refuses that).
+    Of two resources with one key only the first counts (a configuration refuses that).
 
     Raises:
         RequestError: an amount is no positive whole number, or a driver names no extended resource.
@@ -55,9 +54,9 @@ def yarn_amounts(
     *,
     maximum: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """YARN resource type → amount, as a request's resource information wants it.
+    """YARN resource type → amount, for a request's resource information.
 
-    `maximum` is what the cluster allows one container of each type it knows; without it nothing is compared.
+    `maximum`: the cluster's limit of each type for one container; without it nothing is compared.
 
     Raises:
         RequestError: as for Kubernetes; or the cluster does not know the type, or allows less.
@@ -84,7 +83,7 @@ def _in_effect(resources: Iterable[ResourceConfig]) -> Iterable[ResourceConfig]:
 
 
 def _whole(config: ResourceConfig, amount: Any) -> int:
-    """The amount as a number of whole devices, from a number or from a driver's text."""
+    """The amount as a whole number, from a number or a driver's text."""
     number = int(amount) if isinstance(amount, str) and re.fullmatch("[0-9]{1,19}", amount) else amount
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         shown = amount[:40] if isinstance(amount, str) else amount

@@ -1,7 +1,7 @@
-"""Requesting amounts in a pod template: YAML in, YAML out, every field that is not ours as it was.
+"""Adds requested amounts to a pod template in YAML.
 
-A template is a Pod, or anything with a pod template within (`spec.template`: Deployment, Job, StatefulSet). Only the
-main container's `resources.requests` and `resources.limits` change, and there only the requested keys.
+A template is a Pod, or an object that contains one (`spec.template`: Deployment, Job, StatefulSet). Only the requested
+keys in the main container's `resources.requests` and `resources.limits` change.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ MAIN_CONTAINER = "flink-main-container"
 def request_in_pod_template(template: str, amounts: Mapping[str, str], *, container: str | None = None) -> str:
     """The template with `amounts` (key → quantity) as requests and as limits of its main container.
 
-    The main container is the one named `container`. If None: `flink-main-container`, else the only one there
-    is; if there are none at all, an empty one is added, as Flink does.
+    The main container is the one named `container`. If None, it is `flink-main-container`, else the only one. A
+    template without containers gets an empty one, as in Flink.
 
     Raises:
-        RequestError: it is no YAML, no pod template, or the main container is not clear.
+        RequestError: it is no YAML, no pod template, or the main container is ambiguous.
     """
     from ruamel.yaml import YAML
 
     yaml = YAML(typ="rt", pure=True)
     yaml.preserve_quotes = True
     yaml.composer.warn_double_anchors = False  # they are allowed, the later one counts
-    yaml.width = 1_000_000  # never fold a long line of somebody else's
+    yaml.width = 1_000_000  # never fold the user's long lines
     try:
         document = yaml.load(template)
     except RecursionError as error:
         raise RequestError("the pod template is nested too deeply") from error
     except Exception as error:
-        # Over an odd tag (`!!int` of nothing) the parser's constructors trip in ways of their own.
+        # For an invalid tag (`!!int` without a value) the parser's constructors raise other errors.
         raise RequestError(f"the pod template is no YAML: {' '.join(str(error).split())}") from error
     if amounts:
         _request(_main_container(_pod_spec(document), container), amounts)
@@ -92,7 +92,7 @@ def _request(container: MutableMapping[str, Any], amounts: Mapping[str, str]) ->
     from ruamel.yaml.comments import CommentedMap
     from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
-    # New mappings, not changed ones: through YAML's aliases others may share them.
+    # Make new mappings: others may share the existing ones through YAML's aliases.
     resources = CommentedMap(_own(container.get("resources"), "resources"))
     for field in ("requests", "limits"):
         quantities = CommentedMap(_own(resources.get(field), f"resources.{field}"))
