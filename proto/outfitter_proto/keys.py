@@ -1,14 +1,14 @@
-"""Keys of the ledger, and what they are made of. Only this module makes and parses them.
+"""Keys of the ledger and their parts. Only this module makes and parses them.
 
-| what stands under it | key |
+| record | key |
 |---|---|
 | an allocation | `<host>/<worker>/<incarnation>` |
 | a host | `@host/<host>` |
 | a device | `@device/<host>/<percent-encoded id>` |
 | a writer's checkpoint | `@checkpoint/<writer>` |
 
-A writer is `host/<host>`, `partition/<number>` or `sweeper/<number>`. A name has neither `/` nor `@`, so no two keys
-are alike. On the bus a key is bytes in UTF-8; nobody promises that what stands there is a key of ours.
+A writer is `host/<host>`, `partition/<number>` or `sweeper/<number>`. Names have neither `/` nor `@`, so keys are
+unique. On the bus a key is bytes in UTF-8, and may be any bytes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ StateKey = HostKey | DeviceKey
 Writer = NewType("Writer", str)
 
 HOST, DEVICE, CHECKPOINT = b"@host/", b"@device/", b"@checkpoint/"
-"""What the keys of each kind begin with, and those of no other; an allocation's begin with its host."""
+"""The prefixes of each kind of key. An allocation's key begins with its host."""
 _OF_HOSTS = (HOST, DEVICE)
-"""Those that go on with the name of a host."""
+"""Prefixes that are followed by a host's name."""
 
 
 def allocation_key(host: str, worker: str, incarnation: str) -> AllocationKey:
@@ -47,7 +47,7 @@ def checkpoint_key(writer: str) -> CheckpointKey:
 
 
 class AllocationNames(NamedTuple):
-    """What an allocation's key is made of."""
+    """The parts of an allocation's key."""
 
     host: str
     worker: str
@@ -61,17 +61,17 @@ def allocation_names(key: str) -> AllocationNames:
 
 
 def worker_of(key: str) -> str | None:
-    """The worker that a ledger record's key is about, or None: it is about something else."""
+    """The worker in a ledger record's key; None for other kinds of keys."""
     return key.split("/")[1] if is_allocation_key(key) and "/" in key else None
 
 
 def is_allocation_key(key: str) -> bool:
-    """Whether `key`, which is one of the ledger's, is an allocation's."""
+    """Whether a key of the ledger is an allocation's."""
     return not key.startswith("@")
 
 
 def host_of(key: bytes) -> str | None:
-    """The host that a ledger record's key is about, or None: a checkpoint's, or no key of the ledger."""
+    """The host in a ledger record's key; None for a checkpoint, or for a key that is not the ledger's."""
     kind, slash, rest = key.partition(b"/")
     if kind.startswith(b"@"):
         host = rest.partition(b"/")[0] if kind + slash in _OF_HOSTS else None
@@ -81,39 +81,39 @@ def host_of(key: bytes) -> str | None:
 
 
 def prefixes_of(host: str) -> tuple[bytes, ...]:
-    """What all keys about `host` but its own begin with, and no others."""
+    """The prefixes of all keys of `host` except its own record's."""
     return tuple(kind + f"{host}/".encode() for kind in (b"", *_OF_HOSTS))
 
 
 def writer_of(key: bytes) -> Writer | None:
-    """The writer whose checkpoint stands under `key`, or None: it is no checkpoint's."""
+    """The writer in a checkpoint's key; None for other keys."""
     return Writer(key[len(CHECKPOINT) :].decode("utf-8", "replace")) if key.startswith(CHECKPOINT) else None
 
 
 def host_writer(host: str) -> Writer:
-    """The writer identity of a host-scope manager: `host/<host>`."""
+    """The writer identity of a manager in host scope: `host/<host>`."""
     return Writer(f"host/{host}")
 
 
 def partition_writer(partition: int) -> Writer:
-    """The writer identity of whoever owns a partition in cluster scope: `partition/<n>`."""
+    """The writer identity of a partition's owner in cluster scope: `partition/<n>`."""
     return Writer(f"partition/{partition}")
 
 
 def sweeper_writer(partition: int) -> Writer:
-    """The writer identity of whoever dead-letters what is nobody's in a partition, in host scope: `sweeper/<n>`."""
+    """The writer identity of a partition's sweeper, in host scope: `sweeper/<n>`."""
     return Writer(f"sweeper/{partition}")
 
 
 class WriterNames(NamedTuple):
-    """What a writer is made of. `kind` is `host`, `partition` or `sweeper`, `name` the host or the partition."""
+    """The parts of a writer. `kind` is `host`, `partition` or `sweeper`, `name` the host or the partition."""
 
     kind: str
     name: str
 
     @property
     def host(self) -> str | None:
-        """The host of a host-scope manager, or None: another kind of writer."""
+        """The host of a manager in host scope; None for other kinds of writers."""
         return self.name if self.kind == "host" else None
 
 

@@ -1,8 +1,8 @@
-"""Every message and record that goes over the wire, as frozen msgspec structs.
+"""Every message and record on the wire, as frozen msgspec structs.
 
-Evolution is additive only: a new field gets a default, no field changes its type, and readers skip types
-they do not know. `state` and the `*_code` fields are plain strings so that a reader of this version can
-read a state of a later one; `AllocationState` lists those this version writes.
+Versions only add: a new field gets a default, no field changes its type, and readers skip unknown types. `state` and
+the `*_code` fields are plain strings, so that this version can read states of later ones; `AllocationState` lists those
+that it writes.
 
 Units: `*_s` are seconds (float), times are UTC datetimes (RFC 3339 with `Z` on the wire), `*_ticks` are
 clock ticks as in field 22 of proc(5) `/proc/<pid>/stat`.

@@ -1,4 +1,4 @@
-"""History: each change of the ledger and why. And dead letters: messages that changed nothing."""
+"""History: each change of the ledger, with the reason. Dead letters: messages without effect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outfitter_proto.records.values import Utc
 
 
 class Transition(Struct, frozen=True, kw_only=True, tag_field="type", tag="transition", gc=False):
-    """One step of one allocation: what caused it, what it became, and why. Key: the allocation's key.
+    """One step of one allocation: its cause, the new record, and the reason. Key: the allocation's key.
 
     `event` names the cause (`register`, `deregister`, `lease-expired`, `owner-died`, `driver-report`, …);
     `source` is set when the cause was a message.
@@ -33,7 +33,7 @@ class Transition(Struct, frozen=True, kw_only=True, tag_field="type", tag="trans
 
 
 class Note(Struct, frozen=True, kw_only=True, tag_field="type", tag="note", gc=False):
-    """Something of a whole host or writer worth keeping that is no allocation's step (input lost, start, stop)."""
+    """An event of a whole host or writer and not of an allocation (input lost, start, stop)."""
 
     at: Utc
     writer: str
@@ -42,10 +42,9 @@ class Note(Struct, frozen=True, kw_only=True, tag_field="type", tag="note", gc=F
 
 
 class Refresh(Struct, frozen=True, kw_only=True, tag_field="type", tag="refresh", gc=False, omit_defaults=True):
-    """An allocation's record brought up to date without a step: its reason, its infos. Key: the allocation's key.
+    """A change of an allocation's record without a step: its reason, its infos. Key: the allocation's key.
 
-    `changed` are the fields that are not as before, as they are now; the others stay. `event` and `source` as in
-    `Transition`.
+    `changed` has the new values of the changed fields. `event` and `source` as in `Transition`.
     """
 
     at: Utc
@@ -60,8 +59,8 @@ class Refresh(Struct, frozen=True, kw_only=True, tag_field="type", tag="refresh"
 
 
 class Put(Struct, frozen=True, kw_only=True, tag_field="type", tag="put", gc=False):
-    """A record of the ledger that is no allocation's (such as a host's), as it is now. `key` is its key in the ledger;
-    so is this record's."""
+    """The new version of another ledger record than an allocation's, such as a host's. `key` is its key in the ledger
+    and also this record's key."""
 
     writer: str
     key: str
@@ -69,12 +68,11 @@ class Put(Struct, frozen=True, kw_only=True, tag_field="type", tag="put", gc=Fal
 
 
 class Snapshot(Struct, frozen=True, kw_only=True, tag_field="type", tag="snapshot", gc=False, omit_defaults=True):
-    """A piece of a writer's state: records of the ledger by their keys, as they are after the commit that this is part
-    of. Key: the writer.
+    """A piece of a writer's state: ledger records by key, as they are after this commit. Key: the writer.
 
     A large state is spread over several commits. `begun` is the number of the commit with the first piece, `part`
-    counts pieces from 0. With the piece that is the `last`, and with all changes since the first, the state is
-    complete: what changes behind a piece is told as always, and what is new since the first piece is in none.
+    counts pieces from 0. The state is complete with the `last` piece and all changes since the first one. History has
+    these changes as usual; records that are new since the first piece are in no piece.
     """
 
     writer: str
@@ -85,11 +83,10 @@ class Snapshot(Struct, frozen=True, kw_only=True, tag_field="type", tag="snapsho
 
 
 class Commit(Struct, frozen=True, kw_only=True, tag_field="type", tag="commit", gc=False, omit_defaults=True):
-    """What one transaction says in history ends here. Key: the writer.
+    """The end of one transaction in history. Key: the writer.
 
-    `checkpoint` is the ledger's. `positions` are the queue positions that are shown now where they have changed, by
-    allocation key: such a record has the checkpoint's `commit` and `writer`, and is otherwise as it was. `dropped`
-    are the keys that were deleted from the ledger.
+    `checkpoint`: the ledger's. `positions`: the changed queue positions by allocation key; these records also get the
+    checkpoint's `commit` and `writer`, and no other change. `dropped`: the keys deleted from the ledger.
     """
 
     writer: str
@@ -102,7 +99,7 @@ HistoryRecord = Transition | Note | Refresh | Put | Snapshot | Commit
 
 
 class NobodysCode(enum.StrEnum):
-    """Why a registration is nobody's: no manager would ever read it as its own."""
+    """Why a registration is unroutable: no manager would ever read it as its own."""
 
     NO_KEY = "no-key"
     UNREADABLE = "unreadable"
@@ -112,7 +109,7 @@ class NobodysCode(enum.StrEnum):
 
 
 class MessageSource(Struct, frozen=True, kw_only=True, gc=False):
-    """Where a message stood."""
+    """The place of a message."""
 
     topic: str
     partition: int
@@ -120,13 +117,12 @@ class MessageSource(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class DeadLetter(Struct, frozen=True, kw_only=True, tag_field="type", tag="dead-letter", gc=False):
-    """A message that could not be understood or obeyed. Key: `topic/partition/offset`.
+    """A message that the manager could not understand or obey. Key: `topic/partition/offset`.
 
-    `body` holds at most 4 KiB of its bytes (base64 on the wire), `length` and `sha256` are of all of it.
-    `field` is the JSON path of the wrong field, where there is one. `code` says of a message that is nobody's why it
-    is: see `NobodysCode`. `count`: the letter stands for so many messages, this being the first of them and all of them
-    standing before the offset `until`; left out: for this one.
-    `first`: it is a whole record batch, from that offset to the source's, that cannot be read.
+    `body` has at most 4 KiB of its bytes (base64 on the wire); `length` and `sha256` are of the whole message.
+    `field` is the JSON path of the wrong field, if any. `code`: why a message is unroutable, see `NobodysCode`.
+    `count`: the letter stands for this many messages, of which this is the first, and all are before the offset
+    `until`. Left out: for this one only. `first`: an unreadable record batch, from this offset to the source's.
     """
 
     at: Utc

@@ -1,4 +1,4 @@
-"""The ledger: what managers say of allocations, hosts, devices and themselves."""
+"""The ledger: managers' records of allocations, hosts, devices and themselves."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from outfitter_proto.records.values import Health, Utc
 
 
 class Source(Struct, frozen=True, kw_only=True, gc=False):
-    """Where in the registrations topic an incarnation's first registration stands."""
+    """The place of an incarnation's first registration in the registrations topic."""
 
     partition: int
     offset: int
 
 
 class ResolvedRequest(Struct, frozen=True, kw_only=True, gc=False):
-    """The registration as it came, plus what was resolved when it was decided.
+    """The registration, and the values that the manager resolved when it decided.
 
-    Recovery reads this and neither earlier registrations nor today's defaults.
-    `amounts` are devices per resource; `lease_s` null means no lease.
+    A restore uses this, and neither the registrations nor current defaults.
+    `amounts`: devices per resource. `lease_s` null: no lease.
     """
 
     amounts: dict[str, int]
@@ -35,10 +35,10 @@ class ResolvedRequest(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class OperatorShare(Struct, frozen=True, kw_only=True, gc=False):
-    """What one named operator may use of its worker's devices: device ids by resource, env and CDI names.
+    """A named operator's share of its worker's devices: device ids by resource, env and CDI names.
 
-    `shared` are the shared resources that the operator sees as well: `Allocation.common` says what is in them, once for
-    all operators. Left out: what it sees of them is in this share itself.
+    `shared`: the shared resources that the operator sees, too. `Allocation.common` has their contents, once for all
+    operators. Left out: this share has them itself.
     """
 
     resources: dict[str, list[str]]
@@ -48,7 +48,7 @@ class OperatorShare(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Unavailable(Struct, frozen=True, kw_only=True, gc=False):
-    """Why a resource of a granted worker has no infos (Flink hands out an empty set here)."""
+    """Why a resource of a granted worker has no infos (Flink returns an empty set)."""
 
     code: str
     reason: str
@@ -57,18 +57,20 @@ class Unavailable(Struct, frozen=True, kw_only=True, gc=False):
 class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="allocation", gc=False):
     """The answer to one incarnation: the record under `<host>/<worker>/<incarnation>`.
 
-    `token` is the grant's fencing token (null before the first grant). `resources` are the infos by
-    resource: string properties with at least `id`, `index` and `local_index`. `since` is when the record
-    came into its state. `outcome` is where a `releasing` record is going: `ended` or `failed`.
-    `wait_until` is the wall time at which a pending record gives up. `shared` names the resources whose
-    devices others may have, too; all others are exclusive. `aliases` are all other names of those devices that
-    have such, by id, whichever resource's driver connects them: what is held under one name is held under all.
-    `delayed_by` is why a `releasing` record's devices are not free yet, in their driver's words; `reason` ends with it.
-    `warnings` are sentences about the registration: fields in it that the manager does not know.
-    `unwatched` is why the manager does not watch the owner's process (see `Unwatched`), where the worker cannot
-    know that from the host's record or asked for no lease: `request.lease_s` is then the manager's default, and
-    heartbeats are due.
-    `common` has, by shared resource, what all operators that name it in `OperatorShare.shared` see of it.
+    `token`: the grant's fencing token (null before the first grant).
+    `resources`: the infos by resource, as string properties with at least `id`, `index` and `local_index`.
+    `since`: when the record came into its state.
+    `outcome`: the next state of a `releasing` record, `ended` or `failed`.
+    `wait_until`: the wall time at which a pending record gives up.
+    `shared`: the resources whose devices other workers may have, too; all others are exclusive.
+    `aliases`: the other names of devices by id, from the drivers of all resources. A device held under one name is held
+    under all.
+    `delayed_by`: why a `releasing` record's devices are not free yet, from their driver; `reason` ends with it.
+    `warnings`: sentences about the registration, such as unknown fields.
+    `unwatched`: why the manager does not watch the owner's process (see `Unwatched`). It is set if the host's record
+    does not show this to the worker, or if the worker requested no lease: then `request.lease_s` is the manager's
+    default, and the worker must send heartbeats. `common`: by shared resource, the share of all operators that name it
+    in `OperatorShare.shared`.
     """
 
     host: str
@@ -105,7 +107,7 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
 
 
 class InventoryDevice(Struct, frozen=True, kw_only=True):
-    """One device as its driver reported it."""
+    """One device as reported by its driver."""
 
     id: str
     health: str = Health.HEALTHY
@@ -114,16 +116,18 @@ class InventoryDevice(Struct, frozen=True, kw_only=True):
 
 
 class ResourceInventory(Struct, frozen=True, kw_only=True):
-    """One resource of one host: what its driver found, or why there is nothing.
+    """One resource of one host: its driver's devices, or why there are none.
 
-    `state` is `reported`, `not-reported`, `driver-failed`, `disabled`, `no-driver` or `misconfigured`.
-    `amount` is the configured amount per worker, `sharing` is `exclusive` or `shared`. Of `total` devices, `healthy`
-    of them healthy, `devices` lists at most `MAX_LISTED_DEVICES`, as the driver orders them. `names` are all names of
-    those that have several, of as many devices; until a driver has reported after a restart, as they were before it.
-    `on_demand`: the driver has no inventory of its own, and is asked for each worker; left out: it has one.
-    `known` are names of devices that were known before, as long as new ones may be held back: somebody has a device
-    that is not reported any more, which a new one may be. Until a driver has reported after a restart, they are those
-    that were known before it. Left out: all devices are known.
+    `state`: `reported`, `not-reported`, `driver-failed`, `disabled`, `no-driver` or `misconfigured`.
+    `amount`: the configured amount per worker. `sharing`: `exclusive` or `shared`.
+    `total` and `healthy`: the numbers of all and of healthy devices. `devices` lists at most `MAX_LISTED_DEVICES` of
+    them, in the driver's order.
+    `names`: all names of each device with several names, of at most as many devices. After a restart the former names
+    stay until the driver has reported.
+    `on_demand`: the driver has no inventory, and the manager calls it for each worker. Left out: it has one.
+    `known`: names of devices that were known before. It is set while a worker holds a device that is no longer
+    reported: a new device may be the same one under another name, and is held back. After a restart the former names
+    stay until the driver has reported. Left out: all devices are known.
     """
 
     state: str
@@ -139,13 +143,13 @@ class ResourceInventory(Struct, frozen=True, kw_only=True):
 
 
 MAX_LISTED_DEVICES = 256
-"""A host's record is one message: thousands of devices must not make it larger than the topic takes."""
+"""Most devices in a host's record, to keep the record within the topic's limit even with thousands of devices."""
 
 
 class ManagerIdentity(Struct, frozen=True, kw_only=True, gc=False):
-    """Who manages a host. `stopped_at` is set by an orderly shutdown.
+    """The manager of a host. An orderly shutdown sets `stopped_at`.
 
-    `boot_id`, `pid_ns` and `time_ns` are as in `Owner`: processes of the same three are watched by this manager.
+    `boot_id`, `pid_ns` and `time_ns` are as in `Owner`: the manager watches processes with the same three values.
     """
 
     instance: str
@@ -158,7 +162,7 @@ class ManagerIdentity(Struct, frozen=True, kw_only=True, gc=False):
     time_ns: int | UnsetType | None = UNSET
 
     def watches(self, owner: Owner) -> bool:
-        """Whether it can watch that process, as far as this record tells. `Allocation.unwatched` has the last word."""
+        """Whether it can watch this process, by this record. `Allocation.unwatched` overrides it."""
         return _can_watch(self, owner)
 
 
@@ -176,7 +180,7 @@ class Host(Struct, frozen=True, kw_only=True, tag_field="type", tag="host"):
 
 
 class Device(Struct, frozen=True, kw_only=True, tag_field="type", tag="device", gc=False):
-    """What must outlive allocations about one device: the record under `@device/<host>/<encoded id>`."""
+    """The state of one device apart from allocations: the record under `@device/<host>/<encoded id>`."""
 
     host: str
     id: str
@@ -190,14 +194,13 @@ class Device(Struct, frozen=True, kw_only=True, tag_field="type", tag="device", 
 
 
 class InputPosition(Struct, frozen=True, kw_only=True, gc=False):
-    """The input that a commit consumed: offsets `from` (inclusive) to `to` (exclusive, the next to read).
+    """The input of a commit: offsets `from` (inclusive) to `to` (exclusive, the next to read).
 
-    `base` is added to an offset to make a `Source.offset`: it is raised where an input begins again (a topic that was
-    made anew), so that what comes later always has the higher number. Left out: 0. `begin` is a host's: the first
-    offset that its managers answer for, what is before it being the sweeper's; left out: 0. `claimed` is the sweeper's:
-    what is before this offset, and had no manager when that was written, is going to be a dead letter; left out: `to`.
-    `ahead` is a partition's: hosts whose messages before the offset given are decided as well, although it is beyond
-    `to` (another host's flood lies in between); left out: there are none.
+    `base`: added to an offset, it gives `Source.offset`. It grows when the topic is created again, so that later
+    messages always have higher numbers. Left out: 0. `begin` (of a host): the first offset that its managers answer;
+    earlier messages are the sweeper's. Left out: 0. `claimed` (of a sweeper): messages before this offset without a
+    manager at the time of writing become dead letters. Left out: `to`. `ahead` (of a partition): hosts with their
+    messages decided up to an offset beyond `to`, past another host's flood. Left out: none.
     """
 
     topic_id: str
@@ -211,22 +214,25 @@ class InputPosition(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def reach(self) -> int:
-        """The offset after everything that is decided, whosever it is."""
+        """The offset after everything that is decided, of any host."""
         return max([self.to, *(self.ahead or {}).values()])
 
 
 class Era(Struct, frozen=True, kw_only=True, gc=False):
-    """What lies in the input before the offset `until` was sent when there were so many `partitions`, or earlier."""
+    """Messages before the offset `until` of the input were sent with this number of `partitions`, or earlier."""
 
     partitions: int
     until: int
 
 
 class Growth(Struct, frozen=True, kw_only=True, gc=False):
-    """Partitions were added. What lies in the input before the offset `until` was sent when there were `partitions` (0:
-    that is not known), or soon after: what was right by that number, and is not by a later one, was carried over and is
-    answered there. `until` left out: that has not been done yet. Before the offset `since` nobody can have known of a
-    later number (left out: 0). `earlier`: partitions had been added before, the newest first; left out: not known.
+    """Partitions were added.
+
+    Messages before the offset `until` of the input were sent with `partitions` partitions (0: unknown), or soon after.
+    Those that belong to another partition by a later number were sent again and are answered there. `until` left out:
+    that is not done yet.
+    `since`: before this offset no worker could know of a later number (left out: 0).
+    `earlier`: earlier additions, the newest first (left out: unknown).
     """
 
     partitions: int
@@ -238,14 +244,15 @@ class Growth(Struct, frozen=True, kw_only=True, gc=False):
 class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="checkpoint", gc=False):
     """A writer's position and counters: the record under `@checkpoint/<writer>`, last of each ledger batch.
 
-    `commit` counts this writer's transactions, `token` is the last fencing token it gave out. `snapshot` is when the
-    newest complete snapshot in history was begun: a replay of what came after it starts there. Left out: there is none.
+    `commit`: the number of this writer's transactions. `token`: the last fencing token that it assigned.
+    `snapshot`: when the newest complete snapshot in history was begun, from which a replay of later times starts. Left
+    out: there is none.
     `boot_id`, `pid_ns` and `time_ns` are as in `ManagerIdentity`.
-    `partitions` is how many the topics had, which with a host's name gives its place (0: its records are being moved to
-    another one), and `ledger_id` the id of the topic that this was written to. Left out: a version before these wrote
-    it, or a sweeper. `grown` is said of a partition by whoever looks after what is nobody's there. Left out: none were
-    added that it knows of. `ledger_start` is the first offset of the ledger's partition. Left out: 0, which compaction
-    leaves as it is; else somebody deleted records, and this manager was told to go on without them.
+    `partitions`: the topics' number of partitions, which determines a host's partition (0: its records are being
+    moved). `ledger_id`: the id of the ledger's topic. Both are left out by sweepers and earlier versions. `grown`:
+    added partitions, from the writer that handles unroutable messages there. Left out: it knows of none.
+    `ledger_start`: the first offset of the ledger's partition. Left out: 0, which compaction does not change. Otherwise
+    records were deleted, and an operator made this manager continue without them.
     """
 
     writer: str
@@ -272,7 +279,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
         return keys.checkpoint_key(self.writer)
 
     def watches(self, owner: Owner) -> bool:
-        """Whether this writer can watch that process; see `ManagerIdentity.watches`."""
+        """Whether this writer can watch this process; see `ManagerIdentity.watches`."""
         return _can_watch(self, owner)
 
 
@@ -283,5 +290,5 @@ def _can_watch(manager: ManagerIdentity | Checkpoint, owner: Owner) -> bool:
 
 
 StateRecord = Host | Device
-"""What is neither an allocation nor a writer's position: history says with a `Put` what it is now."""
+"""Records that are neither allocations nor checkpoints. History has them as `Put`."""
 LedgerRecord = Allocation | StateRecord | Checkpoint

@@ -1,6 +1,6 @@
-"""Registrations: what workers say.
+"""Registrations: the messages of workers.
 
-These structs forbid unknown fields: so the codec notices them at no cost. Nobody is refused for them: see
+These structs forbid unknown fields, so that the codec notices them at no cost. It accepts the message nevertheless: see
 `outfitter_proto.decoding.unknown`.
 """
 
@@ -23,17 +23,17 @@ from outfitter_proto.records.values import (
 
 
 class ResourceRequest(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
-    """How many devices of one resource are asked for."""
+    """The requested number of devices of one resource."""
 
     amount: Amount
 
 
 class Owner(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
-    """A process, by what cannot be confused after PID reuse, in another PID namespace or after a reboot.
+    """A process, identified beyond PID reuse, PID namespaces and reboots.
 
     `start_ticks` is field 22 of proc(5) `/proc/<pid>/stat`, `pid_ns` the inode of `/proc/<pid>/ns/pid`,
     `boot_id` the content of `/proc/sys/kernel/random/boot_id`. `time_ns` is the inode of `/proc/self/ns/time` of the
-    process that read `start_ticks`, which that time namespace shifts; left out or null: unknown, or there is none.
+    process that read `start_ticks`, because a time namespace shifts them; left out or null: unknown, or none.
     """
 
     pid: Annotated[int, Meta(ge=1, le=2**31)]
@@ -44,16 +44,15 @@ class Owner(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=T
 
 
 Requests = Annotated[dict[Name, ResourceRequest], Meta(extra_json_schema={"maxProperties": MAX_RESOURCES})]
-"""Its bounds, as those of a registration's other parts, are checked where it comes in: see
-`outfitter_proto.decoding.bounds`."""
+"""`outfitter_proto.decoding.bounds` checks its bounds, as those of a registration's other parts."""
 
 
 class Register(
     Struct, frozen=True, kw_only=True, tag_field="type", tag="register", gc=False, forbid_unknown_fields=True
 ):
-    """A worker asks for devices.
+    """A worker requests devices.
 
-    `resources` left out means the amounts that the manager is configured with (Flink's rule).
+    `resources` left out means the amounts configured in the manager (Flink's rule).
     `operators` left out means that every operator sees all of the worker's infos (Flink's rule).
     `lease_s` left out means the manager's default; null means until deregistration or the owner's death.
     `wait_s` left out or null means: wait until granted or withdrawn.
@@ -76,7 +75,7 @@ class Register(
 class Heartbeat(
     Struct, frozen=True, kw_only=True, tag_field="type", tag="heartbeat", gc=False, forbid_unknown_fields=True
 ):
-    """A worker is alive: its lease starts anew."""
+    """A worker is alive: its lease starts again."""
 
     host: Name
     worker: Name
@@ -86,8 +85,8 @@ class Heartbeat(
 class Deregister(
     Struct, frozen=True, kw_only=True, tag_field="type", tag="deregister", gc=False, forbid_unknown_fields=True
 ):
-    """A worker gives back what it holds. Without `incarnation` it ends the one that is current there. Of a `reason` the
-    first `MAX_REASON` characters are kept."""
+    """A worker gives back its devices. Without `incarnation` it ends the current one. The manager keeps the first
+    `MAX_REASON` characters of `reason`."""
 
     host: Name
     worker: Name

@@ -1,4 +1,4 @@
-"""The words and bounds that records share: names, states, codes."""
+"""Values and bounds that records share: names, states, codes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Annotated
 from msgspec import Meta
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$(?!\n)"
-"""What a host, worker, operator, resource or cluster may be called (no `/`, no `@`, never empty).
+"""Valid names of a host, worker, operator, resource or cluster (no `/`, no `@`, never empty).
 
-Python's `$` also matches before a last line feed, hence the end of the pattern.
+The pattern's end is necessary because Python's `$` also matches before a last line feed.
 """
 
 MAX_AMOUNT = 2**63 - 1
@@ -20,32 +20,31 @@ MAX_AMOUNT = 2**63 - 1
 MAX_RESOURCES = 64
 MAX_OPERATORS = 256
 MAX_OPERATOR_REQUESTS = 1024
-"""What one registration may name: resources, operators, and resources of all operators together."""
+"""Limits of one registration: resources, operators, and resources of all operators together."""
 
 MAX_LABEL_BYTES = 4096
-"""Names and values of a registration's labels together, in UTF-8."""
+"""Limit of the names and values of a registration's labels together, in bytes of UTF-8."""
 
 MAX_BOOT_ID = 64
-"""Characters; Linux's boot ids have 36."""
+"""Most characters; Linux's boot ids have 36."""
 
 MAX_KERNEL_NUMBER = 2**64 - 1
-"""The largest start time or inode that a kernel can tell: 64 bits without a sign."""
+"""The largest start time or inode of a kernel: 64 bits without a sign."""
 
 MAX_REASON = 256
-"""Characters of a deregistration's reason that are kept: a goodbye is not refused for a long one."""
+"""How many characters of a deregistration's reason are kept. A longer reason is cut, not refused."""
 
 Name = Annotated[str, Meta(extra_json_schema={"pattern": NAME_PATTERN})]
-"""Its pattern is checked where it comes in, by `codec.decode_registration`, and not by msgspec, for which that would be
-half of the work."""
+"""`codec.decode_registration` checks its pattern. In msgspec the check would take half of the decoding time."""
 Amount = Annotated[int, Meta(ge=1, le=MAX_AMOUNT)]
 Seconds = Annotated[float, Meta(gt=0, le=366 * 86_400)]
 KernelNumber = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": MAX_KERNEL_NUMBER})]
-"""Its upper bound is checked where it comes in, by `outfitter_proto.decoding.bounds`: msgspec's are of 63 bits."""
+"""`outfitter_proto.decoding.bounds` checks its upper bound, because msgspec's bounds have 63 bits."""
 Utc = Annotated[datetime, Meta(tz=True)]
 
 
 class AllocationState(enum.StrEnum):
-    """Where an allocation stands. A reader needs four words: waiting, yours, over, failed."""
+    """An allocation's state. Readers need only four cases: waiting, yours, over, failed."""
 
     PENDING = "pending"
     PREPARING = "preparing"
@@ -61,7 +60,7 @@ HOLDING_STATES = frozenset({AllocationState.PREPARING, AllocationState.ALLOCATED
 
 
 class ReasonCode(enum.StrEnum):
-    """Why an allocation is not (or no longer) granted, in words that programs and metric labels can bear."""
+    """Why an allocation is not (or no longer) granted, as words for programs and metric labels."""
 
     BUSY = "busy"
     INFEASIBLE = "infeasible"
@@ -85,7 +84,7 @@ class ReasonCode(enum.StrEnum):
 
 
 class Unwatched(enum.StrEnum):
-    """Why a manager cannot watch an owner process, or not be sure that it is the right one: then a lease decides."""
+    """Why a manager cannot watch an owner process, or not be sure of its identity. Then a lease decides."""
 
     SCOPE = "scope"
     MACHINE = "machine"
@@ -98,7 +97,7 @@ class Unwatched(enum.StrEnum):
 
 
 class Health(enum.StrEnum):
-    """A device's health. Unknown is a value: silence becomes unknown with age; illness can heal."""
+    """A device's health. Without reports it becomes unknown after a time. An unhealthy device can become healthy."""
 
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
