@@ -43,7 +43,7 @@ class Letter(Struct, frozen=True, kw_only=True):
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """What is asked for; None: whatever it is."""
+    """The filters; None selects everything."""
 
     host: str | None
     code: str | None

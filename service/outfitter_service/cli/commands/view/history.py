@@ -31,7 +31,7 @@ _HEADINGS = ("time", "step", "worker", "what, and why")
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """What is asked for; None: whatever it is."""
+    """The filters; None selects everything."""
 
     host: str | None
     worker: str | None
