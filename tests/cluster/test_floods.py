@@ -19,7 +19,7 @@ from outfitter_proto.names import topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
-from outfitter_service.runtime.processor.station import Limits
+from outfitter_service.runtime.processor.limits import Limits
 from service.test_large_commits import NarrowBus
 from support.broker import KafkaBroker
 from support.faulty_bus import FaultyBus
@@ -185,8 +185,8 @@ async def test_an_input_that_begins_anew_is_looked_ahead_of_whatever_was_too_lar
 ) -> None:
     async with managed(bus, tmp_path, LITTLE) as house:
         await house.ready()
-        house.processor.lookahead.rest(until=10 * FLOOD)
-        house.processor._station.input_lost("the topic was deleted and made anew")
+        house.processor.inputs.lookahead.rest(until=10 * FLOOD)
+        house.processor._input_loss.accept("the topic was deleted and made anew")
         await say(bus, *flood(SMALL_FLOOD), register("quiet", host="other", gpu=1))
         assert (await place(bus, "other/quiet/1"))["to"] < SMALL_FLOOD
 
@@ -257,7 +257,9 @@ async def test_what_was_decided_ahead_and_come_by_is_not_lost_when_the_commit_fa
             assert cycle is not None
             await _until(lambda: any(each.key == b"other" for each in cycle._open.looked_ahead))
             bus.go.set()
-            await _until(lambda: cycle._open.position == end and house.processor.lookahead.lookahead_buffer is None)
+            await _until(
+                lambda: cycle._open.position == end and house.processor.inputs.lookahead.lookahead_buffer is None
+            )
             fail.set()
             await through(house, end)
             assert "other/x/1" in await house.records()

@@ -16,7 +16,7 @@ from outfitter_proto.names import topics
 from outfitter_service.config import Connection
 from outfitter_service.query import history_reader, rebuild
 from outfitter_service.runtime.changelog.snapshots import Pace
-from outfitter_service.runtime.processor.station import Limits
+from outfitter_service.runtime.processor.limits import Limits
 from support.faulty_bus import FaultyBus
 from support.in_process_manager import CLUSTER, HOST, deregister, register, serving, static
 

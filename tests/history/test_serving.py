@@ -14,7 +14,7 @@ from outfitter_proto.bus import Entry, TooLargeError, Writer
 from outfitter_service.config import Connection
 from outfitter_service.query import rebuild
 from outfitter_service.runtime.changelog.snapshots import Pace
-from outfitter_service.runtime.processor.station import Limits
+from outfitter_service.runtime.processor.limits import Limits
 from support.faulty_bus import FaultyBus, no_faults
 from support.in_process_manager import (
     CLUSTER,

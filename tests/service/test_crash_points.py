@@ -246,7 +246,7 @@ async def test_the_same_input_gives_the_same_records_whatever_the_batches(
             async with serve(static(), on=own) as house:
                 await house.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
                 for body in [*FIRST, *THEN, *LAST]:
-                    before = house.processor.input_reader.position
+                    before = house.processor.inputs.reader.position
                     await house.say(body)
                     if name == "one-by-one":
                         await house.until(lambda _, before=before: house.processor.position > before)

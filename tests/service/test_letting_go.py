@@ -225,7 +225,7 @@ async def test_nothing_is_left_of_a_processor_that_has_ended(serve: Serve) -> No
         await house.state("first", "allocated")
         await house.ready()
         processor: Any = house.processor
-        parts = (processor, processor.ledger, processor._cycle, processor._station.reporter.state_gauges)
+        parts = (processor, processor.ledger, processor._cycle, processor._reporter.state_gauges)
         kept = [weakref.ref(part) for part in parts]
         processor.stop()
         with anyio.fail_after(20):
@@ -244,13 +244,13 @@ async def test_a_processor_that_lets_go_holds_nothing_large(serve: Serve) -> Non
     message = Message(TOPICS.registrations, 0, 1, HOST.encode(), b"", 0)
     place = Cursor(topic_id="", position=0)
     scope = HostScope(HOST, host_writer(HOST))
-    lookahead_buffer = processor.lookahead.lookahead_buffer = LookAheadBuffer(
+    lookahead_buffer = processor.inputs.lookahead.lookahead_buffer = LookAheadBuffer(
         0, place, scope, quiet_limit=1, room=1000, most=1
     )
     lookahead_buffer.put([message])
-    processor.input_reader.put([message])
+    processor.inputs.reader.put([message])
     await processor.let_go()
     assert (processor.standing().leases, processor.standing().records) == (0, 0)
     assert [
-        len(each) for each in (processor.ledger.hosts, processor.input_reader.messages, lookahead_buffer.messages)
+        len(each) for each in (processor.ledger.hosts, processor.inputs.reader.messages, lookahead_buffer.messages)
     ] == [0, 0, 0]

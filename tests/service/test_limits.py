@@ -59,7 +59,7 @@ async def settled(house: InProcessManager) -> int:
     assert cycle is not None
 
     def kept() -> int:
-        return sum(len(messages) for messages in (cycle._open.messages, house.processor.input_reader.messages))
+        return sum(len(messages) for messages in (cycle._open.messages, house.processor.inputs.reader.messages))
 
     before, same = -1, 0
     with anyio.fail_after(20):
@@ -101,7 +101,7 @@ async def test_other_hosts_messages_are_passed_over_and_not_kept_however_long_a_
             await flood(bus, *[register(f"w{n}", gpu=1, host="other") for n in range(FLOOD)], key="other")
             await house.say(register("mine", gpu=1))
             with anyio.fail_after(20):
-                while house.processor.input_reader.position < FLOOD + 2:  # noqa: ASYNC110 - it tells nobody
+                while house.processor.inputs.reader.position < FLOOD + 2:  # noqa: ASYNC110 - it tells nobody
                     await anyio.sleep(0.01)
             assert await settled(house) == 1
         await house.state("mine", "allocated")
@@ -270,7 +270,7 @@ async def test_a_stretch_of_deciding_ends_by_time_however_much_each_message_cost
             decide_some()
 
         monkeypatch.setattr(running, "_decide", counted)
-        monkeypatch.setattr(house.processor._station.clock, "monotonic", lambda: now)
+        monkeypatch.setattr(house.processor._clock, "monotonic", lambda: now)
         await flood(bus, *[register(f"w{n}", gpu=1) for n in range(100)])
         await house.state("w99", "pending")
         monkeypatch.undo()

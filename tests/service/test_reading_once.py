@@ -12,7 +12,7 @@ from outfitter_proto.bus import Entry, Reader
 from outfitter_proto.codec import encode
 from outfitter_service.runtime.changelog.restore import restore, unchanged
 from outfitter_service.runtime.input.scope import HostScope
-from outfitter_service.runtime.processor import processor
+from outfitter_service.runtime.processor import takeover
 from outfitter_service.runtime.processor.processor import ForeignManagerError
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
@@ -120,7 +120,7 @@ async def test_what_was_read_long_before_the_fence_is_read_again(
     counting: Counting, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tombstones may be gone by then."""
-    monkeypatch.setattr(processor, "SEEN_S", -1.0)
+    monkeypatch.setattr(takeover, "SEEN_S", -1.0)
     async with serve(static(2)) as house:
         await house.say(register("a", gpu=1))
         await house.state("a", "allocated")

@@ -9,7 +9,7 @@ import pytest
 
 from outfitter_proto.bus import BusUnavailableError, CommitUnknownError
 from outfitter_service.runtime.machine_lock import ManagerExistsError, alone_on_machine
-from outfitter_service.runtime.processor import processor
+from outfitter_service.runtime.processor import takeover
 from outfitter_service.runtime.processor.processor import ForeignManagerError, Limits
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
@@ -120,7 +120,7 @@ async def test_a_ledger_whose_end_stays_undecided_is_taken_all_the_same(
     bus: FaultyBus, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What keeps it open may be this manager's own transaction, which taking the partition ends."""
-    monkeypatch.setattr(processor, "LOOK_WITHIN_S", 0.2)
+    monkeypatch.setattr(takeover, "LOOK_WITHIN_S", 0.2)
     async with serve(static(2)) as house:
         taken = leave_undecided(bus, told=False)
         await house.say(register("a", gpu=1))
@@ -131,7 +131,7 @@ async def test_a_ledger_whose_end_stays_undecided_is_taken_all_the_same(
 async def test_a_manager_that_nobody_replaced_goes_on_without_waiting_for_what_it_has_open_itself(
     bus: FaultyBus, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processor, "LOOK_WITHIN_S", 3600.0)
+    monkeypatch.setattr(takeover, "LOOK_WITHIN_S", 3600.0)
     async with serve(static(2)) as house:
         taken = leave_undecided(bus, told=True)
         await house.say(register("a", gpu=1))
@@ -143,7 +143,7 @@ async def test_a_manager_that_nobody_replaced_goes_on_without_waiting_for_what_i
 async def test_a_managers_first_look_waits_for_nothing_that_a_crash_of_its_own_left_open(
     bus: FaultyBus, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processor, "LOOK_WITHIN_S", 3600.0)
+    monkeypatch.setattr(takeover, "LOOK_WITHIN_S", 3600.0)
     taken = False
 
     async def hang(point: str) -> None:

@@ -142,7 +142,7 @@ async def test_who_stops_after_an_outage_says_goodbye_instead_of_taking_the_part
     async with serve(static(1)) as house:
         bus.script = act
         await house.say(register("w", gpu=1, lease_s=None))
-        input_reader = house.processor.input_reader
+        input_reader = house.processor.inputs.reader
         with anyio.fail_after(20):
             while input_reader.hearing:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.01)

@@ -46,8 +46,8 @@ from outfitter_service.runtime.liveness.tracker import LivenessTracker
 from outfitter_service.runtime.processor.commit_loop import CommitLoop
 from outfitter_service.runtime.processor.event_queue import EventQueue
 from outfitter_service.runtime.processor.pending_commit import PendingCommit
-from outfitter_service.runtime.processor.processor import Processor
-from outfitter_service.runtime.processor.station import Station
+from outfitter_service.runtime.processor.settlement import InputLoss
+from outfitter_service.runtime.processor.takeover import Takeover
 from outfitter_service.runtime.sweeper.host_registry import HostRegistry
 from outfitter_service.runtime.sweeper.partition_sweeper import PartitionSweeper
 from simulation import remaking, world
@@ -281,7 +281,7 @@ def _acting_early() -> Iterator[None]:
     async def act_and_commit(self: CommitLoop, work: PendingCommit, checkpoint: Any) -> None:
         for command in work.batch.effects.commands:
             record, _ = work.batch.output.values.get(command.allocation, (None, None))
-            self._station.drivers.perform(command, record)  # type: ignore[arg-type]
+            self._settlement._drivers.perform(command, record)  # type: ignore[arg-type]
         await commit(self, work, checkpoint)
 
     with patch.object(CommitLoop, "_commit", act_and_commit):
@@ -311,7 +311,7 @@ def _ahead_whatever_came_of_it() -> Iterator[None]:
     take_back = CommitLoop._take_back
 
     def keep_ahead(self: CommitLoop, *works: PendingCommit) -> None:
-        self.place.ahead = dict(self._open.ahead)
+        self._taken.cursor.ahead = dict(self._open.ahead)
         take_back(self, *works)
 
     with patch.object(CommitLoop, "_take_back", keep_ahead):
@@ -509,7 +509,7 @@ class _Everything:
 
 
 def _regardless(self: CommitLoop) -> LookAheadBuffer | None:
-    lookahead_buffer = self._station.lookahead.lookahead_buffer
+    lookahead_buffer = self._inputs.lookahead.lookahead_buffer
     return lookahead_buffer if lookahead_buffer and lookahead_buffer.messages else None
 
 
@@ -620,7 +620,7 @@ BUGS: tuple[Bug, ...] = (
         name="foreign-instance-fenced-back",
         what="a fenced manager takes the partition again without looking who has it",
         within=40,
-        patches=lambda: patch.object(Processor, "_refuse_successor", _nothing),
+        patches=lambda: patch.object(Takeover, "_refuse_successor", _nothing),
     ),
     Bug(
         name="short-leases",
@@ -746,7 +746,7 @@ BUGS: tuple[Bug, ...] = (
         name="lost-input-in-silence",
         what="registrations that were lost are passed over without a word",
         within=60,
-        patches=lambda: patch.object(Station, "input_lost", lambda self, _: self.liveness.renew_all()),
+        patches=lambda: patch.object(InputLoss, "accept", lambda self, _: self.liveness.renew_all()),
     ),
     Bug(
         name="nobodys-passed-over",

@@ -183,7 +183,7 @@ class InProcessManager:
 
     def _is_quiet(self) -> bool:
         cycle = self.processor._cycle
-        return cycle is not None and cycle._sent is None and not cycle._untold
+        return cycle is not None and cycle._sent is None and not cycle._settlement.unreported
 
     async def stop(self) -> None:
         """End it in an orderly way."""

@@ -96,3 +96,10 @@ class DeadLetterQuota:
         self.spent.difference_update(over)
         ended = {payer: self._windows.pop(payer).omitted for payer in over}
         return {payer: omitted for payer, omitted in ended.items() if omitted is not None}
+
+
+class Quotas(Struct, frozen=True):
+    """One writer's quotas: of `letters`, and of messages whose unknown fields are named (`naming`)."""
+
+    letters: DeadLetterQuota
+    naming: DeadLetterQuota

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import anyio
 import structlog
+from msgspec import Struct
 
 from outfitter_proto.bus import Bus, BusError, Message, Reader
 from outfitter_service.runtime.input.input_reader import READ_AHEAD, RETRY_S, Cursor, InputReader, PrefetchBuffer
@@ -196,3 +197,25 @@ class LookAhead:
         if self.lookahead_buffer is not None:
             self.lookahead_buffer.clear()
             self.lookahead_buffer = None
+
+
+class Inputs(Struct, frozen=True):
+    """The two windows on one partition's input: what is decided in turn, and what may be decided before."""
+
+    reader: InputReader
+    lookahead: LookAhead
+
+    def reset(self, cursor: Cursor, *, room: int | None = None) -> None:
+        """Forget what was read and go on at `cursor`; `room` as in `LookAhead.reset`."""
+        self.reader.reset(cursor.position)
+        self.lookahead.reset(cursor, room=room)
+
+    def give_back(self, messages: Sequence[Message], looked_ahead: Sequence[Message]) -> None:
+        """What was taken from each window comes first again: its commit failed."""
+        self.reader.give_back(messages)
+        self.lookahead.give_back(looked_ahead)
+
+    def clear(self) -> None:
+        """Hold nothing any more."""
+        self.reader.clear()
+        self.lookahead.reset(Cursor(topic_id="", position=0))

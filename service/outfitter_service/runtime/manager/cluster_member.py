@@ -23,7 +23,7 @@ from outfitter_service.runtime.identity import Identity, of_partition
 from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.manager.partition_server import PartitionServer
 from outfitter_service.runtime.outage_log import OutageLog
-from outfitter_service.runtime.processor.station import DEFAULT_LIMITS, Limits
+from outfitter_service.runtime.processor.limits import DEFAULT_LIMITS, Limits
 
 log = structlog.get_logger("outfitter.replica")
 

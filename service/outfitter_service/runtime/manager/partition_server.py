@@ -18,8 +18,8 @@ from outfitter_service.runtime.drivers.supervisor import Loaded
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.input.scope import Scope
 from outfitter_service.runtime.outage_log import OutageLog
+from outfitter_service.runtime.processor.limits import DEFAULT_LIMITS, Limits
 from outfitter_service.runtime.processor.processor import Processor
-from outfitter_service.runtime.processor.station import DEFAULT_LIMITS, Limits
 
 
 class PartitionServer:

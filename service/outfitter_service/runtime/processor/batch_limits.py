@@ -10,13 +10,16 @@ from __future__ import annotations
 KEPT_BACK = 16
 """Such a part of a commit is for what stands beside decisions: the checkpoint, half of it for hosts that are ahead, and
 the reason for which a grant ends that has all the rest."""
+FILL = 0.8
+"""How full of the largest possible ledger batch a commit is made: the next event's output must still fit."""
 SMALLEST_BYTES = 4096
 """Less is in no commit: a record without devices takes some hundred."""
 
 
 class BatchLimits:
     """`records`: events in a commit at most. `max_bytes`: what one event may write, see `Rules`. `rejected_offset`: the
-    offset of a message that is refused, since the answer to it is too large by itself."""
+    offset of a message that is refused, since the answer to it is too large by itself. `full` and `history_bytes`: from
+    so many bytes in the ledger's batch, and in history's, a commit has no room for more."""
 
     def __init__(self, *, records: int, max_bytes: int) -> None:
         self._most = (records, max_bytes)
@@ -24,6 +27,8 @@ class BatchLimits:
         self.rejected_offset: int | None = None
         self._small_until: int | None = None
         self._refused_bytes: int | None = None
+        self.full = max_bytes * FILL
+        self.history_bytes = max_bytes
 
     @property
     def whole(self) -> bool:
@@ -32,6 +37,8 @@ class BatchLimits:
 
     def take(self, batch_bytes: int) -> None:
         """The bus takes so many bytes with one commit, as far as it says."""
+        self.full = batch_bytes * FILL
+        self.history_bytes = batch_bytes  # in one batch: a second one waits for the first
         most = batch_bytes - batch_bytes // KEPT_BACK
         self._most = (self._most[0], most)
         self.max_bytes = most if self._small_until is None else min(self.max_bytes, most)

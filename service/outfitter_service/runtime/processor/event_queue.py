@@ -74,6 +74,25 @@ class Wakeup:
         self._rung = anyio.Event()
 
 
+class StopRequest:
+    """A wish to stop after one last commit. `parting`: that commit says that nobody manages the hosts any more."""
+
+    def __init__(self) -> None:
+        self.parting = True
+        self._asked = anyio.Event()
+
+    def ask(self, *, parting: bool) -> None:
+        self.parting = parting
+        self._asked.set()
+
+    @property
+    def asked(self) -> bool:
+        return self._asked.is_set()
+
+    async def wait(self) -> None:
+        await self._asked.wait()
+
+
 class EventQueue:
     """`queue` is in order. `retries` are tried again later, `notes` are for the history with the next commit.
     `ended_boot_id` is the boot in which the last manager worked, as long as deaths by its end may be undecided."""
@@ -113,6 +132,14 @@ class EventQueue:
             case m.Unprepared():
                 self._delays.pop(event.allocation, None)
         return before
+
+    def wake(self) -> None:
+        """There is something to decide or to settle."""
+        self._wakeup.set()
+
+    async def wait(self, at_most: float) -> None:
+        """Wait until there is something to decide or to settle, at most so many seconds."""
+        await self._wakeup.wait(at_most)
 
     def extend(self, events: Iterable[m.Event]) -> None:
         """Queue events that the commit loop itself has found: nobody needs to be woken."""

@@ -6,7 +6,6 @@ With many hosts it takes several commits, each as full as the others. It only wr
 from __future__ import annotations
 
 from collections import deque
-from datetime import datetime
 
 from msgspec import structs
 
@@ -14,24 +13,25 @@ from outfitter_proto.codec import encode
 from outfitter_proto.records import Host
 from outfitter_service.core.hosts import host_record
 from outfitter_service.core.state.ledger import Ledger, PutRecord
+from outfitter_service.runtime.processor.assignment import Assignment
 from outfitter_service.runtime.processor.batch import Batch
-from outfitter_service.runtime.processor.station import Station
 
 
 class HostAnnouncer:
-    """Of one processor. `since` is when this manager started."""
+    """The announcements of one tenure."""
 
-    def __init__(self, station: Station, ledger: Ledger, *, since: datetime) -> None:
-        self._station = station
+    def __init__(self, assignment: Assignment, ledger: Ledger, *, most: int) -> None:
+        """`most`: how many hosts are served at most."""
+        self._assignment = assignment
         self._ledger = ledger
-        self._since = since
+        self._most = most
         self._waiting = deque(self._unannounced())
         self._parting: deque[str] | None = None
 
     def _unannounced(self) -> list[str]:
         """The hosts whose records do not say that they are managed now. The one of a host's own manager always is
         said anew; who owns a partition of many leaves those that were managed as they are."""
-        own = self._station.identity.host
+        own = self._assignment.identity.host
         if own is not None:
             return [own]
         hosts = self._ledger.hosts.items()
@@ -44,9 +44,8 @@ class HostAnnouncer:
 
     def on_new_host(self, batch: Batch, host: str) -> str | None:
         """A host that was never heard of: it is served from now on, or this is why not."""
-        most = self._station.limits.hosts
-        if len(self._ledger.hosts) >= most:
-            return f"host {host!r} is new, and this manager serves at most {most} hosts of one partition"
+        if len(self._ledger.hosts) >= self._most:
+            return f"host {host!r} is new, and this manager serves at most {self._most} hosts of one partition"
         self.announce(batch, host)
         return None
 
@@ -59,7 +58,7 @@ class HostAnnouncer:
     def announce(self, batch: Batch, host: str) -> None:
         """Say who manages `host`, and what its resources are."""
         host_state = self._ledger.host_state(host)
-        manager = self._station.identity.manager(self._since)
+        manager = self._assignment.manager()
         before = host_state.record or Host(host=host, manager=manager, since=batch.now)
         named = structs.replace(before, manager=manager)
         batch.announce(host_record(named, batch.rules, host_state.inventories, batch.now) or named)
@@ -71,7 +70,7 @@ class HostAnnouncer:
         while self._parting:
             record = self._ledger.host_state(self._parting[0]).record
             if record is not None:
-                manager = self._station.identity.manager(self._since, batch.now)
+                manager = self._assignment.manager(batch.now)
                 told = structs.replace(record, manager=manager)
                 if batch.output.ledger_bytes and batch.output.ledger_bytes + len(encode(told)) > full:
                     return False

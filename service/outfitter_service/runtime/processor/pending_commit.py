@@ -29,8 +29,8 @@ class PendingCommit(Struct, kw_only=True):
     """`batch`: the decisions. `position`: the input's next offset after it; `ahead`: how much further it goes for some
     hosts. `internal`: the manager's own events. `messages` come from the input reader, `looked_ahead` from the
     look-ahead, whether they had been decided before or not; `newest` is the offset of the last decided one. Messages of
-    others are not kept. `opening`: it is the first one of the tenure. `done`: the bus has answered; `trouble`: why it
-    failed."""
+    others are not kept. `opening`: it is the first one of the tenure. `done`: the bus has answered, after so many
+    `seconds`; `trouble`: why it failed."""
 
     batch: Batch
     position: int
@@ -43,6 +43,7 @@ class PendingCommit(Struct, kw_only=True):
     sealed: Sealed = Sealed()
     done: bool = False
     trouble: BusError | None = None
+    seconds: float = 0.0
 
     def decide_event(self, event: m.Event) -> None:
         """Decide an event of the manager's own."""
@@ -64,10 +65,17 @@ class PendingCommit(Struct, kw_only=True):
         """Nothing more is decided in it."""
         self.sealed = sealed
 
-    def ended(self, trouble: BusError | None = None) -> None:
-        """The bus has answered: it is written, or it failed for this `trouble`."""
+    def ended(self, trouble: BusError | None, seconds: float) -> None:
+        """The bus has answered after so many seconds: it is written, or it failed for this `trouble`."""
         self.trouble = trouble
+        self.seconds = seconds
         self.done = True
+
+    def has_room(self, limits: BatchLimits) -> bool:
+        """Whether more may be decided for this commit."""
+        output = self.batch.output
+        has_bytes = output.ledger_bytes < limits.full and output.history_bytes < limits.history_bytes
+        return has_bytes and self.batch.events < limits.records
 
     def decide(self, message: Message, scope: Scope, batch_limits: BatchLimits) -> bool:
         """Decide a message if it is this processor's; whether it is."""

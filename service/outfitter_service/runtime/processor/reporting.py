@@ -18,6 +18,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.core.states import ALLOCATED, FAILED
 from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.changelog.restore import Restored
 from outfitter_service.runtime.processor.batch import LOGGED, Batch
 from outfitter_service.runtime.processor.exclusivity_check import Violation
 from outfitter_service.runtime.processor.gauges import NONE, StateGauges
@@ -74,6 +75,24 @@ class CommitReporter:
         self._lines = LineLimiter()
         self._unlogged = 0
         self._held_back: set[tuple[str, str]] = set()
+        self._settled: list[Batch] = []
+        self._counting = False
+
+    @property
+    def behind(self) -> bool:
+        """Whether settled commits are left to be reported or counted."""
+        return bool(self._settled) or self._counting
+
+    def settled(self, batch: Batch) -> None:
+        """A commit is settled: it is reported by `catch_up`."""
+        self._settled.append(batch)
+
+    def catch_up(self, ledger: Ledger) -> None:
+        """Report what is settled; of many hosts some are counted at a time."""
+        for batch in self._settled:
+            self.committed(batch)
+        self._settled.clear()
+        self._counting = self.state_gauges.catch_up(ledger)
 
     def committed(self, batch: Batch) -> None:
         """Count and log a commit."""
@@ -182,12 +201,22 @@ class CommitReporter:
         if step.event == "lease-expired" and record.reason_code == ReasonCode.LEASE_EXPIRED:
             metrics.lease_expiries.inc()
 
-    def failed(self, error: BusError) -> None:
-        """A commit failed."""
-        self._metrics.commits.labels(_outcome(error)).inc()
+    def answered(self, trouble: BusError | None, seconds: float) -> None:
+        """The bus has answered a commit after so many seconds."""
+        if trouble is None:
+            self._metrics.commit_seconds.observe(seconds)
+        self._metrics.commits.labels(_outcome(trouble)).inc()
 
-    def replayed(self, ledger: Ledger) -> None:
+    def input_lost(self, explanation: str) -> None:
+        """Registrations are gone unread."""
+        self.log.error("registrations were lost, going on at the earliest there are", reason=explanation)
+        self._metrics.input_lost.inc()
+
+    def replayed(self, restored: Restored) -> None:
         """The processor begins with this ledger."""
+        ledger = restored.ledger
+        self._metrics.restore_seconds.set(restored.seconds)
+        self._metrics.restored_records.set(restored.records)
         self._complain(self.state_gauges.replay(ledger.allocations, hosts=ledger.hosts))
 
     def _complain(self, violations: list[Violation]) -> None:
@@ -204,8 +233,10 @@ class CommitReporter:
             )
 
 
-def _outcome(error: BusError) -> str:
+def _outcome(error: BusError | None) -> str:
     match error:
+        case None:
+            return "ok"
         case FencedError():
             return "fenced"
         case CommitUnknownError():

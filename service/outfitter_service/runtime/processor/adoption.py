@@ -1,0 +1,103 @@
+"""Makes a restored ledger the state of a processor: what was under way when the last tenure ended goes on."""
+
+from __future__ import annotations
+
+from msgspec import UNSET
+
+from outfitter_proto.records import AllocationState, Checkpoint
+from outfitter_service.core import model as m
+from outfitter_service.runtime.changelog.restore import Restored
+from outfitter_service.runtime.changelog.snapshots import Snapshots
+from outfitter_service.runtime.drivers.pool import DriverCalls
+from outfitter_service.runtime.input.input_reader import Cursor
+from outfitter_service.runtime.liveness.tracker import LivenessTracker
+from outfitter_service.runtime.processor.assignment import Assignment
+from outfitter_service.runtime.processor.event_queue import EventQueue
+from outfitter_service.runtime.processor.reporting import CommitReporter
+from outfitter_service.runtime.processor.settlement import InputLoss
+
+
+class Adoption:
+    """Begins the tenures of one processor."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        *,
+        take_over: bool,
+        event_queue: EventQueue,
+        liveness: LivenessTracker,
+        drivers: DriverCalls,
+        reporter: CommitReporter,
+        snapshots: Snapshots,
+        input_loss: InputLoss,
+    ) -> None:
+        """`take_over`: the machine that wrote the ledger before is gone for good."""
+        self._assignment = assignment
+        self._take_over = take_over
+        self._event_queue = event_queue
+        self._liveness = liveness
+        self._drivers = drivers
+        self._reporter = reporter
+        self._snapshots = snapshots
+        self._input_loss = input_loss
+
+    async def restart(self, restored: Restored) -> None:
+        """Observe levels anew (the last inventories, liveness), and do what each unfinished record implies."""
+        ledger, event_queue = restored.ledger, self._event_queue
+        self._reporter.replayed(restored)
+        self._snapshots.adopt(restored.checkpoint)
+        self._assignment.scope.note_growth(UNSET)
+        event_queue.boot_ended(self._ended_boot(restored.checkpoint))
+        own = self._assignment.identity.host
+        hosts = [own] if own is not None else list(ledger.hosts)
+        event_queue.restart(hosts)
+        await self._liveness.restart(ledger, event_queue.ended_boot_id, told=event_queue.deaths())
+        self._drivers.leave_all_but(hosts)
+        for host in hosts:
+            self._drivers.serve(host)
+        answered = event_queue.answered()
+        for record in ledger.allocations.values():
+            token = record.token or 0
+            if record.state == AllocationState.PREPARING and (m.Prepared, record.key, token) not in answered:
+                self._drivers.perform(m.Prepare(allocation=record.key, token=token), record)
+            elif record.state == AllocationState.RELEASING and (m.Unprepared, record.key, token) not in answered:
+                self._drivers.perform(m.Unprepare(allocation=record.key, token=token), record)
+
+    async def cursor(self, restored: Restored) -> Cursor:
+        """Where the input goes on.
+
+        Raises:
+            BusError: the bus did not answer.
+        """
+        assignment, found = self._assignment, restored.checkpoint
+        bus, registrations = assignment.bus, assignment.topics.registrations
+        topic_id = (await bus.topic(registrations)).id
+        base = (found.input.base or 0) if found is not None else 0
+        if found is not None and found.input.topic_id == topic_id:
+            here = found.input
+            assignment.scope.note_growth(found.grown)
+            ahead = {host.encode(): offset for host, offset in (here.ahead or {}).items()}
+            return Cursor(topic_id=topic_id, position=here.to, base=base, begin=here.begin or 0, ahead=ahead)
+        if found is not None:
+            base += found.input.reach
+            self._input_loss.accept(
+                f"the registrations topic is another one than before (it was {found.input.topic_id})"
+            )
+        earliest, _ = await bus.offsets(registrations, assignment.partition)
+        is_new = found is None and assignment.identity.host is not None
+        swept = restored.swept.input if is_new and restored.swept is not None else None
+        if swept is not None and swept.topic_id == topic_id:
+            # what comes before had no manager, and is the sweeper's to answer
+            earliest = max(earliest, swept.claimed or swept.to)
+            return Cursor(topic_id=topic_id, position=earliest, base=base, begin=earliest)
+        return Cursor(topic_id=topic_id, position=earliest, base=base)
+
+    def _ended_boot(self, found: Checkpoint | None) -> str | None:
+        """The boot in which the last manager worked, if it was another one and is known to be over: of this very
+        machine, or of one that is gone for good."""
+        identity = self._assignment.identity
+        if found is None or found.boot_id == identity.boot_id or identity.boot_id is None:
+            return None
+        same = identity.machine_id is not None and found.machine_id == identity.machine_id
+        return found.boot_id if same or self._take_over else None

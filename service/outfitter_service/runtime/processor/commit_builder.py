@@ -1,0 +1,151 @@
+"""Opens each commit of a tenure and seals it: how large it may be, when it is due, what it says besides decisions."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from outfitter_proto.records import Checkpoint
+from outfitter_service.core.decide import Rules
+from outfitter_service.runtime.changelog.encoding import checkpoint
+from outfitter_service.runtime.changelog.snapshots import Snapshots
+from outfitter_service.runtime.clock import Clock
+from outfitter_service.runtime.dead_letter_quota import Quotas
+from outfitter_service.runtime.input.input_reader import Cursor
+from outfitter_service.runtime.processor.assignment import TakenPartition
+from outfitter_service.runtime.processor.batch import Batch
+from outfitter_service.runtime.processor.batch_limits import BatchLimits
+from outfitter_service.runtime.processor.event_queue import EventQueue, StopRequest
+from outfitter_service.runtime.processor.host_announcer import HostAnnouncer
+from outfitter_service.runtime.processor.limits import Limits
+from outfitter_service.runtime.processor.pending_commit import PendingCommit, Sealed
+
+
+class CommitBuilder:
+    """The commits of one tenure. Some of what they say is spread over several: host records, queue positions,
+    snapshots, summaries of dead letters."""
+
+    def __init__(
+        self,
+        taken: TakenPartition,
+        *,
+        rules: Rules,
+        limits: Limits,
+        batch_limits: BatchLimits,
+        snapshots: Snapshots,
+        quotas: Quotas,
+        event_queue: EventQueue,
+        clock: Clock,
+    ) -> None:
+        self._taken = taken
+        self._rules = rules
+        self._limits = limits
+        self._snapshots = snapshots
+        self._quotas = quotas
+        self._event_queue = event_queue
+        self._clock = clock
+        self._announcer = HostAnnouncer(taken.assignment, taken.ledger, most=limits.hosts)
+        self._stale_positions = set(taken.ledger.hosts)  # who was here before may have left that to its next commit
+        self._written_to = taken.cursor.position  # what comes after the last commit's input
+        self._written_at = 0.0
+        self.batch_limits = batch_limits
+        batch_limits.take(taken.batch_bytes)
+        snapshots.take(taken.batch_bytes)
+
+    def open(self, after: PendingCommit | Cursor, *, opening: bool = False) -> PendingCommit:
+        """A new commit that begins where `after` ends in the input. `opening`: it is the first one of the tenure."""
+        batch = Batch(
+            self._taken.ledger,
+            structs.replace(self._rules, max_bytes=self.batch_limits.max_bytes),
+            self._clock.utc(),
+            base=self._taken.cursor.base,
+            on_new_host=self._announcer.on_new_host,
+            history=self._limits.history is not None,
+            dead_letter_quota=self._quotas.letters,
+            naming=self._quotas.naming,
+        )
+        ahead = {key: offset for key, offset in after.ahead.items() if offset > after.position}
+        return PendingCommit(batch=batch, position=after.position, ahead=ahead, opening=opening)
+
+    def go_on(self, batch: Batch) -> None:
+        """Decide as of now, and announce the hosts that wait for it, as many as there is room for."""
+        batch.set_time(self._clock.utc())
+        self._announcer.go_on(batch, self.batch_limits.full, self.batch_limits.records)
+
+    def is_due(self, commit: PendingCommit) -> bool:
+        """Whether there is anything to write (heartbeats move leases in memory only)."""
+        if commit.opening or not commit.batch.output.empty or self._event_queue.notes or self._snapshots.underway:
+            return True
+        if commit.position - self._written_to >= self._limits.checkpoint_records:
+            return True
+        return self._clock.monotonic() - self._written_at >= self._limits.checkpoint_interval_s
+
+    def seal(self, commit: PendingCommit, stop: StopRequest, *, unjudged_deaths: int) -> Checkpoint:
+        """Nothing more goes into this commit. What follows from it is decided for the next one."""
+        event_queue, batch, output = self._event_queue, commit.batch, commit.batch.output
+        ledger, assignment, full = self._taken.ledger, self._taken.assignment, self.batch_limits.full
+        stale = self._stale_positions = self._stale_positions | batch.effects.hosts
+        if self.batch_limits.whole:
+            self._stale_positions = {host for host in stale if not batch.renumber(host, full)}
+        closing = False
+        if stop.asked:
+            batch.sum_up(self._quotas.letters.due(all_of_them=True))
+            closing = self._announcer.say_stopped(batch, full, hosts=stop.parting)
+        output.add_piece(self._snapshots.piece(ledger, batch.now, commit=ledger.commits + 1))
+        output.add_notes(event_queue.notes)
+        ended_boot_id = event_queue.ended_boot_id
+        deaths_left = ended_boot_id is not None and bool(unjudged_deaths or event_queue.deaths())
+        commit.seal(
+            Sealed(
+                notes=len(event_queue.notes),
+                stale_positions=frozenset(stale),
+                deaths_left=deaths_left,
+                closing=closing,
+            )
+        )
+        event_queue.extend(batch.effects.follow_ups)
+        ledger.seal()
+        return checkpoint(
+            assignment.identity,
+            ledger,
+            commit.reading(self._taken.cursor, assignment.partition, self._written_to),
+            shape=self._taken.shape,
+            grown=assignment.scope.grown,
+            at=batch.now,
+            # whoever goes on after a crash must see the same deaths: the boot that ended stays named until they are in
+            boot_id=ended_boot_id if deaths_left else assignment.identity.boot_id,
+            snapshot=self._snapshots.newest(output.piece),
+        )
+
+    # --- afterwards ---
+
+    def settled(self, commit: PendingCommit, *, idle: bool) -> None:
+        """The commit succeeded, or nothing of it had to be written. `idle`: no event of the manager's own waits."""
+        self.batch_limits.grow(commit.position, idle=idle)
+        if commit.done:
+            self._written_to, self._written_at = commit.position, self._clock.monotonic()
+            self._snapshots.settle(commit.batch.output.piece, commit.batch.output.history_bytes)
+        for host, omitted in commit.batch.refusals.omitted.items():
+            self._quotas.letters.omit(host, omitted)
+
+    def taken_back(self, *commits: PendingCommit) -> None:
+        """These commits came to nothing: what they were the first to say is said again."""
+        self._snapshots.take_back()
+        for commit in commits:
+            self._quotas.letters.give_back(commit.batch.refusals.rationed)
+            for host, omitted in commit.batch.refusals.summed.items():
+                self._quotas.letters.omit(host, omitted)
+            self._stale_positions |= {
+                host for host in commit.sealed.stale_positions if host in self._taken.ledger.hosts
+            }
+        self._announcer = HostAnnouncer(self._taken.assignment, self._taken.ledger, most=self._limits.hosts)
+
+    def shrink(self, commit: PendingCommit) -> bool:
+        """The commit was too large: smaller ones from now on. False if that would not help."""
+        batch, output = commit.batch, commit.batch.output
+        return self._snapshots.shrink(output.piece, batch.now) or self.batch_limits.shrink(
+            batch.events, output.ledger_bytes
+        )
+
+    def begin_again(self) -> None:
+        """The input goes on elsewhere: see the cursor."""
+        self._written_to = self._taken.cursor.position

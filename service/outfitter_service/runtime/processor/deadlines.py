@@ -1,0 +1,97 @@
+"""Finds out whose deadlines have passed: leases, deaths, hosts, quotas. What it finds is queued as events.
+
+Of many hosts and many leases it looks at some in each turn of the commit loop.
+"""
+
+from __future__ import annotations
+
+from outfitter_service.core import model as m
+from outfitter_service.core.decide import Rules, is_due
+from outfitter_service.runtime.clock import Clock
+from outfitter_service.runtime.dead_letter_quota import Quotas
+from outfitter_service.runtime.input.lookahead import Inputs
+from outfitter_service.runtime.liveness.tracker import LivenessTracker
+from outfitter_service.runtime.processor.assignment import TakenPartition
+from outfitter_service.runtime.processor.batch import Batch
+from outfitter_service.runtime.processor.event_queue import EventQueue
+
+TICK_S = 0.25
+"""How often deadlines are looked at."""
+HOSTS_AT_ONCE = 500
+"""Hosts whose deadlines are looked at in one turn: a partition may have 10,000 of them."""
+
+
+class Deadlines:
+    """The deadlines of one tenure."""
+
+    def __init__(
+        self,
+        taken: TakenPartition,
+        *,
+        rules: Rules,
+        inputs: Inputs,
+        liveness: LivenessTracker,
+        event_queue: EventQueue,
+        quotas: Quotas,
+        clock: Clock,
+    ) -> None:
+        """Silence and deaths are judged by what `inputs` have settled. `quotas` have minutes that end."""
+        self._ledger = taken.ledger
+        self._cursor = taken.cursor
+        self._rules = rules
+        self._inputs = inputs
+        self._liveness = liveness
+        self._event_queue = event_queue
+        self._quotas = quotas
+        self._clock = clock
+        self._looked_at = 0.0
+        self._hosts: list[str] = []
+        self._ticking: set[str] = set()
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether some hosts or leases are left for the next turns."""
+        return bool(self._hosts) or (self._liveness.more_suspects and self._inputs.reader.hearing)
+
+    @property
+    def unjudged_deaths(self) -> int:
+        """How many deaths have been seen and not been queued."""
+        return self._liveness.unjudged
+
+    def check(self, batch: Batch) -> None:
+        """Queue what is due by the time of `batch`, to which quotas that are over are written."""
+        liveness, event_queue = self._liveness, self._event_queue
+        if self.unfinished:
+            if liveness.more_suspects:
+                self._judge_silence()
+            self._check_hosts(batch)
+            return
+        if self._clock.monotonic() - self._looked_at < TICK_S:
+            return
+        self._looked_at = self._clock.monotonic()
+        batch.sum_up(self._quotas.letters.due())
+        self._quotas.naming.due()  # their minutes begin anew
+        self._judge_silence()
+        event_queue.extend(liveness.untold())
+        event_queue.extend(event_queue.retries.due())
+        self._hosts = list(self._ledger.hosts)
+        self._ticking = {event.host for event in event_queue.queue if type(event) is m.Tick}
+        self._check_hosts(batch)
+
+    def check_deaths(self) -> None:
+        """Queue the deaths that can be judged by what is settled: if the worker deregistered before, there is none."""
+        self._event_queue.extend(self._liveness.deaths(self._cursor.position))
+
+    def _judge_silence(self) -> None:
+        if self._inputs.reader.hearing:
+            # by what is settled: the renewals of what is under way are not counted yet
+            self._event_queue.extend(self._liveness.expired(self._inputs.lookahead.heard))
+
+    def _check_hosts(self, batch: Batch) -> None:
+        hosts, ledger = self._hosts, self._ledger
+        self._event_queue.extend(
+            m.Tick(host=host)
+            for host in hosts[-HOSTS_AT_ONCE:]
+            if host in ledger.hosts and host not in self._ticking and is_due(ledger, self._rules, host, batch.now)
+        )
+        del hosts[-HOSTS_AT_ONCE:]

@@ -1,0 +1,183 @@
+"""What follows from a commit: the manager acts on it once it is written, or takes it back and makes the next smaller.
+
+Nothing is acted on or reported before the commit that says so has returned.
+"""
+
+from __future__ import annotations
+
+import anyio
+from msgspec import Struct
+
+from outfitter_proto.bus import BusError, OffsetOutOfRangeError, TooLargeError
+from outfitter_proto.records import Allocation, Note
+from outfitter_service.core import model as m
+from outfitter_service.runtime.clock import Clock
+from outfitter_service.runtime.drivers.pool import DriverCalls
+from outfitter_service.runtime.input.lookahead import Inputs
+from outfitter_service.runtime.liveness.tracker import LivenessTracker
+from outfitter_service.runtime.processor.assignment import TakenPartition
+from outfitter_service.runtime.processor.batch_limits import BatchLimits
+from outfitter_service.runtime.processor.commit_builder import CommitBuilder
+from outfitter_service.runtime.processor.event_queue import EventQueue
+from outfitter_service.runtime.processor.pending_commit import PendingCommit
+from outfitter_service.runtime.processor.reporting import CommitReporter, concerned
+
+
+class InputLoss(Struct, frozen=True, kw_only=True):
+    """What a processor does when registrations are gone unread. `writer`: whose history says so."""
+
+    writer: str
+    clock: Clock
+    reporter: CommitReporter
+    batch_limits: BatchLimits
+    inputs: Inputs
+    liveness: LivenessTracker
+    event_queue: EventQueue
+
+    def accept(self, explanation: str) -> None:
+        """Go on at the earliest registrations that there are, with a whole lease for everybody."""
+        self.reporter.input_lost(explanation)
+        self.batch_limits.forget()
+        self.inputs.lookahead.rest(until=0)
+        self.liveness.renew_all()
+        self.event_queue.note(
+            Note(at=self.clock.utc(), writer=self.writer, event="input-lost", explanation=explanation)
+        )
+
+
+class Settlement:
+    """Settles the commits of one tenure. `first_commit` is set once one is written."""
+
+    def __init__(
+        self,
+        taken: TakenPartition,
+        *,
+        builder: CommitBuilder,
+        inputs: Inputs,
+        liveness: LivenessTracker,
+        drivers: DriverCalls,
+        event_queue: EventQueue,
+        reporter: CommitReporter,
+        input_loss: InputLoss,
+    ) -> None:
+        self._taken = taken
+        self._builder = builder
+        self._inputs = inputs
+        self._liveness = liveness
+        self._drivers = drivers
+        self._event_queue = event_queue
+        self._reporter = reporter
+        self._input_loss = input_loss
+        self.first_commit = anyio.Event()
+
+    @property
+    def unreported(self) -> bool:
+        """Whether something that is settled is left to be reported."""
+        return self._reporter.behind
+
+    def report(self) -> None:
+        """Count and log what was settled: once the next commit is on its way, which must not wait for that."""
+        self._reporter.catch_up(self._taken.ledger)
+
+    def settle(self, commit: PendingCommit, *, idle: bool) -> None:
+        """The decisions are the truth now: forget what led to them, and act. `idle`: no event of the manager's own
+        waits, or is decided for the next commit."""
+        ledger, event_queue, liveness, effects = (
+            self._taken.ledger, self._event_queue, self._liveness, commit.batch.effects,
+        )  # fmt: skip
+        self._taken.cursor.advance(commit.position, commit.ahead)
+        self._builder.settled(commit, idle=idle)
+        ledger.settle()
+        if commit.done:
+            self.first_commit.set()
+            self._reporter.answered(None, commit.seconds)
+            event_queue.notes_written(commit.sealed.notes)
+            if not commit.sealed.deaths_left:
+                event_queue.boot_judged()
+        else:
+            # nothing was written: what follows is decided for the next commit
+            ledger.keep()
+            event_queue.extend(effects.follow_ups)
+        liveness.renew(effects.renewed)
+        liveness.follow(effects.allocations)
+        liveness.cut(effects.cut, ledger)
+        for event in effects.undecided:
+            self._set_aside(event)
+        for host in effects.announced:
+            self._serve(host)
+        for command in effects.commands:
+            record, _ = commit.batch.output.values.get(command.allocation, (None, None))
+            known = record if isinstance(record, Allocation) else ledger.allocations.get(command.allocation)
+            self._drivers.perform(command, known)
+        self._reporter.settled(commit.batch)
+
+    def _serve(self, host: str) -> None:
+        """Look at a host's devices from now on, or no more where its record is gone."""
+        ledger = self._taken.ledger
+        host_state = ledger.hosts.get(host)
+        if host_state is not None and host_state.record is not None:
+            self._drivers.serve(host)
+        else:
+            self._drivers.leave(host)
+            self._event_queue.forget(host)
+            ledger.forget(host)
+
+    def take_back(self, *commits: PendingCommit) -> None:
+        """These commits, the latest first, come to nothing: what led to them is to be decided again."""
+        self._taken.ledger.rollback()
+        for commit in commits:
+            self._event_queue.give_back(commit.internal, but=commit.batch.effects.follow_ups)
+            self._inputs.give_back(commit.messages, commit.looked_ahead)
+            if commit.trouble is not None:
+                self._reporter.answered(commit.trouble, commit.seconds)
+        self._builder.taken_back(*commits)
+
+    def narrow(self, commit: PendingCommit, trouble: TooLargeError) -> bool:
+        """A commit was too large: try with fewer events, then with less of one event's effects than the bus promised to
+        take. An event whose own record is too large even so is given up, for itself alone; False: there is nothing to
+        give up."""
+        self._reporter.log.warning(
+            "a commit is too large, splitting it", error=str(trouble), events=commit.batch.events
+        )
+        if self._builder.shrink(commit):
+            narrowed = True
+        elif commit.internal:
+            self._give_up(self._event_queue.take(), trouble)
+            narrowed = True
+        else:
+            narrowed = commit.newest >= 0 and self._builder.batch_limits.refuse(commit.newest)
+        if narrowed:
+            # all of it comes again, behind what is said of hosts or observed anew: the pieces stay small until then
+            self._builder.batch_limits.stay_small(until=commit.position)
+        return narrowed
+
+    def _give_up(self, event: m.Event, trouble: TooLargeError) -> None:
+        """The one record that an event changes is more than the allocations topic takes now: it took more before."""
+        self._reporter.log.error(
+            "an event's effects are too large to commit",
+            event_kind=type(event).__name__,
+            **concerned(event),
+            error=str(trouble),
+        )
+        self._set_aside(event)
+
+    def _set_aside(self, event: m.Event) -> None:
+        """An event came to nothing: its record must not be stuck by that."""
+        if isinstance(event, m.LeaseExpired):
+            # one lease more, and it is judged again
+            self._liveness.cut([event.allocation], self._taken.ledger)
+        else:
+            self._event_queue.retries.keep(event)
+
+    async def begin_again(self, lost: OffsetOutOfRangeError) -> BusError | None:
+        """Go on where the input begins now. Where it began anew, what comes counts as later than all there was."""
+        cursor, assignment = self._taken.cursor, self._taken.assignment
+        try:
+            topic_id = (await assignment.bus.topic(assignment.topics.registrations)).id
+        except BusError as error:
+            return error
+        cursor.begin_again(lost.start, topic_id)
+        self._inputs.reset(cursor)
+        self._builder.begin_again()
+        self._input_loss.accept(str(lost))
+        return None
