@@ -139,7 +139,7 @@ async def test_a_poisonous_message_costs_itself_only_whenever_the_manager_is_kil
                 ) -> None:
                     nonlocal commits
                     cycle = house.processor._cycle
-                    if cycle is None or not cycle.opened:
+                    if cycle is None or not cycle.first_commit.is_set():
                         return  # there is no message in those commits
                     commits += point == "commit:before"
                     if point.startswith("commit") and f"{commits} {point.partition(':')[2]}" == kill_at:

@@ -114,7 +114,7 @@ class PrefetchBuffer:
 class InputReader(PrefetchBuffer):
     """The window on what is decided in turn. `position` is the offset after the last fetched one, holes included;
     `obstacle` why nothing can be fetched now; `outages` how many such times are over; `end` the input's end when it was
-    last looked up."""
+    last looked up. Its attributes are many: half of them say what it reads, the others how that goes."""
 
     def __init__(
         self,

@@ -69,7 +69,8 @@ class _Death(Struct):
 
 
 class LivenessTracker:
-    """Leases and owners of one partition's live allocations."""
+    """Leases and owners of one partition's live allocations. It is large, for silence and deaths are judged by the same
+    samples of the input's end, and an owner that is watched needs no lease."""
 
     def __init__(
         self,

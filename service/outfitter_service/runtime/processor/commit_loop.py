@@ -51,11 +51,12 @@ class CommitLoop:
         stop: StopRequest,
         clock: Clock,
     ) -> None:
-        """`stop` asks for one last commit."""
+        """`stop` asks for one last commit. `first_commit` is set once anything is committed."""
         self._taken = taken
         self._builder = builder
         self._settlement = settlement
         self._deadlines = deadlines
+        self.first_commit = settlement.first_commit
         self._inputs = inputs
         self._event_queue = event_queue
         self._stop = stop
@@ -63,16 +64,6 @@ class CommitLoop:
         self._outages = inputs.reader.outages
         self._sent: PendingCommit | None = None
         self._open = builder.open(taken.cursor, opening=True)
-
-    @property
-    def opened(self) -> bool:
-        """Whether anything was committed."""
-        return self._settlement.first_commit.is_set()
-
-    @property
-    def first_commit(self) -> anyio.Event:
-        """Set once anything is committed."""
-        return self._settlement.first_commit
 
     def oldest(self) -> Message | None:
         """The message that has waited longest for a decision to be settled."""
@@ -108,7 +99,7 @@ class CommitLoop:
                 trouble = await self._go_on(commits)
                 if trouble is not None:
                     return trouble
-                if self.opened:
+                if self.first_commit.is_set():
                     ready(self._inputs.reader.hearing)
             await self._wait()
 
@@ -170,7 +161,7 @@ class CommitLoop:
             return
         if self._sent is None and self._stop.asked:
             return
-        await self._event_queue.wait(TICK_S)
+        await self._event_queue.wakeup.wait(TICK_S)
 
     @property
     def _more(self) -> bool:
@@ -229,7 +220,7 @@ class CommitLoop:
         except BusError as error:
             trouble = _frameless(error)
         commit.ended(trouble, self._clock.monotonic() - begun)
-        self._event_queue.wake()
+        self._event_queue.wakeup.set()
 
     def _settle(self, commit: PendingCommit) -> None:
         self._settlement.settle(commit, idle=not (self._event_queue.queue or self._open.internal))
@@ -240,7 +231,7 @@ class CommitLoop:
         self._open_anew()
 
     def _open_anew(self) -> None:
-        self._open = self._builder.open(self._taken.cursor, opening=not self.opened)
+        self._open = self._builder.open(self._taken.cursor, opening=not self.first_commit.is_set())
 
 
 def _frameless(error: BusError) -> BusError:

@@ -95,7 +95,8 @@ class StopRequest:
 
 class EventQueue:
     """`queue` is in order. `retries` are tried again later, `notes` are for the history with the next commit.
-    `ended_boot_id` is the boot in which the last manager worked, as long as deaths by its end may be undecided."""
+    `ended_boot_id` is the boot in which the last manager worked, as long as deaths by its end may be undecided.
+    `wakeup` is set when there is something to decide or to settle."""
 
     def __init__(self, clock: Clock, wakeup: Wakeup) -> None:
         self.queue: deque[m.Event] = deque()
@@ -104,7 +105,7 @@ class EventQueue:
         self.ended_boot_id: str | None = None
         self._reports: dict[tuple[str, str], m.DriverReport] = {}
         self._delays: dict[str, m.ReleaseDelayed] = {}
-        self._wakeup = wakeup
+        self.wakeup = wakeup
 
     def add(self, event: m.Event) -> None:
         """Queue an event, and ring for it. An inventory that nobody has looked at yet is replaced by the next one, and
@@ -116,7 +117,7 @@ class EventQueue:
                     self.queue[place] = event
                     return
         self.queue.append(event)
-        self._wakeup.set()
+        self.wakeup.set()
 
     def _replaced(self, event: m.Event) -> m.Event | None:
         """What an event says anew, if that may still be in the queue."""
@@ -132,14 +133,6 @@ class EventQueue:
             case m.Unprepared():
                 self._delays.pop(event.allocation, None)
         return before
-
-    def wake(self) -> None:
-        """There is something to decide or to settle."""
-        self._wakeup.set()
-
-    async def wait(self, at_most: float) -> None:
-        """Wait until there is something to decide or to settle, at most so many seconds."""
-        await self._wakeup.wait(at_most)
 
     def extend(self, events: Iterable[m.Event]) -> None:
         """Queue events that the commit loop itself has found: nobody needs to be woken."""

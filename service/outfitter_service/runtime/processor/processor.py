@@ -55,8 +55,8 @@ SUPERSEDED_LEASE_S = 30.0
 
 
 class Processor:
-    """Serves the hosts of one scope from one partition of the bus. It has more attributes and imports than other
-    classes, for it puts the others together: nobody else sees them all."""
+    """Serves the hosts of one scope from one partition of the bus. It is larger than other classes, for
+    it puts them together: nobody else sees them all."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class Processor:
         """Finish the commit under way, say in the ledger that nobody manages the hosts now (unless not `parting`: a
         successor is expected), and return from `run`."""
         self._stop.ask(parting=parting)
-        self.event_queue.wake()
+        self.event_queue.wakeup.set()
 
     async def let_go(self) -> None:
         """Hold nothing large any more, once `run` has ended. What is cancelled stays in tracebacks, and the collector
@@ -305,7 +305,7 @@ class Processor:
             try:
                 return await self._work(taken, cycle)
             finally:
-                if cycle.opened:
+                if cycle.first_commit.is_set():
                     self._takeover.worked_until(self.ledger.commits)
 
     async def _adopt(self, writer: Writer, restored: Restored) -> TakenPartition:

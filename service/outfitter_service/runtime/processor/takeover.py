@@ -71,7 +71,7 @@ class Takeover:
             await self._ground.look()
             seen = await self._look(taking=self._writer_identity)
             if seen is not None:
-                self._refuse_foreign(seen)
+                _refuse_foreign(self._assignment, seen, take_over=self._limits.take_over)
                 await self._ground.judge(seen, taken=False)
                 self._seen = seen, at, at_utc
         except BusError as error:
@@ -122,7 +122,7 @@ class Takeover:
             BusError: the ledger could not be read.
         """
         restored = await self._restore_what_was_seen() or await self._restore()
-        self._refuse_foreign(restored)
+        _refuse_foreign(self._assignment, restored, take_over=self._limits.take_over)
         await self._ground.judge(restored, taken=True)
         if self._judges_successors:
             self._refuse_successor(restored)
@@ -159,7 +159,7 @@ class Takeover:
         if writer.tainted:
             raise RecycledError("a request to the bus was retried: the writer is replaced")
         restored = await self._restore()
-        self._refuse_foreign(restored)
+        _refuse_foreign(self._assignment, restored, take_over=self._limits.take_over)
         return restored
 
     async def batch_bytes(self, writer: Writer) -> int:
@@ -190,7 +190,7 @@ class Takeover:
         except BusError as error:
             self._log.debug("cannot look for managers of the other scope", error=str(error))
             return
-        self._refuse_rivals(found)
+        _refuse_rivals(assignment, found)
 
     async def refuse_if_replaced(self) -> None:
         """Look before fencing back, unless nobody can have taken over: the ledger may be long, and a transaction that
@@ -223,27 +223,29 @@ class Takeover:
                 f"host {identity.host!r} at {found.at:%Y-%m-%dT%H:%M:%SZ}; this one gives up"
             )
 
-    def _refuse_foreign(self, restored: Restored) -> None:
-        identity = self._assignment.identity
-        self._refuse_rivals(restored.rivals)
-        found = restored.checkpoint
-        mine = identity.machine_id
-        if identity.host is None or found is None or self._limits.take_over:
-            return
-        if not (mine and found.machine_id) or found.machine_id == mine:
-            return
-        raise ForeignManagerError(
-            f"the ledger of host {identity.host!r} was written by machine {found.machine_id}, this is {mine}: "
-            "two machines must not serve one host's name. If that machine is gone for good, start with --take-over; "
-            "else give this one another --host"
-        )
 
-    def _refuse_rivals(self, rivals: list[str]) -> None:
-        identity = self._assignment.identity
-        if rivals:
-            raise ForeignManagerError(
-                f"the ledger in {self._assignment.topics.allocations}/{self._assignment.partition} is written by "
-                f"{', '.join(rivals[:3])} as well: managers of host scope and of cluster scope must not share topics. "
-                f"This one ({identity.writer}, {identity.scope} scope) gives up; give it another --cluster, or stop "
-                "the others and make the topics anew"
-            )
+def _refuse_foreign(assignment: Assignment, restored: Restored, *, take_over: bool) -> None:
+    identity = assignment.identity
+    _refuse_rivals(assignment, restored.rivals)
+    found = restored.checkpoint
+    mine = identity.machine_id
+    if identity.host is None or found is None or take_over:
+        return
+    if not (mine and found.machine_id) or found.machine_id == mine:
+        return
+    raise ForeignManagerError(
+        f"the ledger of host {identity.host!r} was written by machine {found.machine_id}, this is {mine}: "
+        "two machines must not serve one host's name. If that machine is gone for good, start with --take-over; "
+        "else give this one another --host"
+    )
+
+
+def _refuse_rivals(assignment: Assignment, rivals: list[str]) -> None:
+    identity = assignment.identity
+    if rivals:
+        raise ForeignManagerError(
+            f"the ledger in {assignment.topics.allocations}/{assignment.partition} is written by "
+            f"{', '.join(rivals[:3])} as well: managers of host scope and of cluster scope must not share topics. "
+            f"This one ({identity.writer}, {identity.scope} scope) gives up; give it another --cluster, or stop "
+            "the others and make the topics anew"
+        )
