@@ -26,7 +26,15 @@ from support.broker import Broker
 from support.manager import environment
 
 QUICK = Sizes(
-    backlog=10_000, slow_backlog=1000, backlogs=1, seconds=3.0, rounds=1, ledger=20_000, held=2000, replicas=2000
+    backlog=10_000,
+    slow_backlog=1000,
+    backlogs=1,
+    seconds=3.0,
+    timed=20,
+    rounds=1,
+    ledger=20_000,
+    held=2000,
+    replicas=2000,
 )
 PARTS = ("backlog", "framework", "latency", "restore", "kill", "replicas", "embedded", "turns", "shapes")
 WAITING = 10_000
@@ -198,7 +206,7 @@ async def measure_replicas(contest: Contest) -> list[Row]:
 async def measure_latency(contest: Contest) -> list[Row]:
     """Registration to infos, at rates that leave both sides time to spare."""
     sizes = contest.sizes
-    counts = {rate: max(20, int(rate * sizes.seconds / TURNS)) + loads.FIRST for rate in RATES}
+    counts = {rate: max(sizes.timed, int(rate * sizes.seconds / TURNS)) + loads.FIRST for rate in RATES}
     needed = sizes.rounds * TURNS * sum(counts.values()) + 1
     took: dict[tuple[str, int], list[list[float]]] = {}
     clusters = {kind: await contest.new_cluster(kind) for kind in ("bare", "outfitter", "plain")}

@@ -34,13 +34,14 @@ READY_WITHIN = 30.0
 
 class Sizes(Struct, frozen=True, kw_only=True):
     """How much is measured: registrations of a backlog, and of FastStream's, how many backlogs of each side, seconds at
-    each rate, rounds of all else, records of a ledger that is replayed, allocations in the ledger of a manager that is
-    killed, registrations for replicas."""
+    each rate, registrations timed by each turn at least, rounds of all else, records of a ledger that is replayed,
+    allocations in the ledger of a manager that is killed, registrations for replicas."""
 
     backlog: int = 50_000
     slow_backlog: int = 10_000
     backlogs: int = 7  # two of one side, a few seconds apart, may differ by a fifth
     seconds: float = 6.0
+    timed: int = 200  # by each turn, 600 in a round: of 120, the p99 of two bare loops may differ by more than half
     rounds: int = 3
     ledger: int = 1_000_000
     held: int = 40_000
