@@ -77,7 +77,7 @@ class Scene:
         self.devices = devices
         self.common = common
         manager = ManagerIdentity(instance="one", version="0", since=NOW)
-        self.ledger.apply([PutRecord(Host(host=HOST, manager=manager, since=NOW))])
+        self.ledger.change(PutRecord(Host(host=HOST, manager=manager, since=NOW)))
         if state == BUSY:
             for resource in specs:
                 self.say(self.report(resource))

@@ -16,7 +16,7 @@ from outfitter_service.core.decide import Decision, decide, is_due
 from outfitter_service.core.queue import LOOKS
 from outfitter_service.core.state.ledger import DropAllocation
 from support.core_driver import CoreDriver, asks
-from support.decided import decision_of
+from support.decided import change_all, decision_of
 
 
 def dropped(desk: CoreDriver) -> list[list[str]]:
@@ -213,7 +213,7 @@ def test_to_forget_a_run_and_to_take_that_back_takes_no_longer_the_more_there_ar
     host_state = desk.host_state
     host_state.incarnations["w"] = [(offset, Counted(key)) for offset, key in host_state.incarnations["w"]]
     host_state.past["w"] = [(since, Counted(key)) for since, key in host_state.past["w"]]
-    desk.ledger.apply([DropAllocation(f"h/w/unseen-{number}") for number in range(1000)])
+    change_all(desk.ledger, [DropAllocation(f"h/w/unseen-{number}") for number in range(1000)])
     if takes_back:
         desk.ledger.rollback()
     assert len(host_state.incarnations["w"]) == (2000 if takes_back else 1000)

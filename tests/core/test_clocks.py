@@ -112,7 +112,7 @@ def test_records_of_the_future_are_within_the_bound_of_records_that_are_over() -
 
 def test_a_host_whose_record_is_of_the_future_is_forgotten_in_time() -> None:
     desk = CoreDriver(retention_s=60.0, forgets_hosts=True)
-    desk.ledger.apply([PutRecord(structs.replace(desk.host_state.record, since=desk.now + YEAR))])
+    desk.ledger.change(PutRecord(structs.replace(desk.host_state.record, since=desk.now + YEAR)))
     tick_if_due(desk)
     desk.now += timedelta(seconds=61)
     tick_if_due(desk)

@@ -32,7 +32,7 @@ def restarted(desk: CoreDriver, *specs: m.ResourceSpec, **rules: Any) -> CoreDri
     again.now, again.offset = desk.now, desk.offset
     record = host_record(again.host_state.record, again.rules, {}, again.now)
     if record is not None:
-        ledger.apply([PutRecord(record)])
+        ledger.change(PutRecord(record))
     again.say(m.Reschedule(host=HOST))
     return again
 
@@ -356,6 +356,6 @@ def test_a_failed_driver_that_reports_at_last_is_compared_with_what_was_known() 
 def test_a_host_without_a_record_holds_back_what_it_cannot_know() -> None:
     desk = restarted(lent())
     manager = ManagerIdentity(instance="two", version="0", since=START)
-    desk.ledger.apply([PutRecord(Host(host=HOST, manager=manager, since=START))])
+    desk.ledger.change(PutRecord(Host(host=HOST, manager=manager, since=START)))
     desk.report("GPU-a")
     assert desk.register("w2", 1).state == "pending"

@@ -6,6 +6,7 @@ from outfitter_proto.records import Owner, Unwatched
 from outfitter_service.core import model as m
 from outfitter_service.core.state.ledger import DropAllocation
 from support.core_driver import CoreDriver, asks
+from support.decided import touched
 
 GPU = m.ResourceSpec(name="gpu", amount=1)
 
@@ -82,7 +83,7 @@ def test_the_newest_of_those_that_are_remembered_is_current() -> None:
     desk.register("w", 1, incarnation="4")
     desk.say(m.OwnerDied(allocation="h/w/4", detail="gone"))
     assert desk.host_state.newest("w") == "h/w/4"
-    desk.ledger.apply([DropAllocation("h/w/4")])
+    desk.ledger.change(DropAllocation("h/w/4"))
     assert desk.host_state.newest("w") == "h/w/3"
 
 
@@ -135,7 +136,7 @@ def test_the_same_registration_twice_gets_its_unchanged_record_published_again()
     desk.ledger.seal()
     desk.ledger.settle()
     assert desk.register("w", 1) == first
-    assert desk.ledger.touched() == [("h/w/1", first)]
+    assert touched(desk.ledger) == [("h/w/1", first)]
     assert desk.decisions[-1].history == []
     assert desk.decisions[-1].renewed == ["h/w/1"]
 
@@ -332,7 +333,7 @@ def test_records_that_are_over_are_forgotten_after_the_retention() -> None:
     assert "h/ended/1" in desk.ledger.allocations
     desk.pass_time(3)
     assert set(desk.ledger.allocations) == {"h/live/1"}
-    assert dict(desk.ledger.touched()) == {"h/ended/1": None, "h/failed/1": None}
+    assert dict(touched(desk.ledger)) == {"h/ended/1": None, "h/failed/1": None}
 
 
 def test_many_old_records_are_forgotten_in_pieces() -> None:

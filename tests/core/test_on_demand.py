@@ -10,7 +10,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decide import decide
 from outfitter_service.core.state.ledger import Ledger, PutAllocation
 from support.core_driver import HOST, CoreDriver, asks, device
-from support.decided import apply, decision_of
+from support.decided import apply, decision_of, touched
 
 HINT = "the script prints fixed devices; see param.discovery-script.inventory-amount"
 SCRIPT = m.ResourceSpec(name="gpu", amount=1, on_demand=True, hint=HINT)
@@ -180,7 +180,7 @@ def test_waiters_keep_their_reason_while_the_driver_is_asked_for_another() -> No
     desk.ledger.seal()
     desk.ledger.settle()
     desk.register("two", 1)
-    assert [key for key, _ in desk.ledger.touched()] == ["h/two/1"]
+    assert [key for key, _ in touched(desk.ledger)] == ["h/two/1"]
 
 
 def test_an_on_demand_resource_beside_another_one_is_all_or_none() -> None:

@@ -8,6 +8,7 @@ from outfitter_proto.records import Health
 from outfitter_service.core import model as m
 from outfitter_service.core.state.ledger import Inventory, SetInventory
 from support.core_driver import CoreDriver, asks, device, ill
+from support.decided import change_all
 
 GPU = m.ResourceSpec(name="gpu", amount=1)
 FPGA = m.ResourceSpec(name="fpga", amount=1)
@@ -199,7 +200,7 @@ def test_many_resources_that_fail_with_no_info_cost_no_recursion() -> None:
     names = [f"r{i}" for i in range(2000)]
     desk = CoreDriver(*[m.ResourceSpec(name=name, amount=1, on_failure=m.OnFailure.NO_INFO) for name in names])
     gone = Inventory(failure=m.DriverFailure(reason="gone", permanent=True))
-    desk.ledger.apply([SetInventory("h", name, gone) for name in names])
+    change_all(desk.ledger, [SetInventory("h", name, gone) for name in names])
     record = desk.register("w")
     assert (record.state, len(record.unavailable)) == ("allocated", 2000)
 

@@ -13,7 +13,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, decide_in_full
 from support.core_driver import HOST, CoreDriver, asks, device, ill
 from support.core_world import whole
-from support.decided import apply, decision_of
+from support.decided import apply, decision_of, touched
 
 MAYBE = st.sampled_from([False, False, False, True])
 DEVICES = st.sampled_from(
@@ -42,7 +42,7 @@ def both_ways(desk: CoreDriver, **fields: Any) -> tuple[Decision | None, Decisio
     apply(granted, ledgers[0])
     apply(steps, ledgers[1])
     assert whole(ledgers[0]) == whole(ledgers[1])
-    assert ledgers[0].touched() == ledgers[1].touched()
+    assert touched(ledgers[0]) == touched(ledgers[1])
     for ledger in ledgers:
         ledger.rollback()
     assert whole(ledgers[0]) == whole(ledgers[1])

@@ -62,7 +62,7 @@ async def test_a_record_that_was_moved_has_not_ended_and_is_followed_where_it_is
 ) -> None:
     asked = Register(host=HOST, worker="w", incarnation="1", lease_s=None)
     with manager:
-        async with connect(url) as bus, WorkerSession(bus, asked, heartbeats=False) as session:
+        async with connect(url) as bus, WorkerSession(bus, asked) as session:
             record = await session.wait()
             key, ledger = record.key.encode(), topics().allocations
             await add_partitions(bus, CLUSTER, MANY)

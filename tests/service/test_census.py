@@ -114,7 +114,7 @@ def test_running_totals_are_what_a_walk_over_all_hosts_says(steps: list[tuple[st
         match what:
             case "report":
                 known = [device(f"D{n}", health, *(["other"] if n else [])) for n, health in enumerate(more)]
-                ledger.apply([SetInventory(host, "gpu", Inventory.of(tuple(known)))])
+                ledger.change(SetInventory(host, "gpu", Inventory.of(tuple(known))))
             case "hold" if key not in now:
                 now[key] = structs.replace(record(more, "allocated", more), host=host)
                 state_gauges.take({key: now[key]}, before={})

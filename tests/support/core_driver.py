@@ -20,7 +20,7 @@ from outfitter_proto.records import (
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, decide_in_full, renumber
 from outfitter_service.core.state.ledger import Ledger, PutRecord
-from support.decided import apply, decision_of
+from support.decided import apply, change_all, decision_of
 
 HOST = "h"
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -53,7 +53,7 @@ class CoreDriver:
         self.decisions: list[Decision] = []
         if self.host_state.record is None:
             manager = ManagerIdentity(instance="one", version="0", since=START)
-            self.ledger.apply([PutRecord(Host(host=HOST, manager=manager, since=START))])
+            self.ledger.change(PutRecord(Host(host=HOST, manager=manager, since=START)))
 
     @property
     def host_state(self) -> Any:
@@ -78,7 +78,7 @@ class CoreDriver:
                 "the short way says something else"
             )
         apply(decided, self.ledger)
-        self.ledger.apply(renumber(self.ledger, self.rules, HOST))
+        change_all(self.ledger, renumber(self.ledger, self.rules, HOST))
         self.decisions.append(decision)
         return decision
 

@@ -32,7 +32,7 @@ from outfitter_service.core.hosts import host_record
 from outfitter_service.core.state.host_state import HostState, queue_entry
 from outfitter_service.core.state.ledger import DropAllocation, Ledger, PutAllocation, PutRecord, SetInventory, SetScan
 from support.core_driver import HOST, START
-from support.decided import apply, decision_of
+from support.decided import apply, change_all, decision_of, touched
 
 ALIASES = {"g0": ("p0",), "g1": ("p1", "x1")}
 """Devices with several names; `p0` is also what another resource calls `g0`."""
@@ -163,7 +163,7 @@ class World:
         self.answers: dict[str, str] = {}
         self.gone: set[str] = set()
         manager = ManagerIdentity(instance="one", version="0", since=START)
-        self.ledger.apply([PutRecord(Host(host=HOST, manager=manager, since=START))])
+        self.ledger.change(PutRecord(Host(host=HOST, manager=manager, since=START)))
         self.commit()
 
     # --- deciding and committing ---
@@ -221,16 +221,16 @@ class World:
 
     def commit(self) -> None:
         """Write what was decided as one ordered batch, look at each prefix of it, and act."""
-        self.ledger.apply(renumber(self.ledger, self.rules, HOST))
-        touched = self.ledger.touched()
-        touched.sort(key=lambda item: isinstance(item[1], Allocation) and item[1].state in HOLDING_STATES)
+        change_all(self.ledger, renumber(self.ledger, self.rules, HOST))
+        changed = touched(self.ledger)
+        changed.sort(key=lambda item: isinstance(item[1], Allocation) and item[1].state in HOLDING_STATES)
         forgotten = {
             change.key
             for _, decision in self.decided
             for change in decision.changes
             if isinstance(change, DropAllocation)
         }
-        for key, record in touched:
+        for key, record in changed:
             if key in forgotten:
                 self._write(key, None)
             if record is not None:
@@ -238,7 +238,7 @@ class World:
             check_exclusive(one for one in self.topic.values() if isinstance(one, Allocation))
         fresh = [
             record.token
-            for _, record in touched
+            for _, record in changed
             if isinstance(record, Allocation) and record.token is not None and record.token > self.token
         ]
         assert len(set(fresh)) == len(fresh)
@@ -307,7 +307,7 @@ class World:
         self.rules = rules or self.rules
         record = self.ledger.host_state(HOST).record
         if record is not None and (told := host_record(record, self.rules, {}, self.now)) is not None:
-            self.ledger.apply([PutRecord(told)])
+            self.ledger.change(PutRecord(told))
         self.commands = [command for one in self.ledger.allocations.values() if (command := implied(one)) is not None]
         self.waiting = deque([m.Reschedule(host=HOST), *unread])
 
@@ -318,7 +318,7 @@ class World:
             ledger.restore(PutAllocation(record.key, record) if isinstance(record, Allocation) else PutRecord(record))
         ledger.resume(commit=self.ledger.commits, token=self.token)
         assert not ledger.dirty
-        assert ledger.touched() == []
+        assert touched(ledger) == []
         return ledger
 
     # --- what must be so ---

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from outfitter_proto.codec import encode
+from outfitter_proto.records import Allocation, StateRecord
 from outfitter_service.core.decision import Decision
 from outfitter_service.core.fast_path import FastGrant
-from outfitter_service.core.state.ledger import Ledger, PutAllocation
+from outfitter_service.core.state.ledger import Change, Ledger, PutAllocation
+from outfitter_service.core.state.ledger import _key as changed_key
 
 
 def decision_of(decided: Decision | FastGrant) -> Decision:
@@ -26,4 +30,16 @@ def apply(decided: Decision | FastGrant, ledger: Ledger) -> None:
     if isinstance(decided, FastGrant):
         ledger.grant(decided.key, decided.record, decided.names)
     else:
-        ledger.apply(decided.changes)
+        change_all(ledger, decided.changes)
+
+
+def change_all(ledger: Ledger, changes: Iterable[Change]) -> None:
+    """Apply the changes, one after the other."""
+    for change in changes:
+        ledger.change(change)
+
+
+def touched(ledger: Ledger) -> list[tuple[str, Allocation | StateRecord | None]]:
+    """The keys changed since the last seal, with what is under them now (None: a tombstone)."""
+    keys = dict.fromkeys(key for change in ledger._undo if (key := changed_key(change)))
+    return [(key, ledger.record(key)) for key in keys]

@@ -84,7 +84,6 @@ class WorkerSession:
         registration: the request; its host, worker and incarnation identify the session.
         attach: follow an allocation that another process registered and keeps alive. Publish nothing.
         manager_patience: seconds without an answer after which `wait` raises `NoManagerError`; None: never.
-        heartbeats: keep the lease alive.
         on_lease_at_risk: called once each time the lease of granted devices gets at risk, instead of a log line. It
             must not block.
     """
@@ -98,7 +97,6 @@ class WorkerSession:
         allocation_watch: AllocationWatch | None = None,
         attach: bool = False,
         manager_patience: float | None = MANAGER_PATIENCE,
-        heartbeats: bool = True,
         on_lease_at_risk: Callable[[LeaseLostError], object] | None = None,
     ) -> None:
         self.allocation_watch = allocation_watch or AllocationWatch()
@@ -110,7 +108,6 @@ class WorkerSession:
         self._topics = names.topics(cluster)
         self._attach = attach
         self._patience = None if attach else manager_patience
-        self._heartbeats = heartbeats and not attach
         self._on_lease_at_risk = on_lease_at_risk
         self._key = keys.allocation_key(registration.host, registration.worker, registration.incarnation).encode()
         self._host_key = keys.host_key(registration.host).encode()
@@ -159,7 +156,7 @@ class WorkerSession:
             await self.open()
             async with anyio.create_task_group() as group:
                 group.start_soon(self.follow)
-                if self._heartbeats:
+                if not self._attach:
                     group.start_soon(self.keep_lease)
                 try:
                     yield
@@ -417,7 +414,7 @@ class WorkerSession:
     def _needs_checkpoint(self) -> bool:
         """Whether the session needs checkpoints now. There is one in each commit, so it skips most of them."""
         waits = self._registering or self.allocation_watch.lease.claimed or self._watcher is None
-        return self._heartbeats and self.record is not None and waits
+        return not self._attach and self.record is not None and waits
 
     def _apply_checkpoint(self, record: LedgerRecord | None) -> None:
         """Read from a commit's checkpoint who watches this process and how far the manager had read."""
@@ -439,7 +436,7 @@ class WorkerSession:
     def _update_watched(self) -> None:
         """Update whether the manager watches this process."""
         owner, record, lease = self.registration.owner, self.record, self.allocation_watch.lease
-        if not self._heartbeats or owner is None or self._watcher is None:
+        if self._attach or owner is None or self._watcher is None:
             return
         watched = self._watcher.watches(owner) and not (record is not None and record.unwatched)
         if watched != lease.watched:
@@ -464,7 +461,7 @@ class WorkerSession:
                 why = f"allocation {record.key} had ended, and was registered anew"
                 self.allocation_watch.close(AllocationEndedError(why, record=self.record))
                 return
-            if self._heartbeats:  # else another process keeps the lease
+            if not self._attach:  # else another process keeps the lease
                 self._set_lease(record.request.lease_s)
             if record.warnings and self.record is None:
                 log.warning("%s: %s", record.key, "; ".join(record.warnings))

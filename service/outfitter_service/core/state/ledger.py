@@ -8,8 +8,6 @@ all of it can be taken back (`rollback`). It decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from msgspec import Struct
 
 from outfitter_proto.keys import StateKey, host_of
@@ -119,13 +117,9 @@ class Ledger:
 
     # --- changing ---
 
-    def apply(self, changes: Iterable[Change]) -> None:
-        """Apply changes; `rollback` takes them back until `settle` makes them the truth."""
-        for change in changes:
-            self.change(change)
-
     def change(self, change: Change) -> str:
-        """Apply one change, as `apply` does; the key of the record that it puts or drops, or nothing."""
+        """Apply one change; `rollback` takes it back until `settle` makes it the truth. Returns the key of the record
+        that it puts or drops, or nothing."""
         # `type is`: a class pattern costs a microsecond where the answer is no
         if type(change) is not PutAllocation:
             self._undo.append(self._apply(change))
@@ -163,11 +157,6 @@ class Ledger:
         self.records.clear()
         self.reported.clear()
         self._undo, self._sealed = [], []
-
-    def touched(self) -> list[tuple[str, Allocation | StateRecord | None]]:
-        """The keys changed since the last seal, with what is under them now (None: a tombstone)."""
-        keys = dict.fromkeys(key for change in self._undo if (key := _key(change)))
-        return [(key, self.record(key)) for key in keys]
 
     def keys(self) -> list[str]:
         """The keys of all records."""
