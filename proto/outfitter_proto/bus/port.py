@@ -138,7 +138,21 @@ class Right(NamedTuple):
     name: str
 
 
-class Reader(ABC):
+class Closable(ABC):
+    """What `async with` closes at its end."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close it. Repeatable and bounded."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+
+class Reader(Closable):
     """A cursor over one partition, and a context manager that closes it. Not safe for concurrent use."""
 
     position: int
@@ -165,14 +179,8 @@ class Reader(ABC):
     async def aclose(self) -> None:
         """Close connections. Repeatable, bounded; an unreachable bus raises nothing."""
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
-
-
-class Writer(ABC):
+class Writer(Closable):
     """The holder of a writer identity, until another writer opens it. Commits go to one partition number."""
 
     partition: int
@@ -216,14 +224,8 @@ class Writer(ABC):
     async def aclose(self) -> None:
         """Abort an open transaction and close. Repeatable, bounded; an unreachable bus raises nothing."""
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
-
-
-class Membership(ABC):
+class Membership(Closable):
     """One member of a group that divides a topic's partitions among its members, in the words of Kafka's groups.
 
     It assigns partitions and reads no data, so a slow member does not delay the others. Ownership is not exclusion: a
@@ -267,14 +269,8 @@ class Membership(ABC):
         its partitions, and other members see no change. Members without a name leave.
         """
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
-
-
-class Bus(ABC):
+class Bus(Closable):
     """A connection to one bus. The constructor connects to nothing; `async with bus:` connects and closes."""
 
     url: str
@@ -426,7 +422,7 @@ class Bus(ABC):
         """The number of connections that failed to authenticate; see `BusAuthenticationError`. 0 without log-in."""
         return 0
 
-    async def maintain(self) -> None:  # noqa: B027 - a bus with a broker has nothing to do here
+    async def maintain(self) -> None:
         """Do retention and compaction, if the bus leaves them to its users. Kafka's brokers do their own.
 
         A manager calls it about once a minute, concurrently with its commits.
@@ -438,6 +434,3 @@ class Bus(ABC):
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()

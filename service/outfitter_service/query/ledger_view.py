@@ -212,6 +212,12 @@ async def opened(connection: Connection, *, create: bool = False) -> AsyncIterat
         yield bus
 
 
+async def read_from(connection: Connection, host: str | None) -> LedgerView:
+    """Connect, and read the records of `host` or of all hosts; see `read`."""
+    async with opened(connection) as bus:
+        return await read(bus, connection.cluster, host)
+
+
 def as_on_the_wire(records: Iterable[Stored]) -> list[msgspec.Raw]:
     """The records for `output.print_json`, byte for byte."""
     return [msgspec.Raw(stored.wire) for stored in records]

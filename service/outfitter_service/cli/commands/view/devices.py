@@ -59,13 +59,7 @@ def devices(ctx: click.Context, /, config: str | None, as_json: bool, **_options
     from outfitter_service.query import ledger_view
 
     where = connection(config, options.given(ctx))
-    narrowed = options.given(ctx).get("host")
-
-    async def look() -> ledger_view.LedgerView:
-        async with ledger_view.opened(where) as bus:
-            return await ledger_view.read(bus, where.cluster, narrowed)
-
-    found = anyio.run(look)
+    found = anyio.run(ledger_view.read_from, where, options.given(ctx).get("host"))
     hosts = sorted(found.hosts.values(), key=lambda host: host.host)
     lines = [line for host in hosts for line in lines_of(found, host)]
     for host in hosts:

@@ -59,13 +59,7 @@ def explain(ctx: click.Context, /, worker: str, config: str | None, as_json: boo
     from outfitter_service.query import ledger_view
 
     where = connection(config, options.given(ctx))
-    narrowed = options.given(ctx).get("host")
-
-    async def look() -> ledger_view.LedgerView:
-        async with ledger_view.opened(where) as bus:
-            return await ledger_view.read(bus, where.cluster, narrowed)
-
-    found = anyio.run(look)
+    found = anyio.run(ledger_view.read_from, where, options.given(ctx).get("host"))
     records = found.of_worker(worker)
     if not records:
         raise OutfitterCliError(_unknown(found, worker))
