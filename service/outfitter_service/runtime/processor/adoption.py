@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
-from outfitter_proto.records import AllocationState, Checkpoint
+from outfitter_proto.records import Checkpoint
 from outfitter_service.core import model as m
+from outfitter_service.core.decide import implied
 from outfitter_service.runtime.changelog.restore import Restored
 from outfitter_service.runtime.changelog.snapshots import Snapshots
 from outfitter_service.runtime.drivers.pool import DriverCalls
@@ -15,6 +16,9 @@ from outfitter_service.runtime.processor.assignment import Assignment
 from outfitter_service.runtime.processor.event_queue import EventQueue
 from outfitter_service.runtime.processor.reporting import CommitReporter
 from outfitter_service.runtime.processor.settlement import InputLoss
+
+_ANSWERS = {m.Prepare: m.Prepared, m.Unprepare: m.Unprepared}
+"""The event that ends each command."""
 
 
 class Adoption:
@@ -58,11 +62,9 @@ class Adoption:
             self._drivers.serve(host)
         answered = event_queue.answered()
         for record in ledger.allocations.values():
-            token = record.token or 0
-            if record.state == AllocationState.PREPARING and (m.Prepared, record.key, token) not in answered:
-                self._drivers.perform(m.Prepare(allocation=record.key, token=token), record)
-            elif record.state == AllocationState.RELEASING and (m.Unprepared, record.key, token) not in answered:
-                self._drivers.perform(m.Unprepare(allocation=record.key, token=token), record)
+            command = implied(record)
+            if command is not None and (_ANSWERS[type(command)], record.key, record.token or 0) not in answered:
+                self._drivers.perform(command, record)
 
     async def cursor(self, restored: Restored) -> Cursor:
         """Where the input goes on.

@@ -7,7 +7,6 @@ nothing about allocations, and knows no driver.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -15,6 +14,7 @@ from msgspec import structs
 
 from outfitter_proto.bus import Bus, BusConfigurationError, BusError, Writer
 from outfitter_proto.names import Topics
+from outfitter_proto.support.backoff import Backoff
 from outfitter_service.core.decide import Rules
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.metrics import Metrics, StateCounts
@@ -48,6 +48,7 @@ __all__ = ["ForeignManagerError", "Limits", "Processor"]
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
+JITTER = 0.5
 AHEAD_SHARE = 32
 """What checkpoints say of hosts that are ahead takes at most such a part of a ledger batch."""
 SUPERSEDED_LEASE_S = 30.0
@@ -241,7 +242,7 @@ class Processor:
             TopicsChangedError: the topics are other ones than those that the ledger was written for.
             BusConfigurationError: the file of a bus on this machine is another one than before.
         """
-        delay = FIRST_DELAY_S
+        backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, jitter=JITTER)
         clock = self._clock
         try:
             await self._takeover.look_before_fencing()
@@ -262,13 +263,12 @@ class Processor:
                 self._doing = f"taking the partition anew, since {trouble}"
                 if final:
                     raise trouble
-                if recycled or clock.monotonic() - served_since > LONGEST_DELAY_S:
-                    delay = FIRST_DELAY_S
+                if recycled:
+                    backoff.reset()
                 if recycled:
                     self._say("taking the partition anew", reason=str(trouble))
                 del trouble  # its traceback holds all that the tenure worked with
-                await self._pause(delay)
-                delay = min(delay * 2, LONGEST_DELAY_S)
+                await self._pause(backoff.next_delay(lasted=clock.monotonic() - served_since))
                 await self._wait_while_not_mine()
         finally:
             self._set_ready(False)
@@ -276,7 +276,7 @@ class Processor:
             self.liveness.close()
 
     async def _pause(self, delay: float) -> None:
-        with anyio.move_on_after(delay * random.uniform(0.5, 1.5)):  # noqa: S311 - jitter, not a secret
+        with anyio.move_on_after(delay):
             await self._stop.wait()
 
     async def _wait_while_not_mine(self) -> None:
@@ -284,8 +284,9 @@ class Processor:
         if self._still_mine is None:
             await self._takeover.refuse_if_replaced()
             return
+        backoff = Backoff(FIRST_DELAY_S, FIRST_DELAY_S, jitter=JITTER)
         while not self._stop.asked and not await self._still_mine():
-            await self._pause(FIRST_DELAY_S)
+            await self._pause(backoff.next_delay())
 
     # --- a tenure ---
 
