@@ -19,6 +19,7 @@ from outfitter.session.status import AllocationStatus
 from outfitter.session.watch import AllocationWatch
 from outfitter_proto import names
 from outfitter_proto.bus.schemes import is_local
+from outfitter_proto.keys import allocation_key
 from outfitter_proto.records import Owner
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class RuntimeContext(OperatorContext):
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
-        return f"<RuntimeContext {self.host}/{self.worker}/{self.incarnation} on {self._settings.bus}>"
+        return f"<RuntimeContext {allocation_key(self.host, self.worker, self.incarnation)} on {self._settings.bus}>"
 
     @property
     def operator(self) -> str | None:

@@ -62,44 +62,9 @@ def topics(cluster: str = DEFAULT_CLUSTER) -> Topics:
     return Topics(f"{cluster}.registrations", f"{cluster}.allocations", f"{cluster}.history", f"{cluster}.dead-letters")
 
 
-def allocation_key(host: str, worker: str, incarnation: str) -> str:
-    return f"{host}/{worker}/{incarnation}"
-
-
-def host_key(host: str) -> str:
-    return f"@host/{host}"
-
-
-def host_of(key: bytes) -> str | None:
-    """The host in a ledger record's key; None for a checkpoint, or for a key that is not the ledger's."""
-    first, *rest = key.decode("utf-8", "replace").split("/")
-    if first in ("@host", "@device"):
-        return rest[0] if rest else None
-    return None if first.startswith("@") or not rest else first
-
-
 def managers_group(cluster: str) -> str:
     """The consumer group that divides the partitions among managers in cluster scope."""
     return f"{cluster}-managers"
-
-
-def checkpoint_key(writer: str) -> str:
-    return f"@checkpoint/{writer}"
-
-
-def host_writer(host: str) -> str:
-    """The writer identity of a host-scope manager, as in records: `host/<host>`."""
-    return f"host/{host}"
-
-
-def partition_writer(partition: int) -> str:
-    """The writer identity of a partition's owner in cluster scope: `partition/<n>`."""
-    return f"partition/{partition}"
-
-
-def sweeper_writer(partition: int) -> str:
-    """The writer identity of a partition's sweeper, in host scope: `sweeper/<n>`."""
-    return f"sweeper/{partition}"
 
 
 def sweepers_group(cluster: str) -> str:

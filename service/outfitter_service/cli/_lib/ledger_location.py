@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from outfitter_proto.bus import Bus, BusAccessError, TopicShape
+from outfitter_proto.keys import is_sweeper
 from outfitter_proto.names import topics
 from outfitter_proto.records import Checkpoint
 from outfitter_proto.topics import Difference
@@ -37,7 +38,7 @@ async def check(bus: Bus, cluster: str) -> list[Difference]:
             here = await stock(bus, names.allocations, partition, ledger.partitions)
             if here.strays:
                 found.append(_strays(place, list(here.strays), ledger.partitions))
-            own = [each for each in here.checkpoints.values() if not each.writer.startswith("sweeper/")]
+            own = [each for each in here.checkpoints.values() if not is_sweeper(each.writer)]
             found += _of_checkpoints(place, own, ledger, registrations)
             if not bus.local:
                 start, _ = await bus.offsets(names.allocations, partition)
