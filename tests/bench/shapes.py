@@ -152,7 +152,8 @@ def measure(waiting: int) -> list[Row]:
             )
             told = f"{waiting} {name}, the driver {state}"
             rows += [Row(f"{told}: {question}", "us", ours[question], base[question], aim="<= 10") for question in ours]
-    return rows
+    longest = max(figure for row in rows for figure in (row.outfitter, row.bare) if figure is not None)
+    return [*rows, Row("the longest decision of these", "ms", longest / 1000, aim="<= 50")]
 
 
 def _microseconds(scene: Scene, *, busy: bool) -> dict[str, float]:

@@ -11,6 +11,7 @@ from msgspec import UNSET
 from outfitter_proto.records import Host, ManagerIdentity
 from outfitter_service.core import model as m
 from outfitter_service.core.hosts import host_record
+from outfitter_service.core.state import held_back_devices
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
 from support.core_driver import HOST, START, CoreDriver, asks, device, ill
 
@@ -359,3 +360,23 @@ def test_a_host_without_a_record_holds_back_what_it_cannot_know() -> None:
     desk.ledger.change(PutRecord(Host(host=HOST, manager=manager, since=START)))
     desk.report("GPU-a")
     assert desk.register("w2", 1).state == "pending"
+
+
+def test_a_report_of_more_devices_asks_for_no_holders_while_nobodys_device_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A host may have 10,000 holders, and one who plugs devices in must not stop it."""
+    desk = lent()
+    monkeypatch.setattr(held_back_devices, "_Look", None)
+    desk.report("gpu:0", "gpu:1", "gpu:2")
+    assert healths(desk) == {"gpu:0": "healthy", "gpu:1": "healthy", "gpu:2": "healthy"}
+
+
+def test_a_report_of_more_devices_holds_them_back_while_a_device_of_a_removed_resource_is_missing() -> None:
+    desk = lent(GPU, CARD)
+    desk.report("card:0", resource="card")
+    desk = restarted(desk, CARD)
+    desk.report("card:0", resource="card")
+    assert healths(desk, "card") == {"card:0": "healthy"}
+    desk.report("card:0", "card:1", resource="card")
+    assert healths(desk, "card") == {"card:0": "healthy", "card:1": "unknown"}

@@ -60,16 +60,19 @@ def compared(host_state: HostState, spec: ResourceSpec, before: Inventory, repor
     """A driver's report, with the names that were known of its resource if it may have devices that are new.
 
     A driver that is asked on demand names more devices whenever it is asked for more. They are not new, unless the
-    driver is.
+    driver is. Where nobody's device is missing, a driver that names more devices than before has new ones.
     """
+    names = set(report.names_of_all)
     if before.reported:
         was_open = before.known is not None
         known = before.names_of_all if before.known is None else before.known
+        if not was_open and names.issuperset(known) and host_state.shows_what_is_held:
+            return report
     else:
         told = host_state.record.resources.get(spec.name) if host_state.record is not None else None
         known = known_of(spec, told)
         was_open = not known
-    if not was_open and (spec.on_demand or set(known) == set(report.names_of_all)):
+    if not was_open and (spec.on_demand or set(known) == names):
         return report
     return structs.replace(report, known=known)
 

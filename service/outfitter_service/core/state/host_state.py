@@ -317,6 +317,12 @@ class HostState:
         """What `canonical` looks up: another object whenever it has changed."""
         return self._same
 
+    @property
+    def shows_what_is_held(self) -> bool:
+        """Whether drivers report every device that some record holds."""
+        shown = self.shown.keys()
+        return self.locks.keys() <= shown and self.sharers.keys() <= shown
+
     def names(self, record: Allocation, ids: list[str]) -> list[str]:
         """The canonical names of a record's devices; several for one that no inventory connects (yet)."""
         same = self._same
