@@ -23,7 +23,7 @@ from outfitter_service.core import model as m
 from outfitter_service.core.decide import Rules
 from outfitter_service.core.state.ledger import Ledger, PutRecord
 from outfitter_service.runtime.changelog.snapshots import Pace, Snapshots
-from outfitter_service.runtime.processor.batch import Batch
+from outfitter_service.runtime.processor.commit.batch import Batch
 
 WORKERS = 2000
 RESOURCE = "gpu-000"

@@ -15,7 +15,7 @@ from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.manager.cluster_member import Replica
-from outfitter_service.runtime.processor.batch_limits import BatchLimits
+from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
 from outfitter_service.runtime.processor.limits import Limits
 from support.faulty_bus import FaultyBus
 from support.in_process_manager import CLUSTER, InProcessManager, register, serving, static

@@ -12,9 +12,9 @@ from outfitter_proto.bus import Message
 from outfitter_service.runtime.input.input_reader import Cursor, PrefetchBuffer
 from outfitter_service.runtime.input.lookahead import ENTRY_BYTES, LookAheadBuffer
 from outfitter_service.runtime.input.scope import PartitionScope
-from outfitter_service.runtime.processor.batch import Batch
-from outfitter_service.runtime.processor.batch_limits import BatchLimits
-from outfitter_service.runtime.processor.pending_commit import PendingCommit
+from outfitter_service.runtime.processor.commit.batch import Batch
+from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
+from outfitter_service.runtime.processor.commit.pending_commit import PendingCommit
 
 HOSTS = (b"a", b"b", b"c", None)
 REMIT = PartitionScope(0, 1, "partition/0")

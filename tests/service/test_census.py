@@ -19,8 +19,8 @@ from outfitter_service.core.model import KnownDevice
 from outfitter_service.core.state.host_state import HostState, Inventory
 from outfitter_service.core.state.ledger import Ledger, SetInventory
 from outfitter_service.metrics import StateCounts
-from outfitter_service.runtime.processor import gauges
-from outfitter_service.runtime.processor.gauges import OTHER, StateGauges
+from outfitter_service.runtime.processor.reporting import gauges
+from outfitter_service.runtime.processor.reporting.gauges import OTHER, StateGauges
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
 from support.in_process_manager import deregister, register, static

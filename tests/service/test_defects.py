@@ -9,7 +9,8 @@ from msgspec import to_builtins
 
 from outfitter_proto.support.processes import process_owner
 from outfitter_service.core import model as m
-from outfitter_service.runtime.processor import batch, event_queue
+from outfitter_service.runtime.processor import event_queue
+from outfitter_service.runtime.processor.commit import batch
 from service.conftest import Serve
 from support.in_process_manager import deregister, register, workshop
 from support.preparing_driver import BENCHES, Bench

@@ -15,7 +15,8 @@ from outfitter_proto.bus import BusUnavailableError, Entry
 from outfitter_service.core import model as m
 from outfitter_service.runtime.dead_letter_quota import A_MINUTE
 from outfitter_service.runtime.input.input_reader import READ_AHEAD
-from outfitter_service.runtime.processor import batch, commit_loop
+from outfitter_service.runtime.processor import commit_loop
+from outfitter_service.runtime.processor.commit import batch
 from outfitter_service.runtime.processor.processor import Limits
 from service.conftest import Serve
 from service.test_large_commits import NarrowBus

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from outfitter_service import logs
-from outfitter_service.runtime.processor import reporting
+from outfitter_service.runtime.processor.reporting import reporter
 from service.conftest import Serve
 from support.in_process_manager import deregister, register, static
 
@@ -34,7 +34,7 @@ def test_a_value_of_a_line_is_cut_at_300_characters(capfd: pytest.CaptureFixture
 
 def test_beyond_so_many_lines_a_second_none_is_given_out() -> None:
     now = 7.0
-    lines = reporting.LineLimiter(lambda: now)
+    lines = reporter.LineLimiter(lambda: now)
     assert [lines.take(20) for _ in range(4)] == [20, 20, 10, 0]
     now = 8.0
     assert lines.take(20) == 20
@@ -43,10 +43,10 @@ def test_beyond_so_many_lines_a_second_none_is_given_out() -> None:
 async def test_what_has_no_line_of_its_own_is_counted(
     serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reporting, "LINES_A_SECOND", 10)
+    monkeypatch.setattr(reporter, "LINES_A_SECOND", 10)
     second = 1.0
-    lines_of_second = partial(reporting.LineLimiter, lambda: second)  # the event loop's time goes on
-    monkeypatch.setattr(reporting, "LineLimiter", lines_of_second)
+    lines_of_second = partial(reporter.LineLimiter, lambda: second)  # the event loop's time goes on
+    monkeypatch.setattr(reporter, "LineLimiter", lines_of_second)
     async with serve(static(2)) as house:
         for number in range(20):
             await house.say(register(f"w{number}", gpu=1), deregister(f"w{number}"))

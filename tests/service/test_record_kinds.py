@@ -31,7 +31,7 @@ from outfitter_service.query.replay import Replay
 from outfitter_service.runtime.changelog.restore import restore
 from outfitter_service.runtime.changelog.snapshots import Pace, Snapshots
 from outfitter_service.runtime.input.scope import HostScope
-from outfitter_service.runtime.processor.batch import Batch
+from outfitter_service.runtime.processor.commit.batch import Batch
 
 WRITER, TOPICS, NOW = host_writer("h"), topics(), datetime(2026, 1, 1, tzinfo=UTC)
 SAMPLES: list[StateRecord] = [

@@ -10,8 +10,8 @@ import pytest
 from outfitter_proto.bus import Entry
 from outfitter_proto.records import Allocation, ResolvedRequest, Source
 from outfitter_service.core.decide import decide
-from outfitter_service.runtime.processor import batch
-from outfitter_service.runtime.processor.exclusivity_check import Holders, Violation
+from outfitter_service.runtime.processor.commit import batch
+from outfitter_service.runtime.processor.reporting.exclusivity_check import Holders, Violation
 from service.conftest import Serve
 from support.faulty_bus import FaultyBus
 from support.in_process_manager import TOPICS, another, register, static

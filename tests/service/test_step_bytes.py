@@ -35,9 +35,9 @@ from outfitter_service.metrics import EVENT_KINDS, Metrics
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.liveness.tracker import LivenessTracker
-from outfitter_service.runtime.processor.batch import LOGGED, Batch
-from outfitter_service.runtime.processor.gauges import StateGauges
-from outfitter_service.runtime.processor.reporting import CommitReporter
+from outfitter_service.runtime.processor.commit.batch import LOGGED, Batch
+from outfitter_service.runtime.processor.reporting.gauges import StateGauges
+from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
 
 GPU = {"resource": "gpu"}
 

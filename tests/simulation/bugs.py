@@ -43,9 +43,9 @@ from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.input.lookahead import LookAheadBuffer
 from outfitter_service.runtime.liveness.leases import Leases
 from outfitter_service.runtime.liveness.tracker import LivenessTracker
+from outfitter_service.runtime.processor.commit.pending_commit import PendingCommit
 from outfitter_service.runtime.processor.commit_loop import CommitLoop
 from outfitter_service.runtime.processor.event_queue import EventQueue
-from outfitter_service.runtime.processor.pending_commit import PendingCommit
 from outfitter_service.runtime.processor.settlement import InputLoss
 from outfitter_service.runtime.processor.takeover import Takeover
 from outfitter_service.runtime.sweeper.host_registry import HostRegistry

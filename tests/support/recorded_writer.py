@@ -30,8 +30,8 @@ from outfitter_service.core.decide import Rules, implied
 from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
 from outfitter_service.query.replay import Replay, differences
 from outfitter_service.runtime.changelog.snapshots import Pace, Snapshots
-from outfitter_service.runtime.processor.batch import Batch
-from outfitter_service.runtime.processor.gauges import StateGauges
+from outfitter_service.runtime.processor.commit.batch import Batch
+from outfitter_service.runtime.processor.reporting.gauges import StateGauges
 from support.core_driver import HOST, START
 
 TOPICS = topics()

@@ -14,7 +14,7 @@ from outfitter_service.runtime.input.input_reader import Cursor
 from outfitter_service.runtime.liveness.tracker import LivenessTracker
 from outfitter_service.runtime.processor.assignment import Assignment
 from outfitter_service.runtime.processor.event_queue import EventQueue
-from outfitter_service.runtime.processor.reporting import CommitReporter
+from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
 from outfitter_service.runtime.processor.settlement import InputLoss
 
 _ANSWERS = {m.Prepare: m.Prepared, m.Unprepare: m.Unprepared}

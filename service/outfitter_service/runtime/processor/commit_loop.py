@@ -21,10 +21,10 @@ from outfitter_service.core import model as m
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.input.lookahead import Inputs, LookAheadBuffer
 from outfitter_service.runtime.processor.assignment import RecycledError, TakenPartition
+from outfitter_service.runtime.processor.commit.pending_commit import PendingCommit
 from outfitter_service.runtime.processor.commit_builder import CommitBuilder
 from outfitter_service.runtime.processor.deadlines import TICK_S, Deadlines
 from outfitter_service.runtime.processor.event_queue import EventQueue, StopRequest
-from outfitter_service.runtime.processor.pending_commit import PendingCommit
 from outfitter_service.runtime.processor.settlement import Settlement
 
 SLICE = 48

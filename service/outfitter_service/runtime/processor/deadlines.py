@@ -12,7 +12,7 @@ from outfitter_service.runtime.dead_letter_quota import Quotas
 from outfitter_service.runtime.input.lookahead import Inputs
 from outfitter_service.runtime.liveness.tracker import LivenessTracker
 from outfitter_service.runtime.processor.assignment import TakenPartition
-from outfitter_service.runtime.processor.batch import Batch
+from outfitter_service.runtime.processor.commit.batch import Batch
 from outfitter_service.runtime.processor.event_queue import EventQueue
 
 TICK_S = 0.25

@@ -34,13 +34,13 @@ from outfitter_service.runtime.liveness.tracker import LivenessTracker
 from outfitter_service.runtime.outage_log import OutageLog
 from outfitter_service.runtime.processor.adoption import Adoption
 from outfitter_service.runtime.processor.assignment import Assignment, RecycledError, TakenPartition
-from outfitter_service.runtime.processor.batch_limits import BatchLimits
+from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
 from outfitter_service.runtime.processor.commit_builder import CommitBuilder
 from outfitter_service.runtime.processor.commit_loop import CommitLoop
 from outfitter_service.runtime.processor.deadlines import Deadlines
 from outfitter_service.runtime.processor.event_queue import EventQueue, StopRequest, Wakeup
 from outfitter_service.runtime.processor.limits import Limits
-from outfitter_service.runtime.processor.reporting import CommitReporter
+from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
 from outfitter_service.runtime.processor.settlement import InputLoss, Settlement
 from outfitter_service.runtime.processor.takeover import ForeignManagerError, Takeover
 

@@ -16,11 +16,11 @@ from outfitter_service.runtime.drivers.pool import DriverCalls
 from outfitter_service.runtime.input.lookahead import Inputs
 from outfitter_service.runtime.liveness.tracker import LivenessTracker
 from outfitter_service.runtime.processor.assignment import TakenPartition
-from outfitter_service.runtime.processor.batch_limits import BatchLimits
+from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
+from outfitter_service.runtime.processor.commit.pending_commit import PendingCommit
 from outfitter_service.runtime.processor.commit_builder import CommitBuilder
 from outfitter_service.runtime.processor.event_queue import EventQueue
-from outfitter_service.runtime.processor.pending_commit import PendingCommit
-from outfitter_service.runtime.processor.reporting import CommitReporter, concerned
+from outfitter_service.runtime.processor.reporting.reporter import CommitReporter, concerned
 
 
 class InputLoss(Struct, frozen=True, kw_only=True):

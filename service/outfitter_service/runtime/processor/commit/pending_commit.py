@@ -10,8 +10,8 @@ from outfitter_service.core import model as m
 from outfitter_service.runtime.input.input_reader import Cursor
 from outfitter_service.runtime.input.lookahead import LookAheadBuffer
 from outfitter_service.runtime.input.scope import Scope
-from outfitter_service.runtime.processor.batch import Batch
-from outfitter_service.runtime.processor.batch_limits import BatchLimits
+from outfitter_service.runtime.processor.commit.batch import Batch
+from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
 
 
 class Sealed(Struct, frozen=True, kw_only=True):

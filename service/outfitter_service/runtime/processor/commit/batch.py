@@ -22,7 +22,7 @@ from outfitter_service.core.fast_path import FastGrant
 from outfitter_service.core.state.ledger import Change, DropAllocation, DropRecord, Ledger, PutAllocation, PutRecord
 from outfitter_service.runtime.changelog.encoding import dead_letter
 from outfitter_service.runtime.dead_letter_quota import DeadLetterQuota, Omitted, Payer
-from outfitter_service.runtime.processor.output import CommitOutput
+from outfitter_service.runtime.processor.commit.output import CommitOutput
 
 log = structlog.get_logger("outfitter.processor")
 

@@ -16,7 +16,7 @@ from outfitter_service.core.state.host_state import HostState, Inventory
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.core.states import PENDING
 from outfitter_service.metrics import HELD_BACK, StateCounts
-from outfitter_service.runtime.processor.exclusivity_check import Holders, Violation
+from outfitter_service.runtime.processor.reporting.exclusivity_check import Holders, Violation
 
 OTHER = "(other)"
 """The resource of records that ask for one nobody has heard of: names that workers make up must not become labels."""

@@ -19,9 +19,9 @@ from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.core.states import ALLOCATED, FAILED
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.changelog.restore import Restored
-from outfitter_service.runtime.processor.batch import LOGGED, Batch
-from outfitter_service.runtime.processor.exclusivity_check import Violation
-from outfitter_service.runtime.processor.gauges import NONE, StateGauges
+from outfitter_service.runtime.processor.commit.batch import LOGGED, Batch
+from outfitter_service.runtime.processor.reporting.exclusivity_check import Violation
+from outfitter_service.runtime.processor.reporting.gauges import NONE, StateGauges
 
 log = structlog.get_logger("outfitter.processor")
 
