@@ -50,7 +50,7 @@ from outfitter_service.runtime.processor.settlement import InputLoss
 from outfitter_service.runtime.processor.takeover import Takeover
 from outfitter_service.runtime.sweeper.host_registry import HostRegistry
 from outfitter_service.runtime.sweeper.partition_sweeper import PartitionSweeper
-from simulation import remaking, world
+from simulation import remaking, settings
 from simulation.broker import Producer
 from simulation.client import ModelBus, ModelReader, ModelWriter
 from simulation.errors import FENCED, RefusedError
@@ -340,8 +340,8 @@ def _own_names() -> Iterator[None]:
 
     with (
         # looked for where only the driver of a third resource knows both names, and now and then does not
-        patch.object(world, "_catalogue", lambda _: Catalogue(cards=True, mapped=True)),
-        patch.object(world, "FAULTS", ("device", "device", "kill", "worker")),
+        patch.object(settings, "_catalogue", lambda _: Catalogue(cards=True, mapped=True)),
+        patch.object(settings, "FAULTS", ("device", "device", "kill", "worker")),
         patch.object(infos, "other_names", known_only),
         patch.object(discovery, "_aliases_now", lambda _, record: record.aliases),
         patch.object(discovery, "_still_linked", lambda *_: ()),
@@ -389,7 +389,7 @@ async def _answer_at_once(self: PartitionSweeper, writer: Writer, host_registry:
 
 def _jumping() -> AbstractContextManager[Any]:
     """Looked for where clocks are set."""
-    return patch.object(world, "JUMPY", 1.0)
+    return patch.object(settings, "JUMPY", 1.0)
 
 
 @contextmanager
@@ -419,7 +419,7 @@ def _claims_of_its_own() -> Iterator[None]:
         self._claimed = self._claimed_alone = frozenset()
 
     with (
-        patch.object(world, "_catalogue", lambda _: Catalogue(cards=True)),
+        patch.object(settings, "_catalogue", lambda _: Catalogue(cards=True)),
         patch.object(Scene, "__init__", begin_without_claims),
     ):
         yield
@@ -427,7 +427,7 @@ def _claims_of_its_own() -> Iterator[None]:
 
 def _unruly() -> AbstractContextManager[Any]:
     """Looked for where workers say what no client would."""
-    return patch.object(world, "UNRULY", 1.0)
+    return patch.object(settings, "UNRULY", 1.0)
 
 
 @contextmanager
@@ -464,7 +464,7 @@ def _goodbye_of_the_eldest() -> Iterator[None]:
 
 def _changing() -> AbstractContextManager[Any]:
     """Looked for where configurations change."""
-    return patch.object(world, "CHANGING", 1.0)
+    return patch.object(settings, "CHANGING", 1.0)
 
 
 @contextmanager
@@ -554,7 +554,7 @@ BUGS: tuple[Bug, ...] = (
         within=400,
         bus=_writing(_Untainted),
         # looked for where the network troubles the requests in question
-        patches=lambda: patch.object(world, "STORMS", (("EndTxn",),)),
+        patches=lambda: patch.object(settings, "STORMS", (("EndTxn",),)),
     ),
     Bug(
         name="zombie-goes-on",

@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 
 from outfitter_proto.bus import MemberReplacedError
 from outfitter_proto.keys import host_writer
-from outfitter_proto.names import Topics
+from outfitter_proto.names import Topics, topics
 from outfitter_service import config
 from outfitter_service.core.decide import Rules
 from outfitter_service.metrics import Metrics
@@ -33,6 +33,7 @@ from simulation.network import Link
 from simulation.owners import BOOT, Owners
 
 CLUSTER = "outfitter"
+TOPICS: Topics = topics(CLUSTER)
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 

@@ -17,8 +17,8 @@ from outfitter_verify import Log, Partition, Reading, Record, Report, Violation
 from outfitter_verify import check as verify
 from simulation import log as model
 from simulation.hardware import physical
-from simulation.managers import CLUSTER, Host
-from simulation.world import TOPICS, World
+from simulation.managers import CLUSTER, TOPICS, Host
+from simulation.world import World
 
 FINAL = ("ended", "failed")
 CLOCKS_APART_S = 10.0

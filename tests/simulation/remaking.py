@@ -5,14 +5,25 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+from msgspec import structs
 
 from outfitter_proto.bus import Entry
-from outfitter_proto.names import Topics
+from outfitter_proto.keys import host_writer, partition_writer
+from outfitter_proto.names import Topics, transactional_id
 from outfitter_proto.partitioning import partition_of
 from simulation.broker import COMPLETE, PREPARE, Broker
+from simulation.managers import CLUSTER, TOPICS, Manager
+from simulation.network import LATEST_S
+
+if TYPE_CHECKING:
+    from simulation.world import World
 
 BEYOND = 5
+ENDS_WITHIN_S = 15.0
+"""How long after it has looked a manager may take to end."""
 
 
 class Remaking(NamedTuple):
@@ -68,3 +79,68 @@ def fill(broker: Broker, topics: Topics, partition: int, end: int) -> None:
     body = json.dumps({"type": "heartbeat", "host": host, "worker": "w", "incarnation": "1"}).encode()
     while log.end < end + BEYOND:
         broker.publish(log, Entry(host.encode(), body))
+
+
+def _identities(world: World) -> list[str]:
+    """The writers of all partitions, or of all hosts."""
+    if world.setting.replicas:
+        return [transactional_id(CLUSTER, partition_writer(number)) for number in range(world.setting.partitions)]
+    return [transactional_id(CLUSTER, host_writer(host.name)) for host in world.hosts]
+
+
+def _numbers(world: World, manager: Manager) -> list[int]:
+    """The partitions, or the host, that a manager serves."""
+    served = [number for number, _ in manager.serving()]
+    return served if world.setting.replicas or not served else [world.jobs.index(manager.job)]
+
+
+async def remake(world: World, plan: Remaking) -> None:
+    """Delete a topic and make it anew, while managers serve or while all are down."""
+    await anyio.sleep(plan.after_s)
+    identities = _identities(world)
+    late_s = LATEST_S + 1 if plan.of_ledger and world.setting.weather.late else 0.0
+    if plan.down:
+        for job in world.jobs:
+            job.begins_at = world.loop.time() + late_s + (plan.fill_s or 0.0) + 1.0
+            world.later(job.begins_at - world.loop.time(), world.ensure, job)
+        for manager in world.managers:
+            world.loop.kill(manager.process)
+        await anyio.sleep(late_s)
+    while plan.of_ledger and not is_told(world.broker, identities):  # noqa: ASYNC110 - it tells nobody
+        await anyio.sleep(0.05)
+    if world.over:
+        return
+    world.written = {each for each in identities if each in world.broker.transactions}
+    ends = [world.broker.logs[plan.topic, number].end for number in range(world.broker.partitions)]
+    world.broker.remake(plan.topic)
+    world.remade_at = world.loop.time()
+    world.note("world", f"{plan.topic} is made anew")
+    if world.strangers is not None and not plan.of_ledger:
+        world.strangers.said.clear()
+    if plan.fill_s is not None:
+        await anyio.sleep(plan.fill_s)
+        for number, end in enumerate(ends):
+            fill(world.broker, TOPICS, number, end)
+
+
+async def adopt(world: World, plan: Remaking) -> None:
+    """Do as managers say whose ledger was made anew: once no worker has anything, put devices back as they were,
+    and start managers to adopt the ledger."""
+    await anyio.sleep(plan.look_s + ENDS_WITHIN_S)
+    names = _identities(world)
+    world.complaints += [
+        f"PROMISE 3: {manager.process.name} serves on although its ledger was made anew"
+        for manager in world.managers
+        if manager.up and any(names[number] in world.written for number in _numbers(world, manager))
+    ]
+    ends = [held.until for worker in world.workers for held in worker.holdings]
+    while max(ends, default=0.0) > world.loop.time():
+        await anyio.sleep(1.0)
+        ends = [held.until for worker in world.workers for held in worker.holdings]
+    for job in [*world.jobs, *world.usual.values()]:
+        job.limits = structs.replace(job.limits, adopt=True)
+    for manager in world.managers:
+        world.loop.kill(manager.process)
+    for host in world.hosts:
+        host.bench.reset()
+    world.note("world", "the new ledger is adopted")

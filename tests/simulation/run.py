@@ -46,7 +46,7 @@ def run(seed: int, *, make_bus: MakeBus = ModelBus, traced: bool = False) -> Out
         violations, counts = promises.check(world)
         loop.run_until_complete(loop.spawn(loop.world, lambda: _end(world)))
         return Outcome(
-            seed=seed, steps=steps, seconds=seconds, faults=world.faults, digest=f"{digest:012x}",
+            seed=seed, steps=steps, seconds=seconds, faults=world.faults.count, digest=f"{digest:012x}",
             counts=counts, violations=violations, log=lines,
         )  # fmt: skip
 

@@ -1,0 +1,130 @@
+"""What a seed decides about a world before anything happens."""
+
+from __future__ import annotations
+
+import random
+
+from msgspec import Struct
+
+from simulation.broker import Habits
+from simulation.bulk import Bulk, bulk
+from simulation.client import MAX_BATCH_BYTES
+from simulation.hardware import Catalogue
+from simulation.network import Weather
+
+STORMS: tuple[tuple[str, ...], ...] = (
+    (), (), ("EndTxn",), ("EndTxn", "AddPartitionsToTxn"), ("Produce",), ("InitProducerId", "EndTxn"), ("Fetch",),
+)  # fmt: skip
+"""The requests to which something happens: to all of them seldom, or to some of them often."""
+FAULTS = (
+    "kill",
+    "kill",
+    "stop",
+    "stop",
+    "sleep",
+    "cut",
+    "end",
+    "down",
+    "worker",
+    "worker",
+    "device",
+    "slow",
+    "compaction",
+)
+JUMPY = 0.3
+"""How many of the worlds have machines whose wall clocks are set."""
+CHANGING = 0.3
+"""How many of the worlds have managers whose configuration changes."""
+UNRULY = 0.3
+"""How many of the worlds have unruly workers."""
+FLOOD = 300
+SMALL_BATCH_BYTES = 6000
+"""Little more than the least that one event's effects are cut to, and a checkpoint."""
+
+
+class Setting(Struct, kw_only=True, frozen=True):
+    """What the seed decides before anything happens."""
+
+    replicas: int
+    """Managers of cluster scope; 0: host scope, one manager a host."""
+    static: bool
+    session_s: float
+    partitions: int
+    hosts: int
+    workers: int
+    trouble_s: float
+    faults_every_s: float
+    faults: tuple[str, ...]
+    """All kinds, or a few of them: what hides a bug is often another fault."""
+    tenacious: bool
+    """Workers with short leases keep what they get for long."""
+    weather: Weather
+    habits: Habits
+    transaction_timeout_s: float
+    flood: int
+    """Messages with which hosts of cluster scope flood their partition, of which managers read few ahead; 0: none."""
+    takes_bytes: int
+    """The largest ledger batch; for some it is too small for what managers make of a flood."""
+    bulk: Bulk | None
+    """Such a world's topics say what they take."""
+    catalogue: Catalogue
+    jumps: bool
+    """Whether wall clocks jump."""
+    changes: bool
+    """Whether managers are started with another configuration now and then."""
+    unruly: bool
+    """Whether workers say what no client would, and one of them runs twice at once."""
+
+
+def setting(seed: int) -> Setting:
+    """The setting of a seed."""
+    dice = random.Random(f"{seed}/setting")
+    requests = dice.choice(STORMS)
+    bad = dice.choice((0.0, 0.01, 0.03, 0.06)) * (5 if requests else 1)
+    replicas = dice.choice((0, 0, 0, 2, 3))
+    flooded = bool(replicas) and random.Random(f"{seed}/flooded").random() < 0.5
+    takes_bytes = SMALL_BATCH_BYTES if flooded and random.Random(f"{seed}/bytes").random() < 0.5 else MAX_BATCH_BYTES
+    large = bulk(seed) if takes_bytes == MAX_BATCH_BYTES else None
+    return Setting(
+        replicas=replicas,
+        static=dice.random() < 0.5,
+        session_s=dice.choice((3.0, 6.0, 10.0)),
+        partitions=(1 if flooded else dice.choice((2, 3))) if replicas else dice.choice((1, 1, 2)),
+        hosts=dice.choice((2, 3, 4)) if replicas else dice.choice((1, 1, 2, 3)),
+        workers=dice.choice((2, 3, 4)),
+        trouble_s=dice.choice((20.0, 40.0, 60.0)),
+        faults_every_s=dice.choice((2.0, 4.0, 8.0)),
+        faults=FAULTS if dice.random() < 0.5 else tuple(dice.sample(sorted(set(FAULTS)), 3)),
+        tenacious=dice.random() < 0.3,
+        weather=Weather(
+            latency_s=dice.choice((0.001, 0.005, 0.05)),
+            request_lost=bad * dice.random(),
+            answer_lost=bad * dice.random(),
+            late=bad * dice.random(),
+            refused=bad * dice.random() * 0.5,
+            requests=requests,
+        ),
+        habits=Habits(
+            marker_s=dice.choice((0.002, 0.05, 0.5)),
+            scan_s=dice.choice((1.0, 5.0)),
+            clean_s=dice.choice((None, 3.0, 10.0)),
+        ),
+        transaction_timeout_s=dice.choice((1.0, 5.0, 15.0)),
+        flood=FLOOD if flooded else 0,
+        catalogue=_catalogue(random.Random(f"{seed}/catalogue")),
+        jumps=random.Random(f"{seed}/jumps").random() < JUMPY,
+        changes=random.Random(f"{seed}/changes").random() < CHANGING,
+        unruly=random.Random(f"{seed}/unruly").random() < UNRULY,
+        takes_bytes=large.takes_bytes if large is not None else takes_bytes,
+        bulk=large,
+    )
+
+
+def _catalogue(dice: random.Random) -> Catalogue:
+    """Half of the worlds have resources beside the first one."""
+    if dice.random() < 0.5:
+        return Catalogue()
+    cards = dice.random() < 0.8
+    return Catalogue(
+        cards=cards, mapped=cards and dice.random() < 0.5, maps=dice.random() < 0.4, ports=dice.random() < 0.3
+    )
