@@ -1,0 +1,185 @@
+"""Bugs of the rules: who gets which devices, and what ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from msgspec import UNSET, structs
+
+from outfitter_proto.codec import encode
+from outfitter_proto.records import FINAL_STATES, Allocation, Deregister, Register, Source
+from outfitter_service.core import decide, discovery, fast_path
+from outfitter_service.core.decision import DecisionBuilder
+from outfitter_service.core.placement.shared_devices import Scene
+from outfitter_service.core.state import infos
+from outfitter_service.core.state.host_state import HostState
+from outfitter_service.core.states import Step
+from simulation import settings
+from simulation.bugs.bug import Bug, jumping
+from simulation.hardware import Catalogue
+
+
+@contextmanager
+def _own_names() -> Iterator[None]:
+    def known_only(_: str, known: Iterable[str], classes: object) -> list[str]:
+        del classes
+        return list(known)
+
+    with (
+        # looked for where only the driver of a third resource knows both names, and now and then does not
+        patch.object(settings, "_catalogue", lambda _: Catalogue(cards=True, mapped=True)),
+        patch.object(settings, "FAULTS", ("device", "device", "kill", "worker")),
+        patch.object(infos, "other_names", known_only),
+        patch.object(discovery, "_aliases_now", lambda _, record: record.aliases),
+        patch.object(discovery, "_still_linked", lambda *_: ()),
+    ):
+        yield
+
+
+def _unmeasured(
+    self: DecisionBuilder, key: str, after: Allocation, *_: object, **__: object
+) -> tuple[Allocation, bytes]:
+    del self, key
+    return after, encode(after)
+
+
+@contextmanager
+def _ahead_for_good() -> Iterator[None]:
+    with patch.object(HostState, "is_ahead", lambda *_: False), jumping():
+        yield
+
+
+@contextmanager
+def _claims_of_its_own() -> Iterator[None]:
+    begin = Scene.__init__
+
+    def begin_without_claims(self: Scene, *args: Any) -> None:
+        begin(self, *args)
+        self._claimed = self._claimed_alone = frozenset()
+
+    with (
+        patch.object(settings, "_catalogue", lambda _: Catalogue(cards=True)),
+        patch.object(Scene, "__init__", begin_without_claims),
+    ):
+        yield
+
+
+def _unruly() -> AbstractContextManager[Any]:
+    """Looked for where workers say what no client would."""
+    return patch.object(settings, "UNRULY", 1.0)
+
+
+@contextmanager
+def _another_request() -> Iterator[None]:
+    again = decide._register_again
+
+    def take_it(builder: DecisionBuilder, key: str, known: Allocation, message: Register) -> None:
+        asked = {name: one.amount for name, one in (message.resources or {}).items()}
+        if known.state == "pending" and asked != known.request.amounts:
+            request = structs.replace(known.request, amounts=asked, resources=message.resources)
+            builder.step(Step.REFRESH, "registered again", known, request=request)
+        else:
+            again(builder, key, known, message)
+
+    with patch.object(decide, "_register_again", take_it), _unruly():
+        yield
+
+
+@contextmanager
+def _goodbye_of_the_eldest() -> Iterator[None]:
+    deregister = decide._deregister
+
+    def deregister_eldest(builder: DecisionBuilder, message: Deregister, source: Source) -> None:
+        if message.incarnation is None:
+            runs = [key for _, key in builder.host_state(message.host).incarnations.get(message.worker, ())]
+            live = [key for key in runs if builder.ledger.allocations[key].state not in FINAL_STATES]
+            if live:
+                message = structs.replace(message, incarnation=live[0].rpartition("/")[2])
+        deregister(builder, message, source)
+
+    with patch.object(decide, "_deregister", deregister_eldest), _unruly():
+        yield
+
+
+def _changing() -> AbstractContextManager[Any]:
+    """Looked for where configurations change."""
+    return patch.object(settings, "CHANGING", 1.0)
+
+
+@contextmanager
+def _let_go_as_configured() -> Iterator[None]:
+    lets_go = decide._lets_go
+
+    def lets_go_now(rules: decide.Rules, record: Allocation) -> bool:
+        return lets_go(rules, structs.replace(record, prepared=UNSET))
+
+    with patch.object(decide, "_lets_go", lets_go_now), _changing():
+        yield
+
+
+BUGS: tuple[Bug, ...] = (
+    Bug(
+        name="lent-without-taking-back",
+        what="a device that a driver prepared is free at once when its worker is gone",
+        within=40,
+        patches=lambda: patch.object(decide, "_lets_go", lambda *_: False),
+    ),
+    Bug(
+        name="names-apart",
+        what="a device that two resources show under two names is lent under each of them",
+        within=40,
+        patches=lambda: patch.object(HostState, "canonical", lambda _, name: name),
+    ),
+    Bug(
+        name="names-of-its-own-driver",
+        what="a record keeps only those names of a device that its own resource's driver knows",
+        within=40,
+        patches=_own_names,
+    ),
+    Bug(
+        name="ahead-for-good",
+        what="what ended while the clock was ahead is remembered until the clock is there again",
+        within=40,
+        patches=_ahead_for_good,
+    ),
+    Bug(
+        name="claims-of-its-own-resource",
+        what="what an earlier worker waits for is left to it as the resource that it wants, and not as others",
+        within=200,
+        patches=_claims_of_its_own,
+    ),
+    Bug(
+        name="another-request",
+        what="a run that waits and registers again with another request waits for that one",
+        within=40,
+        patches=_another_request,
+    ),
+    Bug(
+        name="goodbye-of-the-eldest",
+        what="a deregistration of a worker that names no run ends the eldest one",
+        within=40,
+        patches=_goodbye_of_the_eldest,
+    ),
+    Bug(
+        name="let-go-as-configured",
+        what="whether a driver has to let go of a device is judged by today's configuration, not by that of its grant",
+        within=40,
+        patches=_let_go_as_configured,
+    ),
+    Bug(
+        name="size-not-measured",
+        what="what is decided is not measured, so grants and commits become larger than topics take",
+        within=40,
+        patches=lambda: patch.object(DecisionBuilder, "_measured", _unmeasured),
+    ),
+    Bug(
+        name="plain-grants-not-measured",
+        what="plain grants are taken for small, whatever their devices say of themselves",
+        within=100,
+        patches=lambda: patch.object(fast_path, "REQUEST_BYTES", -math.inf),
+    ),
+)

@@ -1,0 +1,136 @@
+"""Bugs of a writer that keeps the rules of transactions wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from unittest.mock import patch
+
+from outfitter_proto.bus import (
+    CommitUnknownError,
+    Entry,
+    FencedError,
+)
+from simulation import settings
+from simulation.broker import Producer
+from simulation.bugs.bug import Bug
+from simulation.client import ModelBus, ModelWriter
+from simulation.errors import FENCED, RefusedError
+from simulation.log import Log
+
+
+class _LateFence(ModelWriter):
+    async def take(self) -> None:
+        """Later."""
+
+    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        if self._producer is None:
+            await super().take()
+        await super().commit(batches)
+
+
+class _Forgetful(ModelWriter):
+    async def _produce(self, producer: Producer, log: Log, entries: Sequence[Entry]) -> None:
+        try:
+            await super()._produce(producer, log, entries)
+        except RefusedError as error:
+            if error.code in FENCED:
+                raise
+
+
+class _Stubborn(ModelWriter):
+    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        try:
+            await super().commit(batches)
+        except CommitUnknownError:
+            await self._again(batches)
+
+    async def _again(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        self._spent = self._begun = self._ending = False
+        self._sequences.clear()
+        await self.take()
+        await super().commit(batches)
+
+
+class _Zombie(ModelWriter):
+    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        try:
+            await super().commit(batches)
+        except FencedError:
+            self._spent = self._begun = self._ending = False
+            self._sequences.clear()
+            await self.take()
+            await super().commit(batches)
+
+
+class _Untainted(ModelWriter):
+    @property
+    def tainted(self) -> bool:
+        return self._spent
+
+
+class _TwoSteps(ModelWriter):
+    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        *before, (topic, entries) = batches
+        await super().commit([*before, (topic, entries[:-1])])
+        await super().commit([(topic, entries[-1:])])
+
+
+class _TakesFirst(ModelWriter):
+    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        *before, (topic, entries) = batches
+        await super().commit([*before, (topic, [*reversed(entries[:-1]), entries[-1]])])
+
+
+def _writing(kind: type[ModelWriter]) -> type[ModelBus]:
+    class Buggy(ModelBus):
+        writer = kind
+
+    return Buggy
+
+
+BUGS: tuple[Bug, ...] = (
+    Bug(
+        name="fence-after-restore",
+        what="the ledger is read first, and the predecessor is fenced by the first commit",
+        within=40,
+        bus=_writing(_LateFence),
+    ),
+    Bug(
+        name="forgotten-future",
+        what="a produce that failed is not noticed, and the transaction is committed without it",
+        within=120,
+        bus=_writing(_Forgetful),
+    ),
+    Bug(
+        name="unknown-commit-retried",
+        what="a commit whose outcome is unknown is made once more",
+        within=150,
+        bus=_writing(_Stubborn),
+    ),
+    Bug(
+        name="no-taint",
+        what="a producer whose request was repeated is kept: a late EndTxn ends a later transaction",
+        within=400,
+        bus=_writing(_Untainted),
+        # looked for where the network troubles the requests in question
+        patches=lambda: patch.object(settings, "STORMS", (("EndTxn",),)),
+    ),
+    Bug(
+        name="zombie-goes-on",
+        what="a fenced writer takes its identity again and goes on with what it has in mind",
+        within=40,
+        bus=_writing(_Zombie),
+    ),
+    Bug(
+        name="checkpoint-apart",
+        what="the checkpoint is committed after the records that it is about",
+        within=40,
+        bus=_writing(_TwoSteps),
+    ),
+    Bug(
+        name="grants-before-releases",
+        what="within a commit, what takes devices stands before what lets go of them",
+        within=40,
+        bus=_writing(_TakesFirst),
+    ),
+)
