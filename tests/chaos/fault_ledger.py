@@ -10,7 +10,7 @@ import anyio
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from bus.test_kafka_compaction import plain_consumer_dies
+from bus.kafka.reading.test_compaction import plain_consumer_dies
 from chaos.harm import Harmed, strike
 from chaos.scene import Note, Scene, playing
 from outfitter_proto.bus import Entry, connect

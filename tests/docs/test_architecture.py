@@ -75,3 +75,23 @@ def test_the_layers_are_those_that_are_enforced() -> None:
     for order in orders:
         line = " → ".join(order)
         assert line in text or line.replace("outfitter_service.", "") in text, line
+
+
+ROOMS = {
+    "bus": "proto/outfitter_proto/bus",
+    "drivers": "drivers/outfitter_drivers",
+    **{room: f"service/outfitter_service/{room}" for room in ("cli", "config", "core", "http", "query", "runtime")},
+}
+"""Folders of tests/, and the folders of the product that they have the same rooms as."""
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_tests_have_the_rooms_of_the_product(room: str) -> None:
+    folders = {file.parent.relative_to(ROOT / "tests" / room) for file in (ROOT / "tests" / room).rglob("test_*.py")}
+    assert folders
+    assert [str(folder) for folder in folders if not (ROOT / ROOMS[room] / folder).is_dir()] == []
+
+
+def test_each_room_of_the_runtime_has_tests() -> None:
+    rooms = {file.parent.name for file in (ROOT / ROOMS["runtime"]).glob("*/*.py")}
+    assert {room for room in rooms if not list((ROOT / "tests/runtime" / room).glob("test_*.py"))} == set()

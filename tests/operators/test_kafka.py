@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import anyio
 import pytest
 
-from bus.test_kafka_compaction import AGED_WITHIN, QUICK_CLEANING, leave_a_transaction_open, plain_consumer_dies
+from bus.kafka.reading.test_compaction import AGED_WITHIN, QUICK_CLEANING, leave_a_transaction_open, plain_consumer_dies
 from operators.conftest import HOST
 from outfitter import RuntimeContext
 from outfitter_proto import codec, keys, names, topics

@@ -1,0 +1,475 @@
+"""The embedded bus when something is in its way: a full disk, a lock that is held, a file that is gone, a fork."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing, nullcontext, suppress
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+
+from outfitter_proto.bus import (
+    BusConfigurationError,
+    BusError,
+    BusUnavailableError,
+    Entry,
+    FencedError,
+    TopicSpec,
+    connect,
+)
+from outfitter_proto.bus.embedded import log
+from outfitter_proto.bus.embedded.database import Database
+from outfitter_proto.bus.embedded.location import parse
+from outfitter_proto.bus.embedded.lock import Lock
+from outfitter_proto.bus.embedded.notify import Notifier
+from outfitter_proto.bus.embedded.thread import JobThread, TurnTimeoutError
+
+COMMITTER = Path(__file__).parent / "committing_process.py"
+
+
+@asynccontextmanager
+async def database(url: str) -> AsyncIterator[Database]:
+    opened = Database(parse(url))
+    await opened.open(log.recognise, log.set_up)
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+# --- the disk ------------------------------------------------------------------------------------------
+
+
+async def test_a_full_disk_is_unavailable_leaves_nothing_of_the_commit_and_heals_without_a_restart(
+    embedded_url: str,
+) -> None:
+    async with connect(embedded_url) as bus, database(embedded_url) as small:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        topic = await small.read(partial(log.find_topic, name="t"))
+        assert topic is not None
+        # What SQLite says of a disk without room (SQLITE_FULL), at a size of our choosing.
+        await small.exclusively(lambda connection: connection.execute("PRAGMA max_page_count=40").fetchall())
+        write = partial(log.append, topic=topic, partition=0, entries=[Entry(b"k", b"x" * 100_000)] * 4)
+        with pytest.raises(BusUnavailableError, match="disk is full"):
+            await small.commit(write)
+        assert await bus.offsets("t", 0) == (0, 0)
+        await small.exclusively(lambda connection: connection.execute("PRAGMA max_page_count=4000").fetchall())
+        assert await small.commit(write) == 0
+        assert await bus.offsets("t", 0) == (0, 4)
+
+
+async def test_a_program_that_locks_the_file_past_the_bus_makes_it_unavailable_until_it_lets_go(
+    embedded_url: str, tmp_path: Path
+) -> None:
+    async with connect(embedded_url) as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        stranger = sqlite3.connect(tmp_path / "bus.db", isolation_level=None)
+        stranger.execute("BEGIN IMMEDIATE")
+        with pytest.raises(BusUnavailableError, match="another program holds it locked"):
+            await bus.publish("t", 0, Entry(b"k", b"v"))
+        stranger.close()
+        assert await bus.publish("t", 0, Entry(b"k", b"v")) == 0
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_file_that_was_removed_or_replaced_in_use_stops_reading_and_writing(
+    embedded_url: str, tmp_path: Path, replaced: bool
+) -> None:
+    async with connect(embedded_url) as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        await bus.publish("t", 0, Entry(b"k", b"v"))
+        before = await bus.topic("t")
+        reader = await bus.open_reader("t", 0, start=None, committed=True)
+        writer = await bus.open_writer("w", 0)
+        for name in ("bus.db", "bus.db-wal", "bus.db-shm"):
+            (tmp_path / name).unlink()
+        if replaced:
+            async with connect(embedded_url) as newcomer:
+                await newcomer.create_topics([TopicSpec("t", 1, {})])
+                assert (await newcomer.topic("t")).id != before.id
+        with pytest.raises(BusConfigurationError, match="deleted or replaced"):
+            await bus.publish("t", 0, Entry(b"k", b"lost"))
+        with pytest.raises(BusConfigurationError, match="deleted or replaced"):
+            await writer.commit([("t", [Entry(b"k", b"lost")])])
+        with pytest.raises(BusConfigurationError, match="deleted or replaced"):
+            await reader.fetch(timeout=0.1)
+
+
+async def test_a_lock_file_that_was_removed_is_made_again_and_locks_newcomers_too(
+    embedded_url: str, tmp_path: Path
+) -> None:
+    async with connect(embedded_url) as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        (tmp_path / "bus.lock").unlink()
+        await bus.publish("t", 0, Entry(b"k", b"v"))
+        lock = Lock(parse(embedded_url))
+        with lock, anyio.move_on_after(0.05):
+            await bus.publish("t", 0, Entry(b"k", b"must wait for the lock, and is given up"))
+        lock.close()
+        assert await bus.offsets("t", 0) == (0, 1)
+
+
+# --- the lock between processes ------------------------------------------------------------------------
+
+
+async def test_a_job_that_does_not_get_its_turn_in_time_never_runs(embedded_url: str) -> None:
+    lock = Lock(parse(embedded_url))
+    other = Lock(parse(embedded_url))
+    thread = JobThread("test", at_end=other.close)
+    thread.start()
+    ran: list[str] = []
+    with lock, pytest.raises(TurnTimeoutError):
+        await thread.run(lambda: ran.append("too late"), turn=other, after=lambda _: None, limit=0.05)
+    await thread.run(lambda: ran.append("in time"), turn=other, after=lambda _: None)
+    thread.stop()
+    lock.close()
+    assert ran == ["in time"]
+
+
+async def test_a_job_that_runs_when_its_caller_is_cancelled_ends_before_the_caller_does() -> None:
+    thread = JobThread("test", at_end=lambda: None)
+    thread.start()
+    begun, may_end = anyio.Event(), threading.Event()
+    steps: list[str] = []
+
+    def job() -> None:
+        anyio.from_thread.run_sync(begun.set, token=token)
+        may_end.wait()
+        steps.append("job ended")
+
+    async def ask() -> None:
+        try:
+            await thread.run(job, turn=nullcontext(), after=lambda _: steps.append("others told"))
+        finally:
+            steps.append("caller ended")
+
+    token = anyio.lowlevel.current_token()
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask)
+        await begun.wait()
+        group.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await anyio.wait_all_tasks_blocked()
+        may_end.set()
+    thread.stop()
+    assert steps == ["job ended", "others told", "caller ended"]
+
+
+async def test_writers_of_several_processes_all_get_their_turns_and_none_is_refused(embedded_url: str) -> None:
+    writers, total = 4, 6000
+    script = Path(__file__).parent / "publishing_process.py"
+    async with connect(embedded_url) as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(script), embedded_url, str(n), str(total)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            for n in range(writers)
+        ]
+        for process in processes:
+            assert process.stdout is not None
+            assert await anyio.to_thread.run_sync(process.stdout.readline) == b"ready\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in processes:
+            assert await anyio.to_thread.run_sync(process.wait) == 0
+            assert process.stdout is not None
+            process.stdout.close()
+        reader = await bus.open_reader("t", 0, start=None, committed=True)
+        authors = [message.key for message in await reader.fetch(max_records=total)]
+    counts = [authors.count(b"%d" % n) for n in range(writers)]
+    assert min(counts) >= total / writers / 8, counts  # one of them may have paused for a while
+
+
+async def test_an_open_that_is_given_up_closes_its_connection_in_its_turn(embedded_url: str, tmp_path: Path) -> None:
+    """Closing may checkpoint, and no checkpoint may meet a commit."""
+    async with connect(embedded_url):
+        pass
+    lock = Lock(parse(embedded_url))
+    looked, token = anyio.Event(), anyio.lowlevel.current_token()
+    late, threads = Database(parse(embedded_url)), set(threading.enumerate())
+
+    def look(connection: sqlite3.Connection) -> bool:
+        anyio.from_thread.run_sync(looked.set, token=token)
+        return log.recognise(connection)
+
+    with lock:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(late.open, look, log.set_up)
+            await looked.wait()
+            tasks.cancel_scope.cancel()
+        assert open_files(tmp_path / "bus.db") == 1
+        (thread,) = set(threading.enumerate()) - threads
+    await anyio.to_thread.run_sync(thread.join, 10.0)
+    lock.close()
+    assert open_files(tmp_path / "bus.db") == 0
+
+
+def open_files(path: Path) -> int:
+    """How many descriptors this process has of it."""
+    return [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()].count(str(path))
+
+
+# --- processes that come and go ------------------------------------------------------------------------
+
+
+async def test_a_commit_wakes_the_readers_of_its_partitions_and_no_others(embedded_url: str) -> None:
+    async with connect(embedded_url) as bus, database(embedded_url) as reading:
+        await bus.create_topics([TopicSpec("t", 2, {}), TopicSpec("u", 2, {})])
+        topics = {topic.name: topic.id for topic in await reading.read(log.all_topics)}
+        belfry = Notifier(parse(embedded_url))
+        ears = {(name, part): belfry.listen(topics[name], part) for name in "tu" for part in (0, 1)}
+        async with await bus.open_writer("w", 1) as writer:
+            await writer.commit([("u", [Entry(b"k", b"v")]), ("t", [])])
+        with anyio.fail_after(10):
+            await ears["u", 1].wait()
+        # all were poked before the commit returned
+        heard = [place for place, ear in ears.items() if select.select([ear._socket], [], [], 0)[0]]
+        for ear in ears.values():
+            ear.close()
+        belfry.close()
+    assert heard == [("u", 1)]
+
+
+async def test_the_socket_of_a_killed_reader_is_removed_by_the_next_commit(embedded_url: str, tmp_path: Path) -> None:
+    echo = Path(__file__).parents[1] / "echo_process.py"
+    sockets = tmp_path / "bus.wake"
+    async with connect(embedded_url) as bus:
+        await bus.create_topics([TopicSpec("calls", 1, {}), TopicSpec("answers", 1, {})])
+        reader = await bus.open_reader("answers", 0, start=None, committed=True)
+        command = [sys.executable, str(echo), embedded_url, "calls", "answers"]
+        process = await anyio.open_process(command, stdin=subprocess.PIPE, stdout=None, stderr=None)
+        await bus.publish("calls", 0, Entry(b"k", b"v"))
+        assert await reader.fetch(timeout=30)
+        assert len(list(sockets.iterdir())) == 2
+        process.send_signal(signal.SIGKILL)
+        await process.aclose()
+        await bus.publish("calls", 0, Entry(b"k", b"v"))
+        assert len(list(sockets.iterdir())) == 1
+
+
+async def test_a_bus_works_where_its_path_is_longer_than_a_sockets_may_be(tmp_path: Path) -> None:
+    folder = tmp_path / ("long-" * 20) / ("longer-" * 20)
+    folder.mkdir(parents=True)
+    async with connect(f"sqlite://{folder}/bus.db") as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        async with await bus.open_reader("t", 0, start=None, committed=True) as reader:
+            await bus.publish("t", 0, Entry(b"k", b"v"))
+            assert await reader.fetch(timeout=5)
+
+
+FORKING = """
+import os, sys
+import anyio
+from outfitter_proto.bus import BusError, Entry, TopicSpec, connect
+
+async def start(bus):
+    await bus.start()
+    await bus.create_topics([TopicSpec("t", 1, {})])
+
+async def publish(bus):
+    try:
+        await bus.publish("t", 0, Entry(b"k", b"v"))
+        print("published", await bus.offsets("t", 0), flush=True)
+    except BusError as error:
+        print(type(error).__name__, error, flush=True)
+    await bus.aclose()
+
+# Between two event loops: what a fork does to a running one is asyncio's own affair.
+bus = connect(sys.argv[1])
+anyio.run(start, bus)
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+anyio.run(publish, bus)
+"""
+
+
+def test_a_bus_used_after_fork_raises_with_the_remedy_and_its_parent_goes_on(embedded_url: str) -> None:
+    command = [sys.executable, "-c", FORKING, embedded_url]
+    refused, parent = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert refused.startswith("BusConfigurationError")
+    assert "spawn" in refused
+    assert parent == "published (0, 1)"
+
+
+LOCKING = """
+import os, signal, sys
+from outfitter_proto.bus.embedded.lock import Lock
+from outfitter_proto.bus.embedded.location import parse
+
+lock = Lock(parse(sys.argv[1]))
+lock.__enter__()
+if os.fork() == 0:
+    print("the child lives", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+signal.pause()
+"""
+
+
+async def test_a_process_killed_in_a_commit_frees_the_lock_although_its_forked_child_lives(embedded_url: str) -> None:
+    command = [sys.executable, "-c", LOCKING, embedded_url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"the child lives\n"
+        process.kill()
+        async with connect(embedded_url) as bus:
+            assert await bus.create_topics([TopicSpec("t", 1, {})]) == ["t"]
+        # Closing its stdin, on leaving, ends the child.
+
+
+async def test_a_writer_is_spent_once_it_was_fenced(embedded_url: str) -> None:
+    async with connect(embedded_url) as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        old = await bus.open_writer("w", 0)
+        await bus.open_writer("w", 0)
+        with pytest.raises(FencedError):
+            await old.commit([("t", [Entry(b"k", b"v")])])
+        with pytest.raises(BusUnavailableError, match="spent"):
+            await old.commit([("t", [Entry(b"k", b"v")])])
+
+
+async def test_starting_twice_is_starting_once(embedded_url: str) -> None:
+    bus = connect(embedded_url)
+    before = set(threading.enumerate())
+    await bus.start()
+    started = set(threading.enumerate())
+    await bus.start()
+    assert set(threading.enumerate()) <= started
+    await bus.aclose()
+    assert started - before
+
+
+async def test_a_closed_bus_says_so(embedded_url: str) -> None:
+    bus = connect(embedded_url)
+    with pytest.raises(BusUnavailableError, match="not open"):
+        await bus.topic("t")
+    await bus.aclose()
+    async with bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        reader = await bus.open_reader("t", 0, start=None, committed=True)
+        writer = await bus.open_writer("w", 0)
+    await bus.aclose()
+    with pytest.raises(BusUnavailableError, match="closed"):
+        await reader.fetch()
+    with pytest.raises(BusUnavailableError, match="closed"):
+        await writer.commit([("t", [Entry(b"k", b"v")])])
+    assert list(parse(embedded_url).wake.iterdir()) == []
+
+
+# --- what others have written with a program of theirs -----------------------------------------------------
+
+ODD = ("'text'", "x'ff00'", "7", "1.5", "NULL", "'\u2028'", "CAST(x'ff' AS TEXT)", str(2**63 - 1), "-9e999")
+
+
+def without_checks(path: Path) -> sqlite3.Connection:
+    """A connection of somebody's who writes as the tables of older files let them."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA ignore_check_constraints = ON")
+    return connection
+
+
+@pytest.mark.parametrize("column", ["key", "value", "time", "off"])
+@pytest.mark.parametrize("odd", ODD)
+async def test_a_row_of_a_wrong_type_damages_itself_only(tmp_path: Path, column: str, odd: str) -> None:
+    url = f"sqlite://{tmp_path}/bus.db"
+    async with connect(url) as bus:
+        await bus.create_topics([TopicSpec("t", 1, {"cleanup.policy": "compact,delete"}), TopicSpec("u", 1, {})])
+        await bus.publish("t", 0, Entry(b"a", b"1"))
+        values = {"key": "x'6b'", "value": "x'76'", "time": "5", "off": "1"} | {column: odd}
+        with closing(without_checks(tmp_path / "bus.db")) as stranger:
+            try:
+                stranger.execute(
+                    f"INSERT INTO record (topic, part, {', '.join(values)}) VALUES (1, 0, {', '.join(values.values())})"
+                )
+            except sqlite3.IntegrityError:
+                assert odd == "NULL"  # NOT NULL was there from the first
+            stranger.execute("UPDATE part SET next = 2 WHERE topic = 1")
+        await bus.publish("t", 0, Entry(b"b", b"2"))
+        for _ in range(2):
+            async with await bus.open_reader("t", 0, start=0, committed=True) as reader:
+                messages = []
+                while reader.position < 3:
+                    messages += await reader.fetch(timeout=0)
+            assert {(type(m.offset), type(m.timestamp_ms)) for m in messages} == {(int, int)}
+            assert all(isinstance(part, bytes | None) for m in messages for part in (m.key, m.value))
+            assert [m.value for m in messages if m.key in (b"a", b"b")][-1] == b"2"
+            await bus.maintain()
+
+
+@pytest.mark.parametrize("odd", ["'text'", "x'ff00'", "7", "1.5"])
+async def test_the_tables_refuse_what_is_no_bytes(tmp_path: Path, odd: str) -> None:
+    async with connect(f"sqlite://{tmp_path}/bus.db") as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        with closing(sqlite3.connect(tmp_path / "bus.db", isolation_level=None)) as stranger:
+            for column in ("key", "value"):
+                statement = f"INSERT INTO record (topic, part, off, time, {column}) VALUES (1, 0, 0, 0, {odd})"
+                with nullcontext() if odd.startswith("x") else pytest.raises(sqlite3.IntegrityError, match="CHECK"):
+                    stranger.execute(statement)
+                stranger.execute("DELETE FROM record")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(f"UPDATE part SET {column} = {odd}" for column in ("start", "next") for odd in ("'x'", "x'00'", "1.5", "-7")),
+        "DELETE FROM part",
+        *(f"UPDATE topic SET partitions = {odd}" for odd in ("'x'", "0", "x'00'")),
+        *(f"UPDATE topic SET config = {odd}" for odd in ("'x'", "'[]'", "7", "CAST(x'ff' AS TEXT)")),
+        """UPDATE topic SET config = '{"retention.ms": "soon"}'""",
+        "UPDATE topic SET uuid = x'ff'",
+    ],
+)
+async def test_a_topic_or_partition_of_a_wrong_type_is_said_and_nothing_worse(tmp_path: Path, damage: str) -> None:
+    url = f"sqlite://{tmp_path}/bus.db"
+    async with connect(url) as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+    with closing(without_checks(tmp_path / "bus.db")) as stranger:
+        stranger.execute(damage)
+    async with connect(url) as bus:
+        for use in (lambda: bus.publish("t", 0, Entry(b"k", b"v")), lambda: bus.offsets("t", 0)):
+            with pytest.raises(BusError, match=r"damaged|UTF-8"):
+                await use()
+        with suppress(BusError):
+            await bus.maintain()
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize(
+    "statement", ["UPDATE member SET {} = {}", "UPDATE owner SET {} = {}", "UPDATE writer SET epoch = {1}"]
+)
+async def test_a_group_or_writer_of_a_wrong_type_ends_nobody_s_process(
+    tmp_path: Path, odd: str, statement: str
+) -> None:
+    url = f"sqlite://{tmp_path}/bus.db"
+    async with connect(url) as bus:
+        await bus.create_topics([TopicSpec("t", 2, {})])
+        writer = await bus.open_writer("w", 0)
+        join = partial(bus.join, "g", "t", session_timeout=6.0, heartbeat_interval=0.05)
+        first = await join(replica="a")
+        with closing(without_checks(tmp_path / "bus.db")) as stranger:
+            for column in ("name", "process", "boot", "until", "part"):
+                with suppress(sqlite3.Error):
+                    stranger.execute(statement.format(column, odd))
+        second = await join(replica="b")
+        with suppress(FencedError):
+            await writer.commit([("t", [Entry(b"k", b"v")])])
+        assert await bus.tenure("w") is not None
+        with anyio.fail_after(10):
+            while not second.partitions:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        for member in (first, second):
+            await member.leave()

@@ -1,0 +1,76 @@
+"""One device under several names, as drivers, manager, ledger and checker see it together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from anyio import to_thread
+
+from outfitter_verify import verify
+from runtime.conftest import Serve
+from support.in_process_manager import HOST, deregister, register
+
+RESOURCES = """
+lease-grace = "0s"
+external-resources = ["a", "b", "c"]
+[external-resource.a]
+amount = 1
+driver = "static"
+param.devices = "x"
+param.device.x.id = "/dev/x0"
+[external-resource.b]
+amount = 1
+driver = "static"
+param.devices = "y"
+param.device.y.id = "PCI-0"
+[external-resource.c]
+amount = 1
+driver = "files"
+param.path = "{folder}"
+param.poll-interval = "20ms"
+"""
+
+
+def connecting(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    hidden = folder / ".u"
+    hidden.write_text("id=UUID-0\naliases=/dev/x0;PCI-0\n")
+    return hidden.rename(folder / "u")
+
+
+def resource(records: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = records.get(f"@host/{HOST}", {}).get("resources", {}).get(name, {})
+    return found
+
+
+def reported(records: dict[str, dict[str, Any]]) -> bool:
+    return all(resource(records, name).get("state") == "reported" for name in "abc")
+
+
+async def test_a_device_stays_lent_when_the_driver_that_knows_its_names_no_longer_does(
+    serve: Serve, tmp_path: Path, url: str
+) -> None:
+    config = RESOURCES.format(folder=tmp_path / "c")
+    file = connecting(tmp_path / "c")
+    async with serve(config) as house:
+        await house.until(lambda records: resource(records, "c").get("total") == 1 and reported(records))
+        assert resource(await house.records(), "c")["names"] == [["UUID-0", "/dev/x0", "PCI-0"]]
+        await house.say(register("w1", lease_s=None, a=1), register("w2", lease_s=None, b=1))
+        assert (await house.state("w1", "allocated"))["aliases"] == {"/dev/x0": ["PCI-0", "UUID-0"]}
+        await house.state("w2", "pending")
+        file.unlink()
+        await house.until(lambda records: resource(records, "c").get("total") == 0)
+        await house.say(register("w3", lease_s=None, b=1))
+        await house.state("w3", "pending")
+        await house.stop()
+    async with serve(config) as house:
+        await house.until(
+            lambda records: reported(records) and records[f"@host/{HOST}"]["manager"]["stopped_at"] is None
+        )
+        await house.say(register("w4", lease_s=None, b=1))
+        await house.state("w4", "pending")
+        await house.say(deregister("w1"))
+        await house.state("w2", "allocated")
+        report = await to_thread.run_sync(verify, url, "outfitter")
+        assert report.violations == ()

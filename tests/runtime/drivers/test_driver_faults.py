@@ -1,0 +1,548 @@
+"""A driver that hangs, floods, dies or lies costs its own resource only, and its workers are told what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from datetime import timedelta
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from outfitter_drivers.api import (
+    Device,
+    DriverParams,
+    ExternalResourceDriver,
+    ExternalResourceDriverFactory,
+    ExternalResourceInfo,
+    Grant,
+    InUseCheck,
+    Inventory,
+    Preparation,
+    TemporaryDriverError,
+    Worker,
+)
+from outfitter_service import config as configuration
+from outfitter_service.core import model as m
+from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.drivers import loading
+from outfitter_service.runtime.drivers import supervisor as supervisor_module
+from outfitter_service.runtime.drivers.pool import DriverPool, close
+from outfitter_service.runtime.drivers.supervisor import Loaded, Supervisor
+from outfitter_service.runtime.drivers.translation import AT_A_STRETCH, MOST_DEVICES, SHORTEST_DELAY_S, known_devices
+from runtime.conftest import Serve
+from simulation.loop import running
+from support.in_process_manager import another, deregister, register
+from support.processes import wait_until_ended
+
+
+def scripted(folder: Path, lines: str, extra: str = "") -> str:
+    """TOML of `bad`, found by a script of these lines, and of `good`, which is always there."""
+    script = folder / "discover.sh"
+    script.write_text(f"#!/bin/sh\n{lines}\n")
+    script.chmod(0o755)
+    return (
+        'external-resources = ["bad", "good"]\n'
+        '[external-resource.good]\namount = 1\ndriver = "static"\nparam.count = 9\n'
+        f'[external-resource.bad]\namount = 1\ndriver = "gpu"\nparam.discovery-script.path = "{script}"\n{extra}'
+    )
+
+
+def test_a_configured_driver_timeout_is_the_drivers_own_limit_too(tmp_path: Path) -> None:
+    """Some drivers bound their later looks themselves: the manager only waits for the first."""
+    path = tmp_path / "outfitter.toml"
+    path.write_text(
+        'external-resources = ["a", "b"]\n'
+        f'[external-resource.a]\namount = 1\ndriver = "files"\nparam.path = "{tmp_path}"\ndriver-timeout = "7s"\n'
+        f'[external-resource.b]\namount = 1\ndriver = "files"\nparam.path = "{tmp_path}"\n'
+    )
+    loaded = loading.load(configuration.load(path, environment={}).resources)
+    assert [each.driver.call_timeout for each in loaded.values() if each.driver is not None] == [7.0, 30.0]
+
+
+SCRIPTS = {
+    "exits with an error": ("echo broken >&2; exit 3", "broken"),
+    "prints too much": ("yes 0123456789 | head -c 3000000", "printed more than"),
+    "prints garbage": ("printf '\\377\\376'", "not UTF-8"),
+    "prints half an object": ('echo \'{"name": "gpu", "addresses":\'', "valid is"),
+    "is killed": ("kill -KILL $$", "killed by SIGKILL"),
+    "hangs": ("sleep 600", "did not end within 0.3 s"),
+    "names nothing": ("echo", "names 0"),
+}
+
+
+@pytest.mark.parametrize("case", SCRIPTS)
+async def test_a_script_that_fails_is_named_in_its_workers_record_and_others_are_served(
+    serve: Serve, tmp_path: Path, case: str
+) -> None:
+    lines, said = SCRIPTS[case]
+    config = scripted(tmp_path, lines, 'param.discovery-script.timeout = "300ms"')
+    async with serve(config) as house:
+        await house.say(register("w", bad=1), register("both", bad=1, good=1))
+        for index in range(5):
+            await house.say(register(f"g{index}", good=1))
+        for index in range(5):
+            await house.state(f"g{index}", "allocated")
+        record = await house.until(
+            lambda records: said in (records.get("h/w/1", {}).get("reason") or "") and records["h/w/1"]
+        )
+        assert record["state"] in {"pending", "failed"}
+        assert record["resources"] == {}
+        both = await house.until(lambda records: said in (records["h/both/1"]["reason"] or "") and records["h/both/1"])
+        assert both["resources"] == {}
+        assert house.metric("outfitter_driver_failures_total", resource="bad", call="retrieve") > 0
+        assert house.metric("outfitter_driver_failures_total", resource="good", call="inventory") == 0
+        assert house.metric("outfitter_driver_seconds_count", resource="bad", call="retrieve") > 0
+
+
+async def test_a_script_that_leaves_children_is_answered_and_the_children_are_ended(
+    serve: Serve, tmp_path: Path
+) -> None:
+    pids = tmp_path / "pids"
+    async with serve(
+        scripted(tmp_path, f"sleep 600 & echo $! >> {pids}; sleep 600 & echo $! >> {pids}; echo 0")
+    ) as house:
+        await house.say(register("w", bad=1))
+        assert [info["index"] for info in (await house.state("w", "allocated"))["resources"]["bad"]] == ["0"]
+    wait_until_ended(*map(int, pids.read_text().split()))
+
+
+async def test_a_script_that_works_again_serves_those_who_wait(serve: Serve, tmp_path: Path) -> None:
+    flag = tmp_path / "works"
+    async with serve(scripted(tmp_path, f"test -e {flag} || kill -KILL $$; echo 0,1")) as house:
+        await house.say(register("w", bad=2))
+        await house.state("w", "pending")
+        flag.touch()
+        assert len((await house.state("w", "allocated"))["resources"]["bad"]) == 2
+
+
+async def test_a_script_that_hangs_for_one_workers_amount_serves_all_who_want_fewer(
+    serve: Serve, tmp_path: Path
+) -> None:
+    lines = "[ $1 -gt 100 ] && exec sleep 60; seq -s, 0 $(($1-1))"
+    async with serve(scripted(tmp_path, lines, 'param.discovery-script.timeout = "300ms"')) as house:
+        await house.say(register("big", bad=1000), *[register(f"w{index}", bad=1) for index in range(5)])
+        for index in range(5):
+            await house.state(f"w{index}", "allocated")
+        await house.say(register("late", bad=1))
+        await house.state("late", "allocated")
+        records = await house.until(lambda found: found["h/big/1"]["reason_code"] == "driver-failed" and found)
+        assert "did not end within 0.3 s" in records["h/big/1"]["reason"]
+        held = [record["resources"].get("bad", []) for key, record in records.items() if key.startswith("h/")]
+        assert len({info["id"] for infos in held for info in infos}) == 6
+
+
+async def test_withdrawing_from_a_script_that_hangs_is_not_delayed_by_it(serve: Serve, tmp_path: Path) -> None:
+    async with serve(scripted(tmp_path, "sleep 600")) as house:
+        await house.say(register("w", bad=1), deregister("w"))
+        assert (await house.state("w", "ended"))["reason_code"] == "withdrawn"
+
+
+# --- drivers in Python -------------------------------------------------------------------------------------
+
+
+class WordlessError(Exception):
+    """An exception whose message cannot be read."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Unrelated(BaseException):
+    """No `Exception`, as what some libraries raise to end a program."""
+
+
+RAISED: dict[str, Callable[[], BaseException]] = {
+    "a delay as a timedelta": lambda: TemporaryDriverError("later", delay=timedelta(milliseconds=10)),
+    "a delay that is a text": lambda: TemporaryDriverError("later", delay="5"),  # type: ignore[arg-type]
+    "a delay of nan": lambda: TemporaryDriverError("later", delay=float("nan")),
+    "a delay without an end": lambda: TemporaryDriverError("later", delay=float("inf")),
+    "no words": WordlessError,
+    "an end of the process": lambda: SystemExit(3),
+    "an interrupt": KeyboardInterrupt,
+    "an end of a generator": GeneratorExit,
+    "an end of an iteration": StopAsyncIteration,
+    "a group": lambda: BaseExceptionGroup("two", [SystemExit(2), asyncio.CancelledError()]),
+    "no exception": lambda: Unrelated("odd"),
+}
+
+
+class Odd(ExternalResourceDriver, Inventory):
+    """Does what the parameter says, the first time it is looked at."""
+
+    call_timeout = 0.2
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+        self.asked = 0
+
+    async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
+        return []
+
+    async def inventory(self, host: str) -> AsyncIterator[Sequence[Device]]:
+        self.asked += 1
+        while self.how == "never waits":
+            self.asked += 1
+            yield [Device(properties={"index": "0", "asked": str(self.asked)})]
+        if self.how == "always yields what is no text":
+            yield [Device(properties={"index": 7})]  # type: ignore[dict-item]
+        if self.how.startswith("sets "):
+            yield [Device(properties={"index": "7"}, env={self.how.removeprefix("sets "): "x"})]
+        if self.asked == 1:
+            if self.how in RAISED:
+                raise RAISED[self.how]()
+            match self.how:
+                case "raises":
+                    raise TemporaryDriverError("not now", delay=0.01)
+                case "hangs":
+                    await anyio.sleep_forever()
+                case "yields no devices":
+                    yield [None, 7]  # type: ignore[list-item]
+                case "yields devices without a name":
+                    yield [Device(properties={})]
+                case "yields what is no text":
+                    yield [Device(properties={"index": 0})]  # type: ignore[dict-item]
+                case "yields half characters":
+                    yield [Device(properties={"index": "0", "path": os.fsdecode(b"/dev/\xff")})]
+                case "raises half characters":
+                    raise OSError("no such device: " + os.fsdecode(b"/dev/\xff"))
+                case "ends":
+                    yield []
+                    return
+                case "ends before it begins":
+                    return
+                case "yields too many devices":
+                    yield [Device(properties={"index": str(index)}) for index in range(MOST_DEVICES + 1)]
+                case "is cancelled from within":
+                    yield []
+                    forgotten = asyncio.ensure_future(anyio.sleep_forever())
+                    forgotten.cancel()
+                    await forgotten
+        yield [Device(properties={"index": "0"})]
+        await anyio.sleep_forever()
+
+
+class WithProperties(Odd):
+    """What it says of itself is its own code."""
+
+    def __init__(self, **properties: object) -> None:
+        super().__init__("works")
+        self.properties = properties
+
+    def __getattribute__(self, name: str) -> Any:
+        properties = super().__getattribute__("__dict__").get("properties", {})
+        if name not in properties:
+            return super().__getattribute__(name)
+        if isinstance(properties[name], Exception):
+            raise properties[name]
+        return properties[name]
+
+
+class OddFactory(ExternalResourceDriverFactory):
+    def create_external_resource_driver(self, config: DriverParams) -> Odd:
+        if config["how"] == "cannot be built":
+            raise RuntimeError("no such bus")
+        if config["how"] == "ends the process":
+            raise SystemExit("a vendor's library wants to end this process")
+        if config["how"] == "has no words":
+            raise WordlessError
+        if config["how"] == "has a hint that fails":
+            return WithProperties(not_granted_hint=RuntimeError("no hint today"))
+        if config["how"] == "has an odd time-out":
+            return WithProperties(call_timeout="soon")
+        if config["how"] == "is none":
+            return cast("Odd", None)
+        return Odd(config["how"])
+
+
+def odd(how: str) -> str:
+    return (
+        'external-resources = ["odd", "good"]\n'
+        '[external-resource.good]\namount = 1\ndriver = "static"\nparam.count = 2\n'
+        f'[external-resource.odd]\namount = 1\ndriver = "service.test_driver_faults:OddFactory"\nparam.how = "{how}"\n'
+    )
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "raises",
+        "raises half characters",
+        "hangs",
+        "yields no devices",
+        "yields devices without a name",
+        "yields what is no text",
+        "yields half characters",
+        "ends",
+        "ends before it begins",
+        "yields too many devices",
+        "is cancelled from within",
+        *RAISED,
+    ],
+)
+async def test_an_inventory_that_fails_once_is_opened_again(serve: Serve, how: str) -> None:
+    async with serve(odd(how)) as house:
+        await house.say(register("g", good=1))
+        await house.state("g", "allocated")
+        await house.until(
+            lambda records: (
+                records["@host/h"]["resources"]["odd"]["state"] == "reported"
+                and records["@host/h"]["resources"]["odd"]["devices"]
+            )
+        )
+        await house.say(register("w", odd=1))
+        assert (await house.state("w", "allocated"))["resources"]["odd"][0]["id"] == "odd:0"
+        assert house.metric("outfitter_driver_failures_total", resource="good", call="inventory") == 0
+
+
+async def test_an_inventory_that_never_waits_leaves_its_manager_time_for_others(serve: Serve) -> None:
+    async with serve(odd("never waits")) as house:
+        await house.say(register("g", good=1), register("w", odd=1))
+        await house.state("g", "allocated")
+        await house.state("w", "allocated")
+
+
+class Busy(Odd):
+    """Has other devices each time, or fails and wants no delay, five times, at once. `asked_at` is when, in seconds."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(how)
+        self.asked_at: list[float] = []
+
+    async def inventory(self, host: str) -> AsyncIterator[Sequence[Device]]:
+        while len(self.asked_at) < 5:
+            self.asked_at.append(anyio.current_time())
+            if self.how == "fails":
+                raise TemporaryDriverError("again", delay=0.0)
+            yield [Device(properties={"index": str(len(self.asked_at))})]
+        await anyio.sleep_forever()
+
+
+@pytest.mark.parametrize("how", ["yields", "fails"])
+def test_a_driver_that_never_waits_is_asked_again_after_a_pause(how: str) -> None:
+    """In virtual time: a busy machine cannot stretch the pause."""
+    driver = Busy(how)
+    supervisor = Supervisor(
+        Loaded(spec=m.ResourceSpec(name="busy"), driver=driver), host="h", emit=lambda _: None, metrics=Metrics()
+    )
+
+    async def look() -> None:
+        with anyio.move_on_after(10.0):
+            await supervisor.keep_inventory(driver)
+
+    with running(0) as loop:
+        loop.run_until_complete(look())
+    pauses = [after - before for before, after in pairwise(driver.asked_at)]
+    assert pauses == pytest.approx([SHORTEST_DELAY_S] * 4)
+    assert SHORTEST_DELAY_S == 0.05
+
+
+async def test_the_many_devices_of_a_report_are_looked_at_in_several_turns() -> None:
+    looked_at = 0
+    by_turn: list[int] = []
+
+    def devices() -> Iterator[Device]:
+        nonlocal looked_at
+        for index in range(MOST_DEVICES):
+            looked_at += 1
+            yield Device(properties={"index": str(index)})
+
+    async def count() -> None:
+        while True:
+            by_turn.append(looked_at - sum(by_turn))
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(count)
+        assert len(await known_devices("gpu", devices())) == MOST_DEVICES
+        tasks.cancel_scope.cancel()
+    assert AT_A_STRETCH == 500
+    assert max(by_turn) == AT_A_STRETCH
+
+
+async def test_devices_that_are_no_text_are_refused_and_leave_a_ledger_that_can_be_replayed(serve: Serve) -> None:
+    async with serve(odd("always yields what is no text")) as house:
+        state = await house.until(
+            lambda records: records["@host/h"]["resources"]["odd"]["state"] != "not-reported" and records["@host/h"]
+        )
+        assert state["resources"]["odd"]["state"] == "driver-failed"
+        assert "'odd:7'" in state["resources"]["odd"]["reason"]
+    async with serve(odd("works"), identity=another()) as house:
+        await house.say(register("w", odd=1))
+        await house.state("w", "allocated")
+
+
+@pytest.mark.parametrize("name", ["PATH", "LD_PRELOAD", "PYTHONPATH", "OUTFITTER_BUS", "A=B"])
+async def test_a_driver_that_sets_a_variable_that_decides_which_code_runs_is_refused(serve: Serve, name: str) -> None:
+    async with serve(odd(f"sets {name}")) as house:
+        state = await house.until(
+            lambda records: records["@host/h"]["resources"]["odd"]["state"] != "not-reported" and records["@host/h"]
+        )
+        assert state["resources"]["odd"]["state"] == "driver-failed"
+        assert f"with variable {name!r}, which no driver may set" in state["resources"]["odd"]["reason"]
+
+
+async def test_a_resource_that_waits_is_asked_for_again_after_a_failure_for_good(serve: Serve, tmp_path: Path) -> None:
+    flag = tmp_path / "works"
+    config = scripted(tmp_path, f"test -e {flag} && echo 0,1 || echo", 'on-failure = "wait"')
+    async with serve(config) as house:
+        await house.say(register("w", bad=2))
+        await house.until(lambda records: records.get("h/w/1", {}).get("reason_code") == "driver-failed")
+        flag.touch()
+        await house.state("w", "allocated")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("cannot be built", "no such bus"),
+        ("is none", "no ExternalResourceDriver but None"),
+        ("ends the process", "a vendor's library wants to end this process"),
+        ("has no words", "its message cannot be read"),
+        ("has a hint that fails", "no hint today"),
+        ("has an odd time-out", "call_timeout is 'soon'"),
+    ],
+)
+async def test_a_driver_that_cannot_be_built_leaves_the_others_served(serve: Serve, how: str, said: str) -> None:
+    async with serve(odd(how)) as house:
+        await house.say(register("w", odd=1), register("g", good=1))
+        await house.state("g", "allocated")
+        record = await house.state("w", "failed")
+        assert record["reason_code"] == "misconfigured"
+        assert "external-resource.odd" in record["reason"]
+        assert said in record["reason"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ('amount = "many"\ndriver = "static"\nparam.count = 2', "amount"),
+        ('amount = 1\ndriver = "statik"\nparam.count = 2', "static"),
+        ('amount = 1\ndriver = "static"\nparam.cuont = 2', "cuont"),
+        ('amount = 1\ndriver = "gpu"\nparam.discovery-script.path = "/no/such/script"', "/no/such/script"),
+    ],
+)
+async def test_one_wrong_resource_in_the_configuration_answers_with_its_key_and_the_others_are_served(
+    serve: Serve, wrong: str, said: str
+) -> None:
+    config = (
+        'external-resources = ["wrong", "good"]\n'
+        '[external-resource.good]\namount = 1\ndriver = "static"\nparam.count = 2\n'
+        f"[external-resource.wrong]\n{wrong}\n"
+    )
+    async with serve(config) as house:
+        await house.say(register("w", wrong=1), register("g", good=1))
+        await house.state("g", "allocated")
+        record = await house.state("w", "failed")
+        assert "external-resource.wrong" in record["reason"]
+        assert said in record["reason"]
+        assert (await house.records())["@host/h"]["resources"]["wrong"]["state"] != "reported"
+
+
+async def test_no_script_outlives_its_manager(serve: Serve, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    async with serve(scripted(tmp_path, f"echo $$ > {pid}.new; mv {pid}.new {pid}; sleep 600")) as house:
+        await house.say(register("w", bad=1))
+        with anyio.fail_after(10):
+            while not pid.exists():  # noqa: ASYNC110 - another process makes it
+                await anyio.sleep(0.01)
+    wait_until_ended(int(pid.read_text()))
+
+
+class Raising(ExternalResourceDriver, Preparation, InUseCheck):
+    """Each of its calls raises what it was made with, the first time."""
+
+    def __init__(self, error: Callable[[], BaseException]) -> None:
+        self.error = error
+        self.called: set[str] = set()
+
+    def once(self, call: str) -> None:
+        if call not in self.called:
+            self.called.add(call)
+            raise self.error()
+
+    async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
+        self.once("retrieve")
+        return [ExternalResourceInfo({"index": str(index)}) for index in range(amount)]
+
+    async def prepare(self, grant: Grant) -> None:
+        self.once("prepare")
+
+    async def unprepare(self, grant: Grant) -> None:
+        self.once("unprepare")
+
+    async def in_use(self, grant: Grant) -> str | None:
+        self.once("in-use")
+        return None
+
+    async def aclose(self) -> None:
+        self.once("close")
+
+
+@pytest.mark.parametrize("what", RAISED)
+async def test_whatever_a_driver_raises_is_its_own_failure_and_is_tried_again(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "FIRST_DELAY_S", 0.01)
+    said: list[m.Event] = []
+    driver = Raising(RAISED[what])
+    loaded = Loaded(spec=m.ResourceSpec(name="bad", on_demand=True), driver=driver)
+    supervisor = Supervisor(loaded, host="h", emit=said.append, metrics=Metrics())
+    question = m.Discover(host="h", resource="bad", amount=1, least=1, allocation="h/w/1")
+    grant = Grant(allocation="h/w/1", token=1, worker=Worker(host="h", resource="bad"), device_ids=(), devices=())
+    await supervisor.discover(question, None)
+    await supervisor.discover(question, None)
+    assert "could not prepare" in (await supervisor.prepare(grant) or "")
+    assert await supervisor.prepare(grant) is None
+    await supervisor.unprepare(grant)
+    assert await supervisor.wait_until_unused(grant)
+    await close([loaded], 5.0)
+    assert driver.called == {"retrieve", "prepare", "unprepare", "in-use", "close"}
+    reports = [event for event in said if isinstance(event, m.DriverReport)]
+    assert [report.failure is None for report in reports] == [False, True]
+
+
+async def test_a_host_that_is_left_before_its_devices_are_looked_at_is_not_looked_at() -> None:
+    driver = Odd("works")
+    pool = DriverPool({"odd": Loaded(spec=m.ResourceSpec(name="odd"), driver=driver)}, metrics=Metrics())
+
+    class LeftAtOnce(anyio.Event):
+        """Set in the same turn of the event loop in which the pool has begun with its host."""
+
+        def __new__(cls) -> LeftAtOnce:
+            return object.__new__(cls)
+
+        def set(self) -> None:
+            pool.leave("h")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(pool.run, lambda _: None, started=LeftAtOnce(), host="h"))
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert driver.asked == 0
+
+
+class Refusing(ExternalResourceDriver):
+    """Asked on demand, it fails for now."""
+
+    async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
+        raise TemporaryDriverError(f"not {amount}")
+
+
+async def test_failures_with_several_amounts_have_a_driver_asked_again_once() -> None:
+    said: list[m.Event] = []
+    loaded = Loaded(spec=m.ResourceSpec(name="bad", on_demand=True), driver=Refusing())
+    supervisor = Supervisor(loaded, host="h", emit=said.append, metrics=Metrics())
+    async with anyio.create_task_group() as tasks:
+        for amount in (3, 2, 1):
+            question = m.Discover(host="h", resource="bad", amount=amount, least=amount, allocation="h/w/1")
+            tasks.start_soon(supervisor.discover, question, None)
+    failures = [event.failure for event in said if isinstance(event, m.DriverReport) and event.failure is not None]
+    assert [failure.at_least for failure in failures] == [3, 2, 1]
+    assert sum(isinstance(event, m.DriverRetry) for event in said) == 1

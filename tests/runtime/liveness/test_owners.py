@@ -1,0 +1,556 @@
+"""Owners: their death releases at once, and nobody is taken for dead who may be alive."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import msgspec
+import pytest
+from msgspec import UNSET, structs
+
+from outfitter_proto.bus import BusUnavailableError, Entry
+from outfitter_proto.records import Owner, Unwatched
+from outfitter_proto.support.processes import boot_id, pid_namespace, process_owner, start_ticks, time_namespace
+from outfitter_service.runtime.liveness import descriptors, process_watch
+from outfitter_service.runtime.liveness.process_watch import ProcessWatch
+from outfitter_service.runtime.processor.processor import Limits
+from runtime.conftest import Serve
+from support.faulty_bus import FaultyBus, no_faults
+from support.in_process_manager import HOST, TOPICS, InProcessManager, another, deregister, heartbeat, register, static
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of another kind that lives until it is killed."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as found:
+        yield found
+        found.kill()
+
+
+def owner_of(pid: int, **changes: Any) -> Owner:
+    owner = process_owner(pid)
+    assert owner is not None
+    return structs.replace(owner, **changes)
+
+
+def body(owner: Owner) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(owner)
+    return found
+
+
+async def test_an_owners_death_releases_at_once_whatever_its_lease(
+    serve: Serve, process: subprocess.Popen[bytes]
+) -> None:
+    async with serve(static(1)) as house:
+        owner = body(owner_of(process.pid))
+        await house.say(register("w", gpu=1, owner=owner, lease_s=3600.0), register("next", gpu=1))
+        await house.state("w", "allocated")
+        await house.told()
+        assert house.processor.liveness.watched == 1
+        process.kill()
+        ended = await house.state("w", "ended")
+        assert ended["reason_code"] == "owner-died"
+        assert str(process.pid) in ended["reason"]
+        await house.state("next", "allocated")
+        await house.told()
+        assert house.processor.liveness.watched == 0
+        assert house.metric("outfitter_releases_total", reason="owner-died") == 1
+
+
+async def test_a_watched_owner_needs_no_heartbeats(serve: Serve) -> None:
+    async with serve(static(2)) as house:
+        await house.say(
+            register("w", gpu=1, owner=body(owner_of(os.getpid())), lease_s=0.2),
+            register("silent", gpu=1, lease_s=0.2),
+        )
+        await house.state("silent", "ended")
+        assert (await house.records())["h/w/1"]["state"] == "allocated"
+
+
+async def test_an_owner_whose_name_is_no_text_is_watched_like_any_other(serve: Serve) -> None:
+    """The kernel cuts a process's name after 15 bytes, be it in the middle of a character."""
+    rename = "import ctypes; ctypes.CDLL(None).prctl(15, b'worker-\\xc3', 0, 0, 0); print(flush=True); input()"
+    async with serve(static(1)) as house:
+        with subprocess.Popen([sys.executable, "-c", rename], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as renamed:
+            await anyio.to_thread.run_sync(renamed.stdout.readline if renamed.stdout else bytes)
+            await house.say(register("w", gpu=1, owner=body(owner_of(renamed.pid)), lease_s=None))
+            await house.state("w", "allocated")
+            await house.told()
+            assert house.processor.liveness.watched == 1
+            renamed.kill()
+        assert (await house.state("w", "ended"))["reason_code"] == "owner-died"
+
+
+async def test_an_owner_with_a_number_that_no_process_can_have_is_dead(serve: Serve) -> None:
+    async with serve(static(1)) as house:
+        owner = {**body(owner_of(os.getpid())), "pid": 2**31}
+        await house.say(register("w", gpu=1, owner=owner, lease_s=None))
+        assert (await house.state("w", "ended"))["reason_code"] == "owner-died"
+
+
+async def test_an_owner_that_died_while_no_manager_looked_is_found_dead_at_the_start(
+    serve: Serve, process: subprocess.Popen[bytes]
+) -> None:
+    async with serve(static(1)) as house:
+        await house.say(register("w", gpu=1, owner=body(owner_of(process.pid)), lease_s=None))
+        await house.state("w", "allocated")
+    process.kill()
+    process.wait()
+    async with serve(static(1), identity=another()) as house:
+        assert (await house.state("w", "ended"))["reason_code"] == "owner-died"
+
+
+async def test_an_owner_that_was_dead_when_it_registered_holds_nothing_for_long(
+    serve: Serve, process: subprocess.Popen[bytes]
+) -> None:
+    owner = body(owner_of(process.pid))
+    process.kill()
+    process.wait()
+    async with serve(static(1)) as house:
+        await house.say(register("w", gpu=1, owner=owner, lease_s=None))
+        assert (await house.state("w", "ended"))["reason_code"] == "owner-died"
+
+
+async def test_owners_of_the_boot_before_are_dead_if_it_was_this_machines(serve: Serve) -> None:
+    owner = body(owner_of(os.getpid()))
+    async with serve(static(1), identity=another(machine_id="m")) as house:
+        await house.say(register("w", gpu=1, owner=owner, lease_s=None), register("next", gpu=1))
+        await house.state("w", "allocated")
+    async with serve(static(1), identity=another(machine_id="m", boot_id="the next")) as house:
+        assert "restart" in (await house.state("w", "ended"))["reason"]
+        await house.state("next", "allocated")
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, None), ("m", None), (None, "m")])
+async def test_owners_of_another_boot_are_not_taken_for_dead_where_the_machine_may_be_another(
+    serve: Serve, before: str | None, after: str | None
+) -> None:
+    owner = body(owner_of(os.getpid()))
+    async with serve(static(2), identity=another(machine_id=before)) as house:
+        await house.say(register("w", gpu=1, owner=owner, lease_s=None))
+        await house.state("w", "allocated")
+    async with serve(static(2), identity=another(machine_id=after, boot_id="another")) as house:
+        await house.say(register("next", gpu=1))
+        await house.state("next", "allocated")
+        assert (await house.records())["h/w/1"]["state"] == "allocated"
+    # a machine that is gone for good has taken its processes with it
+    limits = Limits(take_over=True)
+    async with serve(static(2), identity=another(machine_id=after, boot_id="a third"), limits=limits) as house:
+        await house.say(register("last", gpu=1, owner={**owner, "boot_id": "another"}, lease_s=None))
+        assert (await house.state("last", "ended"))["reason_code"] == "owner-died"
+
+
+@pytest.mark.parametrize(("last_commit", "least", "most"), [(1, 0, 0), (2, 1, 7)])
+async def test_a_crash_while_the_deaths_of_the_boot_before_are_written_down_loses_none(
+    bus: FaultyBus, serve: Serve, last_commit: int, least: int, most: int
+) -> None:
+    """Neither before the first of them, when who manages the host has been written, nor in the middle."""
+    owner = body(owner_of(os.getpid()))
+    workers = [f"w{index}" for index in range(8)]
+    async with serve(static(8), identity=another(machine_id="m")) as house:
+        await house.say(*[register(worker, gpu=1, owner=owner, lease_s=None) for worker in workers])
+        for worker in workers:
+            await house.state(worker, "allocated")
+    limits = Limits(batch_records=3)
+    async with serve(static(8), identity=another(machine_id="m", boot_id="b"), limits=limits, ready=False) as house:
+        crashed = anyio.Event()
+        commits = 0
+
+        async def crash(point: str) -> None:
+            nonlocal commits
+            commits += point == "commit:before"
+            if commits > last_commit:
+                crashed.set()
+                await anyio.sleep_forever()
+
+        bus.script = crash
+        with anyio.fail_after(20):
+            await crashed.wait()
+        bus.script = no_faults
+        ended = [worker for worker in workers if (await house.records())[f"h/{worker}/1"]["state"] == "ended"]
+        assert least <= len(ended) <= most
+    async with serve(static(8), identity=another(machine_id="m", boot_id="b")) as house:
+        for worker in workers:
+            assert (await house.state(worker, "ended"))["reason_code"] == "owner-died"
+        # and with the last of them, the boot that goes on is named
+        assert (await house.records())["@checkpoint/host/h"]["boot_id"] == "b"
+        await house.say(register("w", "2", gpu=1, owner={**owner, "boot_id": "b"}, lease_s=None))
+        await house.state("w", "allocated", "2")
+    async with serve(static(8), identity=another(machine_id="m", boot_id="c")) as house:
+        assert (await house.state("w", "ended", "2"))["reason_code"] == "owner-died"
+
+
+# --- last words: the kernel is faster than the bus -----------------------------------------------------------
+
+
+async def seen_dead(house: InProcessManager) -> None:
+    with anyio.fail_after(20):
+        while house.processor.liveness.watched:  # noqa: ASYNC110 - it tells nobody
+            await anyio.sleep(0.002)
+
+
+@pytest.mark.parametrize("words", ["deregister", "nothing"])
+async def test_what_a_worker_said_before_it_died_counts_although_its_death_is_seen_sooner(
+    bus: FaultyBus, serve: Serve, process: subprocess.Popen[bytes], words: str
+) -> None:
+    async with serve(static(1)) as house:
+        await house.say(register("w", gpu=1, owner=body(owner_of(process.pid)), lease_s=None))
+        await house.state("w", "allocated")
+        slow = anyio.Event()
+
+        async def hold(point: str) -> None:
+            if point == "fetch:after":
+                await slow.wait()
+
+        bus.script = hold
+        if words == "deregister":
+            await house.say(deregister("w"))
+        process.kill()
+        await seen_dead(house)
+        slow.set()
+        ended = await house.state("w", "ended")
+    assert ended["reason_code"] == ("deregistered" if words == "deregister" else "owner-died")
+
+
+async def test_a_death_is_judged_once_the_bus_can_be_asked_again(
+    bus: FaultyBus, serve: Serve, process: subprocess.Popen[bytes]
+) -> None:
+    async with serve(static(1)) as house:
+        await house.say(register("w", gpu=1, owner=body(owner_of(process.pid)), lease_s=None))
+        await house.state("w", "allocated")
+        asked = 0
+
+        async def refuse_twice(point: str) -> None:
+            nonlocal asked
+            asked += point == "offsets:before"
+            if point == "offsets:before" and asked < 3:
+                raise BusUnavailableError("away")
+
+        bus.script = refuse_twice
+        process.kill()
+        assert (await house.state("w", "ended"))["reason_code"] == "owner-died"
+        assert asked >= 3
+
+
+async def test_last_words_of_the_time_without_a_manager_count_too(
+    serve: Serve, process: subprocess.Popen[bytes]
+) -> None:
+    async with serve(static(1)) as house:
+        await house.say(register("w", gpu=1, owner=body(owner_of(process.pid)), lease_s=None))
+        await house.state("w", "allocated")
+        bus = house.bus
+    await bus.publish(TOPICS.registrations, 0, Entry(HOST.encode(), json.dumps(deregister("w")).encode()))
+    process.kill()
+    process.wait()
+    async with serve(static(1), identity=another()) as house:
+        assert (await house.state("w", "ended"))["reason_code"] == "deregistered"
+
+
+# --- who can be watched at all -----------------------------------------------------------------------------
+
+
+class Deaths(list[tuple[str, str]]):
+    def __call__(self, key: str, detail: str) -> None:
+        self.append((key, detail))
+
+
+def watch(**changes: Any) -> tuple[ProcessWatch, Deaths]:
+    died = Deaths()
+    fields = {
+        "boot_id": boot_id(), "pid_ns": pid_namespace(), "time_ns": time_namespace(), "earlier_boot_id": None,
+        "died": died,
+    }  # fmt: skip
+    return ProcessWatch(**{**fields, **changes}), died
+
+
+async def test_a_pid_that_belongs_to_another_process_by_now_means_that_the_owner_is_gone() -> None:
+    watching, died = watch()
+    assert watching.watch("k", owner_of(os.getpid(), start_ticks=1))
+    assert "belongs to another process" in died[0][1]
+    assert len(watching) == 0
+
+
+async def test_an_owner_in_another_pid_namespace_is_not_looked_for() -> None:
+    watching, died = watch()
+    assert not watching.watch("k", owner_of(os.getpid(), pid_ns=1))
+    assert died == []
+
+
+async def test_an_owner_of_another_boot_is_not_looked_for_unless_it_was_this_machines_last() -> None:
+    watching, died = watch()
+    assert not watching.watch("k", owner_of(os.getpid(), boot_id="another machine's"))
+    assert died == []
+    watching, died = watch(earlier_boot_id="the boot before")
+    assert watching.watch("k", owner_of(os.getpid(), boot_id="the boot before"))
+    assert "restart" in died[0][1]
+
+
+async def test_a_process_that_proc_does_not_show_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch)
+    watching, died = watch()
+    assert not watching.watch("k", owner_of(os.getpid(), start_ticks=1))
+    assert died == []
+    assert watching.reason("k") == Unwatched.HIDDEN
+    watching.close()
+
+
+def hide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As hidepid=2 does with other users' processes."""
+
+    def read(pid: int) -> int:
+        raise FileNotFoundError(pid)
+
+    monkeypatch.setattr(process_watch, "read_start_ticks", read)
+
+
+async def test_a_process_that_proc_does_not_show_because_it_ended_is_dead(
+    monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes]
+) -> None:
+    owner = owner_of(process.pid)
+    process.kill()
+    # it stays a zombie, so its pid stays its own
+    await anyio.to_thread.run_sync(os.waitid, os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    hide(monkeypatch)
+    watching, died = watch()
+    assert watching.watch("k", owner)
+    assert len(died) == 1
+
+
+async def test_where_the_own_boot_is_not_known_nobody_is_watched() -> None:
+    watching, died = watch(boot_id=None)
+    assert not watching.watch("k", owner_of(os.getpid()))
+    assert died == []
+
+
+async def test_descriptors_are_given_back(process: subprocess.Popen[bytes]) -> None:
+    before = pidfds()
+    watching, _ = watch()
+    for key in "abc":
+        assert watching.watch(key, owner_of(process.pid))
+    watching.watch("reused", owner_of(process.pid, start_ticks=1))
+    assert pidfds() == before + 1
+    for key in "aab":
+        watching.forget(key)
+    assert pidfds() == before + 1
+    watching.close()
+    assert pidfds() == before
+
+
+# --- whose start time cannot be compared ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("said", [UNSET, None, 1, "ours"])
+@pytest.mark.parametrize("shifted", [0, 10_000_000, -1])
+async def test_an_owner_is_taken_for_dead_by_its_start_time_only_where_one_clock_has_measured_both(
+    said: Any, shifted: int
+) -> None:
+    here = time_namespace()
+    watching, died = watch()
+    ours = here if said == "ours" else said
+    owner = owner_of(os.getpid(), time_ns=ours)
+    sure = watching.watch("k", structs.replace(owner, start_ticks=owner.start_ticks + shifted))
+    dead = said == "ours" and shifted != 0
+    assert bool(died) is dead
+    assert sure is (dead or (shifted == 0 and said != 1))
+    assert watching.reason("k") == (None if sure else Unwatched.TIME_NAMESPACE)
+    watching.close()
+
+
+async def test_where_the_kernel_has_no_time_namespaces_start_times_are_compared() -> None:
+    watching, died = watch(time_ns=None)
+    assert watching.watch("k", owner_of(os.getpid(), start_ticks=1, time_ns=UNSET))
+    assert len(died) == 1
+
+
+async def test_a_process_that_may_be_another_one_is_the_owners_end_when_it_ends(
+    process: subprocess.Popen[bytes],
+) -> None:
+    watching, died = watch()
+    assert not watching.watch("k", owner_of(process.pid, start_ticks=1, time_ns=1))
+    process.kill()
+    with anyio.fail_after(20):
+        while not died:  # noqa: ASYNC110 - it tells nobody
+            await anyio.sleep(0.002)
+    assert died == [("k", f"process {process.pid} ended")]
+    assert watching.reason("k") is None
+
+
+async def test_a_thread_is_no_process_that_could_be_watched() -> None:
+    threads = [int(path.name) for path in Path("/proc/self/task").iterdir()]
+    await anyio.to_thread.run_sync(lambda: threads.append(threading.get_native_id()))
+    thread = next(number for number in threads if number != os.getpid())
+    watching, died = watch()
+    assert not watching.watch("k", owner_of(thread))
+    assert (watching.reason("k"), died) == (Unwatched.NO_PROCESS, [])
+    # the number was another process's before, which is gone
+    assert watching.watch("old", owner_of(thread, start_ticks=1))
+    assert [key for key, _ in died] == ["old"]
+
+
+async def test_the_first_process_and_the_managers_own_are_watched_like_any_other() -> None:
+    watching, died = watch()
+    assert watching.watch("first", structs.replace(owner_of(os.getpid()), pid=1, start_ticks=start_ticks(1)))
+    assert watching.watch("own", owner_of(os.getpid()))
+    assert (len(watching), died) == (2, [])
+    watching.close()
+
+
+# --- more processes than descriptors -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crowd() -> Iterator[list[subprocess.Popen[bytes]]]:
+    found = [subprocess.Popen(["sleep", "1000"]) for _ in range(5)]
+    yield found
+    for each in found:
+        each.kill()
+        each.wait()
+
+
+async def test_processes_beyond_the_descriptors_are_looked_at_in_turns(
+    monkeypatch: pytest.MonkeyPatch, crowd: list[subprocess.Popen[bytes]]
+) -> None:
+    monkeypatch.setattr(descriptors, "for_owners", lambda: 2)
+    before = pidfds()
+    watching, died = watch()
+    for each in crowd:
+        assert watching.watch(str(each.pid), owner_of(each.pid))
+        assert watching.watch(f"{each.pid} once more", owner_of(each.pid))
+    assert (len(watching), watching.polled, pidfds() - before) == (5, 3, 2)
+    last = crowd[-1]
+    last.kill()
+    last.wait()
+    watching.look()
+    assert sorted(key for key, _ in died) == [str(last.pid), f"{last.pid} once more"]
+    assert (len(watching), watching.polled) == (4, 2)
+    # where descriptors are free again, they are used
+    for key in (str(crowd[0].pid), f"{crowd[0].pid} once more"):
+        watching.forget(key)
+    watching.look()
+    assert (len(watching), watching.polled, pidfds() - before) == (3, 1, 2)
+    watching.close()
+    assert (pidfds() - before, watching.unsettled) == (0, False)
+
+
+async def test_a_pid_that_was_given_away_between_two_looks_means_that_the_owner_is_gone(
+    monkeypatch: pytest.MonkeyPatch, crowd: list[subprocess.Popen[bytes]]
+) -> None:
+    monkeypatch.setattr(descriptors, "for_owners", lambda: 0)
+    watching, died = watch()
+    watching.watch("k", owner_of(crowd[0].pid))
+    watching.look()
+    assert died == []
+    monkeypatch.setattr(process_watch, "read_start_ticks", lambda _: 2**40)
+    watching.look()
+    assert [key for key, _ in died] == ["k"]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+async def test_what_cannot_be_looked_at_for_want_of_descriptors_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, crowd: list[subprocess.Popen[bytes]], number: int
+) -> None:
+    def refuse(pid: int, flags: int = 0) -> int:
+        raise OSError(number, os.strerror(number))
+
+    watching, died = watch()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pidfd_open", refuse)
+        assert not any(watching.watch(str(each.pid), owner_of(each.pid)) for each in crowd)
+        assert watching.unwatched() == {Unwatched.DESCRIPTORS: 5}
+        assert watching.look() == []
+    crowd[0].kill()
+    crowd[0].wait()
+    assert sorted(watching.look()) == sorted(str(each.pid) for each in crowd)
+    assert ([key for key, _ in died], len(watching), watching.unwatched()) == ([str(crowd[0].pid)], 4, {})
+    watching.close()
+
+
+async def test_what_the_kernel_refuses_to_open_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, flags: int = 0) -> int:
+        raise PermissionError(errno.EPERM, "seccomp")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    watching, died = watch()
+    assert not watching.watch("k", owner_of(os.getpid()))
+    assert (watching.reason("k"), died, watching.unsettled) == (Unwatched.REFUSED, [], False)
+
+
+# --- workers without a lease whose owner nobody watches --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"pid_ns": 1}, "pid-namespace"),
+        ({"boot_id": "another machine's"}, "machine"),
+        ({"time_ns": 1}, "time-namespace"),
+        ({"start_ticks": 1, "time_ns": UNSET}, "time-namespace"),
+    ],
+)
+async def test_a_worker_without_a_lease_whose_owner_nobody_watches_is_given_one_and_told(
+    serve: Serve, changes: dict[str, Any], code: str
+) -> None:
+    owner = body(owner_of(os.getpid(), **changes))
+    async with serve(static(1), lease_s=0.5) as house:
+        await house.say(register("w", gpu=1, owner=owner, lease_s=None))
+        given = await house.until(lambda records: (found := records.get("h/w/1")) and found.get("unwatched") and found)
+        assert (given["state"], given["unwatched"], given["request"]["lease_s"]) == ("allocated", code, 0.5)
+        assert (await house.state("w", "ended"))["reason_code"] == "lease-expired"
+        await house.told()
+        assert house.processor.standing().unwatched_owners == {}
+
+
+async def test_heartbeats_renew_the_lease_that_a_worker_did_not_ask_for(serve: Serve) -> None:
+    owner = body(owner_of(os.getpid(), pid_ns=1))
+    async with serve(static(1)) as house:
+        asked = register("w", gpu=1, owner=owner, lease_s=None)
+        await house.say(asked)
+        await house.until(lambda records: (found := records.get("h/w/1")) and found.get("unwatched"))
+        await house.told()
+        assert len(house.processor.liveness.leases) == 1
+        assert house.processor.standing().unwatched_owners == {"pid-namespace": 1}
+        # the same registration once more asks for nothing else
+        await house.say(asked, heartbeat("w"), deregister("w"))
+        assert (await house.state("w", "ended"))["reason_code"] == "deregistered"
+        assert await house.dead_letters(0) == []
+
+
+async def test_a_manager_that_can_watch_no_longer_gives_a_lease_to_who_had_none(serve: Serve) -> None:
+    """A container that was made anew is another PID namespace."""
+    owner = body(owner_of(os.getpid()))
+    async with serve(static(2)) as house:
+        await house.say(register("w", gpu=1, owner=owner, lease_s=None), register("x", gpu=1, lease_s=None))
+        await house.state("w", "allocated")
+        await house.told()
+        assert len(house.processor.liveness.leases) == 0
+    async with serve(static(2), identity=another(pid_ns=1), lease_s=7.0) as house:
+        given = await house.until(lambda records: (found := records["h/w/1"]).get("unwatched") and found)
+        assert given["request"]["lease_s"] == 7.0
+        untouched = (await house.records())["h/x/1"]  # it named no owner: it holds until it is deregistered
+        assert (untouched["request"]["lease_s"], "unwatched" in untouched) == (None, False)
+
+
+async def test_a_worker_with_a_lease_is_told_only_what_it_cannot_know(serve: Serve) -> None:
+    async with serve(static(2)) as house:
+        await house.say(
+            register("afar", gpu=1, owner=body(owner_of(os.getpid(), pid_ns=1))),
+            register("shifted", gpu=1, owner=body(owner_of(os.getpid(), start_ticks=1, time_ns=UNSET))),
+        )
+        told = await house.until(lambda records: (found := records.get("h/shifted/1")) and found.get("unwatched"))
+        assert told == "time-namespace"
+        assert "unwatched" not in (await house.records())["h/afar/1"]
+        assert len(house.processor.liveness.leases) == 2
+
+
+def pidfds() -> int:
+    links = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    return sum(link.endswith("anon_inode:[pidfd]") for link in links)

@@ -1,0 +1,397 @@
+"""Leases: silence ends them, but only for a manager that hears; times are virtual where they matter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from msgspec import structs
+
+from outfitter_proto.bus import BusUnavailableError
+from outfitter_proto.records import Allocation, Owner, ResolvedRequest, Source
+from outfitter_proto.support.processes import boot_id, pid_namespace
+from outfitter_service.core.state.ledger import Ledger, PutAllocation
+from outfitter_service.runtime.clock import Clock
+from outfitter_service.runtime.identity import host_identity
+from outfitter_service.runtime.liveness import tracker
+from outfitter_service.runtime.liveness.tracker import LAST_WORDS_S, LivenessTracker
+from outfitter_service.runtime.processor.processor import Limits
+from runtime.conftest import Serve
+from support.faulty_bus import FaultyBus, no_faults
+from support.in_process_manager import CLUSTER, HOST, TOPICS, another, deregister, heartbeat, register, static
+from support.verdict import verdict
+from support.wire_samples import AT
+
+SHORT = 0.4
+
+
+def record(
+    worker: str, incarnation: str = "1", *, lease_s: float | None = 10.0, offset: int = 0, **fields: Any
+) -> Allocation:
+    return Allocation(
+        host=HOST, worker=worker, incarnation=incarnation, state="allocated", since=AT, writer="host/h", commit=1,
+        request=ResolvedRequest(amounts={"gpu": 1}, lease_s=lease_s), source=Source(partition=0, offset=offset),
+        **fields,
+    )  # fmt: skip
+
+
+class StoppedClock(Clock):
+    """Monotonic seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class TrackerDriver:
+    """An attendance with a clock of its own and an input whose end is what the test says."""
+
+    def __init__(self, bus: FaultyBus) -> None:
+        self.bus = bus
+        self.clock = StoppedClock()
+        self.liveness = LivenessTracker(
+            bus, TOPICS.registrations, 0, identity=host_identity(CLUSTER, HOST), grace_s=2.0, default_lease_s=30.0,
+            wake=lambda: None, clock=self.clock,
+        )  # fmt: skip
+
+    async def sample(self) -> None:
+        """Let the end of the input be sampled, as it is when a lease is suspected."""
+        await anyio.wait_all_tasks_blocked()
+        with anyio.fail_after(10):
+            while self.liveness._suspected.is_set():  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.001)
+            await self.bus._inner.offsets(TOPICS.registrations, 0)  # answered in turn: after the one that was asked for
+        await anyio.wait_all_tasks_blocked()
+
+    def expired(self, position: int) -> list[str]:
+        return [event.allocation for event in self.liveness.expired(lambda _: position)]
+
+
+@pytest.fixture
+async def doorman(bus: FaultyBus) -> Any:
+    from outfitter_proto import topics as all_topics
+
+    await all_topics.create(bus, CLUSTER, partitions=1)
+    found = TrackerDriver(bus)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(found.liveness.listen)
+        yield found
+        tasks.cancel_scope.cancel()
+    found.liveness.close()
+
+
+def ledger_of(*records: Allocation) -> Ledger:
+    ledger = Ledger()
+    for each in records:
+        ledger.restore(PutAllocation(each.key, each))
+    return ledger
+
+
+async def test_a_lease_ends_after_lease_and_grace_once_everything_sent_before_was_heard(
+    bus: FaultyBus, doorman: TrackerDriver
+) -> None:
+    await doorman.liveness.restart(ledger_of(record("w")), None)
+    for _ in range(3):
+        await bus.publish(TOPICS.registrations, 0, checker_entry())
+    doorman.clock.now += 11.9
+    assert doorman.expired(3) == []
+    doorman.clock.now += 0.2  # lease and grace are over: suspected, not judged
+    assert doorman.expired(3) == []
+    await doorman.sample()
+    assert doorman.expired(2) == []  # one message is not decided yet: it may be a heartbeat
+    assert doorman.expired(3) == ["h/w/1"]
+    assert doorman.expired(3) == []
+
+
+async def test_a_death_waits_for_what_was_said_before_it_but_not_for_ever(
+    bus: FaultyBus, doorman: TrackerDriver
+) -> None:
+    """Where registrations pile up or the bus is away, the device is worth more than the right word for the end."""
+    gone = Owner(pid=2**22 + 1, start_ticks=1, pid_ns=pid_namespace() or 0, boot_id=boot_id() or "")
+    await bus.publish(TOPICS.registrations, 0, checker_entry())
+    await bus.publish(TOPICS.registrations, 0, checker_entry())
+    request = ResolvedRequest(amounts={"gpu": 1}, owner=gone)
+    await doorman.liveness.restart(ledger_of(structs.replace(record("w"), request=request)), None)
+    assert doorman.liveness.deaths(2) == []  # the end has not been sampled since it was seen
+    await doorman.sample()
+    assert doorman.liveness.deaths(1) == []
+    doorman.clock.now += LAST_WORDS_S
+    assert [event.allocation for event in doorman.liveness.deaths(1)] == ["h/w/1"]
+    assert doorman.liveness.deaths(1) == []
+    # the input begins anew, at an offset that is lower than the one that was sampled
+    await doorman.liveness.restart(ledger_of(structs.replace(record("w"), request=request)), None)
+    await doorman.sample()
+    doorman.liveness.renew_all()
+    assert doorman.liveness.deaths(2) == []
+    await doorman.sample()
+    assert len(doorman.liveness.deaths(2)) == 1
+
+
+def checker_entry() -> Any:
+    from outfitter_proto.bus import Entry
+
+    return Entry(b"other", b"{}")
+
+
+async def test_a_heartbeat_that_was_queued_before_the_judgement_keeps_the_lease(
+    bus: FaultyBus, doorman: TrackerDriver
+) -> None:
+    """As after a manager was stopped for longer than the lease: what waits in the queue is heard first."""
+    await doorman.liveness.restart(ledger_of(record("w")), None)
+    await bus.publish(TOPICS.registrations, 0, checker_entry())
+    doorman.clock.now += 3600
+    assert doorman.expired(0) == []
+    await doorman.sample()
+    assert doorman.expired(0) == []
+    doorman.liveness.renew(["h/w/1"])  # the queue was decided, and a heartbeat was in it
+    assert doorman.expired(1) == []
+    doorman.clock.now += 12.1
+    assert doorman.expired(1) == []
+    await doorman.sample()
+    assert doorman.expired(1) == ["h/w/1"]
+
+
+async def test_an_end_sampled_before_the_deadline_judges_nobody(bus: FaultyBus, doorman: TrackerDriver) -> None:
+    await doorman.liveness.restart(ledger_of(record("a", lease_s=1.0), record("b", lease_s=5.0)), None)
+    doorman.clock.now += 3.1
+    doorman.expired(0)
+    await doorman.sample()
+    assert doorman.expired(0) == ["h/a/1"]
+    doorman.clock.now += 4
+    assert doorman.expired(0) == []
+    await doorman.sample()
+    assert doorman.expired(0) == ["h/b/1"]
+
+
+async def test_where_the_input_is_never_read_to_its_end_each_lease_ends_after_its_own_sample(
+    bus: FaultyBus, doorman: TrackerDriver
+) -> None:
+    names = [f"w{number}" for number in range(12)]
+    await doorman.liveness.restart(ledger_of(*(record(name, lease_s=1.0 + n) for n, name in enumerate(names))), None)
+    doorman.clock.now += 2.1
+    ended: list[str] = []
+    for position in range(0, 20, 2):
+        doorman.clock.now += 1
+        await bus.publish(TOPICS.registrations, 0, checker_entry())
+        await bus.publish(TOPICS.registrations, 0, checker_entry())
+        ended += doorman.expired(position - 2)  # four more messages are in the input, and it stays like that
+        await doorman.sample()
+    assert ended == [f"h/{name}/1" for name in names[:8]]
+
+
+async def test_however_long_the_input_is_behind_the_samples_of_its_end_are_bounded(
+    bus: FaultyBus, doorman: TrackerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracker, "MOST_SAMPLES", 4)
+    names = [f"w{number}" for number in range(20)]
+    await doorman.liveness.restart(ledger_of(*(record(name, lease_s=1.0 + n) for n, name in enumerate(names))), None)
+    doorman.clock.now += 2.1
+    for position in range(20):
+        doorman.clock.now += 1
+        await bus.publish(TOPICS.registrations, 0, checker_entry())
+        assert doorman.expired(0) == []
+        await doorman.sample()
+        assert len(doorman.liveness._samples) <= 4, position
+    assert doorman.expired(2) == ["h/w0/1"]
+    assert len(doorman.expired(20)) == 19
+
+
+async def test_of_many_silent_ones_some_are_judged_in_a_turn_and_each_when_its_host_was_heard(
+    doorman: TrackerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leases that cannot be judged yet are before the others, and more than are looked at in one turn."""
+    monkeypatch.setattr(tracker, "SUSPECTS_AT_ONCE", 4)
+    records = [structs.replace(record("w", lease_s=1.0 + n / 100), host=f"h{n:02}") for n in range(30)]
+    await doorman.liveness.restart(ledger_of(*records), None)
+    doorman.clock.now += 100
+    ended: list[str] = []
+    asked: list[str] = []
+
+    def heard(host: str) -> int:
+        asked.append(host)
+        return 0 if host >= "h20" else -1
+
+    def a_round() -> None:
+        more = True
+        while more:
+            asked.clear()
+            judged = doorman.liveness.expired(heard)
+            assert len(asked) <= 4
+            ended.extend(event.allocation for event in judged)
+            more = doorman.liveness.more_suspects
+
+    a_round()
+    await doorman.sample()
+    a_round()
+    assert sorted(ended) == [f"h{n}/w/1" for n in range(20, 30)]
+    assert len(doorman.liveness.leases) == 20
+
+
+async def test_while_the_bus_is_away_nobody_is_silent_and_then_everybody_has_a_whole_lease(
+    bus: FaultyBus, doorman: TrackerDriver
+) -> None:
+    await doorman.liveness.restart(ledger_of(record("w")), None)
+
+    async def away(point: str) -> None:
+        raise BusUnavailableError("away")
+
+    bus.script = away
+    doorman.clock.now += 100
+    doorman.expired(0)
+    await doorman.sample()
+    bus.script = no_faults
+    assert doorman.expired(0) == []
+    doorman.clock.now += 11.9
+    assert doorman.expired(0) == []
+
+
+async def test_a_restart_gives_everybody_a_whole_lease_anew(doorman: TrackerDriver) -> None:
+    await doorman.liveness.restart(ledger_of(record("w")), None)
+    doorman.clock.now += 11
+    await doorman.liveness.restart(ledger_of(record("w")), None)
+    doorman.clock.now += 11
+    assert doorman.expired(0) == []
+    assert not doorman.liveness._suspected.is_set()
+
+
+async def test_whose_record_is_gone_after_a_restart_has_a_whole_lease_when_it_comes_again(
+    doorman: TrackerDriver,
+) -> None:
+    await doorman.liveness.restart(ledger_of(record("w"), record("x")), None)
+    await doorman.liveness.restart(ledger_of(record("x")), None)
+    assert doorman.liveness.leases.keys() == {"h/x/1"}
+    doorman.clock.now += 11
+    doorman.liveness.follow({"h/w/1": record("w", offset=1)})
+    assert doorman.liveness.leases.deadline("h/w/1") == doorman.clock.now + 12
+
+
+async def test_an_older_incarnation_without_a_lease_gets_one_when_a_newer_one_is_there(doorman: TrackerDriver) -> None:
+    old = record("w", "old", lease_s=None, offset=1)
+    await doorman.liveness.restart(ledger_of(old, record("w", "new", lease_s=None, offset=2)), None)
+    doorman.clock.now += 32.1
+    doorman.expired(0)
+    await doorman.sample()
+    assert doorman.expired(0) == ["h/w/old"]
+
+
+async def test_a_suspended_machine_gives_everybody_a_whole_lease_anew(
+    doorman: TrackerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await doorman.liveness.restart(ledger_of(record("w")), None)
+    monkeypatch.setattr(doorman.liveness._suspend, "_ahead", doorman.liveness._suspend._ahead - 3600)
+    doorman.clock.now += 100
+    assert doorman.expired(0) == []
+    assert not doorman.liveness._suspected.is_set()
+
+
+# --- through the whole manager -----------------------------------------------------------------------------
+
+
+async def test_silence_ends_an_allocation_and_the_next_worker_has_its_device(serve: Serve) -> None:
+    async with serve(static(1)) as house:
+        await house.say(register("w", gpu=1, lease_s=SHORT), register("next", gpu=1, lease_s=None))
+        await house.state("w", "allocated")
+        ended = await house.state("w", "ended")
+        assert ended["reason_code"] == "lease-expired"
+        await house.state("next", "allocated")
+        await house.told()
+        assert house.metric("outfitter_lease_expiries_total") == 1
+        assert house.metric("outfitter_releases_total", reason="lease-expired") == 1
+
+
+async def test_heartbeats_keep_a_lease_and_write_nothing(serve: Serve) -> None:
+    async with serve(static(2)) as house:
+        lease_s = 5 * SHORT  # longer than a machine that is busy elsewhere keeps a heartbeat back
+        await house.say(register("w", gpu=1, lease_s=lease_s), register("silent", gpu=1, lease_s=lease_s))
+        await house.state("w", "allocated")
+        while (await house.records()).get("h/silent/1", {}).get("state") != "ended":
+            await house.say(heartbeat("w"))
+            await anyio.sleep(0.05)
+        _, before = await house.bus.offsets(TOPICS.allocations, 0)
+        for _ in range(20):
+            await house.say(heartbeat("w"))
+            await anyio.sleep(0.05)
+        assert (await house.records())["h/w/1"]["state"] == "allocated"
+        assert (await house.bus.offsets(TOPICS.allocations, 0))[1] == before
+        await house.state("w", "ended")
+
+
+async def test_an_outage_that_nothing_but_the_input_notices_gives_a_whole_lease_anew(
+    bus: FaultyBus, serve: Serve
+) -> None:
+    """Nothing was to be committed and no lease was suspected meanwhile, but heartbeats could not arrive."""
+    async with serve(static(1)) as house:
+        await house.say(register("w", gpu=1, lease_s=3600.0))
+        await house.state("w", "allocated")
+        await house.told()
+        deadline = house.processor.liveness.leases.deadline("h/w/1")
+
+        async def deaf(point: str) -> None:
+            if point.startswith(("fetch", "open_reader")):
+                raise BusUnavailableError("away")
+
+        bus.script = deaf
+        with anyio.fail_after(10):
+            while house.processor.ready:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.01)
+        bus.script = no_faults
+        await house.ready()
+        assert house.processor.liveness.leases.deadline("h/w/1") > deadline
+
+
+async def test_a_newer_incarnation_waits_until_the_older_ones_lease_is_over(serve: Serve) -> None:
+    async with serve(static(1)) as house:
+        await house.say(register("w", "old", gpu=1, lease_s=SHORT))
+        await house.state("w", "allocated", "old")
+        await house.say(register("w", "new", gpu=1, lease_s=None))
+        await house.state("w", "pending", "new")
+        with anyio.move_on_after(20):
+            while (await house.records())["h/w/old"]["state"] == "allocated":
+                await house.say(heartbeat("w", "old"))  # renews nothing
+                await anyio.sleep(0.05)
+        assert (await house.state("w", "ended", "old"))["reason_code"] == "lease-expired"
+        await house.state("w", "allocated", "new")
+
+
+async def test_an_older_incarnation_without_a_lease_ends_one_default_lease_after_the_newer_one_came(
+    serve: Serve,
+) -> None:
+    async with serve(static(1), lease_s=SHORT) as house:
+        await house.say(register("w", "old", gpu=1, lease_s=None))
+        await house.state("w", "allocated", "old")
+        await house.say(register("w", "new", gpu=1, lease_s=None))
+        assert (await house.state("w", "ended", "old"))["reason_code"] == "lease-expired"
+        await house.state("w", "allocated", "new")
+
+
+async def test_an_older_incarnation_can_neither_renew_nor_release_the_newer_one(serve: Serve) -> None:
+    async with serve(static(2)) as house:
+        await house.say(register("w", "old", gpu=1), register("w", "new", gpu=1), deregister("w", "old"))
+        await house.state("w", "ended", "old")
+        await house.say(heartbeat("w", "old"), register("w", "old", gpu=1), register("next", gpu=1))
+        await house.state("next", "allocated")
+        records = await house.records()
+        assert records["h/w/new"]["state"] == "allocated"
+        assert records["h/w/old"]["state"] == "ended"
+
+
+async def test_the_default_lease_and_wait_apply_where_a_registration_does_not_say(serve: Serve) -> None:
+    async with serve(static(1), lease_s=SHORT, wait_s=0.2, limits=Limits(lease_grace_s=60.0)) as house:
+        await house.say(register("w", gpu=1), register("late", gpu=1), register("patient", gpu=1, wait_s=3600))
+        assert (await house.state("w", "allocated"))["request"]["lease_s"] == SHORT
+        assert (await house.state("late", "failed"))["reason_code"] == "waited-too-long"
+        await house.state("patient", "pending")
+
+
+async def test_a_wait_deadline_is_wall_time_and_goes_on_over_a_restart(serve: Serve, tmp_path: Path) -> None:
+    async with serve(static(1)) as house:
+        await house.say(register("w", gpu=1), register("late", gpu=1, wait_s=2.0))
+        await house.until(lambda records: "h/late/1" in records)
+    await anyio.sleep(2.0)
+    async with serve(static(1), identity=another()) as house:
+        assert (await house.state("late", "failed"))["reason_code"] == "waited-too-long"
+    assert (await verdict(house.bus.url)).violations == ()

@@ -1,0 +1,174 @@
+"""What a restart leaves alone: live allocations, whatever the configuration says now; and what drivers see change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime.conftest import Serve
+from support.in_process_manager import another, deregister, heartbeat, register, static
+from support.manager import add_device, files_config
+from support.verdict import verdict
+
+TWO = (
+    'external-resources = ["gpu", "disk"]\n'
+    '[external-resource.gpu]\namount = {gpu}\ndriver = "static"\nparam.count = {count}\n'
+    '[external-resource.disk]\namount = 1\ndriver = "static"\nparam.count = 2\n'
+)
+
+
+async def test_other_amounts_after_a_restart_touch_no_live_allocation(serve: Serve) -> None:
+    async with serve(TWO.format(gpu=1, count=4)) as house:
+        await house.say(register("w"))
+        before = await house.state("w", "allocated")
+        assert before["request"]["amounts"] == {"gpu": 1, "disk": 1}
+    async with serve(TWO.format(gpu=3, count=4), identity=another()) as house:
+        await house.say(register("w"), heartbeat("w"), register("next"))
+        after = await house.state("next", "allocated")
+        assert len(after["resources"]["gpu"]) == 3
+        assert (await house.records())["h/w/1"] == before
+    assert (await verdict(house.bus.url)).violations == ()
+
+
+async def test_a_resource_that_is_removed_stays_with_its_holder_and_is_denied_to_others(serve: Serve) -> None:
+    async with serve(TWO.format(gpu=1, count=2)) as house:
+        await house.say(register("w", gpu=1, disk=1), register("waiting", gpu=2))
+        before = await house.state("w", "allocated")
+        await house.state("waiting", "pending")
+    async with serve(static(2, "disk"), identity=another()) as house:
+        # who waits for it is looked at again, with what is configured now
+        record = await house.state("waiting", "failed")
+        assert record["reason_code"] == "unknown-resource"
+        await house.say(register("next", gpu=1), register("other", disk=2))
+        assert (await house.state("next", "failed"))["reason_code"] == "unknown-resource"
+        assert (await house.state("other", "pending"))["reason_code"] == "busy"
+        assert (await house.records())["h/w/1"] == before
+        await house.say(deregister("w"))
+        await house.state("other", "allocated")
+
+
+async def test_a_device_that_is_gone_after_a_restart_stays_with_its_holder_and_is_lent_to_nobody(serve: Serve) -> None:
+    async with serve(static(2)) as house:
+        await house.say(register("a", gpu=1), register("b", gpu=1))
+        await house.state("b", "allocated")
+    async with serve(static(1), identity=another()) as house:
+        gone = await house.until(
+            lambda records: (record := records["h/b/1"])["resources"]["gpu"][0].get("health") == "unknown" and record
+        )
+        assert gone["state"] == "allocated"
+        assert gone["resources"]["gpu"][0]["id"] == "gpu:1"
+        assert "health" not in (await house.records())["h/a/1"]["resources"]["gpu"][0]
+        await house.say(register("next", gpu=1), deregister("b"))
+        await house.state("b", "ended")
+        assert (await house.records())["h/next/1"]["state"] == "pending"
+        await house.say(deregister("a"))
+        assert (await house.state("next", "allocated"))["resources"]["gpu"][0]["id"] == "gpu:0"
+
+
+async def test_who_waits_is_served_after_a_restart_with_more_devices(serve: Serve) -> None:
+    async with serve(static(1)) as house:
+        await house.say(register("a", gpu=1), register("b", gpu=1))
+        await house.state("b", "pending")
+    async with serve(static(2), identity=another()) as house:
+        await house.state("b", "allocated")
+
+
+async def test_a_restart_goes_on_with_what_was_said_meanwhile_and_says_nothing_twice(serve: Serve) -> None:
+    async with serve(static(2)) as house:
+        await house.say(register("a", gpu=1))
+        await house.state("a", "allocated")
+    await house.say(deregister("a"), register("b", gpu=2))
+    async with serve(static(2), identity=another()) as house:
+        await house.state("b", "allocated")
+        steps = [(step["worker"], step["to"]) for step in await house.history() if step["type"] == "transition"]
+        assert steps == [("a", "allocated"), ("a", "ended"), ("b", "allocated")]
+
+
+async def test_a_device_file_that_is_edited_changes_what_its_holder_is_told(serve: Serve, tmp_path: Path) -> None:
+    config = files_config(tmp_path / "gpus", gpus=2)
+    async with serve(config) as house:
+        await house.say(register("w", gpu=1))
+        first = await house.state("w", "allocated")
+        [held] = first["resources"]["gpu"]
+        index = int(held["id"].removeprefix("GPU-"))
+        add_device(tmp_path / "gpus", index, temperature="81")
+        told = await house.until(
+            lambda records: (record := records["h/w/1"])["resources"]["gpu"][0].get("temperature") and record
+        )
+        assert (told["state"], told["token"], told["since"]) == ("allocated", first["token"], first["since"])
+        assert told["resources"]["gpu"][0]["id"] == held["id"]
+        assert told["env"] == first["env"]
+
+
+async def test_a_device_that_falls_ill_is_said_so_to_its_holder_and_lent_to_nobody_until_it_heals(
+    serve: Serve, tmp_path: Path
+) -> None:
+    config = files_config(tmp_path / "gpus", gpus=1)
+    async with serve(config) as house:
+        await house.say(register("w", gpu=1))
+        await house.state("w", "allocated")
+        add_device(tmp_path / "gpus", 0, health="unhealthy", reason="XID 79")
+        ill = await house.until(
+            lambda records: (info := records["h/w/1"]["resources"]["gpu"][0]).get("health") == "unhealthy" and info
+        )
+        assert "XID 79" in str(ill)
+        await house.say(deregister("w"), register("next", gpu=1))
+        await house.state("w", "ended")
+        record = await house.until(lambda records: records.get("h/next/1"))
+        assert record["state"] == "pending"
+        assert "0 of 1 healthy" in record["reason"]
+        add_device(tmp_path / "gpus", 0)
+        await house.state("next", "allocated")
+
+
+async def test_a_new_device_file_serves_who_waits(serve: Serve, tmp_path: Path) -> None:
+    async with serve(files_config(tmp_path / "gpus", gpus=1)) as house:
+        await house.say(register("a", gpu=1), register("b", gpu=1))
+        await house.state("b", "pending")
+        add_device(tmp_path / "gpus", 7)
+        assert (await house.state("b", "allocated"))["resources"]["gpu"][0]["id"] == "GPU-7"
+
+
+SCRIPT = """#!/bin/sh
+seq -s, 0 $(($1 - 1))
+"""
+BY_SCRIPT = (
+    'external-resources = ["{name}"]\n[external-resource.{name}]\namount = 1\n'
+    'driver = "gpu"\nparam.discovery-script.path = "{script}"\n'
+)
+BY_UUID = (
+    'external-resources = ["gpu"]\n[external-resource.gpu]\namount = 1\n'
+    'driver = "static"\nparam.devices = "a;b"\nparam.device.a.id = "GPU-aaa"\nparam.device.b.id = "GPU-bbb"\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("resource", "after"), [("gpu", BY_UUID), ("card", BY_SCRIPT)], ids=["another driver", "another name"]
+)
+async def test_devices_under_new_ids_are_lent_when_whoever_holds_one_by_its_old_id_has_ended(
+    serve: Serve, tmp_path: Path, resource: str, after: str
+) -> None:
+    script = tmp_path / "gpus.sh"
+    script.write_text(SCRIPT)
+    script.chmod(0o755)
+    async with serve(BY_SCRIPT.format(name="gpu", script=script)) as house:
+        await house.say(register("w", gpu=1))
+        assert (await house.state("w", "allocated"))["resources"]["gpu"][0]["id"] == "gpu:0"
+    for _ in range(2):
+        async with serve(after.format(name=resource, script=script), identity=another()) as house:
+            house.metrics.show(house.processor.standing)
+            await house.say(register("next", **{resource: 1}))
+            waiter = await house.until(
+                lambda records: "held back" in (records.get("h/next/1", {}).get("reason") or "") and records["h/next/1"]
+            )
+            assert waiter["state"] == "pending"
+            assert "h/w/1 holds gpu:0 of gpu" in waiter["reason"]
+            listed = (await house.records())["@host/h"]["resources"][resource]["devices"]
+            assert {one["health"] for one in listed} == {"unknown"}
+            await house.told()
+            assert house.metric("outfitter_devices", resource=resource, state="held-back") == len(listed)
+    async with serve(after.format(name=resource, script=script), identity=another()) as house:
+        await house.say(deregister("w"))
+        await house.state("next", "allocated")
+    assert (await verdict(house.bus.url)).violations == ()

@@ -1,0 +1,248 @@
+"""Commits that are larger than the topic takes are split; what is too large even alone costs itself only."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from outfitter_proto.bus import Entry, TooLargeError, Writer
+from outfitter_service.core import model as m
+from outfitter_service.runtime.processor import event_queue
+from runtime.conftest import Serve
+from support.faulty_bus import FaultyBus
+from support.in_process_manager import TOPICS, bulky, deregister, register, static
+from support.verdict import verdict
+
+
+@pytest.fixture(params=[False, True], ids=["kept", "spent"], autouse=True)
+def spends(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a writer that was refused something is spent, as Kafka's is when the broker itself refuses."""
+    monkeypatch.setattr(NarrowBus, "spends", request.param)
+
+
+class NarrowBus(FaultyBus):
+    """An embedded bus whose ledger batches hold at most `most` bytes, and no record with `refused` in it. The next
+    `refusals_left` commits are too large, whatever is in them. It promises more than it takes, so that commits fail and
+    are split; `sizes` are the bytes of each batch's records, by topic."""
+
+    most = 10_000
+    promised = 1_000_000
+    refused: bytes | None = None
+    refusals = 0
+    refusals_left = 0
+    spends = False
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.sizes: dict[str, list[list[int]]] = {}
+
+    async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
+        return _NarrowWriter(self, await super().open_writer(identity, partition, topics=topics))
+
+
+class _NarrowWriter(Writer):
+    def __init__(self, bus: NarrowBus, inner: Writer) -> None:
+        self._bus = bus
+        self._inner = inner
+        self._spent = False
+        self.partition = inner.partition
+
+    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        assert not self._spent
+        ledger = batches[-1][1]
+        for topic, entries in batches:
+            self._bus.sizes.setdefault(topic, []).append([_bytes(entry) for entry in entries])
+        size = sum(map(_bytes, ledger))
+        refused = self._bus.refused
+        unlucky = self._bus.refusals_left > 0
+        if unlucky or size > self._bus.most or (refused and any(refused in (entry.value or b"") for entry in ledger)):
+            self._bus.refusals += 1
+            self._bus.refusals_left -= unlucky
+            self._spent = self._bus.spends
+            raise TooLargeError(f"{size} bytes, at most {self._bus.most}")
+        await self._inner.commit(batches)
+
+    @property
+    def tainted(self) -> bool:
+        return self._spent
+
+    @property
+    def max_batch_bytes(self) -> int:
+        return self._bus.promised
+
+    @property
+    def tenure(self) -> str:
+        return self._inner.tenure
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def _bytes(entry: Entry) -> int:
+    return len(entry.key or b"") + len(entry.value or b"")
+
+
+async def test_a_flood_is_answered_in_commits_of_one_batch_for_each_topic(url: str, serve: Serve) -> None:
+    """A second batch of history would wait for the first one, and the ledger's may not be divided."""
+    async with NarrowBus(url) as bus:
+        bus.promised = 9000
+        async with serve(static(60), on=bus) as house:
+
+            async def wait(point: str) -> None:
+                if point == "fetch:after":
+                    await said.wait()
+
+            said = anyio.Event()
+            await house.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
+            bus.script = wait
+            for index in range(60):
+                await house.say(register(f"w{index}", gpu=1))
+            said.set()
+            await house.until(lambda records: sum(key.startswith("h/") for key in records) == 60)
+            await house.told()
+        assert bus.refusals == 0
+        # up to the last step, behind which the commit's own record follows
+        steps = [sum(sizes[:-2]) for sizes in bus.sizes[TOPICS.history]]
+        assert bus.promised * 0.8 < max(steps) < bus.promised
+
+
+async def test_a_flood_whose_answers_do_not_fit_into_one_commit_is_answered_in_several(url: str, serve: Serve) -> None:
+    async with NarrowBus(url) as bus, serve(static(2), on=bus) as house:
+
+        async def wait(point: str) -> None:
+            if point == "fetch:after":
+                await said.wait()
+
+        said = anyio.Event()
+        await house.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
+        bus.script = wait
+        for index in range(60):
+            await house.say(register(f"w{index}", gpu=1))
+        said.set()
+        await house.until(lambda records: sum(key.startswith("h/") for key in records) == 60)
+        await house.told()
+        assert house.metric("outfitter_commits_total", outcome="too-large") > 0
+        assert house.metric("outfitter_dead_letters_total") == 0
+        report = await verdict(bus.url)
+        assert report.violations == ()
+        assert report.counts["records"] >= 60
+
+
+async def test_one_events_effect_on_many_is_split_into_pieces_that_fit(url: str, serve: Serve) -> None:
+    """The end of one holder changes what all who wait are told."""
+    async with NarrowBus(url) as bus, serve(static(40), on=bus) as house:
+        await house.say(register("all", gpu=40))
+        await house.state("all", "allocated")
+        await house.say(*[register(f"w{index}", gpu=1) for index in range(40)])
+        await house.until(lambda records: sum(key.startswith("h/w") for key in records) == 40)
+        await house.say(deregister("all"))
+        await house.until(lambda records: all(records[f"h/w{index}/1"]["state"] == "allocated" for index in range(40)))
+        await house.told()
+        assert house.metric("outfitter_dead_letters_total") == 0
+        assert (await verdict(bus.url)).violations == ()
+
+
+async def test_what_time_does_to_many_is_split_into_pieces_that_fit(url: str, serve: Serve) -> None:
+    """Behind a refused commit comes a small one that says what is said of hosts. It must not end the splitting."""
+
+    async def take_turns(point: str) -> None:
+        if point == "commit:before":  # while this one is under way, the manager decides what comes next
+            for _ in range(100):
+                await anyio.lowlevel.checkpoint()
+
+    async with NarrowBus(url) as bus, serve(static(1), on=bus) as house:
+        bus.script = take_turns
+        await house.say(register("all", gpu=1))
+        await house.state("all", "allocated")
+        await house.say(*[register(f"w{index}", gpu=1, wait_s=1) for index in range(40)])
+        await house.until(
+            lambda records: [each["state"] for key, each in records.items() if key.startswith("h/w")] == ["failed"] * 40
+        )
+        await house.told()
+        assert (await verdict(bus.url)).violations == ()
+
+
+async def test_a_registration_whose_answer_is_too_large_alone_is_a_dead_letter_and_the_next_is_served(
+    url: str, serve: Serve
+) -> None:
+    async with NarrowBus(url) as bus, serve(static(2), on=bus) as house:
+        await house.say(register("a", gpu=1), register("large", gpu=1, operators=bulky(50)), register("b", gpu=1))
+        await house.state("b", "allocated")
+        [letter] = await house.dead_letters(1)
+        assert "larger than" in letter["reason"]
+        assert "h/large/1" not in await house.records()
+        report = await verdict(bus.url)
+        assert report.violations == ()
+
+
+async def test_queue_positions_are_put_right_although_a_commit_that_did_so_was_too_large(
+    url: str, serve: Serve
+) -> None:
+    """A commit in small pieces leaves them to the next one, and that one fails first."""
+    async with NarrowBus(url) as bus, serve(static(1), on=bus) as house:
+        for worker in "abcd":
+            await house.say(register(worker, gpu=1))
+            await house.until(lambda records, key=f"h/{worker}/1": key in records)
+        bus.refusals_left = 2  # fewer events, then smaller pieces of their effects
+        await house.say(deregister("a"))
+        await house.state("b", "allocated")
+        bus.refusals_left = 1
+        await house.publish(b"not about anybody's record")
+        await house.dead_letters(1)
+        await house.until(lambda records: [records[f"h/{w}/1"]["queue_position"] for w in "cd"] == [1, 2])
+        assert bus.refusals_left == 0
+
+
+@pytest.mark.parametrize("cause", ["owner-died", "lease-expired"])
+async def test_an_end_that_is_too_large_to_write_down_delays_nobody_else_and_is_tried_again(
+    url: str, serve: Serve, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_queue, "AGAIN_S", 0.2)
+    async with NarrowBus(url) as bus, serve(static(2), on=bus) as house:
+        bus.refused = f'"{cause}"'.encode()
+        await house.say(register("w", gpu=1, lease_s=0.2 if cause == "lease-expired" else None))
+        await house.state("w", "allocated")
+        if cause == "owner-died":
+            house.processor.event_queue.add(m.OwnerDied(allocation="h/w/1", detail="gone"))
+        with anyio.fail_after(20):
+            while not bus.refusals:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.01)
+        await house.say(register("next", gpu=1))
+        await house.state("next", "allocated")
+        assert (await house.records())["h/w/1"]["state"] == "allocated"
+        bus.refused = None
+        assert (await house.state("w", "ended"))["reason_code"] == cause
+
+
+async def test_of_an_inventory_that_is_too_large_to_publish_fewer_devices_are_listed(url: str, serve: Serve) -> None:
+    config = (
+        'external-resources = ["huge", "gpu"]\n'
+        '[external-resource.gpu]\namount = 1\ndriver = "static"\nparam.count = 2\n'
+        '[external-resource.huge]\namount = 1\ndriver = "static"\nparam.count = 2000\n'
+    )
+    async with NarrowBus(url) as bus, serve(config, on=bus) as house:
+        await house.say(register("a", gpu=1), register("b", huge=1))
+        await house.state("a", "allocated")
+        await house.state("b", "allocated")
+        found = (await house.records())["@host/h"]["resources"]
+        assert len(found["gpu"]["devices"]) == 2
+        assert found["huge"]["total"] == found["huge"]["healthy"] == 2000
+        assert 0 < len(found["huge"]["devices"]) < 256
+
+
+async def test_a_grant_that_the_bus_does_not_take_although_it_promised_to_fails_alone(url: str, serve: Serve) -> None:
+    """A topic's limit was lowered under a manager: what it takes is found out, and nobody else's end is undone."""
+    async with NarrowBus(url) as bus, serve(static(400), on=bus) as house:
+        await house.say(register("w0", gpu=1))
+        await house.state("w0", "allocated")
+        await house.say(register("large", gpu=400), register("next", gpu=1))
+        await house.until(lambda records: "h/next/1" in records)
+        await house.say(deregister("w0"))
+        await house.state("w0", "ended")
+        await house.state("next", "allocated")
+        assert (await house.state("large", "failed"))["reason_code"] == "too-large"
+        await house.told()
+        assert house.metric("outfitter_dead_letters_total") == 0

@@ -1,0 +1,118 @@
+"""What packed registrations come to in a broker's logs: those that are answered, unlike garbage, have records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.produce import ProduceRequest
+
+from outfitter_proto import topics as all_topics
+from outfitter_proto.bus.kafka import KafkaBus
+from outfitter_proto.bus.kafka.reading import answer_allowance, batches
+from outfitter_proto.names import topics
+from runtime.processor.test_size_of_answers import packed
+from support.broker import KafkaBroker
+from support.in_process_manager import InProcessManager, deregister, register, serving, static
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+
+MOST_TIMES = 14
+WRITTEN_PLAIN = 1024 * 1024
+"""Bytes at first, for the test's sake fewer than usual."""
+RECORD_BYTES = 300
+"""What the smallest of the records takes in the ledger."""
+
+FLOODS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "new workers": lambda n: register(f"w{n}", resources={}),
+    "runs that nothing is there for": lambda n: register("w", f"{n}", gpu=9),
+    "goodbyes of unseen runs": lambda n: deregister(f"w{n}"),
+}  # fmt: skip
+
+
+class Log:
+    """A partition as it lies at its broker."""
+
+    def __init__(self, bus: KafkaBus) -> None:
+        self._bus = bus
+
+    async def batches(self, topic: str, start: int = 0) -> list[batches.Batch]:
+        found: list[batches.Batch] = []
+        _, end = await self._bus.offsets(topic, 0)
+        while start < end:
+            request = FetchRequest(500, 1, 2**20, 0, [(topic, [(0, start, 2**20)])])
+            response = await self._bus._cluster.ask_leader(topic, 0, request, lambda answer: _part(answer)[1])
+            found += batches.split(_part(response)[-1])
+            start = found[-1].next
+        return found
+
+    async def size(self, *names: str) -> int:
+        return sum([len(batch.data) for name in names for batch in await self.batches(name)])
+
+    async def append(self, topic: str, batch: bytes) -> None:
+        request = ProduceRequest(
+            transactional_id=None, required_acks=-1, timeout=3000, topics=[(topic, [(0, batch)])]
+        )  # fmt: skip
+        response = await self._bus._cluster.ask_leader(
+            topic, 0, request, lambda answer: _part(answer)[1], repeatable=False
+        )
+        assert _part(response)[1] == 0
+
+
+def _part(response: Any) -> Any:
+    [(_, [partition])] = response.topics
+    return partition
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+async def test_answers_to_packed_registrations_are_packed_as_well(
+    kafka_broker: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Once a manager has written plain what it may be ahead of its input."""
+    monkeypatch.setattr(answer_allowance, "MOST_BYTES", WRITTEN_PLAIN)
+    first = WRITTEN_PLAIN // RECORD_BYTES
+    cluster, make = KafkaBroker.new_cluster(), FLOODS[kind]
+    names = topics(cluster)
+    async with KafkaBus(kafka_broker.url) as bus:
+        await all_topics.create(bus, cluster, partitions=1)
+        async with serving(bus, static(1), tmp_path, cluster=cluster) as house:
+            log = Log(bus)
+            await through(house, log, names.registrations, [make(n) for n in range(first)])
+            sent, written = await log.size(names.registrations), await log.size(*names.written(history=True))
+            await through(house, log, names.registrations, [make(first + n) for n in range(3000)])
+            sent = await log.size(names.registrations) - sent
+            written = await log.size(*names.written(history=True)) - written
+            await house.stop()
+    assert written <= MOST_TIMES * sent
+
+
+async def test_answers_to_plain_registrations_are_plain(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
+    """To pack them would take time of which there is little."""
+    cluster = KafkaBroker.new_cluster()
+    names = topics(cluster)
+    async with KafkaBus(kafka_broker.url) as bus:
+        await all_topics.create(bus, cluster, partitions=1)
+        async with serving(bus, static(1), tmp_path, cluster=cluster) as house:
+            log = Log(bus)
+            bodies = [register("w", f"run-{n}", gpu=9, labels={"job": "x" * 700}) for n in range(8000)]
+            await through(house, log, names.registrations, bodies, codec=0, most=50_000)
+            ledger = await log.batches(names.allocations)
+            await house.stop()
+    assert sum(len(batch.data) for batch in ledger) > answer_allowance.MOST_BYTES
+    assert {batch.attributes & 7 for batch in ledger} == {0}
+
+
+async def through(house: InProcessManager, log: Log, topic: str, bodies: list[dict[str, Any]], **how: int) -> None:
+    """Send these, and wait until they are answered."""
+    for batch in packed((json.dumps(body).encode() for body in bodies), **how):
+        await log.append(topic, batch)
+    _, end = await house.bus.offsets(topic, 0)
+    with anyio.fail_after(60):
+        while house.processor.position < end:  # noqa: ASYNC110 - it tells nobody
+            await anyio.sleep(0.02)
+    await house.told()

@@ -1,0 +1,209 @@
+"""Taking the partition anew: nothing piles up by it, and nobody newer is fenced back."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Collection, Sequence
+
+import anyio
+import pytest
+
+from outfitter_proto.bus import BusUnavailableError, Entry, Writer
+from outfitter_service.core import model as m
+from outfitter_service.runtime.processor import processor
+from outfitter_service.runtime.processor.processor import ForeignManagerError
+from runtime.conftest import Serve
+from runtime.liveness.test_owners import body, owner_of
+from support.faulty_bus import FaultyBus, no_faults
+from support.in_process_manager import another, register, static
+
+
+class TaintedBus(FaultyBus):
+    """An embedded bus whose writers are tainted by their first commit as long as `taints`."""
+
+    taints = False
+    opened = 0
+
+    async def open_writer(self, identity: str, partition: int, *, topics: Collection[str] = ()) -> Writer:
+        self.opened += 1
+        return _TaintedWriter(self, await super().open_writer(identity, partition, topics=topics))
+
+
+class _TaintedWriter(Writer):
+    def __init__(self, bus: TaintedBus, inner: Writer) -> None:
+        self._bus = bus
+        self._inner = inner
+        self._tainted = False
+        self.partition = inner.partition
+
+    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
+        await self._inner.commit(batches)
+        self._tainted = self._bus.taints
+
+    @property
+    def tainted(self) -> bool:
+        return self._tainted
+
+    @property
+    def max_batch_bytes(self) -> int:
+        return self._inner.max_batch_bytes
+
+    @property
+    def tenure(self) -> str:
+        return self._inner.tenure
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+async def test_what_is_observed_anew_does_not_pile_up_while_commits_fail(
+    bus: FaultyBus, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor, "LONGEST_DELAY_S", 0.001)
+    monkeypatch.setattr(processor, "FIRST_DELAY_S", 0.001)
+    async with serve(static(3), identity=another(machine_id="m")) as house:
+        for worker in "abc":
+            await house.say(register(worker, gpu=1, owner=body(owner_of(os.getpid())), lease_s=None))
+            await house.state(worker, "allocated")
+    taken = 0
+    enough = anyio.Event()
+    queued: list[m.Event] = []
+
+    async def fail(point: str) -> None:
+        nonlocal taken
+        if point == "commit:before":
+            taken += 1
+            raise BusUnavailableError("full")
+        if point == "open_writer:before" and taken >= 20 and not enough.is_set():  # nothing is decided just now
+            queued.extend(house.processor.event_queue.queue)
+            enough.set()
+
+    # as after a restart of the machine: the owners have died with it
+    async with serve(static(3), identity=another(machine_id="m", boot_id="the next"), ready=False) as house:
+        bus.script = fail
+        for worker in "abc":
+            house.processor.event_queue.add(m.OwnerDied(allocation=f"h/{worker}/1", detail="seen"))
+        with anyio.fail_after(20):
+            await enough.wait()
+        assert len([event for event in queued if isinstance(event, m.OwnerDied)]) == 3
+        assert len([event for event in queued if isinstance(event, m.DriverReport)]) <= 1
+        assert len([event for event in queued if isinstance(event, m.Reschedule)]) <= 1
+        bus.script = no_faults
+        for worker in "abc":
+            assert (await house.state(worker, "ended"))["reason_code"] == "owner-died"
+
+
+async def test_after_an_outage_that_only_the_input_noticed_the_writer_is_replaced(bus: FaultyBus, serve: Serve) -> None:
+    """Brokers that were away may have lost the end of the last commit: an idle host's is seen to its end now."""
+    bus.local = False
+    opened = 0
+    async with serve(static(1)) as house:
+        await house.say(register("w", gpu=1, lease_s=None))
+        await house.state("w", "allocated")
+
+        async def deaf(point: str) -> None:
+            if point.startswith(("fetch", "open_reader")):
+                raise BusUnavailableError("away")
+
+        async def count(point: str) -> None:
+            nonlocal opened
+            opened += point == "open_writer:after"
+
+        bus.script = deaf
+        with anyio.fail_after(20):
+            while house.processor.ready:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.01)
+        bus.script = count
+        with anyio.fail_after(20):
+            while not opened or not house.processor.ready:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.01)
+        await house.say(register("next", gpu=1))
+        await house.state("next", "pending")
+        assert opened == 1
+
+
+async def test_who_stops_after_an_outage_says_goodbye_instead_of_taking_the_partition_anew(
+    bus: FaultyBus, serve: Serve
+) -> None:
+    bus.local = False
+    deaf, opened = True, 0
+    reached, go = anyio.Event(), anyio.Event()
+
+    async def act(point: str) -> None:
+        nonlocal opened
+        opened += point == "open_writer:after"
+        if point == "commit:before":
+            reached.set()
+            await go.wait()
+        elif deaf and reached.is_set() and point.startswith(("fetch", "open_reader")):
+            raise BusUnavailableError("away")
+
+    async with serve(static(1)) as house:
+        bus.script = act
+        await house.say(register("w", gpu=1, lease_s=None))
+        input_reader = house.processor.inputs.reader
+        with anyio.fail_after(20):
+            while input_reader.hearing:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.01)
+            deaf = False
+            while not input_reader.outages:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.01)
+        house.processor.stop()
+        go.set()
+        await house.stop()
+    bus.script = no_faults
+    assert opened == 0
+    assert (await house.records())["@host/h"]["manager"].get("stopped_at") is not None
+
+
+async def test_a_tainted_writer_is_replaced_after_a_pause_and_no_outage_is_spoken_of(
+    url: str, serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = []
+
+    def pause(least: float, _: float) -> float:
+        pauses.append(least)
+        return least
+
+    monkeypatch.setattr(random, "uniform", pause)
+    async with TaintedBus(url) as bus, serve(static(2), on=bus) as house:
+        bus.taints = True
+        await house.say(register("a", gpu=1))
+        await house.state("a", "allocated")
+        # each taking commits, and so is tainted itself
+        with anyio.fail_after(20):
+            while bus.opened < 5:  # noqa: ASYNC110 - it tells nobody
+                await anyio.sleep(0.01)
+        assert len(pauses) >= bus.opened - 1
+        bus.taints = False
+        await house.say(register("b", gpu=1))
+        await house.state("b", "allocated")
+        await house.ready()
+        await house.told()
+    assert house.metric("outfitter_grants_total", resource="gpu") == 2
+    printed = capsys.readouterr().out
+    assert "the writer is replaced" in printed
+    assert "the bus failed" not in printed
+
+
+async def test_a_manager_with_a_tainted_writer_looks_before_it_fences_a_newer_one(url: str, serve: Serve) -> None:
+    async with TaintedBus(url) as bus, serve(static(2), on=bus, identity=another(instance="first")) as first:
+        await first.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
+        go = anyio.Event()
+
+        async def hold(point: str) -> None:
+            if point == "stable_end:before":  # its look before it takes the partition anew
+                await go.wait()
+
+        bus.script = hold
+        bus.taints = True
+        await first.say(register("a", gpu=1))
+        await first.state("a", "allocated")
+        async with FaultyBus(url) as other, serve(static(2), on=other, identity=another(instance="second")) as second:
+            go.set()  # the second one has committed
+            with anyio.fail_after(20):
+                await first.ended.wait()
+            assert isinstance(first.failure, ForeignManagerError)
+            await second.say(register("b", gpu=1))
+            await second.state("b", "allocated")
