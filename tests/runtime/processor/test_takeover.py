@@ -14,9 +14,9 @@ from outfitter_service.core import model as m
 from outfitter_service.runtime.processor import processor
 from outfitter_service.runtime.processor.processor import ForeignManagerError
 from runtime.conftest import Serve
-from runtime.liveness.test_owners import body, owner_of
 from support.faulty_bus import FaultyBus, no_faults
 from support.in_process_manager import another, register, static
+from support.owners import body, owner_of
 
 
 class TaintedBus(FaultyBus):
