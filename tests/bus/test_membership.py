@@ -369,10 +369,10 @@ async def test_a_join_that_is_cancelled_just_after_its_commit_leaves_the_group_a
         topic = await database.read(partial(log.find_topic, name="t"))
         assert topic is not None
         with anyio.CancelScope() as scope:
-            belfry = _CancellingBelfry(place, scope)
-            closing.callback(belfry.close)
+            notifier = _CancellingBelfry(place, scope)
+            closing.callback(notifier.close)
             member = new_member(topic, "g", replica=None, session_timeout=LONG)
-            await EmbeddedMembership(database, database, belfry, member, replica=None, heartbeat_interval=0.2).start()
+            await EmbeddedMembership(database, database, notifier, member, replica=None, heartbeat_interval=0.2).start()
         assert scope.cancelled_caught
         assert all([await first.confirmed(partition) for partition in ALL])
 

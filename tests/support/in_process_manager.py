@@ -182,7 +182,7 @@ class InProcessManager:
             raise self.failure
 
     def _is_quiet(self) -> bool:
-        cycle = self.processor._cycle
+        cycle = self.processor._loop
         return cycle is not None and cycle._sent is None and not cycle._settlement.unreported
 
     async def stop(self) -> None:

@@ -229,8 +229,8 @@ async def test_a_commit_wakes_the_readers_of_its_partitions_and_no_others(embedd
     async with connect(embedded_url) as bus, database(embedded_url) as reading:
         await bus.create_topics([TopicSpec("t", 2, {}), TopicSpec("u", 2, {})])
         topics = {topic.name: topic.id for topic in await reading.read(log.all_topics)}
-        belfry = Notifier(parse(embedded_url))
-        ears = {(name, part): belfry.listen(topics[name], part) for name in "tu" for part in (0, 1)}
+        notifier = Notifier(parse(embedded_url))
+        ears = {(name, part): notifier.listen(topics[name], part) for name in "tu" for part in (0, 1)}
         async with await bus.open_writer("w", 1) as writer:
             await writer.commit([("u", [Entry(b"k", b"v")]), ("t", [])])
         with anyio.fail_after(10):
@@ -239,7 +239,7 @@ async def test_a_commit_wakes_the_readers_of_its_partitions_and_no_others(embedd
         heard = [place for place, ear in ears.items() if select.select([ear._socket], [], [], 0)[0]]
         for ear in ears.values():
             ear.close()
-        belfry.close()
+        notifier.close()
     assert heard == [("u", 1)]
 
 

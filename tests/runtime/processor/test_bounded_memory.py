@@ -56,7 +56,7 @@ async def stuck(bus: FaultyBus) -> AsyncIterator[None]:
 
 async def settled(house: InProcessManager) -> int:
     """Wait until the manager takes in nothing more; how many messages it keeps."""
-    cycle = house.processor._cycle
+    cycle = house.processor._loop
     assert cycle is not None
 
     def kept() -> int:
@@ -139,7 +139,7 @@ async def test_a_poisonous_message_costs_itself_only_whenever_the_manager_is_kil
                     point: str, kill_at: str = kill_at, killed: anyio.Event = killed, house: InProcessManager = house
                 ) -> None:
                     nonlocal commits
-                    cycle = house.processor._cycle
+                    cycle = house.processor._loop
                     if cycle is None or not cycle.first_commit.is_set():
                         return  # there is no message in those commits
                     commits += point == "commit:before"
@@ -262,7 +262,7 @@ async def test_a_stretch_of_deciding_ends_by_time_however_much_each_message_cost
 
     monkeypatch.setattr(batch, "decide", decide)
     async with serve(static(1)) as house:
-        running = house.processor._cycle
+        running = house.processor._loop
         assert running is not None
         decide_some = running._decide
 

@@ -225,7 +225,7 @@ async def test_nothing_is_left_of_a_processor_that_has_ended(serve: Serve) -> No
         await house.state("first", "allocated")
         await house.ready()
         processor: Any = house.processor
-        parts = (processor, processor.ledger, processor._cycle, processor._reporter.state_gauges)
+        parts = (processor, processor.ledger, processor._loop, processor._reporter.state_gauges)
         kept = [weakref.ref(part) for part in parts]
         processor.stop()
         with anyio.fail_after(20):

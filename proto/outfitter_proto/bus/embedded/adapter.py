@@ -41,7 +41,7 @@ class _Open(NamedTuple):
 
     writing: Database
     reading: Database
-    belfry: Notifier
+    notifier: Notifier
 
 
 class EmbeddedBus(Bus):
@@ -69,11 +69,11 @@ class EmbeddedBus(Bus):
             for database in (writing, reading):
                 await database.open(check, setup)
                 closing.push_async_callback(database.close)
-            belfry = Notifier(self._place)
-            closing.callback(belfry.close)
+            notifier = Notifier(self._place)
+            closing.callback(notifier.close)
             closing.push_async_callback(self._close_users)
             self._closing = closing.pop_all()
-        self._held = _Open(writing, reading, belfry)
+        self._held = _Open(writing, reading, notifier)
         _log.info("embedded bus %s, SQLite %s", self._place.path, sqlite3.sqlite_version)
 
     async def aclose(self) -> None:
@@ -105,7 +105,7 @@ class EmbeddedBus(Bus):
         try:
             return await held.writing.commit(
                 partial(log.append, topic=found, partition=partition, entries=[entry]),
-                after=lambda _: held.belfry.ring([(found.id, partition)]),
+                after=lambda _: held.notifier.ring([(found.id, partition)]),
             )
         except CommitUnknownError as error:
             raise BusUnavailableError(str(error)) from error
@@ -121,7 +121,7 @@ class EmbeddedBus(Bus):
         found = await self._find(topic, partition)
         if start is None:
             start, _ = await self.offsets(topic, partition)
-        reader = EmbeddedReader(held.reading, found, partition, start, held.belfry.listen(found.id, partition))
+        reader = EmbeddedReader(held.reading, found, partition, start, held.notifier.listen(found.id, partition))
         self._readers.add(reader)
         return reader
 
@@ -130,7 +130,7 @@ class EmbeddedBus(Bus):
         held = self._open
         epoch = await held.writing.commit(partial(log.take_identity, identity=identity))
         return EmbeddedWriter(
-            held.writing, held.belfry, self._find, identity=identity, epoch=epoch, partition=partition
+            held.writing, held.notifier, self._find, identity=identity, epoch=epoch, partition=partition
         )
 
     async def tenure(self, identity: str) -> str | None:
@@ -143,7 +143,7 @@ class EmbeddedBus(Bus):
         held = self._open
         member = groups.new_member(await self._find(topic), group, replica=replica, session_timeout=session_timeout)
         membership = EmbeddedMembership(
-            held.reading, held.writing, held.belfry, member, replica=replica, heartbeat_interval=heartbeat_interval
+            held.reading, held.writing, held.notifier, member, replica=replica, heartbeat_interval=heartbeat_interval
         )
         await membership.start()
         self._memberships.add(membership)

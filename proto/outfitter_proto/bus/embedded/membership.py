@@ -27,7 +27,7 @@ class EmbeddedMembership(Membership):
         self,
         reading: Database,
         writing: Database,
-        belfry: Notifier,
+        notifier: Notifier,
         member: groups.Member,
         *,
         replica: str | None,
@@ -35,7 +35,7 @@ class EmbeddedMembership(Membership):
     ) -> None:
         self._reading = reading
         self._writing = writing
-        self._belfry = belfry
+        self._notifier = notifier
         self._member = member
         self._replica = replica
         self._interval = heartbeat_interval
@@ -50,7 +50,7 @@ class EmbeddedMembership(Membership):
 
     async def start(self) -> None:
         """Join, and begin to send heartbeats."""
-        self._ear = self._belfry.listen(self._member.topic.id, ROSTER)
+        self._ear = self._notifier.listen(self._member.topic.id, ROSTER)
         try:
             await self._beat()
         except BaseException:  # cancellation too: only this process can end the committed membership
@@ -146,7 +146,7 @@ class EmbeddedMembership(Membership):
         """The thread calls it after each commit, even if the caller has gone."""
         self._written = True
         if standing.moved:
-            self._belfry.ring([(self._member.topic.id, ROSTER)])
+            self._notifier.ring([(self._member.topic.id, ROSTER)])
 
     def _look_at(self, task: asyncio.Task[None]) -> None:
         """Report an error of the task, which nobody awaits, so that the holder does not wait for ever."""

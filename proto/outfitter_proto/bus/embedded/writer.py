@@ -21,7 +21,7 @@ class EmbeddedWriter(Writer):
     def __init__(
         self,
         database: Database,
-        belfry: Notifier,
+        notifier: Notifier,
         find: Callable[[str, int], Awaitable[log.Topic]],
         *,
         identity: str,
@@ -30,7 +30,7 @@ class EmbeddedWriter(Writer):
     ) -> None:
         self.partition = partition
         self._database = database
-        self._belfry = belfry
+        self._notifier = notifier
         self._find = find
         self._identity = identity
         self._epoch = epoch
@@ -71,7 +71,7 @@ class EmbeddedWriter(Writer):
         self._spent = True
 
     def _ring(self, written: Sequence[tuple[log.Topic, Sequence[Entry]]]) -> None:
-        self._belfry.ring([(topic.id, self.partition) for topic, entries in written if entries])
+        self._notifier.ring([(topic.id, self.partition) for topic, entries in written if entries])
 
     @staticmethod
     def _check_last(topic: log.Topic, entries: Sequence[Entry]) -> None:

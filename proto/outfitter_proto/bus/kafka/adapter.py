@@ -78,7 +78,7 @@ class KafkaBus(Bus):
         self._connector = Connector(self._access)
         self._transaction_timeout = transaction_timeout
         self._cluster = Cluster(self._connector)
-        self._outboxes: dict[tuple[str, int], BatchingPublisher] = {}
+        self._publishers: dict[tuple[str, int], BatchingPublisher] = {}
         self._cleaning: set[asyncio.Task[None]] = set()
         self._last: dict[str, Last] = {}
         self._allowances: defaultdict[int, Allowance] = defaultdict(Allowance)
@@ -100,9 +100,9 @@ class KafkaBus(Bus):
     async def aclose(self) -> None:
         """Close the bus's own connections. The holders of readers and writers close those."""
         with anyio.CancelScope(shield=True):
-            for outbox in self._outboxes.values():
-                await outbox.aclose()
-            self._outboxes.clear()
+            for publisher in self._publishers.values():
+                await publisher.aclose()
+            self._publishers.clear()
             if self._cleaning:
                 await asyncio.wait(self._cleaning, timeout=TAKE_WITHIN)
             await self._cluster.aclose()
@@ -180,10 +180,10 @@ class KafkaBus(Bus):
 
     async def publish(self, topic: str, partition: int, entry: Entry) -> int:
         """Write one record outside any transaction."""
-        outbox = self._outboxes.get((topic, partition))
-        if outbox is None:
-            outbox = self._outboxes[topic, partition] = BatchingPublisher(self._cluster, topic, partition)
-        return await outbox.publish(entry)
+        publisher = self._publishers.get((topic, partition))
+        if publisher is None:
+            publisher = self._publishers[topic, partition] = BatchingPublisher(self._cluster, topic, partition)
+        return await publisher.publish(entry)
 
     async def offsets(self, topic: str, partition: int) -> tuple[int, int]:
         """The first offset and the high watermark of the newest leader."""

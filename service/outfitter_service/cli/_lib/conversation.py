@@ -84,9 +84,9 @@ class Conversation:
     async def nobody(self) -> str:
         """The error text if no manager answered."""
         count = (await self._bus.topic(self._topics.allocations)).partitions
-        survey = ManagerLookup(self._bus, self._where.cluster, self._where.host)
-        await survey.run(count)
-        return f"no manager answers for host {self._where.host!r}: {survey.describe()}"
+        lookup = ManagerLookup(self._bus, self._where.cluster, self._where.host)
+        await lookup.run(count)
+        return f"no manager answers for host {self._where.host!r}: {lookup.describe()}"
 
     async def _listen_for_letters(self) -> None:
         try:

@@ -183,9 +183,8 @@ class FreeList:
     """One resource's devices on one host: where each stands, and which of them are free.
 
     `free` holds negated positions in ascending order, so that the device a driver prefers is the last item. `names`
-    are the devices' canonical names, `alone` the grant_infos on which each of them is granted by itself. `repeats`:
-    some of
-    them are one and the same device. No device takes more than `largest` bytes of a grant.
+    are the devices' canonical names, `alone` the grant infos of each of them by itself. `repeats`: some of them are one
+    and the same device. No device takes more than `largest` bytes of a grant.
     """
 
     __slots__ = (
@@ -514,8 +513,10 @@ class HostState:
             insort(self.past.setdefault(record.worker, []), ending)
 
     def grant(self, key: str, record: Allocation, names: list[str]) -> None:
-        """Take in the first record of a worker, which has to itself what its resource's shelf has offered: the devices
-        `names`, a name more than once where it stands for several of them."""
+        """Take in the first record of a worker, which has to itself what its resource's free list has offered.
+
+        These are the devices `names`, a name more than once where it stands for several of them.
+        """
         self.incarnations[record.worker] = [(record.source.offset, key)]
         self.live[key] = record
         if not names:

@@ -76,7 +76,7 @@ class HostOverlay:
             free.sort()
 
     def _free_of(self, free_list: FreeList) -> list[int]:
-        """What is free of a shelf, as the shelf has it: a copy, which is kept up to date here."""
+        """What is free of a resource, as its free list has it: a copy, which is kept up to date here."""
         free = self._free.get(free_list.resource)
         if free is None:
             free = self._free[free_list.resource] = free_list.free.copy()
@@ -118,7 +118,7 @@ class HostOverlay:
                 yield free_list.devices[-position]
 
     def _positions(self, resource: str) -> list[int]:
-        """What is free of a resource, as its shelf has it, with the decision's effects."""
+        """What is free of a resource, as its free list has it, with the decision's effects."""
         free = self._free.get(resource)
         if free is not None:
             return free

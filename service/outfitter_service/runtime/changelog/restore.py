@@ -86,9 +86,9 @@ async def restore(bus: Bus, topic: str, partition: int, scope: Scope, *, end: in
 
 
 async def unchanged(bus: Bus, topic: str, partition: int, scope: Scope, seen: Restored) -> Restored | None:
-    """What was restored a moment ago, with others' records as they are now; None if something of the remit's was
+    """What was restored a moment ago, with others' records as they are now; None if something of the scope's was
     written since, or the log is another one. A moment only: others' tombstones may be gone again after
-    `delete.retention.ms` (what the remit's writer does, its checkpoint tells, which is never one).
+    `delete.retention.ms` (what the scope's writer does, its checkpoint tells, which is never one).
 
     Raises:
         BusError: the bus could not be read.
@@ -247,7 +247,7 @@ async def rivals_since(bus: Bus, topic: str, partition: int, scope: Scope, start
 
 
 class _Log(NamedTuple):
-    """What was read: the last record of each key that is the remit's (the bytes of one that cannot be decoded), the
+    """What was read: the last record of each key that is the scope's (the bytes of one that cannot be decoded), the
     last value of others' hosts and checkpoints; how many records, and up to where."""
 
     last: dict[bytes, LedgerRecord | bytes]
@@ -341,7 +341,7 @@ class _Alike:
 
 
 def _keep(message: Message, others: dict[bytes, bytes]) -> None:
-    """Keep what is not the remit's own, as far as it tells of other hosts and writers."""
+    """Keep what is not the scope's own, as far as it tells of other hosts and writers."""
     key = message.key
     if key is None or not key.startswith((HOST, CHECKPOINT)):
         return

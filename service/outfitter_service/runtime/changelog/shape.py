@@ -251,7 +251,7 @@ class Ground:
                 )
 
     async def _strays(self, partition: int) -> list[str]:
-        """The hosts of this remit with records in another partition."""
+        """The hosts of this scope with records in another partition."""
         topic = self._topics.allocations
         found: dict[bytes, str] = {}
         end = await self._bus.stable_end(topic, partition)

@@ -1,9 +1,9 @@
 """A second look at the input of many hosts, far ahead of the first: one host's flood must not hold up the others.
 
-Order is promised within a host only. While more lies in the input than the intake reads ahead, the scout reads on to
-the end and keeps what is said by hosts that say little; that may be decided before its turn. What it leaves behind is
-the intake's, and so is all that comes from the same host after it, until the intake has been there. It stores no flood
-and decides nothing.
+Order is promised within a host only. The input reader prefetches up to a bound. While the input is longer, the
+look-ahead reads on to the end. It keeps messages of hosts that send few: they may be decided before their turn. All
+else is left to the input reader, with everything that the same host sends later, until the input reader has been
+there. The look-ahead stores no flood and decides nothing.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ ENTRY_BYTES = 24
 
 
 class LookAheadBuffer(PrefetchBuffer):
-    """What was seen ahead of the intake in one go, from `start` on, up to `position`: its `messages` may be decided
-    once everything before `start` is."""
+    """Messages read ahead of the input reader in one go, from offset `start` up to `position`. They may be decided once
+    everything before `start` is."""
 
     def __init__(self, start: int, place: Cursor, scope: Scope, *, quiet_limit: int, room: int, most: int) -> None:
-        """`place` is followed as it moves on. `quiet_limit` messages of a host may be ahead in any case; `room` are
-        the bytes
-        that the names of hosts which are ahead may take in a checkpoint: hosts beyond that are left to the intake."""
+        """`place` is followed as it moves on. `quiet_limit` messages of a host may be ahead in any case. `room`: bytes
+        that the names of hosts ahead may take in a checkpoint. Further hosts are left to the input reader."""
         super().__init__(most)
         self.start = self.position = start
         self._place = place
@@ -43,7 +42,7 @@ class LookAheadBuffer(PrefetchBuffer):
         self._quiet_limit = quiet_limit
         self._room = room
         self._left: dict[bytes, int] = {}
-        """The last message that was left to the intake, by host."""
+        """The last message that was left to the input reader, by host."""
         self._kept: dict[bytes, int] = {}
         """How many messages were kept of each host, since one was left."""
         self._newest: dict[bytes, int] = {}
@@ -61,7 +60,7 @@ class LookAheadBuffer(PrefetchBuffer):
     def _keeps(self, message: Message) -> bool:
         key, place = message.key, self._place
         if key is None or not self._scope.serves(message):
-            return False  # the intake's, all of them
+            return False  # the input reader's, all of them
         if not self._follow(key):
             self._unknown = message.offset
             return False
@@ -73,7 +72,7 @@ class LookAheadBuffer(PrefetchBuffer):
             if left >= place.position:
                 self._left[key] = message.offset
                 return False
-            # the intake has been there: what comes now is the host's next message
+            # the input reader has been there: what comes now is the host's next message
             del self._left[key]
             self._kept[key] = 0
         kept = self._kept[key]
@@ -102,9 +101,8 @@ class LookAheadBuffer(PrefetchBuffer):
 
 
 class LookAhead:
-    """Looks ahead in one partition's input whenever its intake does not keep up. `lookahead_buffer` is what it has
-    seen, None
-    while there is nothing to be seen that the intake has not."""
+    """Reads ahead in one partition's input whenever its input reader does not keep up. `lookahead_buffer` has the
+    messages; None: the input reader has all there are."""
 
     def __init__(
         self,
@@ -142,14 +140,14 @@ class LookAhead:
         return self._place.heard(key) if self.lookahead_buffer is None else self.lookahead_buffer.heard(key)
 
     def give_back(self, messages: Sequence[Message]) -> None:
-        """What was taken comes first again, its commit having failed; what an earlier outlook had seen is in the
+        """What was taken comes first again, its commit having failed; what an earlier buffer had seen is in the
         intake by now."""
         lookahead_buffer = self.lookahead_buffer
         if lookahead_buffer is not None:
             lookahead_buffer.give_back([message for message in messages if message.offset >= lookahead_buffer.start])
 
     def rest(self, *, until: int) -> None:
-        """Leave everything before `until` to the intake: what is looked ahead to would come again and again."""
+        """Leave everything before `until` to the input reader: what is looked ahead to would come again and again."""
         self._rests_until = until
 
     async def run(self) -> None:
@@ -174,12 +172,12 @@ class LookAhead:
                     ) as reader:
                         await self._look(lookahead_buffer, reader)
                 except BusError as error:
-                    # the intake meets it as well: what has to be done about it is done there
+                    # the input reader meets it as well: what has to be done about it is done there
                     log.debug("cannot look ahead", partition=self._partition, error=str(error))
                     await anyio.sleep(RETRY_S)
 
     async def _look(self, lookahead_buffer: LookAheadBuffer, reader: Reader) -> None:
-        """Read on until the intake has caught up."""
+        """Read on until the input reader has caught up."""
         input_reader = self._input_reader
         while self.lookahead_buffer is lookahead_buffer:
             await lookahead_buffer.room()

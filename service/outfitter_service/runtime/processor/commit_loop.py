@@ -235,7 +235,7 @@ class CommitLoop:
 
 
 def _frameless(error: BusError) -> BusError:
-    """An error that may be kept: the frames of its traceback hold the cycle that keeps it, and with it a ledger that
+    """An error that may be kept: the frames of its traceback hold the loop that keeps it, and with it a ledger that
     nobody needs any more. Those of its causes do so as well, for frames know their callers from Python 3.12 on."""
     link: BaseException | None = error
     while link is not None:

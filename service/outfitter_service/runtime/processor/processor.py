@@ -77,13 +77,13 @@ class Processor:
         owner_watch: Callable[..., ProcessWatch] = ProcessWatch,
         outage: OutageLog | None = None,
     ) -> None:
-        """`partitions` is the number by which `partition` is the remit's; left out: whatever it is at the start.
+        """`partitions` is the number by which `partition` is the scope's; left out: whatever it is at the start.
         `scope` left out: that of the identity's host. `still_mine` is asked before the partition is taken anew; left
         out, the ledger is: whoever wrote to it since then works here now. `outage` says what the manager's
         log has of its bus; left out: this processor's own."""
         if scope is None:
             if identity.host is None:
-                raise ValueError("an identity without a host needs a remit")
+                raise ValueError("an identity without a host needs a scope")
             scope = HostScope(identity.host, identity.writer)
         place: dict[str, str | int] = {"host": identity.host} if identity.host else {"partition": partition}
         self._assignment = Assignment(
@@ -109,7 +109,7 @@ class Processor:
             history=limits.history is not None,
             adopt=limits.adopt,
         )
-        self._cycle: CommitLoop | None = None
+        self._loop: CommitLoop | None = None
         self._taken: TakenPartition | None = None
         self._doing = "taking the partition"
         self.ledger = Ledger()
@@ -199,14 +199,14 @@ class Processor:
         """What it does, for people: why registrations are not answered, if they are not."""
         if self.ready:
             return "serving"
-        if self._cycle is not None and self.inputs.reader.obstacle is not None:
+        if self._loop is not None and self.inputs.reader.obstacle is not None:
             return f"cannot read registrations: {self.inputs.reader.obstacle}"
         return self._doing
 
     def standing(self) -> StateCounts:
         """What the gauges of state show now."""
         liveness = self.liveness
-        oldest = self._cycle.oldest() if self._cycle is not None else None
+        oldest = self._loop.oldest() if self._loop is not None else None
         waits = self._clock.utc().timestamp() - oldest.timestamp_ms / 1000 if oldest is not None else 0.0
         return structs.replace(
             self._reporter.state_gauges.standing(self.ledger),
@@ -301,12 +301,12 @@ class Processor:
                 taken = await self._adopt(writer, await self._takeover.restore(writer))
             except BusError as error:
                 return error
-            cycle = self._cycle = self._begin(taken)
+            loop = self._loop = self._begin(taken)
             self._taken = taken
             try:
-                return await self._work(taken, cycle)
+                return await self._work(taken, loop)
             finally:
-                if cycle.first_commit.is_set():
+                if loop.first_commit.is_set():
                     self._takeover.worked_until(self.ledger.commits)
 
     async def _adopt(self, writer: Writer, restored: Restored) -> TakenPartition:
@@ -375,7 +375,7 @@ class Processor:
             clock=self._clock,
         )
 
-    async def _work(self, taken: TakenPartition, cycle: CommitLoop) -> BusError | None:
+    async def _work(self, taken: TakenPartition, loop: CommitLoop) -> BusError | None:
         async with anyio.create_task_group() as tasks:
             self.inputs.reset(taken.cursor, room=taken.batch_bytes // AHEAD_SHARE)
             tasks.start_soon(self.inputs.reader.run)
@@ -384,9 +384,9 @@ class Processor:
                 tasks.start_soon(self.inputs.lookahead.run)
             tasks.start_soon(self.liveness.listen)
             tasks.start_soon(self.liveness.look)
-            tasks.start_soon(self._takeover.look_for_rivals, cycle.first_commit, taken.end)
+            tasks.start_soon(self._takeover.look_for_rivals, loop.first_commit, taken.end)
             tasks.start_soon(self._topic_watch.run, taken.cursor, taken.shape)
-            trouble = await cycle.run(self._set_ready)
+            trouble = await loop.run(self._set_ready)
             tasks.cancel_scope.cancel()
         return trouble
 

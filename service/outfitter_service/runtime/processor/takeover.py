@@ -149,7 +149,7 @@ class Takeover:
 
     async def _announce(self, writer: Writer) -> Restored | None:
         """A host that is new to the ledger is named there before the ledger is read for where its input begins: so the
-        sweeper knows of it, or it knows of what the sweeper has claimed (roll.py)."""
+        sweeper knows of it, or it knows of what the sweeper has claimed (host_registry.py)."""
         host = self._assignment.identity.host
         if host is None:
             return None

@@ -1,5 +1,7 @@
-"""A host-scope manager's share in what is nobody's: it is a member of the group of sweepers, and sweeps the partitions
-that it is given (sweep.py). Nothing here concerns the manager's own host, and no trouble here ends the manager.
+"""A host-scope manager's part in answering messages for hosts without a manager.
+
+The manager is a member of the group of sweepers, and sweeps the partitions that the group assigns to it
+(partition_sweeper.py). Nothing here concerns the manager's own host, and no trouble here ends the manager.
 """
 
 from __future__ import annotations

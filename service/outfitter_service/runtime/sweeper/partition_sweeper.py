@@ -2,7 +2,7 @@
 
 Dead letters and the position up to which the partition is swept are one transaction under the partition's own writer
 identity, so a sweeper that is replaced writes nothing more and its successor repeats nothing. It answers no
-registration and knows no rules; whose a message is says the ledger (roll.py).
+registration and knows no rules; whose a message is says the ledger (host_registry.py).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _NAMED = 10
 
 
 class SweepContext(Struct, frozen=True, kw_only=True):
-    """What a sweep works with."""
+    """What a partition's sweeper works with."""
 
     bus: Bus
     topics: Topics

@@ -76,10 +76,10 @@ def run(
     with SignalFile(PASSED_ON) as signals, Child(command, mask=signals.blocked_before) as child:
 
         async def work() -> int:
-            errand = RunSession(
+            session = RunSession(
                 where, asked, child, signals=signals, wait_for_manager=wait_for_manager, kill_after=kill_after
             )
-            return await errand.run()
+            return await session.run()
 
         code = anyio.run(work)
     # Everything is closed, and an interpreter's shutdown takes as long as its start, so skip it.
