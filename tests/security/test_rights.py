@@ -113,7 +113,7 @@ def test_kafkas_own_tool_takes_a_command_of_the_page(secure_broker: SecureBroker
         "org.apache.kafka.common.security.plain.PlainLoginModule required username=admin "
         f'password="{secure_broker.passwords["admin"]}";\n'.encode(),
     )
-    [function] = re.findall(r"^grant\(\) \{ kafka-acls (.*) \"\$@\"; \}$", PAGE.read_text(), re.MULTILINE)
+    [function] = re.findall(r"^grant\(\) \{\n  kafka-acls (.*) \"\$@\"\n\}$", PAGE.read_text(), re.MULTILINE)
     line = f"{function} User:by-the-book --operation DescribeConfigs --topic t. --resource-pattern-type prefixed"
     line = line.replace("broker-1.example:9093", secure_broker.bootstrap).replace("admin.properties", str(admin))
     tool = ROOT / "deploy" / "kafka" / "local_kafka.py"

@@ -265,7 +265,8 @@ def odd(how: str) -> str:
     return (
         'external-resources = ["odd", "good"]\n'
         '[external-resource.good]\namount = 1\ndriver = "static"\nparam.count = 2\n'
-        f'[external-resource.odd]\namount = 1\ndriver = "service.test_driver_faults:OddFactory"\nparam.how = "{how}"\n'
+        '[external-resource.odd]\namount = 1\ndriver = "runtime.drivers.test_driver_faults:OddFactory"\n'
+        f'param.how = "{how}"\n'
     )
 
 
