@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from outfitter_verify.sources import UnreadableError, verify
+from outfitter_verify.buses import UnreadableError
+from outfitter_verify.sources import verify
 
 
 def main(arguments: list[str]) -> int:

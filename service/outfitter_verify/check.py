@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from outfitter_verify import wire
-from outfitter_verify.answers import Answers, Input
-from outfitter_verify.history import History
-from outfitter_verify.ledger import Ledger
+from outfitter_verify.history.steps import History
+from outfitter_verify.ledger.order import Order
+from outfitter_verify.ledger.walk import Ledger
+from outfitter_verify.ledger.writers import Commit, Commits, Writer, Written
 from outfitter_verify.logs import Log, Partition, Place, Reading
-from outfitter_verify.order import Order
-from outfitter_verify.releases import Releases
+from outfitter_verify.registrations.answers import Answers, Input
+from outfitter_verify.registrations.releases import Releases
 from outfitter_verify.report import Findings, Report
-from outfitter_verify.writers import Commit, Commits, Writer, Written
 
 
 def check(reading: Reading) -> Report:

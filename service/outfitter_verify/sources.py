@@ -9,13 +9,6 @@ from typing import Any
 from outfitter_verify.check import check
 from outfitter_verify.report import Report
 
-TOPICS = ("registrations", "allocations", "history", "dead-letters")
-"""A cluster's topics, each after the cluster's name and a dot."""
-
-
-class UnreadableError(Exception):
-    """There is nothing to check, or it cannot be read completely. The message has the remedy."""
-
 
 def verify(
     bus: str,
@@ -37,10 +30,10 @@ def verify(
         UnreadableError: no such bus or topics, no rights, a transaction that stays open, confluent-kafka is missing.
     """
     if bus.startswith("sqlite:"):
-        from outfitter_verify import embedded
+        from outfitter_verify.buses import embedded
 
         return check(embedded.reading(bus, cluster))
-    from outfitter_verify import kafka
+    from outfitter_verify.buses import kafka
 
     settings = kafka.settings(bus, login or {}, os.environ if environment is None else environment)
     settings |= config or {}

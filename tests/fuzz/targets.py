@@ -28,7 +28,8 @@ from outfitter_proto.support.units import parse_duration
 from outfitter_service.config import ConfigurationError, options, sources
 from outfitter_service.config.names import resource_names
 from outfitter_service.requests import RequestError, request_in_pod_template
-from outfitter_verify import registration, wire
+from outfitter_verify import wire
+from outfitter_verify.registrations.messages import judge
 
 Target = Callable[[bytes], None]
 
@@ -143,7 +144,7 @@ def pod_templates(data: bytes) -> None:
 
 
 def verifier(data: bytes) -> None:
-    registration.judge(b"h", data)
+    judge(b"h", data)
     with suppress(wire.DamagedError):
         body = wire.parse(data)
         for read in (wire.allocation, wire.inventories, wire.checkpoint):

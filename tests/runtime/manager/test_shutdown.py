@@ -14,7 +14,7 @@ import pytest
 
 from outfitter_drivers.api import Grant
 from outfitter_proto.bus import BusUnavailableError
-from outfitter_verify import embedded
+from outfitter_verify.buses import embedded
 from runtime.conftest import Serve
 from support.faulty_bus import FaultyBus
 from support.in_process_manager import another, register, static, workshop

@@ -13,7 +13,8 @@ from outfitter_proto.bus import BusConfigurationError
 from outfitter_proto.bus.addresses import Node, brokers
 from outfitter_proto.bus.kafka.connecting.login import access
 from outfitter_service.config import ConfigurationError, connection
-from outfitter_verify import UnreadableError, addresses, verify
+from outfitter_verify import UnreadableError, verify
+from outfitter_verify.buses import addresses
 
 GOOD = [
     ("kafka://h", [("h", 9092)]),

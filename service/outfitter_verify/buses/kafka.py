@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from outfitter_verify.addresses import brokers
+from outfitter_verify.buses import TOPICS, UnreadableError
+from outfitter_verify.buses.addresses import brokers
 from outfitter_verify.logs import Log, Partition, Reading, Record
-from outfitter_verify.sources import TOPICS, UnreadableError
 
 try:
     from confluent_kafka import (

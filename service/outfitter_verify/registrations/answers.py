@@ -13,11 +13,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from outfitter_verify import wire
-from outfitter_verify.ledger import Ledger
+from outfitter_verify.ledger.walk import Ledger
+from outfitter_verify.ledger.writers import Commit, Extent, Writer, Written
 from outfitter_verify.logs import Partition, Record
-from outfitter_verify.registration import Kind, Said, judge
+from outfitter_verify.registrations.messages import Kind, Said, judge
 from outfitter_verify.report import Findings
-from outfitter_verify.writers import Commit, Extent, Writer, Written
 
 
 class Letter(NamedTuple):

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from outfitter_verify import operators, wire
-from outfitter_verify.devices import Holdings, grants
+from outfitter_verify import wire
+from outfitter_verify.ledger import operators
+from outfitter_verify.ledger.devices import Holdings, grants
+from outfitter_verify.ledger.order import Order
+from outfitter_verify.ledger.writers import Commit, Commits, Custody, Writer, Written
 from outfitter_verify.logs import Log, Record
-from outfitter_verify.order import Order
 from outfitter_verify.report import Findings
-from outfitter_verify.writers import Commit, Commits, Custody, Writer, Written
 
 
 class Suspicion(NamedTuple):

@@ -19,7 +19,8 @@ from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Entry, connect
 from outfitter_proto.bus.kafka import KafkaBus
 from outfitter_proto.names import topics
-from outfitter_verify import Report, UnreadableError, kafka, verify
+from outfitter_verify import Report, UnreadableError, verify
+from outfitter_verify.buses import kafka
 from support.broker import KafkaBroker
 from support.manager import Manager, StartManager, files_config
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 
-from outfitter_verify.sources import UnreadableError
+from outfitter_verify.buses import UnreadableError
 
 DEFAULT_PORT = "9092"
 _ADDRESS = re.compile(r"(?:\[(?P<ipv6>[^][]*)\]|(?P<host>[^][:]*))(?::(?P<port>[^:]*))?")

@@ -12,8 +12,8 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from outfitter_verify.buses import TOPICS, UnreadableError
 from outfitter_verify.logs import Log, Partition, Reading, Record
-from outfitter_verify.sources import TOPICS, UnreadableError
 
 APPLICATION_ID = 0x6F757466
 FORMAT = 1

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from outfitter_verify import wire
-from outfitter_verify.ledger import MOVED, Change, Ledger
+from outfitter_verify.history.retelling import Retelling
+from outfitter_verify.ledger.walk import MOVED, Change, Ledger
 from outfitter_verify.logs import Log, Record
 from outfitter_verify.report import Findings
-from outfitter_verify.retelling import Retelling
 
 
 class Step(NamedTuple):

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from outfitter_verify.ledger.writers import Written
 from outfitter_verify.wire import Allocation
-from outfitter_verify.writers import Written
 
 
 class Holdings:

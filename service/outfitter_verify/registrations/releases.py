@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from outfitter_verify import wire
-from outfitter_verify.ledger import Ledger
+from outfitter_verify.ledger.walk import Ledger
+from outfitter_verify.ledger.writers import Commit, Extent, Written
 from outfitter_verify.logs import Log
-from outfitter_verify.registration import Kind, Said
+from outfitter_verify.registrations.messages import Kind, Said
 from outfitter_verify.report import Findings
-from outfitter_verify.writers import Commit, Extent, Written
 
 HONEST_MS = 2_000
 """Milliseconds by which a silence may seem shorter than its lease, because of two synchronised clocks."""

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outfitter_verify import wire
+from outfitter_verify.ledger.writers import Written
 from outfitter_verify.report import Findings
 from outfitter_verify.wire import Allocation, Checkpoint, Inventory
-from outfitter_verify.writers import Written
 
 if TYPE_CHECKING:
-    from outfitter_verify.ledger import Ledger
+    from outfitter_verify.ledger.walk import Ledger
 
 Place = tuple[int, int, str]
 """(-priority, number of the first registration, key): the queue's order."""

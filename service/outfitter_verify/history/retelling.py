@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from outfitter_verify import wire
-from outfitter_verify.ledger import MOVED, Ledger
+from outfitter_verify.ledger.walk import MOVED, Ledger
 from outfitter_verify.logs import Log
 from outfitter_verify.report import Findings
 
