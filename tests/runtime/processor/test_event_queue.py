@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import anyio
+import pytest
 
 from outfitter_service.core import model as m
 from outfitter_service.runtime.clock import Clock
@@ -45,6 +46,18 @@ def test_the_answers_of_a_driver_that_is_asked_are_all_kept() -> None:
     event_queue.add(report("a", asked=1))
     event_queue.add(report("b", asked=2))
     assert [event.asked for event in event_queue.queue if isinstance(event, m.DriverReport)] == [1, 2]
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["open", "sealed"])
+def test_an_event_that_is_its_own_follow_up_comes_again_once_if_its_commit_failed(*, sealed: bool) -> None:
+    event_queue = EventQueue(Clock(), Wakeup())
+    event, other = m.Reschedule(host="h"), m.Reschedule(host="i")
+    event_queue.extend([event, other])
+    assert event_queue.take() is event
+    if sealed:
+        event_queue.extend([event])
+    event_queue.give_back([event], but=[event])
+    assert [*event_queue.queue] == [event, other]
 
 
 async def test_an_event_is_rung_for_and_heard_once() -> None:

@@ -159,11 +159,12 @@ class EventQueue:
         self.ended_boot_id = None
 
     def give_back(self, events: Iterable[m.Event], *, but: Iterable[m.Event]) -> None:
-        """The commits that included `events` failed: they come first again, without what those commits led to."""
-        self.queue.extendleft(reversed([*events]))
+        """The commit that included `events` failed: they come first again, without what that commit led to."""
         gone = {id(event) for event in but}
         if gone:
             self.queue = deque(event for event in self.queue if id(event) not in gone)
+        # only now: an event that was not done with is its own follow-up
+        self.queue.extendleft(reversed([*events]))
 
     def restart(self, hosts: Iterable[str]) -> None:
         """The partition was taken anew: levels are observed anew, for each of its hosts."""
