@@ -30,11 +30,11 @@ from outfitter_proto.bus import (
     connect,
 )
 from outfitter_proto.bus.embedded import log
-from outfitter_proto.bus.embedded.database import Database
+from outfitter_proto.bus.embedded.connecting.database import Database
+from outfitter_proto.bus.embedded.connecting.location import Location, parse
+from outfitter_proto.bus.embedded.connecting.notify import Notifier
 from outfitter_proto.bus.embedded.groups import new_member, share_out
-from outfitter_proto.bus.embedded.location import Location, parse
 from outfitter_proto.bus.embedded.membership import EmbeddedMembership
-from outfitter_proto.bus.embedded.notify import Notifier
 from outfitter_proto.bus.kafka.connecting import log_throttle
 from outfitter_proto.bus.ownership import Ownership
 from support.broker import Broker, KafkaBroker

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from outfitter_proto.bus import Bus, BusUnavailableError, CommitUnknownError, Entry, FencedError, TopicSpec, Writer
 from outfitter_proto.bus.embedded import EmbeddedBus, log
-from outfitter_proto.bus.embedded.database import Database
+from outfitter_proto.bus.embedded.connecting.database import Database
+from outfitter_proto.bus.embedded.connecting.location import parse
 from outfitter_proto.bus.embedded.housekeeping import Housekeeping
-from outfitter_proto.bus.embedded.location import parse
 
 TOPICS = {"history": {}, "ledger": {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}}
 Records = list[tuple[int, bytes | None, bytes | None]]

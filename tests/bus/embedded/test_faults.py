@@ -27,11 +27,11 @@ from outfitter_proto.bus import (
     connect,
 )
 from outfitter_proto.bus.embedded import log
-from outfitter_proto.bus.embedded.database import Database
-from outfitter_proto.bus.embedded.location import parse
-from outfitter_proto.bus.embedded.lock import Lock
-from outfitter_proto.bus.embedded.notify import Notifier
-from outfitter_proto.bus.embedded.thread import JobThread, TurnTimeoutError
+from outfitter_proto.bus.embedded.connecting.database import Database
+from outfitter_proto.bus.embedded.connecting.location import parse
+from outfitter_proto.bus.embedded.connecting.lock import Lock
+from outfitter_proto.bus.embedded.connecting.notify import Notifier
+from outfitter_proto.bus.embedded.connecting.thread import JobThread, TurnTimeoutError
 
 COMMITTER = Path(__file__).parent / "committing_process.py"
 
@@ -307,8 +307,8 @@ def test_a_bus_used_after_fork_raises_with_the_remedy_and_its_parent_goes_on(emb
 
 LOCKING = """
 import os, signal, sys
-from outfitter_proto.bus.embedded.lock import Lock
-from outfitter_proto.bus.embedded.location import parse
+from outfitter_proto.bus.embedded.connecting.lock import Lock
+from outfitter_proto.bus.embedded.connecting.location import parse
 
 lock = Lock(parse(sys.argv[1]))
 lock.__enter__()

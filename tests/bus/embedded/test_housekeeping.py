@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from outfitter_proto.bus import Entry, Message, OffsetOutOfRangeError, TopicSpec, connect
 from outfitter_proto.bus.embedded import EmbeddedBus, log
-from outfitter_proto.bus.embedded.database import Database
+from outfitter_proto.bus.embedded.connecting.database import Database
+from outfitter_proto.bus.embedded.connecting.location import parse
 from outfitter_proto.bus.embedded.housekeeping import DAY_MS, Housekeeping
-from outfitter_proto.bus.embedded.location import parse
 from outfitter_proto.bus.reading import fetch_what_is_left, read_to
 
 COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}

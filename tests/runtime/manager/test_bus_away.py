@@ -16,7 +16,7 @@ import pytest
 
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import BusConfigurationError, BusUnavailableError, Entry, OffsetOutOfRangeError, connect
-from outfitter_proto.bus.embedded.database import Database
+from outfitter_proto.bus.embedded.connecting.database import Database
 from outfitter_service.runtime.clock import Clock
 from runtime.conftest import Serve
 from support.broker import Broker

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from weakref import WeakSet
 
 from outfitter_proto.bus.embedded import groups, log
-from outfitter_proto.bus.embedded.database import Database
+from outfitter_proto.bus.embedded.connecting.database import Database
+from outfitter_proto.bus.embedded.connecting.location import parse
+from outfitter_proto.bus.embedded.connecting.notify import Notifier
 from outfitter_proto.bus.embedded.housekeeping import Housekeeping
-from outfitter_proto.bus.embedded.location import parse
 from outfitter_proto.bus.embedded.membership import EmbeddedMembership
-from outfitter_proto.bus.embedded.notify import Notifier
 from outfitter_proto.bus.embedded.reader import EmbeddedReader
 from outfitter_proto.bus.embedded.writer import EmbeddedWriter
 from outfitter_proto.bus.port import (

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from outfitter_proto.bus.embedded import log
-from outfitter_proto.bus.embedded.database import Database
+from outfitter_proto.bus.embedded.connecting.database import Database
 
 DAY_MS: Final = 86_400_000
 DEFAULT_RETENTION_MS: Final = 7 * DAY_MS

@@ -9,8 +9,8 @@ from functools import partial
 import anyio
 
 from outfitter_proto.bus.embedded import groups
-from outfitter_proto.bus.embedded.database import Database
-from outfitter_proto.bus.embedded.notify import Listener, Notifier
+from outfitter_proto.bus.embedded.connecting.database import Database
+from outfitter_proto.bus.embedded.connecting.notify import Listener, Notifier
 from outfitter_proto.bus.ownership import Ownership
 from outfitter_proto.bus.port import BusError, BusUnavailableError, MemberReplacedError, Membership
 

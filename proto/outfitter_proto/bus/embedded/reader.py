@@ -7,8 +7,8 @@ from functools import partial
 import anyio
 
 from outfitter_proto.bus.embedded import log
-from outfitter_proto.bus.embedded.database import Database
-from outfitter_proto.bus.embedded.notify import LOOK_ANYWAY_S, Listener
+from outfitter_proto.bus.embedded.connecting.database import Database
+from outfitter_proto.bus.embedded.connecting.notify import LOOK_ANYWAY_S, Listener
 from outfitter_proto.bus.port import BusUnavailableError, Message, Reader
 
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from outfitter_proto.bus.embedded import log
-from outfitter_proto.bus.embedded.database import Database
-from outfitter_proto.bus.embedded.notify import Notifier
+from outfitter_proto.bus.embedded.connecting.database import Database
+from outfitter_proto.bus.embedded.connecting.notify import Notifier
 from outfitter_proto.bus.port import BusUnavailableError, Entry, TooLargeError, Writer
 
 MAX_BATCH_BYTES: Final = 1_000_000

@@ -14,9 +14,9 @@ from typing import Final, TypeVar
 
 import anyio
 
-from outfitter_proto.bus.embedded.location import FileIdentity, Location
-from outfitter_proto.bus.embedded.lock import Lock
-from outfitter_proto.bus.embedded.thread import TIME_LIMIT_S, EndTimeoutError, JobThread, TurnTimeoutError
+from outfitter_proto.bus.embedded.connecting.location import FileIdentity, Location
+from outfitter_proto.bus.embedded.connecting.lock import Lock
+from outfitter_proto.bus.embedded.connecting.thread import TIME_LIMIT_S, EndTimeoutError, JobThread, TurnTimeoutError
 from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavailableError, CommitUnknownError
 
 T = TypeVar("T")

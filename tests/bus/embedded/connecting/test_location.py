@@ -15,8 +15,8 @@ import pytest
 
 from outfitter_proto.bus import BusConfigurationError, Entry, TopicSpec, connect
 from outfitter_proto.bus.embedded import log
-from outfitter_proto.bus.embedded.database import Database
-from outfitter_proto.bus.embedded.location import Location, check_directory, parse
+from outfitter_proto.bus.embedded.connecting.database import Database
+from outfitter_proto.bus.embedded.connecting.location import Location, check_directory, parse
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from typing import Final
 
 import anyio
 
-from outfitter_proto.bus.embedded import location
+from outfitter_proto.bus.embedded.connecting import location
 from outfitter_proto.bus.port import BusConfigurationError
 
 LOOK_ANYWAY_S: Final = 1.0

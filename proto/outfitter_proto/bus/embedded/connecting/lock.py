@@ -12,7 +12,7 @@ import fcntl
 import os
 import weakref
 
-from outfitter_proto.bus.embedded import location
+from outfitter_proto.bus.embedded.connecting import location
 
 
 class Lock:
