@@ -80,6 +80,8 @@ class Broker:
         self.groups: dict[str, Group] = {}
         self.gone: list[Log] = []
         """What topics held that were deleted and made anew, in the order in which that happened."""
+        self.untold: set[str] = set()
+        """The writers of whose last transaction somebody was told since then that it was not committed."""
         self.timed_out = 0
         self.takes_bytes: int | None = None
         """What its topics say that they take; None: they do not say."""
@@ -119,6 +121,7 @@ class Broker:
             self.gone.append(old)
             self.logs[name, number] = Log(name, number, compact=old.compact)
             old.tell()
+        self.untold.clear()
 
     def lives(self, topic: str, partition: int) -> list[Log]:
         """A partition of all topics that had a name, one after the other."""
@@ -157,6 +160,14 @@ class Broker:
         return answer
 
     # --- producers ---
+
+    def has_committed(self, identity: str) -> bool:
+        """DescribeTransactions: whether a writer's last transaction was committed."""
+        own = self.transactions.get(identity)
+        committed = own is not None and own.state in (PREPARE, COMPLETE) and own.commit
+        if not committed:
+            self.untold.add(identity)
+        return committed
 
     def init_producer(self, identity: str, timeout: float) -> Producer:
         """InitProducerId: fence whoever had the identity, and end what it left open."""

@@ -29,7 +29,7 @@ from outfitter_proto.bus import (
     Writer,
 )
 from simulation import errors
-from simulation.broker import COMPLETE, PREPARE, Broker, Producer
+from simulation.broker import Broker, Producer
 from simulation.bulk import batch_bytes
 from simulation.errors import OutOfRangeError, RefusedError
 from simulation.group import Group
@@ -130,11 +130,7 @@ class ModelBus(Bus):
         return found
 
     async def has_committed(self, identity: str) -> bool:
-        def describe() -> bool:
-            own = self._broker.transactions.get(identity)
-            return own is not None and own.state in (PREPARE, COMPLETE) and own.commit
-
-        found: bool = await self._ask("DescribeTransactions", describe)
+        found: bool = await self._ask("DescribeTransactions", lambda: self._broker.has_committed(identity))
         return found
 
     async def stable_end(self, topic: str, partition: int, *, taking: str | None = None) -> int:

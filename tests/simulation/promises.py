@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from outfitter_proto.codec import decode_ledger
@@ -106,15 +106,7 @@ def _is_ledger_remade(world: World) -> bool:
 
 def _unanswered(world: World) -> list[str]:
     """Each registration that is there has a record, or a dead letter: whatever topics were made anew."""
-    answered: set[bytes] = set()
-    letters: set[tuple[int, int]] = set()
-    for log in [*world.broker.gone, *world.broker.logs.values()]:
-        for record, _ in log.committed():
-            if log.topic == TOPICS.allocations:
-                answered.add(record.key or b"")
-            elif log.topic == TOPICS.dead_letters:
-                source = json.loads(record.value or b"")["source"]
-                letters.add((source["partition"], source["offset"]))
+    answered, letters = _answers([*world.broker.gone, *world.broker.logs.values()])
     lost = world.retention.lost if world.retention is not None else ()
     wrong: list[str] = []
     for host in world.hosts:
@@ -127,6 +119,20 @@ def _unanswered(world: World) -> list[str]:
             if said.get("type") == "register" and key.encode() not in answered and key not in world.stalled:
                 wrong.append(f"PROMISE 2: nobody answered registration {host.partition}/{record.offset} of {key}")
     return wrong
+
+
+def _answers(logs: Iterable[model.Log]) -> tuple[set[bytes], set[tuple[int, int]]]:
+    """The keys of all records that were ever committed, and the places of what has a dead letter."""
+    keys: set[bytes] = set()
+    letters: set[tuple[int, int]] = set()
+    for log in logs:
+        for record, _ in log.committed():
+            if log.topic == TOPICS.allocations:
+                keys.add(record.key or b"")
+            elif log.topic == TOPICS.dead_letters:
+                source = json.loads(record.value or b"")["source"]
+                letters.add((source["partition"], source["offset"]))
+    return keys, letters
 
 
 def _is_about_lost_input(world: World, violation: Violation) -> bool:
@@ -153,21 +159,21 @@ def _lost_in_silence(world: World) -> list[str]:
     """Where a registration was deleted before it was answered, history says that registrations were lost."""
     if world.retention is None:
         return []
-    told: set[tuple[int, str]] = set()
-    answered: set[bytes] = set()
-    for (topic, partition), log in world.broker.logs.items():
-        for record, _ in log.committed():
-            if topic == TOPICS.history and b'"input-lost"' in (record.value or b""):
-                told.add((partition, (record.key or b"").decode()))
-            elif topic == TOPICS.allocations:
-                answered.add(record.key or b"")
+    told = {
+        (partition, (record.key or b"").decode())
+        for (topic, partition), log in world.broker.logs.items()
+        for record, _ in log.committed()
+        if topic == TOPICS.history and b'"input-lost"' in (record.value or b"")
+    }
+    answered, letters = _answers(world.broker.logs.values())
     wrong: list[str] = []
     without = {host_writer(job.name) for job in world.jobs if job.limits.history is None}
     for (partition, offset), record in world.retention.missed.items():
         said = json.loads(record.value or b"{}")
         key = "/".join(str(said.get(name)) for name in ("host", "worker", "incarnation")).encode()
         writer = world.retention.writer(record, partition)
-        is_silent = (partition, writer) not in told and key not in answered and writer not in without
+        is_answered = key in answered or (partition, offset) in letters
+        is_silent = (partition, writer) not in told and not is_answered and writer not in without
         if said.get("type") == "register" and is_silent:
             wrong.append(f"PROMISE 2: registration {partition}/{offset} was lost, and {writer} does not say so")
     return [] if world.setting.replicas and world.jobs[0].limits.history is None else wrong
