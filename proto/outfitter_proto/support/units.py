@@ -10,7 +10,6 @@ import re
 _SECONDS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
 _NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,9})?"
 _PART = rf"({_NUMBER})\s*(ms|sec|s|min|m|h|d)\s*"
-_SIZE = rf"({_NUMBER})\s*([kKMGTP]i?)?[bB]?"
 
 _LARGEST_FIRST = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
 

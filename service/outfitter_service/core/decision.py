@@ -93,11 +93,11 @@ class DecisionBuilder:
         self._moved: list[tuple[Allocation, int]] = []
 
     def host_state(self, host: str) -> HostState:
-        """The host's book as it is before the decision."""
+        """The host as it is before the decision."""
         return self.ledger.hosts.get(host) or HostState(host)
 
     def overlay(self, host: str) -> HostOverlay:
-        """The host's book with every step so far. A decision is about one host."""
+        """The host with every step so far. A decision is about one host."""
         overlay = self._overlay
         if overlay is None:
             overlay = self._overlay = HostOverlay(self.host_state(host))

@@ -55,7 +55,7 @@ def _reported(
     host_state, specs = overlay.host_state, builder.rules.specs
     inventory = Inventory.of(event.devices, asked=max(event.asked, before.asking))
     if inventory.found == before.found:
-        # the very same tuples: the book then keeps its indexes
+        # the very same tuples: the host state then keeps its indexes
         inventory = structs.replace(
             before, asked=inventory.asked, asking=0, is_retry_due=False, failure=None, reported=True
         )

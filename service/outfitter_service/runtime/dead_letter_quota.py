@@ -1,11 +1,11 @@
-"""Dead letters are rationed: so many of one host are written down a minute, and the rest is counted.
+"""Dead letters have quotas: so many of one host are written down a minute, and the rest is counted.
 
-Whoever can write registrations can write bad ones, faster than anybody would read of them. What is beyond the ration
+Whoever can write registrations can write bad ones, faster than anybody would read of them. What is beyond the quota
 is told in one letter when its minute is over: the first one of them, with their number. It knows no reasons. What
-cannot be understood has a ration of its own, because nobody waits for an answer to it: garbage must not take the
+cannot be understood has a quota of its own, because nobody waits for an answer to it: garbage must not take the
 letters that tell workers why they are refused.
 
-Naming the unknown fields of messages, which takes as long as finding faults, has a ration of its own: a worker that
+Naming the unknown fields of messages, which takes as long as finding faults, has a quota of its own: a worker that
 misspells a field in each heartbeat must not cost its host's dead letters.
 """
 
@@ -22,7 +22,7 @@ A_MINUTE = 100
 WINDOW_S = 60.0
 
 Payer = str | tuple[str, bool]
-"""Whose ration it is: a host's name with whether its messages were understood, or another name."""
+"""Whose quota it is: a host's name with whether its messages were understood, or another name."""
 
 
 class Omitted(Struct, kw_only=True, frozen=True, gc=False):
@@ -55,7 +55,7 @@ class _Window(Struct):
 
 
 class DeadLetterQuota:
-    """The dead letters of one writer. Those of hosts that it does not know share their rations, under an empty name."""
+    """The dead letters of one writer. Those of hosts that it does not know share their quotas, under an empty name."""
 
     def __init__(self, clock: Callable[[], float], *, most: int = A_MINUTE) -> None:
         """`clock` tells seconds that only grow."""

@@ -16,7 +16,6 @@ from outfitter_proto.names import InvalidNameError, check_name
 from outfitter_proto.support.units import parse_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
-Decorator = Callable[[F], F]
 
 
 def _named(what: str) -> Callable[[click.Context, click.Parameter, str | None], str | None]:

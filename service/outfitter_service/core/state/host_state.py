@@ -1,7 +1,7 @@
 """One host's part of the ledger in memory: its records, and the indexes that decisions look at.
 
 The indexes are a function of the host's records and of its drivers' last reports, whatever the order in which
-those came. Read a book freely; only `Ledger` changes it. It decides nothing.
+those came. Anybody may read a host state; only `Ledger` changes it. It decides nothing.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class FreeList:
         return self._least[min(amount, len(self.devices))]
 
     def offer(self, amount: int) -> tuple[GrantInfos, list[str]] | None:
-        """The terms and the canonical names of the free devices that the driver prefers; None: there are too few."""
+        """The grant infos and the canonical names of the free devices that the driver prefers; None: too few."""
         free = self.free
         if amount > len(free):
             return None
@@ -448,7 +448,7 @@ class HostState:
         self._show()
 
     def _show(self) -> None:
-        """Work out anew which shelves show a device: one for nearly all of them."""
+        """Work out anew which free lists show a device: one for nearly all of them."""
         self.shown = {}
         for free_list in self.shelves.values():
             alone = (free_list,)

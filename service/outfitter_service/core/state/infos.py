@@ -47,7 +47,7 @@ def other_names(device_id: str, known: Iterable[str], classes: Mapping[str, tupl
 def grant_infos(
     devices: Mapping[str, Iterable[KnownDevice]], classes: Mapping[str, tuple[str, ...]] = NO_ITEMS
 ) -> GrantInfos:
-    """The terms of a grant: each device's properties with its `id`, and `local_index` in the granted order; values
+    """What a grant says: each device's properties with its `id`, and `local_index` in the granted order; values
     of one variable joined with commas, equal ones once. `classes` are the names of devices that have several, whoever
     connects them: see `HostState.classes`."""
     infos: dict[str, list[dict[str, str]]] = {}

@@ -102,14 +102,14 @@ class Ledger:
         self._settled_token = 0
 
     def host_state(self, host: str) -> HostState:
-        """The book of `host`, made empty if it is new."""
+        """The state of `host`, made empty if it is new."""
         host_state = self.hosts.get(host)
         if host_state is None:
             host_state = self.hosts[host] = HostState(host)
         return host_state
 
     def forget(self, host: str) -> None:
-        """Drop the book of a host without any record."""
+        """Drop the state of a host without any record."""
         host_state = self.hosts.get(host)
         if host_state is not None and host_state.record is None and not host_state.incarnations:
             del self.hosts[host]

@@ -1,6 +1,6 @@
-"""A host's book as it will be after the decision so far: what the decision takes and gives back on top of it.
+"""A host as it will be after the decision so far: its state, and what the decision takes and gives back.
 
-A view changes nothing but itself, and ends with its decision.
+An overlay changes nothing but itself, and ends with its decision.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from outfitter_service.core.state.host_state import (
 )
 
 NO_COUNTS = Tally()
-"""What a view has counted before its first count; never written to."""
+"""What an overlay has counted before its first count; never written to."""
 
 
 class HostOverlay:
-    """One host's book with a decision's own effects. `DecisionBuilder.view` keeps it up to date: ask there after each
-    step."""
+    """One host's state with a decision's own effects. `DecisionBuilder.overlay` keeps it up to date: ask there after
+    each step."""
 
     __slots__ = ("_free", "_held", "_locks", "_sharers", "_told", "host_state", "without")
 

@@ -62,7 +62,7 @@ def info_bytes(info: Mapping[str, str]) -> int:
 
 
 def granted_bytes(alone: GrantInfos) -> int:
-    """What a device takes of a grant at most, by the terms on which it is granted by itself."""
+    """What a device takes of a grant at most, by the infos of a grant of it alone."""
     return len(encode(alone)) + ENTRY_BYTES + HEALTH_BYTES
 
 

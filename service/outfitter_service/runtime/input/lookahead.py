@@ -20,7 +20,7 @@ from outfitter_service.runtime.input.scope import Scope
 
 log = structlog.get_logger("outfitter.scout")
 
-LIGHT = 256
+QUIET_LIMIT = 256
 """Messages of one host that may be ahead in any case: a machine's workers that all begin at once. Beyond that it is its
 share of what was decided meanwhile."""
 
@@ -113,7 +113,7 @@ class LookAhead:
         input_reader: InputReader,
         *,
         wake: Callable[[], None],
-        quiet_limit: int = LIGHT,
+        quiet_limit: int = QUIET_LIMIT,
     ) -> None:
         """`wake` is called when there is something to decide."""
         self._bus = bus
@@ -140,8 +140,8 @@ class LookAhead:
         return self._place.heard(key) if self.lookahead_buffer is None else self.lookahead_buffer.heard(key)
 
     def give_back(self, messages: Sequence[Message]) -> None:
-        """What was taken comes first again, its commit having failed; what an earlier buffer had seen is in the
-        intake by now."""
+        """What was taken comes first again, its commit having failed; the input reader has by now what an
+        earlier buffer had seen."""
         lookahead_buffer = self.lookahead_buffer
         if lookahead_buffer is not None:
             lookahead_buffer.give_back([message for message in messages if message.offset >= lookahead_buffer.start])

@@ -1,6 +1,6 @@
 """Leases: how long each worker may be silent. In memory only; times are monotonic seconds given by the caller.
 
-A lease that has run out is only suspected here. Whoever hears the input judges it (runtime/processor/processor.py):
+A lease that has run out is only suspected here. Whoever reads the input judges it (tracker.py):
 silence counts when everything sent before the deadline has been processed.
 """
 

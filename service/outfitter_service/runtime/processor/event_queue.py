@@ -59,19 +59,19 @@ def edges(queued: Iterable[m.Event], aside: Iterable[m.Event]) -> deque[m.Event]
 
 
 class Wakeup:
-    """Rung by anybody, at any time, and heard by one; what is rung while nobody listens is heard next time."""
+    """Anybody may set it, and one task waits for it. If it is set while nobody waits, the next wait ends at once."""
 
     def __init__(self) -> None:
-        self._rung = anyio.Event()
+        self._event = anyio.Event()
 
     def set(self) -> None:
-        self._rung.set()
+        self._event.set()
 
     async def wait(self, at_most: float) -> None:
-        """Wait until it was rung since the last time, `at_most` so many seconds."""
+        """Wait until it was set since the last wait, for at most `at_most` seconds."""
         with anyio.move_on_after(at_most):
-            await self._rung.wait()
-        self._rung = anyio.Event()
+            await self._event.wait()
+        self._event = anyio.Event()
 
 
 class StopRequest:
@@ -108,8 +108,8 @@ class EventQueue:
         self.wakeup = wakeup
 
     def add(self, event: m.Event) -> None:
-        """Queue an event, and ring for it. An inventory that nobody has looked at yet is replaced by the next one, and
-        so are a driver's words: drivers that report again and again while the bus is away pile up nothing."""
+        """Queue an event, and wake the loop up. The next inventory replaces one that nobody has looked at yet; so
+        do a driver's words: drivers that report again and again while the bus is away pile up nothing."""
         before = self._replaced(event)
         if before is not None:
             for place, queued in enumerate(self.queue):

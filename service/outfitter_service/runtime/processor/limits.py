@@ -7,7 +7,7 @@ from msgspec import Struct
 from outfitter_service.runtime.changelog.shape import LOOK_S
 from outfitter_service.runtime.changelog.snapshots import Pace
 from outfitter_service.runtime.input.input_reader import READ_AHEAD
-from outfitter_service.runtime.input.lookahead import LIGHT
+from outfitter_service.runtime.input.lookahead import QUIET_LIMIT
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     look_s: float = LOOK_S
     history: Pace | None = Pace()
     read_ahead: int = READ_AHEAD
-    quiet_limit: int = LIGHT
+    quiet_limit: int = QUIET_LIMIT
 
 
 DEFAULT_LIMITS = Limits()

@@ -265,7 +265,6 @@ class Processor:
                     raise trouble
                 if recycled:
                     backoff.reset()
-                if recycled:
                     self._say("taking the partition anew", reason=str(trouble))
                 del trouble  # its traceback holds all that the tenure worked with
                 await self._pause(backoff.next_delay(lasted=clock.monotonic() - served_since))

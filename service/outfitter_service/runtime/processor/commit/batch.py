@@ -221,7 +221,7 @@ class Batch:
         return dead_letter(message, reason, field, writer=self.rules.writer, at=self.now)
 
     def sum_up(self, omitted: Mapping[Payer, Omitted]) -> None:
-        """Write one dead letter for what was refused at the cost of each ration in a minute that is over."""
+        """Write one dead letter for what was refused beyond each quota in a minute that is over."""
         for payer, of_one in omitted.items():
             self.refusals.summed[payer] = of_one
             self.output.add_letter(of_one.summary())
