@@ -1,12 +1,11 @@
-"""All drivers of one processor: a supervisor a resource and host, run side by side, and what is asked of them.
+"""All drivers of one processor: a supervisor a resource and host, run side by side.
 
-One driver's failure is its own (supervisor.py); here the core's commands about a whole allocation become calls.
+One driver's failure is its own (supervisor.py). Commands about a whole allocation are carried out in commands.py.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from outfitter_drivers import api
 from outfitter_proto.records import Allocation
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.drivers.commands import CommandRunner
 from outfitter_service.runtime.drivers.supervisor import Emit, Loaded, Supervisor
 from outfitter_service.runtime.drivers.translation import DriverCallError, foreign_code
 
@@ -52,8 +52,7 @@ class DriverPool:
         self._come = anyio.Event()
         self._emit: Emit | None = None
         self._tasks: TaskGroup | None = None
-        self._lines: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
-        self._under_way: set[m.Command] = set()
+        self._commands: CommandRunner | None = None
 
     async def run(self, emit: Emit, *, started: anyio.Event, host: str | None = None) -> None:
         """Run until cancelled, `host` served from the beginning. What the drivers say goes to `emit`."""
@@ -61,12 +60,13 @@ class DriverPool:
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
+                self._commands = CommandRunner(tasks, self._loaded, self._supervisors, emit)
                 if host is not None:
                     self._begin(host)
                 started.set()
                 await self._welcome()
         finally:
-            self._tasks = None
+            self._tasks = self._commands = None
 
     @property
     def hosts(self) -> set[str]:
@@ -129,84 +129,9 @@ class DriverPool:
             self.leave(host)
 
     def perform(self, command: m.Command, record: Allocation | None) -> None:
-        """Begin to carry out a committed command; its end comes back as an event. One that is under way already
-        (the partition was taken anew meanwhile) is not begun again: its end is the answer to both."""
-        if self._tasks is None or command in self._under_way:
-            return
-        match command:
-            case m.Discover():
-                self._tasks.start_soon(self._supervisors(command.host)[command.resource].discover, command, record)
-            case m.Prepare() if record is not None:
-                self._under_way.add(command)
-                self._in_turn(command.allocation, lambda: self._prepare(command, record))
-            case m.Unprepare() if record is not None:
-                self._under_way.add(command)
-                self._in_turn(command.allocation, lambda: self._unprepare(command, record))
-
-    def _concerned(self, record: Allocation) -> Iterator[tuple[Supervisor, api.Grant]]:
-        supervisors = self._supervisors(record.host)
-        for resource, infos in record.resources.items():
-            supervisor = supervisors.get(resource)
-            if supervisor is not None:
-                yield supervisor, supervisor.grant(record, infos)
-
-    def _in_turn(self, key: str, call: Callable[[], Awaitable[None]]) -> None:
-        """Calls about one allocation are serial, in the order in which they were asked for (one commit may grant and
-        release): tasks that were started one after the other may begin in any order. Its devices are no other
-        allocation's meanwhile."""
-        line = self._lines.get(key)
-        if line is not None:
-            line.append(call)
-        elif self._tasks is not None:
-            line = self._lines[key] = deque([call])
-            self._tasks.start_soon(self._work_off, key, line)
-
-    async def _work_off(self, key: str, line: deque[Callable[[], Awaitable[None]]]) -> None:
-        try:
-            while line:
-                await line.popleft()()
-        finally:
-            del self._lines[key]
-
-    def _absent(self, record: Allocation) -> list[str]:
-        """The record's resources whose driver has a say in it, and is not here (any more)."""
-        return [resource for resource in record.prepared or () if resource not in self._loaded]
-
-    async def _prepare(self, command: m.Prepare, record: Allocation) -> None:
-        absent = self._absent(record)
-        error = f"the driver of {', '.join(absent)} is not configured any more" if absent else None
-        for supervisor, grant in self._concerned(record):
-            error = error or await supervisor.prepare(grant)
-        self._under_way.discard(command)
-        self._say(m.Prepared(allocation=command.allocation, token=command.token, error=error))
-
-    async def _unprepare(self, command: m.Unprepare, record: Allocation) -> None:
-        absent = self._absent(record)
-        if absent:
-            # lent again only after their driver let go: a manager that has it again will ask it when it starts
-            log.error(
-                "devices stay held: their driver must let go first, and is not configured; configure it and restart",
-                host=record.host,
-                worker=record.worker,
-                incarnation=record.incarnation,
-                resources=absent,
-            )
-            words = (
-                f"the driver of {', '.join(absent)} must let go first, and is not configured: configure it and restart"
-            )
-            self._say(m.ReleaseDelayed(allocation=command.allocation, token=command.token, words=words))
-            return
-        checked: list[bool] = []
-        for supervisor, grant in self._concerned(record):
-            await supervisor.unprepare(grant)
-            checked.append(await supervisor.wait_until_unused(grant))
-        confirmed = bool(checked) and all(checked)
-        self._under_way.discard(command)
-        self._say(m.Unprepared(allocation=command.allocation, token=command.token, confirmed=confirmed))
-
-    def _say(self, event: m.Event) -> None:
-        if self._emit is not None:
-            self._emit(event)
+        """Begin to carry out a committed command; its end comes back as an event."""
+        if self._commands is not None:
+            self._commands.perform(command, record)
 
 
 async def close(loaded: Iterable[Loaded], within_s: float) -> None:
