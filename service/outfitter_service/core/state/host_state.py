@@ -43,7 +43,7 @@ class Inventory(Struct, frozen=True, kw_only=True):
 
     `found` are the devices as the driver named them, `devices` the same as they can be lent: those whose ids are
     `held_back` are of unknown health, as long as `suspect` holds what may be one of them. `known` are then the names of
-    devices that were known before; None: all are known. See `holding_back`.
+    devices that were known before; None: all are known. See `held_back_devices`.
     """
 
     devices: tuple[KnownDevice, ...] = ()
