@@ -9,6 +9,7 @@ from unittest.mock import patch
 from outfitter_proto.bus import (
     Writer,
 )
+from outfitter_service.runtime.sweeper.held_messages import HeldMessages
 from outfitter_service.runtime.sweeper.host_registry import HostRegistry
 from outfitter_service.runtime.sweeper.partition_sweeper import PartitionSweeper
 from simulation.bugs.bug import Bug
@@ -28,10 +29,12 @@ def _rolls_once() -> Iterator[None]:
 
 async def _answer_at_once(self: PartitionSweeper, writer: Writer, host_registry: HostRegistry, read_to: int) -> None:
     await host_registry.catch_up()
-    self._look_again(host_registry)
-    letters = self._ripe(host_registry)
-    if letters or self._is_due(read_to):
-        await self._commit(writer, letters, self._next(letters, read_to))
+    held = self._held
+    held.drop_served(host_registry)
+    letters = held.ripe(host_registry, self._task.clock.monotonic())
+    position = held.position_after(len(letters), read_to)
+    if letters or self._progress.is_due(position):
+        await self._commit(writer, letters, position)
 
 
 BUGS: tuple[Bug, ...] = (
@@ -39,7 +42,7 @@ BUGS: tuple[Bug, ...] = (
         name="nobodys-passed-over",
         what="a sweeper's position passes over what it has still to answer",
         within=40,
-        patches=lambda: patch.object(PartitionSweeper, "_next", lambda *given: given[-1]),
+        patches=lambda: patch.object(HeldMessages, "position_after", lambda *given: given[-1]),
     ),
     Bug(
         name="swept-by-an-old-roll",

@@ -7,12 +7,12 @@ registration and knows no rules; whose a message is says the ledger (host_regist
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import anyio
 import structlog
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from outfitter_proto.bus import (
     Bus,
@@ -27,15 +27,7 @@ from outfitter_proto.bus import (
 from outfitter_proto.codec import WireError, decode_registration, encode
 from outfitter_proto.keys import sweeper_writer
 from outfitter_proto.names import Topics, transactional_id
-from outfitter_proto.records import (
-    MAX_DEAD_LETTER_BODY,
-    Checkpoint,
-    DeadLetter,
-    Growth,
-    InputPosition,
-    NobodysCode,
-    Register,
-)
+from outfitter_proto.records import DeadLetter, NobodysCode, Register
 from outfitter_proto.support.backoff import Backoff
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.changelog.encoding import dead_letter, letter_entries
@@ -46,7 +38,9 @@ from outfitter_service.runtime.dead_letter_quota import DeadLetterQuota, Omitted
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.input.scope import Nobodys, nobodys, was_moved
 from outfitter_service.runtime.outage_log import OutageLog
+from outfitter_service.runtime.sweeper.held_messages import Held, HeldMessages
 from outfitter_service.runtime.sweeper.host_registry import HostRegistry, HostStatus
+from outfitter_service.runtime.sweeper.sweep_progress import SweepProgress
 
 log = structlog.get_logger("outfitter.sweeper")
 
@@ -56,14 +50,6 @@ SLICE, PACE_S = 500, 0.1
 """Registrations read at a stretch, and the seconds in between: most are for somebody, and need only be passed over. So
 a flood is swept at 5,000 a second, beside the manager's own work on it and not before it."""
 LISTEN_S = 5.0
-HELD_MESSAGES, HELD_BYTES = 4000, 16 * 1024 * 1024
-"""What may wait to be answered before reading pauses."""
-LETTER_EXTRA = 4096
-"""What a dead letter has besides the message's body, about."""
-LETTERS, LETTER_BYTES = 500, 2 * 1024 * 1024
-"""Dead letters of one transaction."""
-CHECKPOINT_RECORDS, CHECKPOINT_S = 20_000, 600.0
-"""Registrations passed over, or seconds, after which the position is written although nothing was swept."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
 NO_SUMMARIES: Mapping[Payer, Omitted] = {}
 _LOGGED = 20
@@ -92,15 +78,6 @@ def _asks(message: Message) -> bool:
         return True
 
 
-class _Held(Struct, kw_only=True):
-    """A message that is nobody's (`why`), or that may be (`host`; it is looked at again when it is `due`)."""
-
-    message: Message
-    due: float
-    host: str = ""
-    why: Nobodys | None = None
-
-
 class PartitionSweeper:
     """Sweeps one partition for as long as `run` runs."""
 
@@ -112,16 +89,10 @@ class PartitionSweeper:
         self._activity = f"looking after what is nobody's in partition {task.partition}"
         self._still_mine = still_mine
         self._served = served
-        self._held: deque[_Held] = deque()
-        self._bytes = 0
-        self._commits = 0
-        self._position = 0
-        self._claimed = 0
-        self._written_at = 0.0
-        self._input_id = ""
+        self._held = HeldMessages()
+        self._progress = SweepProgress(task.identity, task.partition, task.clock)
         self._dead_letter_quota = DeadLetterQuota(task.clock.monotonic)
         self._looked_at = 0.0
-        self._grown: Growth | UnsetType = UNSET
         self.host_registry: HostRegistry | None = None
 
     async def run(self) -> None:
@@ -154,58 +125,44 @@ class PartitionSweeper:
         identity = transactional_id(task.identity.cluster, sweeper_writer(task.partition))
         topics = task.topics.written(history=False)
         async with await task.bus.open_writer(identity, task.partition, topics=topics) as writer:
-            self._input_id = ""
-            self._input_id = await self._look_at_input()
+            input_id = await self._look_at_input("")
             host_registry = self.host_registry = HostRegistry(
-                task.bus, task.topics.allocations, task.partition, input_id=self._input_id, clock=task.clock
+                task.bus, task.topics.allocations, task.partition, input_id=input_id, clock=task.clock
             )
             await host_registry.catch_up()
-            start = self._begin(host_registry.checkpoint)
+            self._held.clear()
+            start = self._progress.begin(host_registry.checkpoint, input_id)
             async with await task.bus.open_reader(
                 task.topics.registrations, task.partition, start=start, committed=False
             ) as reader:
-                self._position = reader.position
+                self._progress.read_from(reader.position)
                 task.outage.passed(self._activity)
                 log.debug("sweeping", partition=task.partition, position=reader.position)
                 while not writer.tainted:
                     if task.clock.monotonic() - self._looked_at > LOOK_S:
-                        await self._look_at_input()
+                        await self._look_at_input(input_id)
                     await self._read(reader)
                     await self._answer(writer, host_registry, reader.position)
 
-    async def _look_at_input(self) -> str:
-        """The id of the registrations topic. It must be the one that is read, or what begins a new one is passed over;
-        and as many partitions as whose a message is was judged by, or those of hosts that have moved are taken for
-        nobody's."""
+    async def _look_at_input(self, known_id: str) -> str:
+        """The id of the registrations topic. It must be the one that is read (`known_id`, empty before the first look),
+        or what begins a new one is passed over. Its partitions must be as many as those by which it was judged whose a
+        message is, or messages of hosts that have moved are taken for nobody's."""
         task = self._task
         shape = (await task.bus.shapes([task.topics.registrations])).get(task.topics.registrations)
-        if shape is None or shape.partitions != task.partitions or self._input_id not in ("", shape.id):
-            self._input_id = ""
+        if shape is None or shape.partitions != task.partitions or known_id not in ("", shape.id):
             raise BusConfigurationError("the registrations topic was made anew, or has another number of partitions")
         self._looked_at = task.clock.monotonic()
         return shape.id
-
-    def _begin(self, found: Checkpoint | None) -> int | None:
-        """Forget what was under way; where to read from (None: from the first registration there is)."""
-        self._held.clear()
-        self._bytes = 0
-        self._commits = found.commit if found is not None else 0
-        self._claimed = 0
-        self._written_at = self._task.clock.monotonic()
-        self._grown = UNSET
-        if found is None or found.input.topic_id != self._input_id:
-            return None
-        self._claimed = found.input.claimed or found.input.to
-        self._grown = found.grown
-        return found.input.to
 
     # --- reading -------------------------------------------------------------------------------------------
 
     async def _read(self, reader: Reader) -> None:
         await anyio.sleep(PACE_S)
         now = self._task.clock.monotonic()
-        wait = min(max(self._held[0].due - now, 0.0), LISTEN_S) if self._held else LISTEN_S
-        if len(self._held) >= HELD_MESSAGES or self._bytes >= HELD_BYTES:
+        first = self._held.first
+        wait = min(max(first.due - now, 0.0), LISTEN_S) if first is not None else LISTEN_S
+        if self._held.full:
             await anyio.sleep(min(wait, PACE_S))
             return
         try:
@@ -214,7 +171,7 @@ class PartitionSweeper:
             log.warning("registrations were gone before they were swept", wanted=reader.position, start=error.start)
             await reader.seek(error.start)
             self._held.clear()
-            self._position = self._claimed = error.start
+            self._progress.skip_to(error.start)
             return
         due = self._task.clock.monotonic() + self._task.grace_s
         served: set[bytes | None] = set()  # from here on: what is known of hosts stays so until something is awaited
@@ -224,7 +181,7 @@ class PartitionSweeper:
 
     def _look_at(self, message: Message, due: float) -> HostStatus:
         """Keep a message unless it is surely somebody's, or wants no answer."""
-        if was_moved(message, self._task.partition, self._task.partitions, self._grown):
+        if was_moved(message, self._task.partition, self._task.partitions, self._progress.grown):
             return HostStatus.EARLIER
         key = message.key
         why = nobodys(message, self._task.partitions)
@@ -233,72 +190,35 @@ class PartitionSweeper:
         if why is None and self.host_registry is not None:
             standing = self.host_registry.standing(host, message.offset)
         if standing is not HostStatus.SERVED and (why is not None or _asks(message)):
-            self._held.append(_Held(message=message, due=due, host=host, why=why))
-            self._bytes += len(message.value or b"")
+            self._held.put(Held(message=message, due=due, host=host, why=why))
         return standing
 
     # --- answering -----------------------------------------------------------------------------------------
 
     async def _answer(self, writer: Writer, host_registry: HostRegistry, read_to: int) -> None:
         """Write the dead letters of the messages that are due, in order."""
-        if self._held and self._held[0].why is None and self._held[0].due <= self._task.clock.monotonic():
+        held, progress, now = self._held, self._progress, self._task.clock.monotonic
+        if held.first is not None and held.first.why is None and held.first.due <= now():
             await host_registry.catch_up()
-            self._look_again(host_registry)
-        letters = self._ripe(host_registry)
+            held.drop_served(host_registry)
+        letters = held.ripe(host_registry, now())
         end = letters[-1].message.offset + 1 if letters else 0
-        if end > self._claimed and any(held.why is None for held in letters):
-            self._claimed = end
-            await self._commit(writer, [], self._position)
+        if end > progress.claimed and any(each.why is None for each in letters):
+            progress.claim(end)
+            await self._commit(writer, [], progress.position)
             if writer.tainted:
                 return  # a late copy of the claim's requests could end the next transaction half-way
             await host_registry.catch_up()
-            self._look_again(host_registry)
-            letters = [held for held in self._ripe(host_registry) if held.message.offset < end]
+            held.drop_served(host_registry)
+            letters = [each for each in held.ripe(host_registry, now()) if each.message.offset < end]
         summed = self._dead_letter_quota.due()
-        if letters or summed or self._is_due(read_to):
+        if letters or summed or progress.is_due(held.position_after(0, read_to)):
             if letters:
-                await self._look_at_input()
-            await self._commit(writer, letters, self._next(letters, read_to), summed)
-
-    def _look_again(self, host_registry: HostRegistry) -> None:
-        """Let go of what turned out to be somebody's."""
-        kept = deque(
-            held
-            for held in self._held
-            if held.why is not None or host_registry.standing(held.host, held.message.offset) is not HostStatus.SERVED
-        )
-        self._held = kept
-        self._bytes = sum(len(held.message.value or b"") for held in kept)
-
-    def _ripe(self, host_registry: HostRegistry) -> list[_Held]:
-        """The first messages that are held, as far as it is sure that they are nobody's."""
-        now = self._task.clock.monotonic()
-        found: list[_Held] = []
-        size = 0
-        for held in self._held:
-            if held.why is None:
-                standing = host_registry.standing(held.host, held.message.offset)
-                if standing is not HostStatus.EARLIER and (standing is not HostStatus.UNKNOWN or held.due > now):
-                    break
-            size += min(len(held.message.value or b""), MAX_DEAD_LETTER_BODY) + LETTER_EXTRA
-            if found and (len(found) >= LETTERS or size > LETTER_BYTES):
-                break
-            found.append(held)
-        return found
-
-    def _next(self, letters: list[_Held], read_to: int) -> int:
-        """The position when these are written."""
-        return self._held[len(letters)].message.offset if len(self._held) > len(letters) else read_to
-
-    def _is_due(self, read_to: int) -> bool:
-        """Whether the position is to be written for its own sake."""
-        passed = self._next([], read_to) - self._position
-        if passed >= CHECKPOINT_RECORDS:
-            return True
-        return passed > 0 and self._task.clock.monotonic() - self._written_at >= CHECKPOINT_S
+                await self._look_at_input(progress.input_id)
+            await self._commit(writer, letters, held.position_after(len(letters), read_to), summed)
 
     async def _commit(
-        self, writer: Writer, letters: list[_Held], position: int, summed: Mapping[Payer, Omitted] = NO_SUMMARIES
+        self, writer: Writer, letters: list[Held], position: int, summed: Mapping[Payer, Omitted] = NO_SUMMARIES
     ) -> None:
         """One transaction: dead letters, and the position after them. Of each code so many are written a minute."""
         task = self._task
@@ -319,7 +239,7 @@ class PartitionSweeper:
             else:
                 omitted[why.code] = Omitted(first=letter, until=held.message.offset + 1)
         written += [each.summary() for each in summed.values()]
-        checkpoint = self._checkpoint(position)
+        checkpoint = self._progress.checkpoint(position)
         ledger = task.topics.allocations, [Entry(checkpoint.key.encode(), encode(checkpoint))]
         try:
             await writer.commit([(task.topics.dead_letters, letter_entries(written)), ledger])
@@ -328,41 +248,15 @@ class PartitionSweeper:
             self._omit(summed)
             raise
         self._omit(omitted)
-        self._commits = checkpoint.commit
-        self._position = position
-        self._written_at = task.clock.monotonic()
-        for held in letters:
-            self._held.popleft()
-            self._bytes -= len(held.message.value or b"")
+        self._progress.committed(checkpoint)
+        self._held.remove(len(letters))
         self._tell([reasons[id(held)] for held in letters], letters, sum(each.count for each in omitted.values()))
 
     def _omit(self, omitted: Mapping[Payer, Omitted]) -> None:
         for payer, of_one in omitted.items():
             self._dead_letter_quota.omit(payer, of_one)
 
-    def _checkpoint(self, position: int) -> Checkpoint:
-        task = self._task
-        return Checkpoint(
-            writer=sweeper_writer(task.partition),
-            instance=task.identity.instance,
-            cluster=task.identity.cluster,
-            scope="sweeper",
-            commit=self._commits + 1,
-            token=0,
-            input=InputPosition(
-                topic_id=self._input_id,
-                partition=task.partition,
-                from_=self._position,
-                to=position,
-                claimed=self._claimed if self._claimed > position else UNSET,
-            ),
-            at=task.clock.utc(),
-            machine_id=task.identity.machine_id,
-            boot_id=task.identity.boot_id,
-            grown=self._grown,
-        )
-
-    def _reason(self, held: _Held) -> Nobodys:
+    def _reason(self, held: Held) -> Nobodys:
         if held.why is not None:
             return held.why
         served = sorted(self._served())
@@ -373,7 +267,7 @@ class PartitionSweeper:
             f"Start one with `outfitter serve --host {held.host}`, and register again",
         )
 
-    def _tell(self, reasons: list[Nobodys], letters: list[_Held], omitted: int) -> None:
+    def _tell(self, reasons: list[Nobodys], letters: list[Held], omitted: int) -> None:
         for code, count in Counter(why.code for why in reasons).items():
             self._task.metrics.swept.labels(code).inc(count)
         self._task.metrics.dead_letters.inc(len(letters))

@@ -1,0 +1,88 @@
+"""How far a partition is swept, as the checkpoints of its sweeper say."""
+
+from __future__ import annotations
+
+from msgspec import UNSET, UnsetType
+
+from outfitter_proto.keys import sweeper_writer
+from outfitter_proto.records import Checkpoint, Growth, InputPosition
+from outfitter_service.runtime.clock import Clock
+from outfitter_service.runtime.identity import Identity
+
+CHECKPOINT_RECORDS, CHECKPOINT_S = 20_000, 600.0
+"""Registrations passed over, or seconds, after which the position is written although nothing was swept."""
+
+
+class SweepProgress:
+    """`position`: the input's next offset after what is swept; `claimed`: the offset before which messages of hosts
+    without a manager are the sweeper's. `grown`: what is known of partitions that were added. `input_id`: the id of the
+    registrations topic."""
+
+    def __init__(self, identity: Identity, partition: int, clock: Clock) -> None:
+        self._identity = identity
+        self._partition = partition
+        self._clock = clock
+        self._commits = 0
+        self._written_at = 0.0
+        self.position = 0
+        self.claimed = 0
+        self.grown: Growth | UnsetType = UNSET
+        self.input_id = ""
+
+    def begin(self, found: Checkpoint | None, input_id: str) -> int | None:
+        """Go on as this checkpoint says; where to read from (None: from the first registration there is)."""
+        self.input_id = input_id
+        self._commits = found.commit if found is not None else 0
+        self._written_at = self._clock.monotonic()
+        here = found is not None and found.input.topic_id == input_id
+        self.claimed = (found.input.claimed or found.input.to) if found is not None and here else 0
+        self.grown = found.grown if found is not None and here else UNSET
+        return found.input.to if found is not None and here else None
+
+    def read_from(self, position: int) -> None:
+        """Reading begins at `position`."""
+        self.position = position
+
+    def skip_to(self, start: int) -> None:
+        """What comes before `start` is gone, or swept."""
+        self.position = self.claimed = start
+
+    def claim(self, end: int) -> None:
+        """From the next checkpoint on, messages before `end` are the sweeper's."""
+        self.claimed = end
+
+    def is_due(self, position: int) -> bool:
+        """Whether this position is to be written for its own sake."""
+        passed = position - self.position
+        if passed >= CHECKPOINT_RECORDS:
+            return True
+        return passed > 0 and self._clock.monotonic() - self._written_at >= CHECKPOINT_S
+
+    def checkpoint(self, position: int) -> Checkpoint:
+        """The next commit's checkpoint, which ends at `position`."""
+        identity = self._identity
+        return Checkpoint(
+            writer=sweeper_writer(self._partition),
+            instance=identity.instance,
+            cluster=identity.cluster,
+            scope="sweeper",
+            commit=self._commits + 1,
+            token=0,
+            input=InputPosition(
+                topic_id=self.input_id,
+                partition=self._partition,
+                from_=self.position,
+                to=position,
+                claimed=self.claimed if self.claimed > position else UNSET,
+            ),
+            at=self._clock.utc(),
+            machine_id=identity.machine_id,
+            boot_id=identity.boot_id,
+            grown=self.grown,
+        )
+
+    def committed(self, checkpoint: Checkpoint) -> None:
+        """This checkpoint is written."""
+        self._commits = checkpoint.commit
+        self.position = checkpoint.input.to
+        self._written_at = self._clock.monotonic()
