@@ -23,7 +23,8 @@ _M_MMAP_THRESHOLD = -3
 
 
 def tune() -> None:
-    """Set all this for the rest of the process's life. What is in memory by now is taken to stay."""
+    """Set all this for the rest of the process's life. What is in memory by now is taken to stay: no collection looks
+    at it before the first ledger is restored (restore.py), and then only the rare whole ones do."""
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
     if sys.platform == "linux":
