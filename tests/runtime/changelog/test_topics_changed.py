@@ -19,9 +19,10 @@ from outfitter_proto.keys import host_writer, partition_writer
 from outfitter_proto.names import topics, transactional_id
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.cli._lib import ledger_location
-from outfitter_service.runtime.changelog.shape import TopicsChangedError
-from outfitter_service.runtime.identity import of_partition, replica_identity
-from outfitter_service.runtime.input.scope import PartitionScope
+from outfitter_service.runtime.changelog.restore import restore as replay
+from outfitter_service.runtime.changelog.shape import Ground, TopicsChangedError
+from outfitter_service.runtime.identity import host_identity, of_partition, replica_identity
+from outfitter_service.runtime.input.scope import HostScope, PartitionScope
 from outfitter_service.runtime.processor.processor import Limits
 from support.broker import Broker, KafkaBroker
 from support.in_process_manager import HOST, InProcessManager, deregister, register, serving, static
@@ -355,6 +356,21 @@ async def test_deleted_records_of_the_ledger_are_refused_until_somebody_says_tha
         await house.stop()
     assert await ledger_location.check(bus, cluster) == []
     await granted_again(serve)
+
+
+async def test_records_deleted_after_the_look_at_the_topics_are_noticed_once_the_ledger_is_replayed(
+    tmp_path: Path, bus: Bus, cluster: str
+) -> None:
+    await granted(_serving("host", tmp_path, bus, cluster))
+    names, identity = topics(cluster), host_identity(cluster, HOST)
+    scope = HostScope(HOST, identity.writer)
+    ground = Ground(bus, names, 1, identity=identity, scope=scope, partitions=None, history=True, adopt=False)
+    await ground.look()
+    await evaporate(bus, cluster, but=2)
+    replayed = await replay(bus, names.allocations, 1, scope)
+    assert replayed.checkpoint is not None
+    with pytest.raises(TopicsChangedError, match=r"the records of .*allocations/1 before offset \d+ were deleted"):
+        await ground.judge(replayed, taken=False)
 
 
 @pytest.mark.parametrize("beyond", [False, True])
