@@ -179,7 +179,7 @@ FLOODS: dict[str, Flood] = {
     ),
     "a restart with all of it": Flood(
         before=lambda: [register(w, gpu=1, lease_s=None) for w in _names(24_000)], bodies=list, devices=4000,
-        restart=True, rules={"max_over": 20_000},
+        restart=True, rules={"max_final": 20_000},
     ),
     "hosts of a partition": Flood(
         bodies=lambda: [register("w", host=f"h{n}", gpu=1) for n in range(10_500)], hosts=10_500

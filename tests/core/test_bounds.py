@@ -13,7 +13,7 @@ from msgspec import structs
 from outfitter_service.core import model as m
 from outfitter_service.core import request_check
 from outfitter_service.core.decide import Decision, decide, is_due
-from outfitter_service.core.queue import LOOKS
+from outfitter_service.core.queue import SCANNED_PER_CHANGE
 from outfitter_service.core.state.ledger import DropAllocation
 from support.core_driver import CoreDriver, asks
 from support.decided import change_all, decision_of
@@ -52,7 +52,7 @@ def test_beyond_so_many_that_live_without_a_device_of_their_own_a_worker_is_told
     assert [desk.state(worker) for worker in ("late", "v", "w", "x")] == ["allocated"] * 4
     refused = desk.register("y", resources={})
     assert (refused.state, refused.reason_code) == ("failed", "too-many-live")
-    assert "3 workers" in str(refused.reason)
+    assert "3 live workers" in str(refused.reason)
     assert desk.decisions[-1].renewed == []
     assert desk.register("y", resources=asks(net=1), incarnation="2").reason_code == "too-many-live"
     assert desk.register("z", 1).state == "allocated"
@@ -79,11 +79,11 @@ def test_of_a_long_reason_the_beginning_is_kept_and_the_goodbye_obeyed() -> None
 
 
 def test_of_too_many_that_are_over_those_that_ended_first_are_forgotten_before_their_time() -> None:
-    desk = CoreDriver(max_over=3, chunk=2)
+    desk = CoreDriver(max_final=3, chunk=2)
     for number in range(8):
         desk.deregister(f"w{number}")
         desk.now += timedelta(seconds=1)
-    assert desk.host_state.over == 8
+    assert desk.host_state.final_count == 8
     assert desk.say(m.Tick(host="h")).changes == []  # it is not in the ledger yet how they ended
     assert is_due(desk.ledger, desk.rules, "h", desk.now)
     desk.pass_time(0)
@@ -93,7 +93,7 @@ def test_of_too_many_that_are_over_those_that_ended_first_are_forgotten_before_t
 
 
 def test_those_that_ended_in_one_second_go_up_to_the_bound_and_no_further() -> None:
-    desk = CoreDriver(max_over=3)
+    desk = CoreDriver(max_final=3)
     for number in range(5):
         desk.deregister(f"w{number}")
     desk.pass_time(1)
@@ -157,8 +157,8 @@ def test_however_fast_runs_of_one_worker_end_so_many_are_remembered_and_a_good_o
 
 
 def test_what_an_earlier_version_has_piled_up_goes_in_pieces() -> None:
-    desk = CoreDriver(max_incarnations=8, max_over=50, chunk=16)
-    tight, desk.rules = desk.rules, structs.replace(desk.rules, max_incarnations=10_000, max_over=10_000)
+    desk = CoreDriver(max_incarnations=8, max_final=50, chunk=16)
+    tight, desk.rules = desk.rules, structs.replace(desk.rules, max_incarnations=10_000, max_final=10_000)
     storm(desk, "unseen", 500)
     desk.commit()
     desk.rules = tight
@@ -176,18 +176,18 @@ def test_runs_that_hold_devices_are_neither_forgotten_nor_looked_at_again_and_ag
     desk = CoreDriver(max_incarnations=4)
     for number in range(200):
         desk.register("w", resources={}, incarnation=f"{number}")
-    assert all(len(decision.changes) <= 2 and len(decision.cut) <= 1 for decision in desk.decisions)
+    assert all(len(decision.changes) <= 2 and len(decision.final_leases) <= 1 for decision in desk.decisions)
     assert len(desk.host_state.live) == 200
     assert all(desk["w", f"{number}"].reason_code == "superseded" for number in range(199))
 
 
 def test_a_flood_of_workers_that_end_is_forgotten_as_fast_as_it_comes() -> None:
-    desk = CoreDriver(max_over=10, chunk=4)
+    desk = CoreDriver(max_final=10, chunk=4)
     for number in range(500):
         desk.deregister(f"w{number}")
         if number % 20 == 0:
             desk.commit()
-    assert desk.host_state.over <= 10 + 2 * 20
+    assert desk.host_state.final_count <= 10 + 2 * 20
 
 
 @pytest.mark.parametrize("takes_back", [False, True])
@@ -331,6 +331,6 @@ def work(kind: str, state: str) -> dict[str, int]:
 def test_no_decision_takes_longer_because_those_who_wait_want_different_things(kind: str, state: str) -> None:
     usual, found = work("alike", state), work(kind, state)
     a_piece = (
-        2 * LOOKS * CHUNK * len(KINDS)
+        2 * SCANNED_PER_CHANGE * CHUNK * len(KINDS)
     )  # what one decision may look at, where those who wait have nothing in common
     assert {name: looks for name, looks in found.items() if looks > 10 * usual[name] + a_piece} == {}

@@ -47,7 +47,7 @@ def test_retention_goes_on_after_a_clock_that_was_ahead() -> None:
         desk.deregister(f"x{n}")
         desk.now += timedelta(hours=1)
         tick_if_due(desk)
-    assert desk.host_state.over <= 2
+    assert desk.host_state.final_count <= 2
     assert "h/w0/1" not in desk.ledger.allocations
 
 
@@ -100,14 +100,14 @@ def test_many_records_of_the_future_are_put_right_in_pieces() -> None:
 
 
 def test_records_of_the_future_are_within_the_bound_of_records_that_are_over() -> None:
-    desk = CoreDriver(max_over=3)
+    desk = CoreDriver(max_final=3)
     desk.now += YEAR
     for n in range(8):
         desk.deregister(f"w{n}")
     desk.now -= YEAR
     tick_if_due(desk)
     tick_if_due(desk)
-    assert desk.host_state.over == 3
+    assert desk.host_state.final_count == 3
 
 
 def test_a_host_whose_record_is_of_the_future_is_forgotten_in_time() -> None:

@@ -303,7 +303,7 @@ def test_after_a_restart_a_device_is_held_under_its_aliases_before_its_own_drive
 
 
 def delayed(desk: CoreDriver, worker: str, words: str, *, token: int = 1) -> None:
-    desk.say(m.ReleaseDelayed(allocation=f"h/{worker}/1", token=token, words=words))
+    desk.say(m.ReleaseDelayed(allocation=f"h/{worker}/1", token=token, reason=words))
 
 
 @given(

@@ -117,7 +117,7 @@ def test_two_devices_that_another_resource_connects_are_one_device_and_are_not_g
     desk.report(device("0", aliases=("a", "b")), resource="nic")
     granted, steps = both_ways(desk, resources=asks(gpu=2))
     assert granted is None
-    assert steps.history[0][1].record.reason == "2 gpu requested, which show only 1 device: a"
+    assert steps.history[0][1].record.reason == "2 gpu requested, but the host has only 1 device for them: a"
     granted, steps = both_ways(desk, resources=asks(gpu=1))
     assert granted == steps
     desk.register("w", 1)

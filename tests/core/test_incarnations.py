@@ -31,7 +31,7 @@ def test_an_older_incarnation_keeps_its_devices_until_its_lease_has_ended() -> N
     desk = desk_with("a")
     desk.register("w", 1)
     desk.register("w", 1, incarnation="2")
-    assert desk.decisions[-1].cut == ["h/w/1"]
+    assert desk.decisions[-1].final_leases == ["h/w/1"]
     desk.expire("w")
     assert desk["w"].reason_code == "lease-expired"
     assert desk.state("w", "2") == "allocated"

@@ -47,7 +47,7 @@ def test_operators_that_shared_what_is_exclusive_now_fail_their_worker() -> None
     record = desk["w"]
     assert (record.state, record.reason_code, dealt(record)) == ("failed", "invalid-request", {})
     assert record.reason == (
-        "the operators ask for 2 gpu together, the worker for 1; gpu is not shared here: the worker may ask for 2, "
+        "the operators ask for 2 gpu together, the worker for 1; gpu is not shared here: let the worker ask for 2, "
         "or the operators for at most 1 together (one: 1, two: 1)"
     )
 
@@ -106,11 +106,11 @@ def test_a_registration_whose_operators_ask_for_too_much_is_told_what_may_be_ask
     operators = {"one": asks(gpu=1), "two": asks(gpu=3)}
     exclusive, shared = [CoreDriver(spec).register("w", 2, operators=operators) for spec in (EXCLUSIVE, SHARED)]
     assert exclusive.reason == (
-        "the operators ask for 4 gpu together, the worker for 2; gpu is not shared here: the worker may ask for 4, "
+        "the operators ask for 4 gpu together, the worker for 2; gpu is not shared here: let the worker ask for 4, "
         "or the operators for at most 2 together (two: 3, one: 1)"
     )
     assert shared.reason == (
-        "an operator asks for 3 gpu, the worker for 2; the worker may ask for 3, or each operator for at most 2 "
+        "an operator asks for 3 gpu, the worker for 2; let the worker ask for 3, or each operator for at most 2 "
         "(two: 3, one: 1)"
     )
     assert {exclusive.reason_code, shared.reason_code} == {"invalid-request"}
@@ -121,5 +121,5 @@ def test_of_many_operators_with_long_names_the_largest_are_named_and_what_may_be
     operators = {f"{'o' * 240}{number}": asks(gpu=number) for number in range(1, 257)}
     reason = desk.register("w", 1, operators=operators).reason
     assert reason is not None
-    assert "the worker may ask for 32896, or the operators for at most 1 together (" in reason
+    assert "let the worker ask for 32896, or the operators for at most 1 together (" in reason
     assert f"{'o' * 240}256: 256" in reason

@@ -69,7 +69,15 @@ class Core(RuleBasedStateMachine):
         on_failure=st.sampled_from(m.OnFailure),
         disk_state=st.sampled_from([m.SpecState.OK, m.SpecState.OK, m.SpecState.MISCONFIGURED]),
         bounds=st.sampled_from(
-            [{}, {}, {"max_waiting": 2}, {"max_over": 1}, {"max_incarnations": 2}, {"max_live": 1}, {"max_bytes": 4000}]
+            [
+                {},
+                {},
+                {"max_waiting": 2},
+                {"max_final": 1},
+                {"max_incarnations": 2},
+                {"max_live": 1},
+                {"max_bytes": 4000},
+            ]
         ),
     )
     def begin(
@@ -167,7 +175,7 @@ class Core(RuleBasedStateMachine):
     def storm(self, worker: str, kinds: list[str]) -> None:
         """A worker that is started again and again, and deregistrations of runs that nobody has seen."""
         world = self.world
-        over = world.ledger.host_state(HOST).over
+        over = world.ledger.host_state(HOST).final_count
         for kind in kinds:
             incarnation = f"run-{world.offset}"
             resources = {"gpu": ResourceRequest(amount=9 if kind == "fails" else 1)}
@@ -180,7 +188,7 @@ class Core(RuleBasedStateMachine):
         live = sum(key in host_state.live for key in runs)
         fresh = 2 * BURST  # of this commit, and of the one before
         assert len(runs) <= world.rules.max_incarnations + live + fresh
-        assert host_state.over <= max(over, world.rules.max_over) + fresh
+        assert host_state.final_count <= max(over, world.rules.max_final) + fresh
         world.commit()
 
     @precondition(lambda self: self.world.ledger.host_state(HOST).live)
@@ -241,7 +249,7 @@ class Core(RuleBasedStateMachine):
             case m.Prepare(allocation=key, token=token):
                 self.world.say(m.Prepared(allocation=key, token=token, error=None if well else "no"))
             case m.Unprepare(allocation=key, token=token) if count > 1:
-                self.world.say(m.ReleaseDelayed(allocation=key, token=token, words=f"used by {count}"))
+                self.world.say(m.ReleaseDelayed(allocation=key, token=token, reason=f"used by {count}"))
                 if not repeat:
                     commands.append(command)
             case m.Unprepare(allocation=key, token=token):

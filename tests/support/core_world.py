@@ -121,11 +121,13 @@ def fingerprint(host_state: HostState) -> dict[str, Any]:
         "record": host_state.record,
         "inventories": dict(host_state.inventories),
         "suspects": host_state.suspects,
-        "free": {name: list(free_list.free) for name, free_list in host_state.shelves.items() if free_list.devices},
-        "places": {name: dict(free_list.places) for name, free_list in host_state.shelves.items() if free_list.devices},
+        "free": {name: list(free_list.free) for name, free_list in host_state.free_lists.items() if free_list.devices},
+        "places": {
+            name: dict(free_list.positions) for name, free_list in host_state.free_lists.items() if free_list.devices
+        },
         "distinct": host_state.distinct,
         "live": dict(host_state.live),
-        "without": host_state.without,
+        "without": host_state.without_exclusive,
         "locks": dict(host_state.locks),
         "sharers": dict(host_state.sharers),
         "queue": list(host_state.queue),

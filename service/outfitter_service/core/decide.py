@@ -1,11 +1,11 @@
-"""The rules: `decide` takes one event and says what changes, what is told, and what is to be done.
+"""The rules: `decide` takes one event and returns what changes, what is published, and what drivers must do.
 
-Pure and synchronous: it reads the ledger, the rules and the time it is given, and changes none of them. The
-caller applies `Decision.changes`, or the plain grant that it was told instead, commits, and only then acts on
-`Decision.commands`. The same ledger and the same events give the same decisions.
+Pure and synchronous: it reads the ledger, the rules and the time, and changes none of them. The caller applies
+`Decision.changes`, or the `FastGrant` that it gets instead, commits, and only then acts on `Decision.commands`. The
+same ledger and the same events give the same decisions.
 
-One event's output is bounded by `Rules.chunk`; what is left is asked for by an event in `Decision.follow_ups`,
-and each piece keeps the promises, whatever is decided between the pieces.
+`Rules.chunk` bounds one event's output. An event in `Decision.follow_ups` continues the rest. Each piece keeps the
+promises, whatever is decided between the pieces.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ from outfitter_service.core.states import ALLOCATED, ENDED, FAILED, PENDING, PRE
 __all__ = ["SHOWN_POSITIONS", "Decision", "Rules", "decide", "decide_in_full", "implied", "is_due", "renumber"]
 
 SHOWN_POSITIONS = 32
-"""Queue positions are kept exact for this many waiters of a host; further back they are as of some time ago."""
+"""The first waiters of a host have exact queue positions; positions behind these may be out of date."""
 
-FEWEST = 2
-"""Records that a message may have forgotten, however small `Rules.chunk` is: it adds fewer than that to what is over
-for good, so that no flood of messages outruns this."""
+MIN_FORGOTTEN = 2
+"""A message may delete this many final records, however small `Rules.chunk` is. It adds fewer, so that no flood of
+messages outruns the deletion."""
 
 UNSEEN = -1
-"""The offset of a first registration that has not been seen: its deregistration came before it."""
+"""The source offset of a record whose deregistration came before its registration."""
 
 
 def decide(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> Decision | fast_path.FastGrant:
-    """Decide one event. `now` is the wall time (UTC). A plain grant is told as such."""
+    """Decide one event. `now` is the wall time (UTC)."""
     if type(event) is not m.Incoming:
         return _internal(ledger, rules, event, now)
     return fast_path.grant(ledger, rules, event, now) or decide_in_full(ledger, rules, event, now)
 
 
 def decide_in_full(ledger: Ledger, rules: Rules, event: m.Incoming, now: datetime) -> Decision:
-    """Decide a message step by step: what `decide` comes to, which knows a short way for most of them."""
+    """Decide a message step by step, without the fast path of `decide`. The result is the same."""
     message, source = event.message, event.source
     # `type is`: isinstance costs a microsecond where the answer is no
     if type(message) is Register:
@@ -113,7 +113,7 @@ def _internal(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> De
         case m.Reschedule():
             builder = DecisionBuilder(ledger, rules, now, cause=event.cause)
             builder.decision.kind = "reschedule"
-            if discovery.lend_again(builder, event.host):
+            if discovery.release_held_back(builder, event.host):
                 builder.decision.follow_ups.append(event)
             elif queue.scan(builder, event.host, whole=event.whole):
                 discovery.refresh_holders(builder, event.host)
@@ -123,7 +123,7 @@ def _internal(ledger: Ledger, rules: Rules, event: m.Event, now: datetime) -> De
 
 
 def renumber(ledger: Ledger, rules: Rules, host: str) -> list[PutAllocation]:
-    """Bring the queue positions that are shown up to date: no step, and nobody's decision."""
+    """Refresh the queue positions that are shown. This is no step of an allocation."""
     changes: list[PutAllocation] = []
     host_state = ledger.hosts.get(host)
     for position, (_, _, key) in enumerate(host_state.queue if host_state is not None else (), start=1):
@@ -142,7 +142,7 @@ def renumber(ledger: Ledger, rules: Rules, host: str) -> list[PutAllocation]:
 
 
 def implied(record: Allocation) -> m.Command | None:
-    """The command that a record implies: issued again after a restart."""
+    """The command that a record implies. The manager issues it again after a restart."""
     if record.state == PREPARING:
         return m.Prepare(allocation=record.key, token=record.token or 0)
     if record.state == RELEASING:
@@ -155,13 +155,13 @@ def implied(record: Allocation) -> m.Command | None:
 
 def _register(builder: DecisionBuilder, message: Register, source: Source, warnings: Sequence[str]) -> None:
     key = allocation_key(message.host, message.worker, message.incarnation)
-    known = builder.record(key)
-    if known is not None:
-        _register_again(builder, key, known, message)
+    earlier = builder.record(key)
+    if earlier is not None:
+        _register_again(builder, key, earlier, message)
         return
     newest = builder.host_state(message.host).newest(message.worker)
     if newest is not None:
-        _supersede(builder, newest, message.incarnation)  # as it did with those before itself
+        _supersede(builder, newest, message.incarnation)  # it superseded the earlier ones itself
     resolved = resolve(builder.rules, message)
     wait_s = message.wait_s if message.wait_s is not None else builder.rules.wait_s
     record = Allocation(
@@ -186,57 +186,59 @@ def _register(builder: DecisionBuilder, message: Register, source: Source, warni
 
 
 def _make_room(builder: DecisionBuilder, message: Registration) -> None:
-    """Forget those that ended first, where too many of a worker's runs, or of the host's records, are remembered."""
+    """Delete the oldest final records where a worker has too many incarnations, or the host too many records."""
     if not builder.records:
         return
     host_state, rules = builder.host_state(message.host), builder.rules
     runs = len(host_state.incarnations.get(message.worker, ()))
-    if runs < rules.max_incarnations and host_state.over < rules.max_over - FEWEST:
+    if runs < rules.max_incarnations and host_state.final_count < rules.max_final - MIN_FORGOTTEN:
         return
     new = sum(key not in builder.ledger.allocations for key in builder.records)
     ended = sum(record.state in FINAL_STATES for record in builder.records.values())
-    room = max(FEWEST, rules.chunk - len(builder.decision.changes))
-    forgotten = _told(builder, host_state.past.get(message.worker, ()), min(runs + new - rules.max_incarnations, room))
+    room = max(MIN_FORGOTTEN, rules.chunk - len(builder.decision.changes))
+    surplus = runs + new - rules.max_incarnations
+    forgotten = _forgettable(builder, host_state.past.get(message.worker, ()), min(surplus, room))
     if ended:
-        surplus = host_state.over + ended - len(forgotten) - rules.max_over
-        forgotten += [key for key in _told(builder, host_state.endings, min(surplus, room)) if key not in forgotten]
+        surplus = host_state.final_count + ended - len(forgotten) - rules.max_final
+        oldest = _forgettable(builder, host_state.endings, min(surplus, room))
+        forgotten += [key for key in oldest if key not in forgotten]
     builder.forget(forgotten[:room])
 
 
-def _told(builder: DecisionBuilder, endings: Sequence[Ending], most: int) -> list[str]:
-    """The first `most` of those that are over, without those whose end is in no commit yet: nobody could read of it."""
-    known, sealed = builder.ledger.allocations, builder.ledger.commits
-    # those that ended just now are among the first where the clock was set back
-    told = (key for _, key in endings if known[key].commit <= sealed and key not in builder.records)
-    return list(islice(told, max(most, 0)))
+def _forgettable(builder: DecisionBuilder, endings: Sequence[Ending], most: int) -> list[str]:
+    """The first `most` final records whose end is in a commit: before that, nobody can have read it."""
+    allocations, sealed = builder.ledger.allocations, builder.ledger.commits
+    # where the clock was set back, records that ended just now are among the first
+    keys = (key for _, key in endings if allocations[key].commit <= sealed and key not in builder.records)
+    return list(islice(keys, max(most, 0)))
 
 
-def _register_again(builder: DecisionBuilder, key: str, known: Allocation, message: Register) -> None:
-    """The same incarnation once more: its unchanged record is published again, and it lives if it is current."""
+def _register_again(builder: DecisionBuilder, key: str, record: Allocation, message: Register) -> None:
+    """The same incarnation again: publish its record unchanged, and renew its lease if it is current."""
     decision = builder.decision
-    decision.changes.append(PutAllocation(key, known))
-    if known.state == ENDED:
+    decision.changes.append(PutAllocation(key, record))
+    if record.state == ENDED:
         decision.kind = "late"
         return
     decision.kind = "repeated"
-    different = differences(known, message)
-    if different:
+    fields = differences(record, message)
+    if fields:
         decision.refused = (
             f"incarnation {message.incarnation!r} of worker {message.worker!r} registered before with other "
-            f"{', '.join(different)}; its grant is unchanged. Deregister first, or register under a new incarnation"
+            f"{', '.join(fields)}; its grant is unchanged. Deregister first, or register under a new incarnation"
         )
-    elif known.state not in FINAL_STATES and _is_current(builder, key, known):
+    elif record.state not in FINAL_STATES and _is_current(builder, key, record):
         decision.renewed.append(key)
 
 
 def _is_current(builder: DecisionBuilder, key: str, record: Allocation) -> bool:
-    """No newer incarnation has ever been seen, be it remembered or not."""
+    """No newer incarnation has ever registered, whether its record is retained or not."""
     newest = builder.host_state(record.host).newest(record.worker)
     return newest == key and record.reason_code != ReasonCode.SUPERSEDED
 
 
 def _supersede(builder: DecisionBuilder, key: str, newer: str) -> None:
-    """A newer incarnation registered: the older one can renew nothing more, but holds until it is known dead."""
+    """A newer incarnation registered: the older one can renew nothing, but holds its devices until it is dead."""
     older = builder.ledger.allocations[key]
     reason = f"superseded by incarnation {newer}"
     if older.state == PENDING:
@@ -249,32 +251,32 @@ def _supersede(builder: DecisionBuilder, key: str, newer: str) -> None:
             queue_position=None,
             wait_until=None,
         )
-        # whom it kept waiting is looked at once the newer one has its place in the queue
+        # workers behind it are evaluated once the newer incarnation has its place in the queue
         queue.reschedule(builder, older.host)
     elif older.state in HOLDING_STATES:
-        builder.decision.cut.append(key)
-        if not discovery.lacks_successor(older):
+        builder.decision.final_leases.append(key)
+        if not discovery.lacks_superseded_mark(older):
             return
         if len(encode(older)) > builder.rules.max_bytes // 2:
-            builder.reschedule(older.host)  # beside it there may be no room for the newer one's record
+            builder.reschedule(older.host)  # the newer record may not fit into the commit beside it
         else:
-            discovery.tell_of_successor(builder, older, newer)
+            discovery.mark_superseded(builder, older, newer)
 
 
 def _unwatched(builder: DecisionBuilder, event: m.OwnerUnwatched) -> None:
-    """Nobody would see the owner's end: the worker is told, and has a lease from now on if it asked for none."""
+    """The manager cannot see the owner's end: say so in the record, and set a lease if the worker asked for none."""
     record = builder.record(event.allocation)
     if record is None or record.state in FINAL_STATES or record.state == RELEASING:
         return
     if record.reason_code == ReasonCode.SUPERSEDED:
         return  # it has a last lease already, and no heartbeat renews it
-    request, told = record.request, f"its owner process is not watched: {event.reason}"
+    request, explanation = record.request, f"its owner process is not watched: {event.reason}"
     if request.lease_s is None:
         request = structs.replace(request, lease_s=event.lease_s)
-        told = f"{told}; a lease of {event.lease_s:g} s decides instead"
+        explanation = f"{explanation}; a lease of {event.lease_s:g} s applies instead"
     elif record.unwatched == event.code:
         return
-    builder.step(Step.REFRESH, told, record, grows=False, request=request, unwatched=event.code)
+    builder.step(Step.REFRESH, explanation, record, grows=False, request=request, unwatched=event.code)
 
 
 def _heartbeat(builder: DecisionBuilder, message: Heartbeat) -> None:
@@ -310,15 +312,15 @@ def _deregister(builder: DecisionBuilder, message: Deregister, source: Source) -
 
 
 def _deregister_unseen(builder: DecisionBuilder, message: Deregister, source: Source, text: str) -> None:
-    """Nobody is registered under that name. An incarnation that is named is remembered as ended, which is the answer:
-    its registration may be late, and a registration after its own deregistration grants nothing."""
+    """Nobody is registered under that name. A named incarnation gets an `ended` record as the answer: its registration
+    may be late, and a registration after its own deregistration grants nothing."""
     if message.incarnation is None:
         builder.decision.refused = f"deregistration of {message.host}/{message.worker}, which is not registered here"
         return
-    told = f"{text} before it was registered"
+    reason = f"{text} before it was registered"
     builder.step(
         Step.END,
-        told,
+        reason,
         Allocation(
             host=message.host,
             worker=message.worker,
@@ -331,7 +333,7 @@ def _deregister_unseen(builder: DecisionBuilder, message: Deregister, source: So
             source=Source(partition=source.partition, offset=UNSEEN),
         ),
         new=True,
-        reason=told,
+        reason=reason,
         reason_code=ReasonCode.DEREGISTERED,
     )
 
@@ -354,31 +356,30 @@ def _unprepared(builder: DecisionBuilder, event: m.Unprepared) -> None:
     if record is None or record.state != RELEASING or record.token != event.token:
         return
     step = Step.GIVE_UP if record.outcome == FAILED else Step.END
-    told = "released" if event.confirmed else "released (unconfirmed: no in-use check)"
     builder.step(
         step,
-        told,
+        "released" if event.confirmed else "released (unconfirmed: no in-use check)",
         record,
         confirmed=event.confirmed,
         outcome=None,
-        reason=_settled_reason(record),
+        reason=_release_reason(record),
         delayed_by=UNSET,
     )
     queue.schedule(builder, record.host)
 
 
 def _release_delayed(builder: DecisionBuilder, event: m.ReleaseDelayed) -> None:
-    """Say in the record what its devices wait for."""
+    """Say in the record what delays the release."""
     record = builder.record(event.allocation)
-    if record is None or record.state != RELEASING or record.token != event.token or record.delayed_by == event.words:
+    if record is None or record.state != RELEASING or record.token != event.token or record.delayed_by == event.reason:
         return
-    why = _settled_reason(record)
-    reason = f"{why}; {event.words}" if why else event.words
-    builder.step(Step.REFRESH, event.words, record, reason=reason, delayed_by=event.words)
+    why = _release_reason(record)
+    reason = f"{why}; {event.reason}" if why else event.reason
+    builder.step(Step.REFRESH, event.reason, record, reason=reason, delayed_by=event.reason)
 
 
-def _settled_reason(record: Allocation) -> str | None:
-    """Why a record is being released, without what delays that."""
+def _release_reason(record: Allocation) -> str | None:
+    """Why a record is being released, without the reason of its delay."""
     if record.reason is None or record.delayed_by is UNSET:
         return record.reason
     return record.reason.removesuffix(record.delayed_by).removesuffix("; ") or None
@@ -394,7 +395,7 @@ def _end_if_live(builder: DecisionBuilder, key: str, code: ReasonCode, reason: s
 
 
 def _end(builder: DecisionBuilder, record: Allocation, code: ReasonCode, reason: str) -> None:
-    """Take a record towards `ended`, through `releasing` where a driver has to let go first."""
+    """End a record, through `releasing` where a driver must take the devices back first."""
     state = record.state
     if state == RELEASING:
         builder.decision.kind = "repeated"
@@ -424,8 +425,7 @@ def _release(
 
 
 def _lets_go(rules: Rules, record: Allocation) -> bool:
-    """A driver of the record's resources has a say before its devices are lent again: as things are configured
-    now, or as they were when they were granted."""
+    """A driver must take back some of the record's devices, by the configuration of now or of the grant."""
     if record.prepared:
         return True
     for resource in record.resources:
@@ -439,15 +439,15 @@ def _lets_go(rules: Rules, record: Allocation) -> bool:
 
 
 def is_due(ledger: Ledger, rules: Rules, host: str, now: datetime) -> bool:
-    """Whether a tick of `host` would come to anything."""
+    """Whether a tick of `host` would change anything."""
     host_state = ledger.hosts[host]
     over = now - timedelta(seconds=rules.retention_s)
-    due = host_state.has_due(now=now, over_before=over, max_over=rules.max_over)
+    due = host_state.has_due(now=now, over_before=over, max_final=rules.max_final)
     return due or (rules.forgets_hosts and host_state.is_idle(since=over))
 
 
 def _tick(builder: DecisionBuilder, host: str) -> None:
-    """Give up for those who waited too long, and forget those who are over for long."""
+    """Fail the waiters whose `wait_s` is over, and delete final records after their retention."""
     host_state = builder.host_state(host)
     rules = builder.rules
     late, full = _give_up_late(builder, host_state)
@@ -456,29 +456,29 @@ def _tick(builder: DecisionBuilder, host: str) -> None:
     if host_state.scan_from is not None:
         builder.reschedule(host)
     if host_state.is_ahead(builder.now):
-        _set_back(builder, host)
+        _correct_clock(builder, host)
         return
     over_before = builder.now - timedelta(seconds=rules.retention_s)
     if rules.forgets_hosts and host_state.is_idle(since=over_before):
         builder.decision.changes.append(DropRecord(host_key(host)))
         return
     room = rules.chunk - late
-    surplus = max(host_state.over - rules.max_over, bisect_left(host_state.endings, (over_before, "")))
-    forgotten = _told(builder, host_state.endings, min(surplus, room))
+    surplus = max(host_state.final_count - rules.max_final, bisect_left(host_state.endings, (over_before, "")))
+    forgotten = _forgettable(builder, host_state.endings, min(surplus, room))
     left = builder.forget(forgotten)
     if full or left or (forgotten and surplus > room):
         builder.decision.follow_ups.append(m.Tick(host=host))
 
 
-def _set_back(builder: DecisionBuilder, host: str) -> None:
-    """The clock was ahead when some records were written: what is counted from then is counted from now."""
+def _correct_clock(builder: DecisionBuilder, host: str) -> None:
+    """The clock was ahead when some records were written: count their times from now."""
     host_state, now = builder.host_state(host), builder.now
     if host_state.record is not None and host_state.record.since > now:
         builder.decision.changes.append(PutRecord(structs.replace(host_state.record, since=now)))
     for key in host_state.ahead(now, builder.rules.chunk - len(builder.decision.changes)):
         record = builder.record(key)
         if record is None or record.since <= now:
-            continue  # it was given up for in this decision
+            continue  # this decision has failed it already
         until = record.wait_until
         if until is not None:
             until = now + max(until - record.since, timedelta())
@@ -490,14 +490,14 @@ def _set_back(builder: DecisionBuilder, host: str) -> None:
 
 
 def _give_up_late(builder: DecisionBuilder, host_state: HostState) -> tuple[int, bool]:
-    """Give up for those who waited too long: for how many, and whether that is as much as one decision may be."""
+    """Fail the waiters whose `wait_s` is over. Returns how many, and whether the decision is full."""
     late = 0
     with suppress(FullError):
         for at, key in islice(host_state.deadlines, builder.rules.chunk):
             if at > builder.now:
                 return late, False
             waiter = builder.ledger.allocations[key]
-            if queue.is_told(waiter):
+            if queue.is_answered(waiter):
                 queue.give_up(builder, waiter)
                 late += 1
         return late, late == builder.rules.chunk

@@ -1,4 +1,4 @@
-"""One decision in the making: the ledger as it will be, without touching it, and what the decision comes to."""
+"""Rules, decisions, and the builder that makes a decision without changing the ledger."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from outfitter_service.core.state.sizes import ENTRY_BYTES, FullError, OversizeE
 from outfitter_service.core.states import Step, advance
 
 _REFUSABLE = frozenset({Step.GRANT, Step.PREPARE, Step.REFRESH, Step.REGISTER, Step.FAIL})
-"""What may be put off, or not be done at all. All else ends something or gives something back, and is always done."""
+"""Steps that may be postponed or refused. All others end or release something, and are always taken."""
 
 
 class Rules(Struct, frozen=True, kw_only=True):
-    """What decisions are made by, besides the ledger: the configured resources and limits, and who writes.
+    """What decides besides the ledger: the configured resources, the limits, and the writer.
 
-    `lease_s` and `wait_s` are what a registration has that does not say (None: no lease, no end of waiting),
-    `retention_s` how long final records stay, `chunk` about how many allocations one decision changes at most, and
-    `max_bytes` how much it writes: what the bus takes with one commit, some of it kept back. With `forgets_hosts` a
-    host of which nobody is remembered is forgotten.
+    `lease_s` and `wait_s` are the defaults of registrations (None: no lease, no end of waiting). `retention_s`: how
+    long final records stay. `chunk`: about how many allocations one decision changes at most. `max_bytes`: how much it
+    writes; the bus takes somewhat more in one commit. `forgets_hosts`: delete a host's record once no allocation of it
+    is retained.
 
-    What a flood of names costs is bounded: `max_waiting` workers of a host may wait, `max_live` may live that have no
-    device to themselves, `max_over` of its records that are
-    over are kept, and `max_incarnations` of one worker; then those that ended first are forgotten before their time
-    (not those of the last seconds).
+    Limits per host against a flood of names: `max_waiting` workers wait, `max_live` live workers have no exclusive
+    device, `max_final` final records are retained; of one worker `max_incarnations`. Beyond these the oldest final
+    records are deleted early, but not those of the last seconds.
     """
 
     writer: str
@@ -46,17 +45,16 @@ class Rules(Struct, frozen=True, kw_only=True):
     forgets_hosts: bool = False
     max_waiting: int = 10_000
     max_live: int = 10_000
-    max_over: int = 10_000
+    max_final: int = 10_000
     max_incarnations: int = 64
 
 
 class Decision(Struct, kw_only=True, gc=False):
     """What one event leads to.
 
-    `history` has each step with its allocation's key. `refused` is why a message goes to the dead letters. `renewed`
-    are the allocations whose lease starts anew; `cut` those whose lease must now run out although they had none or
-    renewed it (their worker has a newer incarnation). `kind` says what the event was, for metrics. Each event in
-    `follow_ups` must be decided, too.
+    `history` has each step with its allocation's key. `refused`: why the message becomes a dead letter. `renewed`:
+    allocations whose lease starts anew. `final_leases`: superseded allocations, whose last lease starts. `kind` is the
+    event's label in metrics. Each event in `follow_ups` must be decided, too.
     """
 
     kind: str
@@ -65,13 +63,13 @@ class Decision(Struct, kw_only=True, gc=False):
     commands: list[m.Command] = []
     follow_ups: list[m.Event] = []
     renewed: list[str] = []
-    cut: list[str] = []
+    final_leases: list[str] = []
     refused: str | None = None
 
 
 class DecisionBuilder:
-    """The ledger as it will be. `cause` and `source` are what history says of each step, `bytes` what the steps so far
-    will take of a commit."""
+    """The ledger as it will be after the steps so far. History has `cause` and `source` with each step. `bytes` is the
+    size of the steps so far in a commit."""
 
     __slots__ = (
         "_moved", "_overlay", "bytes", "cause", "decision", "ledger", "now", "records", "rules", "source", "token",
@@ -93,11 +91,11 @@ class DecisionBuilder:
         self._moved: list[tuple[Allocation, int]] = []
 
     def host_state(self, host: str) -> HostState:
-        """The host as it is before the decision."""
+        """The host's state before the decision."""
         return self.ledger.hosts.get(host) or HostState(host)
 
     def overlay(self, host: str) -> HostOverlay:
-        """The host with every step so far. A decision is about one host."""
+        """The host's state with every step so far. A decision is about one host."""
         overlay = self._overlay
         if overlay is None:
             overlay = self._overlay = HostOverlay(self.host_state(host))
@@ -111,13 +109,13 @@ class DecisionBuilder:
         return self.records.get(key) or self.ledger.allocations.get(key)
 
     def reschedule(self, host: str) -> None:
-        """The rest of a larger effect is left to an event of its own."""
+        """Leave the rest of a larger effect to an event of its own."""
         event = m.Reschedule(host=host, cause=self.cause, whole=False)
         if event not in self.decision.follow_ups:
             self.decision.follow_ups.append(event)
 
     def forget(self, keys: Sequence[str]) -> int:
-        """Forget records, as many as this decision may be large; how many are left."""
+        """Delete records, as many as fit into this decision. Returns how many are left."""
         for done, key in enumerate(keys):
             size = len(key) + ENTRY_BYTES
             if self.bytes + size > self.rules.max_bytes and self.bytes:
@@ -137,16 +135,17 @@ class DecisionBuilder:
         confirmed: bool | None = None,
         **fields: Any,
     ) -> Allocation:
-        """Take one row of the table: `base`, with `fields` replaced, in the state that follows from its own. Not
-        `grows`: its record becomes no larger than it is, whatever it may have.
+        """Take one row of the table: `base` with `fields` replaced, in the state that follows from its own.
 
-        A record that is `new` comes from no state. History is told of each step, of repeats (`Step.REFRESH`) what
-        changed by them.
+        `new`: the record comes from no state. Not `grows`: the step makes the record no larger, so its size is not
+        limited. History gets each step; of a repeat (`Step.REFRESH`) only what it changed.
 
         Raises:
-            IllegalStepError: there is no such row; nothing has changed.
-            OversizeError: the record would be larger than it may be; nothing has changed.
-            FullError: the decision has other steps, and this one would make it too large; nothing has changed.
+            IllegalStepError: there is no such row.
+            OversizeError: the record would exceed its limit.
+            FullError: the decision has other steps, and this one would make it too large.
+
+        After an error nothing has changed.
         """
         now = self.now
         explanation = sizes.shortened(explanation)
@@ -161,13 +160,13 @@ class DecisionBuilder:
             base, state=state, since=since, writer=self.rules.writer, commit=self.ledger.commits + 1
         )
         key = after.key
-        whole = after
+        unshortened = after
         after, value = self._measured(key, after, step, new=new, grows=grows)
         decision = self.decision
         decision.changes.append(PutAllocation(key, after, value))
-        told: Transition | Refresh
+        entry: Transition | Refresh
         if step is Step.REFRESH:
-            told = Refresh(
+            entry = Refresh(
                 at=now,
                 host=after.host,
                 worker=after.worker,
@@ -179,7 +178,7 @@ class DecisionBuilder:
                 source=self.source,
             )
         else:
-            told = Transition(
+            entry = Transition(
                 at=now,
                 host=after.host,
                 worker=after.worker,
@@ -192,19 +191,19 @@ class DecisionBuilder:
                 source=self.source,
                 confirmed=confirmed,
             )
-        decision.history.append((key, told))
+        decision.history.append((key, entry))
         self.records[key] = after
         held = before in HOLDING_STATES
         if held != (state in HOLDING_STATES):
-            self._moved.append((whole, -1 if held else 1))
+            self._moved.append((unshortened, -1 if held else 1))
             if held and key in self.host_state(after.host).suspects:
                 self.reschedule(after.host)
         return after
 
     def _measured(self, key: str, after: Allocation, step: Step, *, new: bool, grows: bool) -> tuple[Allocation, bytes]:
-        """The record as it can be written, and its bytes, which are counted.
+        """The record as it can be written, and its bytes. Counts them.
 
-        A message must be answered, and what is over can always be written: if need be, without its devices.
+        A message must be answered. A final record can always be written, if need be without its devices.
         """
         value = encode(after)
         size = len(key) + len(value) + ENTRY_BYTES
@@ -217,7 +216,7 @@ class DecisionBuilder:
                 if self.bytes and self.bytes + size > most and (not new or step in (Step.GRANT, Step.PREPARE)):
                     raise FullError
             if size > most and after.state in FINAL_STATES:
-                after = sizes.bare(after)
+                after = sizes.without_devices(after)
                 value = encode(after)
                 size = len(key) + len(value) + ENTRY_BYTES
         self.bytes += size
@@ -225,7 +224,7 @@ class DecisionBuilder:
 
 
 def _changed(before: Allocation, after: Allocation) -> dict[str, Any]:
-    """The fields of `after` that are not as before."""
+    """The fields of `after` that differ from `before`."""
     changed: dict[str, Any] = {}
     for field in after.__struct_fields__:
         value, old = getattr(after, field), getattr(before, field)

@@ -1,4 +1,4 @@
-"""Drivers' reports, and the questions to drivers that have no inventory (on demand)."""
+"""Drivers' reports, and questions to on-demand drivers, which have no inventory."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from outfitter_service.core.states import PENDING, RELEASING, Step
 
 Infos = dict[str, list[dict[str, str]]]
 """A record's infos by resource."""
+_MORE_NAMES = "more names of its devices are known"
 
 
 def report(builder: DecisionBuilder, event: m.DriverReport) -> None:
-    """Take in what a driver said. What follows from it for workers is an event of its own. Of a host that was forgotten
-    while its driver was being asked nothing is known any more, and nothing is kept."""
+    """Store what a driver reported. An event of its own follows for the workers. The report is dropped if the host's
+    record was deleted meanwhile."""
     if event.host not in builder.ledger.hosts:
         return
     overlay = builder.overlay(event.host)
@@ -42,20 +43,20 @@ def report(builder: DecisionBuilder, event: m.DriverReport) -> None:
     if inventory == before and not others:
         return
     host_state = builder.host_state(event.host)
-    # an answer that is nothing new concerns only those who have waited for it
+    # an answer without news matters only to those who wait for an answer
     is_news = others or not _says_the_same(before, inventory)
-    concerned = host_state.queue if is_news else host_state.unanswered.get(event.resource)
-    _put_inventories(builder, host_state, {event.resource: inventory, **others}, concerned)
+    waiters = host_state.queue if is_news else host_state.unanswered.get(event.resource)
+    _put_inventories(builder, host_state, {event.resource: inventory, **others}, waiters)
 
 
 def _reported(
     builder: DecisionBuilder, overlay: HostOverlay, event: m.DriverReport, before: Inventory
 ) -> tuple[Inventory, dict[str, Inventory]]:
-    """The inventory that a report amounts to, and those of other resources that change because of it."""
+    """The resource's inventory after a report, and those of other resources that change with it."""
     host_state, specs = overlay.host_state, builder.rules.specs
     inventory = Inventory.of(event.devices, asked=max(event.asked, before.asking))
-    if inventory.found == before.found:
-        # the very same tuples: the host state then keeps its indexes
+    if inventory.as_reported == before.as_reported:
+        # the very same tuples, so that the host's state keeps its indexes
         inventory = structs.replace(
             before, asked=inventory.asked, asking=0, is_retry_due=False, failure=None, reported=True
         )
@@ -64,8 +65,8 @@ def _reported(
     else:
         inventory = structs.replace(inventory, linked=_still_linked(host_state, event.resource, inventory))
     if event.resource in specs:
-        inventory = held_back_devices.compared(host_state, specs[event.resource], before, inventory)
-    changed = held_back_devices.settled(host_state, specs, {**host_state.inventories, event.resource: inventory})
+        inventory = held_back_devices.with_known_names(host_state, specs[event.resource], before, inventory)
+    changed = held_back_devices.reassessed(host_state, specs, {**host_state.inventories, event.resource: inventory})
     return changed.pop(event.resource, inventory), changed
 
 
@@ -73,13 +74,13 @@ def _put_inventories(
     builder: DecisionBuilder,
     host_state: HostState,
     inventories: dict[str, Inventory],
-    concerned: Sequence[QueueEntry] | None,
+    waiters: Sequence[QueueEntry] | None,
 ) -> None:
-    """Inventories are others from now on, which concerns the first of `concerned` and all who wait behind it."""
+    """Put inventories, and have the queue evaluated again from the first of `waiters` on."""
     host, changes = host_state.host, builder.decision.changes
     changes += [SetInventory(host, resource, inventory) for resource, inventory in inventories.items()]
-    if concerned and (host_state.scan_from is None or concerned[0] < host_state.scan_from):
-        changes.append(SetScan(host, concerned[0]))
+    if waiters and (host_state.scan_from is None or waiters[0] < host_state.scan_from):
+        changes.append(SetScan(host, waiters[0]))
     if host_state.record is not None:
         record = host_record(host_state.record, builder.rules, {**host_state.inventories, **inventories}, builder.now)
         if record is not None:
@@ -87,15 +88,15 @@ def _put_inventories(
     builder.reschedule(host)
 
 
-def lend_again(builder: DecisionBuilder, host: str) -> bool:
-    """Hold back only what still must be, if a holder has ended because of whom anything is; whether that was so."""
+def release_held_back(builder: DecisionBuilder, host: str) -> bool:
+    """Release held-back devices if a holder that caused it has ended. Returns whether one has."""
     host_state = builder.host_state(host)
     if host_state.suspects <= host_state.live.keys():
         return False
     _put_inventories(
         builder,
         host_state,
-        held_back_devices.settled(host_state, builder.rules.specs, host_state.inventories),
+        held_back_devices.reassessed(host_state, builder.rules.specs, host_state.inventories),
         host_state.queue,
     )
     return True
@@ -104,8 +105,8 @@ def lend_again(builder: DecisionBuilder, host: str) -> bool:
 def _failure_now(
     builder: DecisionBuilder, overlay: HostOverlay, event: m.DriverReport, healthy: int
 ) -> m.DriverFailure | None:
-    """The failure that counts after a report. One of a driver that is asked on demand concerns those who want as many
-    as it was asked for, or more. It counts until its delay is over, unless an answer to one of those says better."""
+    """The failure that counts after a report. An on-demand driver's failure affects workers that want as many devices
+    as it was asked for, or more. It counts until its delay is over or such a question succeeds."""
     spec = builder.rules.specs.get(event.resource)
     new = event.failure
     if spec is None or not spec.on_demand:
@@ -123,27 +124,27 @@ def _failure_now(
 
 
 def _is_for_now(spec: m.ResourceSpec, failure: m.DriverFailure) -> bool:
-    """After a delay the driver is asked again."""
+    """The manager asks the driver again after a delay."""
     return not failure.permanent or spec.on_failure == m.OnFailure.WAIT
 
 
 def _still_linked(host_state: HostState, resource: str, inventory: Inventory) -> tuple[tuple[str, ...], ...]:
-    """Names that a driver connects no longer, of devices whose holders' records do not have them all yet: names that
-    were connected stay so while anybody holds the device."""
-    gone = [tuple(names) for names in host_state.connected(resource) if len(names) > 1]
-    if not gone:
+    """Names that the driver no longer connects, of held devices whose records lack some of them. Connected names stay
+    connected while anybody holds the device."""
+    groups = [tuple(names) for names in host_state.connected(resource) if len(names) > 1]
+    if not groups:
         return ()
     lacking: set[str] = set()
     for record in host_state.live.values():
         for device_id, others in _names_held(record):
             if (now := other_names(device_id, others, host_state.classes)) != list(others):
                 lacking.update((device_id, *now))
-    named = {frozenset(names) for names in inventory.names}
-    return tuple([names for names in gone if not lacking.isdisjoint(names) and frozenset(names) not in named])
+    reported = {frozenset(names) for names in inventory.names}
+    return tuple([names for names in groups if not lacking.isdisjoint(names) and frozenset(names) not in reported])
 
 
 def _names_held(record: Allocation) -> Iterator[tuple[str, list[str]]]:
-    """The devices of a record by their ids, each with the other names that the record knows."""
+    """The ids of a record's devices, each with its other names in the record."""
     aliases = record.aliases
     for infos in record.resources.values():
         for info in infos:
@@ -152,7 +153,7 @@ def _names_held(record: Allocation) -> Iterator[tuple[str, list[str]]]:
 
 
 def _aliases_now(host_state: HostState, record: Allocation) -> dict[str, list[str]] | UnsetType:
-    """A holder's other names of its devices: what was connected once stays so while it holds them."""
+    """The other names of a holder's devices. Names that were connected once stay connected while it holds them."""
     if not host_state.classes:
         return record.aliases
     aliases = {
@@ -173,22 +174,22 @@ def _says_the_same(one: Inventory, other: Inventory) -> bool:
 
 
 def refresh_holders(builder: DecisionBuilder, host: str) -> None:
-    """Tell those who hold devices what has changed about them; what they hold stays theirs, under every name."""
+    """Publish to holders what has changed about their devices. They keep the devices under every name."""
     overlay = builder.overlay(host)
     for key in sorted(overlay.host_state.live):
         record = builder.record(key)
         if record is None or record.state not in HOLDING_STATES:
             continue
         newest = overlay.host_state.newest(record.worker)
-        if newest is not None and newest != key and lacks_successor(record):
+        if newest is not None and newest != key and lacks_superseded_mark(record):
             try:
-                record = tell_of_successor(builder, record, allocation_names(newest).incarnation)
+                record = mark_superseded(builder, record, allocation_names(newest).incarnation)
             except FullError:
                 builder.reschedule(host)
                 return
         infos = record.resources
         if record.state != RELEASING:
-            infos = {resource: _told_now(builder, overlay, resource, told) for resource, told in infos.items()}
+            infos = {resource: _current_infos(builder, overlay, resource, old) for resource, old in infos.items()}
         aliases = _aliases_now(overlay.host_state, record)
         if infos == record.resources and aliases == record.aliases:
             continue
@@ -202,57 +203,56 @@ def refresh_holders(builder: DecisionBuilder, host: str) -> None:
             return
 
 
-def lacks_successor(record: Allocation) -> bool:
-    """A holder's record does not say that its worker has a newer incarnation, should it have one."""
+def lacks_superseded_mark(record: Allocation) -> bool:
+    """Whether a holder's record does not say yet that its worker has a newer incarnation, if it has one."""
     return record.reason_code != ReasonCode.SUPERSEDED and record.state != RELEASING
 
 
-def tell_of_successor(builder: DecisionBuilder, record: Allocation, newer: str) -> Allocation:
-    """A worker has a newer incarnation: its older one's record says so."""
-    told = f"superseded by incarnation {newer}; held until its owner is dead or its lease has ended"
-    return builder.step(Step.REFRESH, told, record, grows=False, reason=told, reason_code=ReasonCode.SUPERSEDED)
+def mark_superseded(builder: DecisionBuilder, record: Allocation, newer: str) -> Allocation:
+    """Say in a holder's record that its worker has a newer incarnation."""
+    reason = f"superseded by incarnation {newer}; keeps its devices until its owner is dead or its lease has ended"
+    return builder.step(Step.REFRESH, reason, record, grows=False, reason=reason, reason_code=ReasonCode.SUPERSEDED)
 
 
 def _refresh(
     builder: DecisionBuilder, record: Allocation, infos: Infos, aliases: dict[str, list[str]] | UnsetType
 ) -> None:
-    """Tell a holder what has changed. Where its record would become too large, it is told of its devices' health alone,
-    and of their names in any case: promises rest on those."""
-    told = "infos changed" if infos != record.resources else "more names of its devices are known"
+    """Publish new infos to a holder. A record that would become too large gets only the devices' health. Names are
+    written in any case, because promises rest on them."""
+    explanation = "infos changed" if infos != record.resources else _MORE_NAMES
     try:
-        builder.step(Step.REFRESH, told, record, resources=infos, aliases=aliases)
+        builder.step(Step.REFRESH, explanation, record, resources=infos, aliases=aliases)
     except OversizeError:
-        brief = {name: list(map(with_health, known, infos[name])) for name, known in record.resources.items()}
+        brief = {name: list(map(with_health, old, infos[name])) for name, old in record.resources.items()}
         if brief == record.resources and aliases == record.aliases:
             return
         try:
             builder.step(Step.REFRESH, "devices' health changed", record, resources=brief, aliases=aliases)
-        except OversizeError:  # granted at a time when no room was left for it
+        except OversizeError:  # an earlier version granted it and left no room
             if aliases != record.aliases:
-                told = "more names of its devices are known"
-                builder.step(Step.REFRESH, told, record, grows=False, aliases=aliases)
+                builder.step(Step.REFRESH, _MORE_NAMES, record, grows=False, aliases=aliases)
 
 
-def _told_now(
+def _current_infos(
     builder: DecisionBuilder, overlay: HostOverlay, resource: str, infos: list[dict[str, str]]
 ) -> list[dict[str, str]]:
     spec = builder.rules.specs.get(resource)
     if spec is None or not overlay.inventory(resource).reported:
         return infos
-    free_list = overlay.host_state.shelves.get(resource)
+    free_list = overlay.host_state.free_lists.get(resource)
     result = []
     for info in infos:
-        places = free_list.places.get(overlay.host_state.canonical(info["id"])) if free_list is not None else None
-        if free_list is not None and places:
-            result.append(refreshed(info, free_list.devices[places[0]]))
+        positions = free_list.positions.get(overlay.host_state.canonical(info["id"])) if free_list is not None else None
+        if free_list is not None and positions:
+            result.append(refreshed(info, free_list.devices[positions[0]]))
         else:
-            # an on-demand driver names what it was asked for: what is missing is not gone
+            # an on-demand driver names only what it was asked for, so a missing device need not be gone
             result.append(info if spec.on_demand else refreshed(info, None))
     return result
 
 
-def ask_anew(builder: DecisionBuilder, overlay: HostOverlay, record: Allocation) -> None:
-    """A new worker is served what was discovered for it: its on-demand drivers are asked, whatever is known."""
+def ask_for_new_worker(builder: DecisionBuilder, overlay: HostOverlay, record: Allocation) -> None:
+    """Ask the on-demand drivers of a new worker, whatever is known: it gets devices that were discovered for it."""
     for resource, amount in record.request.amounts.items():
         spec = builder.rules.specs.get(resource)
         if spec is not None and spec.on_demand and not overlay.inventory(resource).asking:
@@ -260,26 +260,25 @@ def ask_anew(builder: DecisionBuilder, overlay: HostOverlay, record: Allocation)
 
 
 def ask_for_more(builder: DecisionBuilder, overlay: HostOverlay, record: Allocation) -> m.ResourceSpec | None:
-    """A worker waits: ask those on-demand drivers that may name more devices than they did, one more for each that the
-    worker may get as another resource as well. The answer to one of them, if any was asked, decides about the worker.
-    """
-    asked = None
+    """Ask the on-demand drivers that may name more devices for a waiter, one more for each device that it may get as
+    another resource. Returns the last resource asked for; its answer decides about the worker."""
+    last = None
     for spec, enough in _lacking(builder, overlay, record):
         _ask(builder, overlay, spec.name, enough, record.key, least=record.request.amounts[spec.name])
-        asked = spec
-    return asked
+        last = spec
+    return last
 
 
-def may_be_served(builder: DecisionBuilder, overlay: HostOverlay, record: Allocation) -> m.ResourceSpec | None:
-    """The on-demand resource, the last if there are several, that `ask_for_more` would ask for more."""
-    found = [spec for spec, _ in _lacking(builder, overlay, record)]
-    return found[-1] if found else None
+def next_to_ask(builder: DecisionBuilder, overlay: HostOverlay, record: Allocation) -> m.ResourceSpec | None:
+    """The last on-demand resource that `ask_for_more` would ask for, or None."""
+    specs = [spec for spec, _ in _lacking(builder, overlay, record)]
+    return specs[-1] if specs else None
 
 
 def _lacking(
     builder: DecisionBuilder, overlay: HostOverlay, record: Allocation
 ) -> Iterator[tuple[m.ResourceSpec, int]]:
-    """The on-demand resources whose drivers may name more devices than are free, and how many would do."""
+    """The on-demand resources whose drivers may name more devices than are free, each with the amount that suffices."""
     amounts = record.request.amounts
     for resource, amount in amounts.items():
         spec = builder.rules.specs.get(resource)
@@ -291,27 +290,27 @@ def _lacking(
 
 
 def ask_next(builder: DecisionBuilder, overlay: HostOverlay, waiting: Iterable[QueueEntry]) -> None:
-    """All have been looked at, and some of those wait for a question to be put: put it for the first of them or, while
-    a failure counts, for each amount in turn, the smallest first, so that nobody's failures are in others' way."""
-    lacking: dict[str, list[tuple[int, int, Allocation]]] = {}
+    """After a pass through the queue: ask the drivers for the first waiter. While a failure counts, ask for each amount
+    in turn, the smallest first, so that one worker's failures do not block the others."""
+    by_resource: dict[str, list[tuple[int, int, Allocation]]] = {}
     for _, _, key in sorted(waiting):
         record = builder.record(key)
         if record is not None and record.state == PENDING:
             for spec, enough in _lacking(builder, overlay, record):
-                lacking.setdefault(spec.name, []).append((record.request.amounts[spec.name], enough, record))
-    for resource, candidates in lacking.items():
+                by_resource.setdefault(spec.name, []).append((record.request.amounts[spec.name], enough, record))
+    for resource, candidates in by_resource.items():
         inventory = overlay.inventory(resource)
         chosen = candidates[0] if inventory.failure is None else _next_in_turn(candidates, inventory.least)
         _ask(builder, overlay, resource, chosen[1], chosen[2].key, least=chosen[0])
 
 
 def _next_in_turn(candidates: Sequence[tuple[int, int, Allocation]], least: int) -> tuple[int, int, Allocation]:
-    """The first of those that want the next larger amount than `least` or, if there is none, the smallest."""
+    """The first candidate for the next larger amount than `least`, or else for the smallest."""
     return min(candidates, key=lambda candidate: (candidate[0] <= least, candidate[0]))
 
 
 def retry(builder: DecisionBuilder, event: m.DriverRetry) -> None:
-    """An on-demand driver failed for now: ask it again, for each amount in turn that its failure concerns."""
+    """Ask an on-demand driver again after a temporary failure, for each affected amount in turn."""
     overlay = builder.overlay(event.host)
     inventory = overlay.inventory(event.resource)
     failure = inventory.failure
@@ -322,7 +321,7 @@ def retry(builder: DecisionBuilder, event: m.DriverRetry) -> None:
         builder.decision.changes.append(SetInventory(event.host, event.resource, inventory))
         return
     candidates = []
-    # all of them, however many: the delay makes this rare, and some that fail must not hide the others
+    # all waiters, however many: the delay makes this rare, and failing amounts must not hide the others
     for _, _, key in overlay.host_state.waiting.get(event.resource, ()):
         record = builder.ledger.allocations[key]
         amount = record.request.amounts[event.resource]
@@ -343,11 +342,11 @@ def _ask(
     builder: DecisionBuilder, overlay: HostOverlay, resource: str, amount: int, key: str, *, least: int | None = None
 ) -> None:
     host = overlay.host_state.host
-    wanted = overlay.held_count(resource) + amount
+    total = overlay.held_count(resource) + amount
     least = amount if least is None else least
-    inventory = structs.replace(overlay.inventory(resource), asking=wanted, least=least)
+    inventory = structs.replace(overlay.inventory(resource), asking=total, least=least)
     overlay.set_inventory(resource, inventory)
     builder.decision.changes.append(SetInventory(host, resource, inventory))
     builder.decision.commands.append(
-        m.Discover(host=host, resource=resource, amount=wanted, least=least, allocation=key)
+        m.Discover(host=host, resource=resource, amount=total, least=least, allocation=key)
     )

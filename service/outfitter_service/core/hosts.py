@@ -1,4 +1,4 @@
-"""What is said of a host: its inventory record, and the infos of devices whose state has changed."""
+"""A host's inventory record, and the infos of granted devices whose state has changed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from outfitter_proto.records import MAX_LISTED_DEVICES, Health, Host, InventoryD
 from outfitter_service.core import reasons
 from outfitter_service.core.decision import Rules
 from outfitter_service.core.model import KnownDevice, ResourceSpec, SpecState
-from outfitter_service.core.state.held_back_devices import remembered
+from outfitter_service.core.state.held_back_devices import names_to_keep
 from outfitter_service.core.state.host_state import Inventory
 from outfitter_service.core.state.infos import info
 
 MAX_KNOWN_NAMES = 1024
-"""Names of known devices in a host's record, while others are held back. After a restart, what is beyond counts as new.
-"""
+"""Most names of known devices in a host's record while others are held back. After a restart, more count as new."""
 
 
 def host_record(before: Host, rules: Rules, inventories: Mapping[str, Inventory], now: datetime) -> Host | None:
-    """The host's record with its inventories as they are now, or None if nothing has changed."""
+    """The host's record with its current inventories, or None if nothing has changed."""
     resources = {
         name: _inventory(spec, inventories.get(name), before.resources.get(name)) for name, spec in rules.specs.items()
     }
@@ -33,9 +32,9 @@ def host_record(before: Host, rules: Rules, inventories: Mapping[str, Inventory]
 
 
 def fitting(resources: dict[str, ResourceInventory], most: int) -> dict[str, ResourceInventory]:
-    """What can be said of a host's resources in `most` bytes: of the one that takes most, half as many devices are
-    listed, again and again; then no reason is given, then fewer names, then fewer known ones, and then it is left out.
-    Devices are counted in any case."""
+    """The resources of a host, shortened to `most` bytes. The largest one is shortened again and again: half of its
+    listed devices, then the reason, half of the names, half of the known names, at last the resource. The numbers of
+    devices stay."""
     resources = dict(resources)
     sizes = {name: len(name) + len(encode(one)) for name, one in resources.items()}
     while sum(sizes.values()) > most:
@@ -49,16 +48,16 @@ def fitting(resources: dict[str, ResourceInventory], most: int) -> dict[str, Res
     return resources
 
 
-def _shorter(told: ResourceInventory) -> ResourceInventory | None:
-    """The same with less said of it; None: nothing is left to leave out."""
-    if told.devices:
-        return structs.replace(told, devices=told.devices[: len(told.devices) // 2])
-    if told.reason:
-        return structs.replace(told, reason=None)
-    if told.names:
-        return structs.replace(told, names=told.names[: len(told.names) // 2] or UNSET)
-    if told.known:
-        return structs.replace(told, known=told.known[: len(told.known) // 2])
+def _shorter(inventory: ResourceInventory) -> ResourceInventory | None:
+    """One step shorter, or None where nothing can be left out any more."""
+    if inventory.devices:
+        return structs.replace(inventory, devices=inventory.devices[: len(inventory.devices) // 2])
+    if inventory.reason:
+        return structs.replace(inventory, reason=None)
+    if inventory.names:
+        return structs.replace(inventory, names=inventory.names[: len(inventory.names) // 2] or UNSET)
+    if inventory.known:
+        return structs.replace(inventory, known=inventory.known[: len(inventory.known) // 2])
     return None
 
 
@@ -70,9 +69,9 @@ def _inventory(spec: ResourceSpec, inventory: Inventory | None, before: Resource
             reason=reasons.not_in_effect(spec),
             amount=spec.amount,
             sharing=sharing,
-            known=remembered(spec, before),
+            known=names_to_keep(spec, before),
         )
-    found = inventory.devices if inventory else ()
+    devices = inventory.devices if inventory else ()
     if inventory is None or (inventory.failure is None and not inventory.reported):
         state, reason = "not-reported", reasons.not_reported(spec)
     elif inventory.failure is not None:
@@ -86,9 +85,9 @@ def _inventory(spec: ResourceSpec, inventory: Inventory | None, before: Resource
         sharing=sharing,
         devices=[
             InventoryDevice(id=d.id, health=d.health, reason=d.reason, properties=d.properties)
-            for d in found[:MAX_LISTED_DEVICES]
+            for d in devices[:MAX_LISTED_DEVICES]
         ],
-        total=len(found),
+        total=len(devices),
         healthy=inventory.healthy if inventory else 0,
         names=_names(inventory, before),
         on_demand=spec.on_demand or UNSET,
@@ -97,29 +96,28 @@ def _inventory(spec: ResourceSpec, inventory: Inventory | None, before: Resource
 
 
 def _names(inventory: Inventory | None, before: ResourceInventory | None) -> list[list[str]] | UnsetType:
-    """The names of devices that have several. Until a driver has reported for the first time they are as they were:
-    after a restart, other resources show devices that only this driver knows to be the same."""
+    """The names of devices that have several. They stay as recorded until the driver's first report: after a restart,
+    other resources may show devices that only this driver knows to be the same."""
     if inventory is None or not inventory.reported:
         return before.names if before is not None else UNSET
     return [list(names) for names in inventory.names[:MAX_LISTED_DEVICES]] or UNSET
 
 
 def _known(spec: ResourceSpec, inventory: Inventory | None, before: ResourceInventory | None) -> list[str] | UnsetType:
-    """The names of known devices, where they are not simply those that are listed."""
+    """The names of known devices, if they differ from the listed ones."""
     if inventory is None or not inventory.reported:
-        return remembered(spec, before)
+        return names_to_keep(spec, before)
     return UNSET if inventory.known is None else list(inventory.known[:MAX_KNOWN_NAMES])
 
 
-def refreshed(told: dict[str, str], device: KnownDevice | None) -> dict[str, str]:
-    """A granted device's info, brought up to date under the id it was granted by; one that is gone is of unknown
-    health."""
+def refreshed(granted: dict[str, str], device: KnownDevice | None) -> dict[str, str]:
+    """A granted device's info of now, under the id of its grant. A device that is gone has unknown health."""
     if device is None:
-        return {**told, "health": Health.UNKNOWN, "health.reason": "the driver does not report this device any more"}
-    return {**info(device, int(told["local_index"])), "id": told["id"]}
+        return {**granted, "health": Health.UNKNOWN, "health.reason": "the driver no longer reports this device"}
+    return {**info(device, int(granted["local_index"])), "id": granted["id"]}
 
 
-def with_health(told: dict[str, str], now: dict[str, str]) -> dict[str, str]:
-    """A granted device's info with nothing new but whether the device is well."""
-    kept = {name: value for name, value in told.items() if name not in ("health", "health.reason")}
-    return {**kept, "health": now["health"]} if "health" in now else kept
+def with_health(granted: dict[str, str], current: dict[str, str]) -> dict[str, str]:
+    """A granted device's info with the current health and nothing else that is new."""
+    others = {name: value for name, value in granted.items() if name not in ("health", "health.reason")}
+    return {**others, "health": current["health"]} if "health" in current else others

@@ -1,7 +1,7 @@
 """The core's values that are not on the wire: resource specifications, inventories, events, commands.
 
-A resource specification is what the configuration says of one resource; an inventory is what its driver
-last said of one host. Both are levels: after a restart they are observed anew.
+A resource specification has the configuration of one resource. An inventory has what its driver last reported of one
+host. Both are levels: after a restart the manager observes them again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outfitter_proto.records import Deregister, Health, Heartbeat, Register, Sou
 
 NO_ITEMS: dict[str, Any] = {}
 NO_NAMES: list[str] = []
-"""What those records share that have nothing to say: a record's containers are never changed."""
+"""Empty containers that records share. Nobody changes a record's containers."""
 
 
 class SpecState(enum.StrEnum):
@@ -29,7 +29,7 @@ class SpecState(enum.StrEnum):
 
 
 class OnFailure(enum.StrEnum):
-    """What a worker gets when its resource's driver fails for good: `external-resource.<name>.on-failure`."""
+    """What happens to a worker whose driver fails permanently: `external-resource.<name>.on-failure`."""
 
     FAIL_WORKER = "fail-worker"
     NO_INFO = "no-info"
@@ -39,10 +39,10 @@ class OnFailure(enum.StrEnum):
 class ResourceSpec(Struct, frozen=True, kw_only=True):
     """One configured resource, as the core needs it.
 
-    `amount` is what a worker gets that names no resources (None: not known, the setting is wrong).
-    `reason` explains any state but OK. `on_demand`: the driver has no inventory and is asked for each worker.
-    `prepares`: grants go through `preparing`. `confirms`: releases go through `releasing`.
-    `hint` is told to those who wait although the driver named enough devices.
+    `amount`: what a worker gets that names no resources (None: unknown, because the setting is wrong). `reason`
+    explains any state but OK. `on_demand`: the driver has no inventory, and the manager asks it for each worker.
+    `prepares`: grants go through `preparing`. `confirms`: releases go through `releasing`. `hint`: advice for workers
+    that wait although the driver reported enough devices.
     """
 
     name: str
@@ -74,9 +74,9 @@ Devices = dict[str, tuple[KnownDevice, ...]]
 
 
 class DriverFailure(Struct, frozen=True, kw_only=True):
-    """A driver that could not report: for now, or until somebody changes something.
+    """A driver could not report: temporarily, or until somebody changes something.
 
-    `at_least`: whoever wants fewer devices is not concerned. The core sets it for drivers that are asked on demand.
+    `at_least`: workers that want fewer devices are not affected. The core sets it for on-demand drivers.
     """
 
     reason: str
@@ -84,11 +84,11 @@ class DriverFailure(Struct, frozen=True, kw_only=True):
     at_least: int = 0
 
 
-# --- events: what the core is told ---------------------------------------------------------------------
+# --- events: the input of `decide` ---------------------------------------------------------------------
 
 
 class Incoming(Struct, frozen=True, gc=False):
-    """A message of the registrations topic that concerns one of this writer's hosts. `warnings` are for the record."""
+    """A message of the registrations topic for one of this writer's hosts. The record will have its `warnings`."""
 
     message: Register | Heartbeat | Deregister
     source: Source
@@ -96,8 +96,8 @@ class Incoming(Struct, frozen=True, gc=False):
 
 
 class DriverReport(Struct, frozen=True, kw_only=True):
-    """A driver's whole inventory of one host, or its failure. For an on-demand driver `asked` is the amount
-    that the devices answer to; a failure leaves what was known before in place but grants nothing of it."""
+    """A driver's whole inventory of one host, or its failure. `asked`: the amount that an on-demand driver was asked
+    for. After a failure the earlier inventory stays known, but none of it is granted."""
 
     host: str
     resource: str
@@ -107,23 +107,23 @@ class DriverReport(Struct, frozen=True, kw_only=True):
 
 
 class DriverRetry(Struct, frozen=True, kw_only=True):
-    """The delay after an on-demand driver's failure is over: ask it again if anybody waits for it. Due after every
-    temporary failure, and after any where `on-failure` is `wait`; once for several that came meanwhile."""
+    """The delay after an on-demand driver's failure is over: ask it again if anybody waits for it. Due after each
+    temporary failure, and with `on-failure = wait` after any. Several failures share one retry."""
 
     host: str
     resource: str
 
 
 class OwnerDied(Struct, frozen=True, kw_only=True):
-    """An allocation's owner process is known to be dead."""
+    """An allocation's owner process is dead."""
 
     allocation: str
     detail: str
 
 
 class OwnerUnwatched(Struct, frozen=True, kw_only=True):
-    """An allocation's owner process cannot be watched, or not be told from others: a lease of `lease_s` decides where
-    the worker asked for none. `reason` says why, for people."""
+    """The manager cannot watch an allocation's owner process, or cannot identify it. A worker without a lease gets one
+    of `lease_s`. `reason` says why, for people."""
 
     allocation: str
     code: Unwatched
@@ -132,13 +132,13 @@ class OwnerUnwatched(Struct, frozen=True, kw_only=True):
 
 
 class LeaseExpired(Struct, frozen=True, kw_only=True):
-    """An allocation's lease and grace have ended in silence, judged by a manager that hears."""
+    """An allocation's lease and grace ended without a heartbeat, and the manager had read its whole input."""
 
     allocation: str
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
-    """`Prepare` ended: well (`error` None) or not."""
+    """`Prepare` succeeded (`error` None) or failed."""
 
     allocation: str
     token: int
@@ -146,7 +146,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
 
 class Unprepared(Struct, frozen=True, kw_only=True):
-    """`Unprepare` ended well. `confirmed`: an in-use check said that nobody uses the devices any more."""
+    """`Unprepare` succeeded. `confirmed`: an in-use check found the devices unused."""
 
     allocation: str
     token: int
@@ -154,24 +154,24 @@ class Unprepared(Struct, frozen=True, kw_only=True):
 
 
 class ReleaseDelayed(Struct, frozen=True, kw_only=True):
-    """`Unprepare` cannot end yet: `words` say why, as the driver does. It is told when that changes, and not too often;
-    whoever waits for the devices is to find it in the record."""
+    """`Unprepare` cannot end yet; `reason` has the driver's words. Emitted when they change, and not too often. Workers
+    that wait for the devices read it in the record."""
 
     allocation: str
     token: int
-    words: str
+    reason: str
 
 
 class Tick(Struct, frozen=True, kw_only=True):
-    """Time has passed on `host`: look at wait deadlines and retention."""
+    """Time has passed on `host`: check wait deadlines and retention."""
 
     host: str
 
 
 class Reschedule(Struct, frozen=True, kw_only=True):
-    """Look at everything of `host` again: its queue, and what holders were told of their devices. It goes on where
-    a larger effect was cut, and is due once after a restore. `cause` is what history says of its steps. Not `whole`: at
-    those only who have not been looked at since something was said that may concern them."""
+    """Evaluate `host` again: its queue, and the infos of those who hold devices. Continues a larger effect, and is due
+    once after a restore. `cause` stands in history with its steps. Not `whole`: only waiters whose situation may have
+    changed since their last evaluation."""
 
     host: str
     cause: str = "reschedule"
@@ -193,11 +193,11 @@ Event = (
 )
 
 
-# --- commands: what the core wants done, after the commit ----------------------------------------------
+# --- commands: what drivers must do after the commit ---------------------------------------------------
 
 
 class Discover(Struct, frozen=True, kw_only=True):
-    """Ask an on-demand driver for `amount` devices (what is held included), at least `least` of them."""
+    """Ask an on-demand driver for `amount` devices (held ones included), at least `least` of them."""
 
     host: str
     resource: str
@@ -207,14 +207,14 @@ class Discover(Struct, frozen=True, kw_only=True):
 
 
 class Prepare(Struct, frozen=True, kw_only=True):
-    """Make the allocation's devices ready: all its resources, one `Prepared` in answer."""
+    """Prepare the devices of all the allocation's resources. One `Prepared` answers."""
 
     allocation: str
     token: int
 
 
 class Unprepare(Struct, frozen=True, kw_only=True):
-    """Take the allocation's devices back and check that nobody uses them: one `Unprepared` in answer."""
+    """Take the allocation's devices back and check that nobody uses them. One `Unprepared` answers."""
 
     allocation: str
     token: int

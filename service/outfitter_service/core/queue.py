@@ -1,12 +1,11 @@
 """The queue: who is granted, who waits and why, in the order of priority and first registration.
 
-Nobody is granted a device that could serve an earlier worker which waits and could be served with what there is on
-the host. Those who can never be served, and those whose drivers have not answered, block nobody.
+A device stays free for the earliest waiter that it could serve, if the host's healthy devices suffice for that waiter.
+Waiters that can never be served, and those whose drivers have not answered, block nobody.
 
-What each waiter was told last is remembered (`HostState.claims`), and holds until a driver says something else: then
-all
-are looked at anew, some in each decision, and until somebody has been, nobody behind is granted what may be theirs.
-So no decision takes longer the more workers wait, or the more different things they want.
+`HostState.claims` has the result of each waiter's last evaluation. It counts until a driver reports something new. Then
+all waiters are evaluated again, some in each decision. Until then nobody behind a waiter is granted what may be its
+own. So the time of a decision does not grow with the number of waiters or of different requests.
 """
 
 from __future__ import annotations
@@ -32,28 +31,28 @@ from outfitter_service.core.state.sizes import FullError, OversizeError
 from outfitter_service.core.states import PENDING, Step
 
 NOTHING: frozenset[str] = frozenset()
-LOOKS = 2
-"""How many waiters one decision looks at for each that it may change."""
+SCANNED_PER_CHANGE = 2
+"""How many waiters one decision evaluates for each that it may change."""
 
 
 def admit(builder: DecisionBuilder, record: Allocation) -> Allocation:
-    """Place a new worker, behind those it has to wait for; the record it gets."""
+    """Grant a new worker what it wants, or queue it. Returns its record."""
     overlay = builder.overlay(record.host)
-    discovery.ask_anew(builder, overlay, record)
-    claimed, unsure = (
+    discovery.ask_for_new_worker(builder, overlay, record)
+    claimed, unevaluated = (
         _claimed_before(builder, overlay.host_state, record) if overlay.host_state.queue else (NOTHING, NOTHING)
     )
-    record, obstacle = _attempt(builder, overlay, record, claimed | unsure, new=True)
+    record, obstacle = _attempt(builder, overlay, record, claimed | unevaluated, new=True)
     if obstacle is None:
         return record
     if obstacle.reason == reasons.NEXT_COMMIT:
-        _look_from(builder, overlay.host_state, queue_entry(record))
-    elif obstacle.code == ReasonCode.BUSY and not unsure <= claimed:
-        obstacle = structs.replace(obstacle, reason=reasons.NEXT_LOOK)
+        _rescan_from(builder, overlay.host_state, queue_entry(record))
+    elif obstacle.code == ReasonCode.BUSY and not unevaluated <= claimed:
+        obstacle = structs.replace(obstacle, reason=reasons.NEXT_EVALUATION)
     if len(overlay.host_state.queue) >= builder.rules.max_waiting:
-        told = f"{builder.rules.max_waiting} workers of this host wait already, and no more are let in"
+        reason = f"{builder.rules.max_waiting} workers of this host wait already, which is the limit"
         code = ReasonCode.TOO_MANY_WAITING
-        return builder.step(Step.FAIL, told, record, new=True, reason=told, reason_code=code, wait_until=None)
+        return builder.step(Step.FAIL, reason, record, new=True, reason=reason, reason_code=code, wait_until=None)
     position = bisect_left(overlay.host_state.queue, queue_entry(record)) + 1
     try:
         return builder.step(
@@ -72,31 +71,31 @@ def admit(builder: DecisionBuilder, record: Allocation) -> Allocation:
 def schedule(builder: DecisionBuilder, host: str) -> None:
     """Devices or places in the queue have come free: grant what can be granted now.
 
-    Only the first of those who wait for a resource that is busy can be: the others have to leave it to that one, and
-    those who wait for something else are not concerned. So it makes no difference how many wait, nor for how much.
+    Of the waiters for a busy resource only the first can be granted, because the others leave it to that one. So the
+    effort does not depend on the length of the queue.
     """
     host_state = builder.overlay(host).host_state
-    round_ = _Round(builder, host)
-    is_done = round_.look_at_first(host_state, until=host_state.scan_from)
-    if _look_at_sharers(builder, host_state) or round_.lacking or not is_done:
+    queue_pass = _QueuePass(builder, host)
+    is_done = queue_pass.scan_heads(host_state, until=host_state.scan_from)
+    if _rescan_sharers(builder, host_state) or queue_pass.lacking or not is_done:
         builder.reschedule(host)
 
 
 def reschedule(builder: DecisionBuilder, host: str) -> None:
-    """As `schedule`, but leave it to a decision of its own."""
-    _look_at_sharers(builder, builder.host_state(host))
+    """As `schedule`, in a decision of its own."""
+    _rescan_sharers(builder, builder.host_state(host))
     builder.reschedule(host)
 
 
-def _look_at_sharers(builder: DecisionBuilder, host_state: HostState) -> bool:
-    """Have those looked at who wait for shared resources that show devices which others may have alone, if there are
-    any: sharers are in no sharer's way, so that not only the first of them may be served."""
+def _rescan_sharers(builder: DecisionBuilder, host_state: HostState) -> bool:
+    """Have the waiters for overlapping shared resources evaluated again. They do not block each other, so that more
+    than the first one may be granted."""
     first = _first_sharer(builder, host_state)
-    return first is not None and _look_from(builder, host_state, first)
+    return first is not None and _rescan_from(builder, host_state, first)
 
 
-def _look_from(builder: DecisionBuilder, host_state: HostState, start: QueueEntry) -> bool:
-    """Have those looked at anew who wait from `start` on, if they are not to be looked at already."""
+def _rescan_from(builder: DecisionBuilder, host_state: HostState, start: QueueEntry) -> bool:
+    """Have the waiters from `start` on evaluated again, if that is not due already."""
     scans = [change.start for change in builder.decision.changes if type(change) is SetScan]
     before = scans[-1] if scans else host_state.scan_from
     if before is not None and before <= start:
@@ -114,40 +113,43 @@ def _first_sharer(builder: DecisionBuilder, host_state: HostState) -> QueueEntry
 
 
 def scan(builder: DecisionBuilder, host: str, *, whole: bool) -> bool:
-    """Look anew at those who have not been looked at since something was said that may concern them (`whole`: at
-    everybody), and tell them why they wait; False: some are left, for another decision."""
+    """Evaluate the waiters whose evaluation is due (`whole`: all), and refresh their reasons. Returns False if some are
+    left for another decision."""
     host_state = builder.overlay(host).host_state
     start = host_state.queue[0] if whole and host_state.queue else host_state.scan_from
-    round_ = _Round(builder, host)
-    if not round_.look_at_first(host_state, until=start):
+    queue_pass = _QueuePass(builder, host)
+    if not queue_pass.scan_heads(host_state, until=start):
         if whole:
             builder.decision.changes.append(SetScan(host, start))
         builder.reschedule(host)
         return False
-    if round_.has_moved and (first := _first_sharer(builder, host_state)) is not None:
+    if queue_pass.has_moved and (first := _first_sharer(builder, host_state)) is not None:
         start = first if start is None else min(start, first)
     left = None
     if start is not None:
         first_place = bisect_left(host_state.queue, start)
         for place in range(first_place, len(host_state.queue)):
-            if round_.is_long or place - first_place >= LOOKS * builder.rules.chunk:
+            if queue_pass.is_full or place - first_place >= SCANNED_PER_CHANGE * builder.rules.chunk:
                 left = host_state.queue[place]
                 builder.reschedule(host)
                 break
-            if not round_.look(host_state.queue[place][2]):
+            if not queue_pass.evaluate(host_state.queue[place][2]):
                 left = host_state.queue[place]
                 builder.reschedule(host)
                 break
     if left != host_state.scan_from:
         builder.decision.changes.append(SetScan(host, left))
     if left is None:
-        round_.ask(host_state)
+        queue_pass.ask_drivers(host_state)
     return left is None
 
 
-class _Round:
-    """One decision's way through a host's queue, in order: `claimed` is what those want that have to go on waiting,
-    `has_moved` whether anybody waits no longer, and `lacking` are those for whom on-demand drivers are to be asked."""
+class _QueuePass:
+    """One decision's pass through a host's queue, in order.
+
+    `claimed`: the resources of those that go on waiting. `has_moved`: somebody waits no longer. `lacking`: the waiters
+    for whom on-demand drivers must be asked.
+    """
 
     def __init__(self, builder: DecisionBuilder, host: str) -> None:
         self.claimed: set[str] = set()
@@ -159,13 +161,13 @@ class _Round:
         self._alike: dict[tuple[tuple[str, int], ...], policy.Infeasibility] = {}
 
     @property
-    def is_long(self) -> bool:
-        """Whether what is left to change is left to another decision."""
+    def is_full(self) -> bool:
+        """Whether this decision has changed as much as it may."""
         return len(self._builder.decision.changes) >= self._most_changes
 
-    def look_at_first(self, host_state: HostState, *, until: QueueEntry | None) -> bool:
-        """Look at who is first for any resource that is busy, as long as that one is granted at the next; those from
-        `until` on are left out. False: some are left, for another decision."""
+    def scan_heads(self, host_state: HostState, *, until: QueueEntry | None) -> bool:
+        """Evaluate the first waiter for each busy resource, and after each grant the next one, up to `until`. Returns
+        False if some are left for another decision."""
         heads = [(entries[0], resource, 0) for resource, entries in host_state.claims.items()]
         heapify(heads)
         last = None
@@ -174,72 +176,72 @@ class _Round:
             if until is not None and entry >= until:
                 break
             if entry != last:
-                if self.is_long or not self.look(entry[2]):
+                if self.is_full or not self.evaluate(entry[2]):
                     return False
                 last = entry
             if resource not in self.claimed and place + 1 < len(host_state.claims[resource]):
                 heappush(heads, (host_state.claims[resource][place + 1], resource, place + 1))
         return True
 
-    def look(self, key: str) -> bool:
-        """Grant a waiter what it wants, or tell it why it waits; False: there is no room for that in this decision."""
+    def evaluate(self, key: str) -> bool:
+        """Grant a waiter what it wants, or refresh its reason. Returns False if this decision has no room for that."""
         try:
-            self._look(key)
+            self._evaluate(key)
         except FullError:
             return False
         return True
 
-    def ask(self, host_state: HostState) -> None:
-        """What is known has served whom it serves: ask on-demand drivers for the others."""
+    def ask_drivers(self, host_state: HostState) -> None:
+        """Ask on-demand drivers for those that the known devices could not serve."""
         overlay = self._builder.overlay(self._host)
         waiting = set(self.lacking)
         for resource, entries in host_state.unanswered.items():
             spec = self._builder.rules.specs.get(resource)
             if spec is not None and spec.on_demand and not overlay.inventory(resource).asking:
-                waiting.update(entries[: LOOKS * self._builder.rules.chunk])
+                waiting.update(entries[: SCANNED_PER_CHANGE * self._builder.rules.chunk])
         if waiting:
             discovery.ask_next(self._builder, overlay, waiting)
 
-    def _look(self, key: str) -> None:
+    def _evaluate(self, key: str) -> None:
         builder = self._builder
-        known = builder.record(key)
-        if known is None or known.state != PENDING:
+        waiter = builder.record(key)
+        if waiter is None or waiter.state != PENDING:
             return
-        late = known.wait_until is not None and known.wait_until <= builder.now
-        if late and is_told(known):
+        late = waiter.wait_until is not None and waiter.wait_until <= builder.now
+        if late and is_answered(waiter):
             self.has_moved = True
-            give_up(builder, known)
+            give_up(builder, waiter)
             return
-        request, specs = known.request, builder.rules.specs
+        request, specs = waiter.request, builder.rules.specs
         if (reason := excess(specs, request.amounts, request.operators)) is not None:
-            # it registered when a resource was shared, and the manager was started again with an exclusive one
+            # it registered when a resource was shared; since a restart of the manager the resource is exclusive
             self.has_moved = True
-            _fail(builder, known, ReasonCode.INVALID_REQUEST, reason)
+            _fail(builder, waiter, ReasonCode.INVALID_REQUEST, reason)
             return
         overlay = builder.overlay(self._host)
-        wanted = tuple(sorted(request.amounts.items()))
-        obstacle = self._alike.get(wanted)
-        record = known
+        amounts = tuple(sorted(request.amounts.items()))
+        obstacle = self._alike.get(amounts)
+        record = waiter
         if obstacle is None:
-            record, obstacle = _attempt(builder, overlay, known, self.claimed, later=self.lacking)
+            record, obstacle = _attempt(builder, overlay, waiter, self.claimed, later=self.lacking)
             if obstacle is None:
                 self.has_moved = True
                 return
-            if record is known:
-                # whoever wants the same meets the same from here on
-                self._alike[wanted] = obstacle
+            if record is waiter:
+                # the obstacle is the same for all later waiters with the same request
+                self._alike[amounts] = obstacle
         if late and obstacle.code != ReasonCode.NOT_REPORTED:
             self.has_moved = True
             give_up(builder, structs.replace(record, reason=obstacle.reason))
             return
-        record = _tell(builder, overlay, record, obstacle, changed=record is not known)
+        record = _update_reason(builder, overlay, record, obstacle, changed=record is not waiter)
         if record.state != PENDING:
             self.has_moved = True
         elif record.reason_code == ReasonCode.BUSY:
             self.claimed.update(record.request.amounts)
 
 
-def _tell(
+def _update_reason(
     builder: DecisionBuilder,
     overlay: HostOverlay,
     record: Allocation,
@@ -247,10 +249,10 @@ def _tell(
     *,
     changed: bool = False,
 ) -> Allocation:
-    """Keep the record's reason up to date; that a driver is being asked is no news to one who waits already."""
-    told = record.reason_code is not None and overlay.inventory(obstacle.resource).asking
-    news = not told and (obstacle.code != record.reason_code or obstacle.reason != record.reason)
-    if news or changed:
+    """Keep the record's reason up to date. A question to a driver is no news for a worker that waits already."""
+    is_asking = record.reason_code is not None and overlay.inventory(obstacle.resource).asking
+    is_news = not is_asking and (obstacle.code != record.reason_code or obstacle.reason != record.reason)
+    if is_news or changed:
         try:
             return builder.step(
                 Step.REFRESH, obstacle.reason, record, reason=obstacle.reason, reason_code=obstacle.code
@@ -261,8 +263,11 @@ def _tell(
 
 
 def _claimed_before(builder: DecisionBuilder, host_state: HostState, record: Allocation) -> tuple[Set[str], Set[str]]:
-    """The resources that waiters before `record` want, as far as they may show what it wants: those of which somebody
-    has been told that they are busy, and those of which somebody is to be looked at anew, who may be granted them."""
+    """The resources that waiters before `record` want and that may show devices of its request.
+
+    First those of waiters that found them busy; second those of waiters whose evaluation is due, which may be granted
+    them.
+    """
     own = queue_entry(record)
     wanted = record.request.amounts
     names = wanted.keys() if host_state.overlapping.isdisjoint(wanted) else host_state.overlapping | wanted.keys()
@@ -277,7 +282,7 @@ def _claimed_before(builder: DecisionBuilder, host_state: HostState, record: All
 def _any_waits(
     builder: DecisionBuilder, entries: Sequence[QueueEntry], before: QueueEntry, start: QueueEntry | None = None
 ) -> bool:
-    """Whether any from `start` on that comes `before` waits on after the decision so far."""
+    """Whether any waiter from `start` on and `before` the given one still waits after the decision so far."""
     for place in range(0 if start is None else bisect_left(entries, start), len(entries)):
         if entries[place] >= before:
             return False
@@ -296,10 +301,10 @@ def _attempt(
     new: bool = False,
     later: list[QueueEntry] | None = None,
 ) -> tuple[Allocation, policy.Infeasibility | None]:
-    """Grant a worker what it wants, or fail it. If it has to wait: its record as it is then, and the obstacle.
+    """Grant a worker what it wants, or fail it. If it must wait: its record then, and the obstacle.
 
-    One that claims nothing and for which an on-demand driver is to be asked is put into `later`, if that is given: a
-    driver that is being asked serves nobody, and others may be served with what is known.
+    A worker that claims nothing and needs an on-demand driver goes into `later`, if that list is given. While a driver
+    is being asked it serves nobody, and the known devices may serve others first.
     """
     most = sizes.most_granted(builder.rules.max_bytes)
     if (least := policy.least_bytes(overlay, record.request.amounts)) > most:
@@ -307,9 +312,10 @@ def _attempt(
     while True:
         outcome = policy.place(overlay, builder.rules.specs, record.request.amounts, claimed)
         if isinstance(outcome, dict):
-            if overlay.without >= builder.rules.max_live and all(builder.rules.specs[name].shared for name in outcome):
-                told = reasons.too_many_live(builder.rules.max_live)
-                return _fail(builder, record, ReasonCode.TOO_MANY_LIVE, told, new=new), None
+            shares_all = all(builder.rules.specs[name].shared for name in outcome)
+            if overlay.without_exclusive >= builder.rules.max_live and shares_all:
+                reason = reasons.too_many_live(builder.rules.max_live)
+                return _fail(builder, record, ReasonCode.TOO_MANY_LIVE, reason, new=new), None
             try:
                 return _grant(builder, record, outcome, new=new), None
             except OversizeError as error:
@@ -321,11 +327,11 @@ def _attempt(
                 return record, policy.Infeasibility(ReasonCode.BUSY, reasons.NEXT_COMMIT, "")
         if not outcome.final:
             if later is None or outcome.code == ReasonCode.BUSY:
-                asked = discovery.ask_for_more(builder, overlay, record)
-            elif (asked := discovery.may_be_served(builder, overlay, record)) is not None:
+                spec = discovery.ask_for_more(builder, overlay, record)
+            elif (spec := discovery.next_to_ask(builder, overlay, record)) is not None:
                 later.append(queue_entry(record))
-            if asked is not None:
-                outcome = policy.Infeasibility(ReasonCode.NOT_REPORTED, reasons.not_reported(asked), asked.name)
+            if spec is not None:
+                outcome = policy.Infeasibility(ReasonCode.NOT_REPORTED, reasons.not_reported(spec), spec.name)
             return record, outcome
         spec = builder.rules.specs.get(outcome.resource)
         if spec is None or spec.on_failure != m.OnFailure.NO_INFO:
@@ -334,20 +340,20 @@ def _attempt(
 
 
 def _without(record: Allocation, obstacle: policy.Infeasibility) -> Allocation:
-    """Flink's way (`on-failure = no-info`): go on without the resource that failed."""
+    """Continue without the resource that failed, as Flink does (`on-failure = no-info`)."""
     amounts = {name: amount for name, amount in record.request.amounts.items() if name != obstacle.resource}
-    missing = Unavailable(code=obstacle.code, reason=obstacle.reason)
+    unavailable = Unavailable(code=obstacle.code, reason=obstacle.reason)
     return structs.replace(
         record,
         request=structs.replace(record.request, amounts=amounts),
-        unavailable={**record.unavailable, obstacle.resource: missing},
+        unavailable={**record.unavailable, obstacle.resource: unavailable},
     )
 
 
 def _grant(builder: DecisionBuilder, record: Allocation, devices: m.Devices, *, new: bool) -> Allocation:
     specs = builder.rules.specs
     token = builder.token + 1
-    told = grant_infos(devices, builder.host_state(record.host).classes)
+    infos = grant_infos(devices, builder.host_state(record.host).classes)
     shared: list[str] = []
     prepared: list[str] = []
     prepares = False
@@ -361,18 +367,18 @@ def _grant(builder: DecisionBuilder, record: Allocation, devices: m.Devices, *, 
     operators, common = policy.shares(record.request, devices, shared)
     granted = builder.step(
         Step.PREPARE if prepares else Step.GRANT,
-        "granted" if devices else "granted: nothing was asked for",
+        "granted" if devices else "granted: no devices requested",
         structs.replace(
             record,
             token=token,
-            resources=told.infos,
+            resources=infos.infos,
             operators=operators,
             common=common,
-            env=told.env,
-            cdi=told.cdi,
+            env=infos.env,
+            cdi=infos.cdi,
             shared=shared or m.NO_NAMES,
             prepared=prepared or UNSET,
-            aliases=told.aliases,
+            aliases=infos.aliases,
             reason=None,
             reason_code=None,
             queue_position=None,
@@ -397,16 +403,16 @@ def _fail(
 def _fail_oversize(
     builder: DecisionBuilder, record: Allocation, error: OversizeError, *, new: bool = False
 ) -> Allocation:
-    """What it wants can be written in no record: waiting would not help, and nobody else is concerned."""
+    """No record can hold what the worker wants, so that waiting would not help."""
     reason = reasons.too_large(record.request.amounts, error.size, error.most)
     return _fail(builder, structs.replace(record, unavailable=m.NO_ITEMS), ReasonCode.TOO_LARGE, reason, new=new)
 
 
-def is_told(record: Allocation) -> bool:
-    """A waiter knows what it waits for: its drivers have answered, and it has been looked at since."""
+def is_answered(record: Allocation) -> bool:
+    """Whether a waiter's drivers have answered and it has been evaluated since."""
     return record.reason_code != ReasonCode.NOT_REPORTED and record.reason not in reasons.UNDECIDED
 
 
 def give_up(builder: DecisionBuilder, record: Allocation) -> None:
-    """A pending record's `wait_s` is over."""
+    """Fail a pending record whose `wait_s` is over."""
     _fail(builder, record, ReasonCode.WAITED_TOO_LONG, reasons.too_long(record.request.wait_s, record.reason))

@@ -1,4 +1,4 @@
-"""Reasons in words: why a worker waits, why it failed, what a step was caused by. Decides nothing."""
+"""Reasons in words: why a worker waits, and why it failed. Decides nothing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from outfitter_service.core.model import ResourceSpec, SpecState
 from outfitter_service.core.state.host_state import Inventory
 
 NAMED_DEVICES = 8
-"""A sentence names no more devices than these."""
+"""Most devices that a reason names."""
 NAMED_OPERATORS = 4
-"""And no more operators than these: their names are long."""
+"""Most operators that a reason names: their names are long."""
 SHOWN = 8
-"""So many resources of a request are named in a reason."""
+"""Most resources of a request that a reason names."""
 
 
 def listed(names: Iterable[str]) -> str:
@@ -21,18 +21,18 @@ def listed(names: Iterable[str]) -> str:
 
 
 def shortened(reason: str) -> str:
-    """What is kept of a worker's own words."""
+    """A worker's own words, shortened."""
     if len(reason) <= MAX_REASON:
         return reason
     return f"{reason[:MAX_REASON]}… (the first {MAX_REASON} of {len(reason)} characters)"
 
 
 def too_many_live(most: int) -> str:
-    return f"{most} workers of this host live already that have no device to themselves, and no more are let in"
+    return f"{most} live workers of this host have no exclusive device, which is the limit"
 
 
 def unknown_resource(name: str, specs: Iterable[str]) -> str:
-    return f"resource {name!r} is not configured on this host; configured are: {listed(specs)}"
+    return f"resource {name!r} is not configured on this host; configured: {listed(specs)}"
 
 
 def not_in_effect(spec: ResourceSpec) -> str:
@@ -47,26 +47,26 @@ def not_in_effect(spec: ResourceSpec) -> str:
 
 
 NEXT_COMMIT = "waits for the next commit: this one is full"
-NEXT_LOOK = "waits until those before it have been looked at anew"
-UNDECIDED = (NEXT_COMMIT, NEXT_LOOK)
-"""Reasons of those who wait for nothing but the next decision: they are not yet told why they wait."""
+NEXT_EVALUATION = "waits until the workers before it have been evaluated again"
+UNDECIDED = (NEXT_COMMIT, NEXT_EVALUATION)
+"""Reasons of workers that wait only for the next decision, which says why they wait."""
 
 
 def too_large(amounts: Mapping[str, int], size: int, most: int) -> str:
-    """What cannot be written in one record, and about how much can."""
-    asked = ", ".join(f"{amount} {name}" for name, amount in list(amounts.items())[:SHOWN]) or "nothing"
+    """Why a grant does not fit into one record, and about how much does."""
+    request = ", ".join(f"{amount} {name}" for name, amount in list(amounts.items())[:SHOWN]) or "nothing"
     devices = sum(amounts.values())
     fitting = max(1, devices * most * 9 // (size * 10))
     fewer = f" (about {fitting} of {devices} fit)" if devices > 1 else ""
     return (
-        f"a grant of {asked} would take {size} bytes of one record, and a record may have {most}; ask for fewer "
-        f"devices{fewer} or operators, with shorter labels, or share the work out among several workers"
+        f"a grant of {request} would take {size} bytes of one record, and a record may have {most}; ask for fewer "
+        f"devices{fewer} or operators, use shorter labels, or divide the work among several workers"
     )
 
 
 def not_reported(spec: ResourceSpec) -> str:
     if spec.on_demand:
-        return f"the driver of {spec.name} is being asked"
+        return f"the manager is asking the driver of {spec.name}"
     return f"the driver of {spec.name} has not reported yet"
 
 
@@ -82,35 +82,34 @@ def held_back(inventory: Inventory) -> str:
     """How many devices of a resource are held back, and why."""
     if not inventory.held_back:
         return ""
-    return f"; {len(inventory.held_back)} held back: {inventory.suspect} and which may be one of them"
+    return f"; {len(inventory.held_back)} held back: {inventory.suspect} and may be one of these devices"
 
 
 def too_ill(spec: ResourceSpec, amount: int, inventory: Inventory) -> str:
     return (
         f"{amount} {spec.name} requested, {inventory.healthy} of {len(inventory.devices)} healthy; "
-        f"it is granted when enough are healthy again{held_back(inventory)}"
+        f"granted when enough are healthy again{held_back(inventory)}"
     )
 
 
-def too_few_together(wanted: Mapping[str, int], count: int, ids: Sequence[str]) -> str:
+def too_few_together(amounts: Mapping[str, int], count: int, ids: Sequence[str]) -> str:
     named = ", ".join(ids[:NAMED_DEVICES]) + (", …" if len(ids) > NAMED_DEVICES else "")
-    between = " between them" if len(wanted) > 1 else ""
-    return f"{_amounts(wanted)} requested, which show only {_devices(count)}{between}: {named}"
+    return f"{_amounts(amounts)} requested, but the host has only {_devices(count)} for them: {named}"
 
 
-def too_ill_together(wanted: Mapping[str, int], count: int) -> str:
+def too_ill_together(amounts: Mapping[str, int], count: int) -> str:
     return (
-        f"{_amounts(wanted)} requested, which show only {count} healthy of the devices that they have in common; "
-        "it is granted when enough are healthy again"
+        f"{_amounts(amounts)} requested, but only {count} of the host's devices for them are healthy; "
+        "granted when enough are healthy again"
     )
 
 
-def busy_together(wanted: Mapping[str, int]) -> str:
-    return f"waits for {_amounts(wanted)}: they show the same devices, and too few of those are free"
+def busy_together(amounts: Mapping[str, int]) -> str:
+    return f"waits for {_amounts(amounts)}: these are the same devices, and too few of them are free"
 
 
-def _amounts(wanted: Mapping[str, int]) -> str:
-    *others, last = [f"{amount} {name}" for name, amount in wanted.items()]
+def _amounts(amounts: Mapping[str, int]) -> str:
+    *others, last = [f"{amount} {name}" for name, amount in amounts.items()]
     return f"{', '.join(others)} and {last}" if others else last
 
 
@@ -132,24 +131,24 @@ def too_long(wait_s: float | None, reason: str | None) -> str:
     return f"{waited}; last: {reason}" if reason else waited
 
 
-def operators_excess(spec: ResourceSpec, wanted: Mapping[str, int], amount: int) -> str:
-    """Why operators ask for too much of a resource, of which the worker asks for `amount`; what may be asked for; and
+def operators_excess(spec: ResourceSpec, by_operator: Mapping[str, int], amount: int) -> str:
+    """Operators ask for more of a resource than `amount`, the worker's request. Says what they may ask for, and names
     the operators that want most."""
-    largest = sorted(wanted.items(), key=lambda item: -item[1])
+    largest = sorted(by_operator.items(), key=lambda item: -item[1])
     named = ", ".join(f"{name}: {each}" for name, each in largest[:NAMED_OPERATORS])
     more = ", …" if len(largest) > NAMED_OPERATORS else ""
     if spec.shared:
         most = largest[0][1]
         return (
-            f"an operator asks for {most} {spec.name}, the worker for {amount}; the worker may ask for {most}, or each "
+            f"an operator asks for {most} {spec.name}, the worker for {amount}; let the worker ask for {most}, or each "
             f"operator for at most {amount} ({named}{more})"
         )
-    total = sum(wanted.values())
+    total = sum(by_operator.values())
     return (
         f"the operators ask for {total} {spec.name} together, the worker for {amount}; {spec.name} is not shared here: "
-        f"the worker may ask for {total}, or the operators for at most {amount} together ({named}{more})"
+        f"let the worker ask for {total}, or the operators for at most {amount} together ({named}{more})"
     )
 
 
 def operator_without(operator: str, resource: str) -> str:
-    return f"operator {operator!r} asks for {resource!r}, which its worker does not ask for"
+    return f"operator {operator!r} asks for {resource!r}, but its worker does not"

@@ -1,4 +1,4 @@
-"""What a registration comes to: amounts by resource, resources that stay without infos, or why it fails at once."""
+"""Resolves a registration: amounts by resource, resources that stay without infos, or why it fails at once."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ class Resolved(Struct, gc=False):
 
 def resolve(rules: Rules, message: Register) -> Resolved:
     """Resolve a registration against the configured resources (Flink's rule where it names none)."""
-    specs, asked = rules.specs, message.resources
+    specs, requests = rules.specs, message.resources
     unavailable: dict[str, Unavailable] = {}
     problem = None
-    if asked is None:
+    if requests is None:
         configured = {name: spec.amount for name, spec in specs.items()}
         amounts, unavailable, problem = _in_effect(specs, configured, explicit=False)
     else:
-        for name in asked:
+        for name in requests:
             spec = specs.get(name)
             if spec is None or spec.state != _OK:
-                wanted = {name: one.amount for name, one in asked.items()}
-                amounts, unavailable, problem = _in_effect(specs, wanted, explicit=True)
+                amounts_by_name = {name: one.amount for name, one in requests.items()}
+                amounts, unavailable, problem = _in_effect(specs, amounts_by_name, explicit=True)
                 break
         else:
-            amounts, asked = _alike(*asked.items())
+            amounts, requests = _alike(*requests.items())
     if message.operators:
         problem = problem or _operators_problem(message, amounts, unavailable, specs)
     request = ResolvedRequest(
         amounts=amounts,
-        resources=asked,
+        resources=requests,
         operators=message.operators,
         owner=message.owner,
         lease_s=rules.lease_s if message.lease_s is UNSET else message.lease_s,
@@ -56,35 +56,35 @@ def resolve(rules: Rules, message: Register) -> Resolved:
 
 
 def _in_effect(
-    specs: Mapping[str, m.ResourceSpec], wanted: Mapping[str, int | None], *, explicit: bool
+    specs: Mapping[str, m.ResourceSpec], requested: Mapping[str, int | None], *, explicit: bool
 ) -> tuple[dict[str, int], dict[str, Unavailable], tuple[ReasonCode, str] | None]:
-    """What is in effect of that which is wanted, what stays without infos, and why the rest fails the worker."""
+    """The amounts of resources in effect, those that stay without infos, and why the rest fails the worker."""
     amounts: dict[str, int] = {}
     unavailable: dict[str, Unavailable] = {}
     problem: tuple[ReasonCode, str] | None = None
-    for name, amount in wanted.items():
+    for name, amount in requested.items():
         spec = specs.get(name)
         if spec is None:
             problem = problem or (ReasonCode.UNKNOWN_RESOURCE, reasons.unknown_resource(name, specs))
         elif amount is not None and spec.state == _OK:
             amounts[name] = amount
         else:
-            found = _not_in_effect(spec, unavailable, explicit=explicit)
-            problem = problem or found
+            problem_here = _not_in_effect(spec, unavailable, explicit=explicit)
+            problem = problem or problem_here
     return amounts, unavailable, problem
 
 
 @lru_cache(maxsize=1024)
-def _alike(*wanted: tuple[str, ResourceRequest]) -> tuple[dict[str, int], dict[str, ResourceRequest]]:
-    """What workers have in common that want the same: a ledger has many of them."""
-    return {name: asked.amount for name, asked in wanted}, dict(wanted)
+def _alike(*requests: tuple[str, ResourceRequest]) -> tuple[dict[str, int], dict[str, ResourceRequest]]:
+    """Shares one object among the workers that want the same: a ledger has many of them."""
+    return {name: request.amount for name, request in requests}, dict(requests)
 
 
 def _not_in_effect(
     spec: m.ResourceSpec, unavailable: dict[str, Unavailable], *, explicit: bool
 ) -> tuple[ReasonCode, str] | None:
-    """A resource that is not in effect fails the worker that names it, and, where its setting is wrong, the one
-    that gets it by configuration, too; unless its failures mean no infos."""
+    """A resource that is not in effect fails the worker that names it. If its setting is wrong, it also fails a worker
+    that gets it by configuration. With `on-failure = no-info` it fails nobody."""
     state = m.SpecState.MISCONFIGURED if spec.state == m.SpecState.OK else spec.state
     code, reason = ReasonCode(state), reasons.not_in_effect(spec)
     wrong = explicit or state == m.SpecState.MISCONFIGURED
@@ -101,8 +101,8 @@ def _operators_problem(
     specs: Mapping[str, m.ResourceSpec],
 ) -> tuple[ReasonCode, str] | None:
     """Operators may ask for no more than their worker does, and for nothing else."""
-    for operator, wanted in (message.operators or {}).items():
-        for resource in wanted:
+    for operator, requests in (message.operators or {}).items():
+        for resource in requests:
             spec = specs.get(resource)
             if spec is None:
                 return ReasonCode.UNKNOWN_RESOURCE, reasons.unknown_resource(resource, specs)
@@ -121,15 +121,15 @@ def excess(
     amounts: Mapping[str, int],
     operators: Mapping[str, Mapping[str, ResourceRequest]] | None,
 ) -> str | None:
-    """What operators ask for beyond what their worker does, in words; None: nothing.
+    """Why operators ask for more than their worker does, or None.
 
-    Every operator sees a shared device, and an exclusive one is one operator's. So the answer may change when a manager
-    starts with another configuration. Resources that are not in effect now have a problem of their own.
+    All operators see a shared device; an exclusive one belongs to one operator. So the answer may change when a manager
+    starts with another configuration. Resources that are not in effect have a problem of their own.
     """
     shares: dict[str, dict[str, int]] = {}
-    for operator, wanted in (operators or m.NO_ITEMS).items():
-        for resource, asked in wanted.items():
-            shares.setdefault(resource, {})[operator] = asked.amount
+    for operator, requests in (operators or m.NO_ITEMS).items():
+        for resource, request in requests.items():
+            shares.setdefault(resource, {})[operator] = request.amount
     for resource, by_operator in shares.items():
         spec = specs.get(resource)
         if spec is None or spec.state != _OK or resource not in amounts:
@@ -140,19 +140,19 @@ def excess(
     return None
 
 
-def differences(known: Allocation, message: Register) -> list[str]:
-    """In what a repeated registration asks for something else than the first one of its incarnation.
+def differences(earlier: Allocation, message: Register) -> list[str]:
+    """The fields in which a repeated registration differs from the first one of its incarnation.
 
-    A lease left out is the default, whatever that is by now: never a difference. Nor is none, where the manager has
-    given one because nobody watches the owner.
+    A lease that is left out means the default, and is no difference. Nor is no lease, if the manager set one because it
+    cannot watch the owner.
     """
-    request = known.request
-    different = [
+    request = earlier.request
+    fields = [
         name
         for name in ("resources", "operators", "owner", "wait_s", "priority", "labels")
         if getattr(request, name) != getattr(message, name)
     ]
-    given = known.unwatched is not UNSET and message.lease_s is None
-    if message.lease_s is not UNSET and message.lease_s != request.lease_s and not given:
-        different.append("lease_s")
-    return different
+    set_by_manager = earlier.unwatched is not UNSET and message.lease_s is None
+    if message.lease_s is not UNSET and message.lease_s != request.lease_s and not set_by_manager:
+        fields.append("lease_s")
+    return fields

@@ -12,11 +12,11 @@ from outfitter_proto.records import AllocationState as State
 # plain names: looking up a member of an enumeration costs as much as comparing it ten times (Python 3.11)
 PENDING, PREPARING, ALLOCATED, RELEASING, ENDED, FAILED = State
 GRANTED_STATES = (PREPARING, ALLOCATED)
-"""A worker is being given its devices, or has them."""
+"""The worker's devices are being prepared, or it has them."""
 
 
 class Step(enum.StrEnum):
-    """What can happen to an allocation."""
+    """The steps of an allocation."""
 
     REGISTER = "register"
     GRANT = "grant"

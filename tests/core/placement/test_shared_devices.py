@@ -27,9 +27,13 @@ def overlapping(gpu: list[str], cuda: list[str], *more: m.ResourceSpec) -> CoreD
 @pytest.mark.parametrize(
     ("devices", "wanted", "said"),
     [
-        (["g0"], {"gpu": 1, "cuda": 1}, "1 gpu and 1 cuda requested, which show only 1 device between them: g0"),
-        (["g0"], {"cuda": 1, "gpu": 1}, "1 gpu and 1 cuda requested, which show only 1 device between them: g0"),
-        (["a", "b"], {"gpu": 2, "cuda": 1}, "2 gpu and 1 cuda requested, which show only 2 devices between them: a, b"),
+        (["g0"], {"gpu": 1, "cuda": 1}, "1 gpu and 1 cuda requested, but the host has only 1 device for them: g0"),
+        (["g0"], {"cuda": 1, "gpu": 1}, "1 gpu and 1 cuda requested, but the host has only 1 device for them: g0"),
+        (
+            ["a", "b"],
+            {"gpu": 2, "cuda": 1},
+            "2 gpu and 1 cuda requested, but the host has only 2 devices for them: a, b",
+        ),
     ],
 )
 def test_more_than_resources_show_between_them_fails_at_once_and_blocks_nobody(
@@ -70,7 +74,7 @@ def test_three_resources_that_overlap_in_part_are_matched_as_a_whole() -> None:
         desk.pass_time(1e6)
     record = desk.register("w", resources=asks(gpu=1, cuda=1, xpu=1))
     assert (record.state, record.reason_code) == ("failed", "infeasible")
-    assert record.reason == "1 gpu, 1 cuda and 1 xpu requested, which show only 2 devices between them: a, b"
+    assert record.reason == "1 gpu, 1 cuda and 1 xpu requested, but the host has only 2 devices for them: a, b"
 
 
 def test_only_the_resources_that_are_in_each_others_way_are_named() -> None:

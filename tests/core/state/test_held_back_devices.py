@@ -54,7 +54,7 @@ def healths(desk: CoreDriver, resource: str = "gpu") -> dict[str, str]:
     return {one.id: one.health for one in desk.host_state.record.resources[resource].devices}
 
 
-SUSPECT = "h/w1/1 holds gpu:0 of gpu, which is not reported any more"
+SUSPECT = "h/w1/1 holds gpu:0 of gpu, which is no longer reported"
 
 
 def test_devices_under_new_ids_are_held_back_while_one_is_held_under_its_old_id() -> None:
@@ -62,15 +62,12 @@ def test_devices_under_new_ids_are_held_back_while_one_is_held_under_its_old_id(
     desk.report("GPU-a", "GPU-b")
     assert healths(desk) == {"GPU-a": "unknown", "GPU-b": "unknown"}
     assert desk.host_state.record.resources["gpu"].healthy == 0
-    assert (
-        desk.host_state.record.resources["gpu"].devices[0].reason
-        == f"held back: {SUSPECT} and which may be this device"
-    )
+    assert desk.host_state.record.resources["gpu"].devices[0].reason == f"held back: {SUSPECT} and may be this device"
     waiter = desk.register("w2", 1)
     assert (waiter.state, waiter.reason_code) == ("pending", "infeasible")
     assert waiter.reason == (
-        "1 gpu requested, 0 of 2 healthy; it is granted when enough are healthy again; "
-        f"2 held back: {SUSPECT} and which may be one of them"
+        "1 gpu requested, 0 of 2 healthy; granted when enough are healthy again; "
+        f"2 held back: {SUSPECT} and may be one of these devices"
     )
 
 
@@ -148,7 +145,7 @@ def test_a_worker_that_waits_for_known_devices_is_told_how_many_are_held_back() 
     desk.register("w2", 1)
     waiter = desk.register("w3", 1)
     assert waiter.reason_code == "busy"
-    assert waiter.reason == f"waits for 1 gpu: 0 of 2 free; 1 held back: {SUSPECT} and which may be one of them"
+    assert waiter.reason == f"waits for 1 gpu: 0 of 2 free; 1 held back: {SUSPECT} and may be one of these devices"
 
 
 def test_devices_that_are_new_while_all_that_is_held_is_reported_are_lent() -> None:
@@ -367,7 +364,7 @@ def test_a_report_of_more_devices_asks_for_no_holders_while_nobodys_device_is_mi
 ) -> None:
     """A host may have 10,000 holders, and one who plugs devices in must not stop it."""
     desk = lent()
-    monkeypatch.setattr(held_back_devices, "_Look", None)
+    monkeypatch.setattr(held_back_devices, "_HostView", None)
     desk.report("gpu:0", "gpu:1", "gpu:2")
     assert healths(desk) == {"gpu:0": "healthy", "gpu:1": "healthy", "gpu:2": "healthy"}
 

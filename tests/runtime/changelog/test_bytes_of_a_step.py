@@ -144,7 +144,7 @@ def test_plain_grants_come_to_the_same_commit_as_the_steps(monkeypatch: pytest.M
             same = {
                 "written": written,
                 "weight": (batch.events, batch.output.ledger_bytes, batch.output.history_bytes),
-                "settled": (batch.effects.allocations, list(batch.effects.cut), batch.effects.commands),
+                "settled": (batch.effects.allocations, list(batch.effects.final_leases), batch.effects.commands),
                 "leases": writing.leases(),
                 "kinds": [
                     metrics.registry.get_sample_value("outfitter_events_total", {"kind": k}) for k in EVENT_KINDS

@@ -74,7 +74,7 @@ def test_what_delays_a_release_is_replaced_by_what_delays_it_now() -> None:
     event_queue = EventQueue(Clock(), Wakeup())
 
     def delay(words: str, worker: str = "w") -> m.ReleaseDelayed:
-        return m.ReleaseDelayed(allocation=f"h/{worker}/1", token=1, words=words)
+        return m.ReleaseDelayed(allocation=f"h/{worker}/1", token=1, reason=words)
 
     for number in range(100):
         event_queue.add(delay(f"used by {number}"))

@@ -14,7 +14,7 @@ from outfitter_proto.codec import encode
 from outfitter_proto.records import FINAL_STATES, Allocation, Deregister, Register, Source
 from outfitter_service.core import decide, discovery, fast_path
 from outfitter_service.core.decision import DecisionBuilder
-from outfitter_service.core.placement.shared_devices import Scene
+from outfitter_service.core.placement.shared_devices import DeviceChoice
 from outfitter_service.core.state import infos
 from outfitter_service.core.state.host_state import HostState
 from outfitter_service.core.states import Step
@@ -55,15 +55,15 @@ def _ahead_for_good() -> Iterator[None]:
 
 @contextmanager
 def _claims_of_its_own() -> Iterator[None]:
-    begin = Scene.__init__
+    begin = DeviceChoice.__init__
 
-    def begin_without_claims(self: Scene, *args: Any) -> None:
+    def begin_without_claims(self: DeviceChoice, *args: Any) -> None:
         begin(self, *args)
         self._claimed = self._claimed_alone = frozenset()
 
     with (
         patch.object(settings, "_catalogue", lambda _: Catalogue(cards=True)),
-        patch.object(Scene, "__init__", begin_without_claims),
+        patch.object(DeviceChoice, "__init__", begin_without_claims),
     ):
         yield
 

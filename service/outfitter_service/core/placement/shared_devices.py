@@ -1,7 +1,7 @@
-"""Placing a request where several resources show the same devices: which of them it may have, and as which resource.
+"""Chooses devices for a request where several resources have the same devices.
 
-A device is for one of a worker's exclusive resources only, and what could serve an earlier waiter is left to that one.
-A worker's own devices are shown to it by its shared resources, too: that is in nobody's way.
+A device serves only one of a worker's exclusive resources. A device that could serve an earlier waiter is left to that
+one. A worker may see its own devices in its shared resources, too.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from outfitter_service.core.state import matching
 from outfitter_service.core.state.overlay import HostOverlay
 
 
-class Scene:
-    """One request's choice. `rivals` are the resources of earlier waiters whose devices it has been denied so far."""
+class DeviceChoice:
+    """One request's choice. `rivals`: the resources of earlier waiters to which it has left devices so far."""
 
     def __init__(self, overlay: HostOverlay, specs: Mapping[str, ResourceSpec], claimed: Collection[str]) -> None:
         self._overlay = overlay
@@ -25,54 +25,54 @@ class Scene:
         self.rivals: set[str] = set()
 
     def left_to_share(self, devices: tuple[KnownDevice, ...]) -> tuple[KnownDevice, ...]:
-        """Those that no earlier waiter wants to have alone."""
+        """The devices that no earlier waiter wants exclusively."""
         return tuple([device for device in devices if not self._is_claimed(device, self._claimed_alone)])
 
     def choose(self, wanted: Mapping[str, int]) -> Devices | None:
-        """Free devices for exclusive resources, as their drivers prefer them as far as that leaves enough for each;
-        None: there are too few."""
+        """Free devices for exclusive resources, or None if there are too few. In the drivers' order of preference, as
+        far as that leaves enough for each resource."""
         chosen: Devices = {}
-        taken: set[str] = set()
+        used: set[str] = set()
         for resource, amount in wanted.items():
-            mine = self._first(self._left(resource), amount, taken)
-            if len(mine) < amount:
+            devices = self._first(self._left(resource), amount, used)
+            if len(devices) < amount:
                 return self._match(wanted)
-            chosen[resource] = mine
+            chosen[resource] = devices
         return chosen
 
     def _match(self, wanted: Mapping[str, int]) -> Devices | None:
-        left = {resource: [*self._left(resource)] for resource in wanted}
+        candidates = {resource: [*self._left(resource)] for resource in wanted}
         viewers: dict[str, matching.Viewers] = {}
-        for resource, devices in left.items():
+        for resource, devices in candidates.items():
             for name in {self._canonical(device.id): None for device in devices}:
                 viewers[name] = (*viewers.get(name, ()), resource)
-        matched = matching.match(wanted, matching.counts(viewers.values()))
-        if isinstance(matched, matching.Shortage):
+        matches = matching.match(wanted, matching.counts(viewers.values()))
+        if isinstance(matches, matching.Shortage):
             return None
         chosen: Devices = {}
-        taken: set[str] = set()
-        for resource, given in matched.items():
-            mine: list[KnownDevice] = []
-            for device in left[resource]:
+        used: set[str] = set()
+        for resource, remaining in matches.items():
+            own: list[KnownDevice] = []
+            for device in candidates[resource]:
                 name = self._canonical(device.id)
-                if given.get(viewers[name]) and name not in taken:
-                    given[viewers[name]] -= 1
-                    taken.add(name)
-                    mine.append(device)
-            chosen[resource] = tuple(mine)
+                if remaining.get(viewers[name]) and name not in used:
+                    remaining[viewers[name]] -= 1
+                    used.add(name)
+                    own.append(device)
+            chosen[resource] = tuple(own)
         return chosen
 
-    def _first(self, devices: Iterable[KnownDevice], amount: int, taken: set[str]) -> tuple[KnownDevice, ...]:
-        """The first devices that are not `taken`, which they are from here on."""
-        mine: list[KnownDevice] = []
+    def _first(self, devices: Iterable[KnownDevice], amount: int, used: set[str]) -> tuple[KnownDevice, ...]:
+        """The first devices that are not `used` yet, and marks them as used."""
+        first: list[KnownDevice] = []
         for device in devices:
-            if len(mine) >= amount:
+            if len(first) >= amount:
                 break
             name = self._canonical(device.id)
-            if name not in taken:
-                taken.add(name)
-                mine.append(device)
-        return tuple(mine)
+            if name not in used:
+                used.add(name)
+                first.append(device)
+        return tuple(first)
 
     def _left(self, resource: str) -> Iterator[KnownDevice]:
         """The free devices of an exclusive resource that no earlier waiter wants."""

@@ -1,9 +1,9 @@
-"""Devices that are held back: somebody may have them under a name that is not reported any more.
+"""Devices that are held back: a worker may hold them under an id that is no longer reported.
 
-A driver that is replaced, or a resource that is renamed, shows the same devices under new ids, and nothing connects
-these with what is held. So while somebody holds a device that is reported no longer, devices that were not known before
-are not lent: they count as of unknown health. Those that were known are lent as always; all are when the last such
-holder has ended. It is worked out when a driver reports, and when a holder ends because of whom devices are held back.
+After a driver is replaced or a resource renamed, the same devices appear under new ids, and nothing connects them with
+the held ones. So while a worker holds a device that is no longer reported, new devices count as of unknown health and
+are not granted. Known devices are granted as always. When the last such holder has ended, all devices are. This is
+assessed when a driver reports, and when such a holder ends.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Inventories = Mapping[str, Inventory]
 
 
 class _Held(Struct, frozen=True, gc=False):
-    """A device that the record under `key` holds: the resource and the id it was granted by, its canonical names, and
-    whether it has it to itself."""
+    """A device that the record under `key` holds: resource and id of its grant, and its canonical names. `alone`: the
+    record holds it exclusively."""
 
     key: str
     resource: str
@@ -31,36 +31,35 @@ class _Held(Struct, frozen=True, gc=False):
     alone: bool
 
 
-def known_of(spec: ResourceSpec, told: ResourceInventory | None) -> tuple[str, ...]:
-    """The names of the devices that a host's record says are known of a resource.
+def recorded_names(spec: ResourceSpec, recorded: ResourceInventory | None) -> tuple[str, ...]:
+    """The names of a resource's known devices in the host's record.
 
-    A driver that is asked on demand names a part of its devices: what one with an inventory reported says nothing of
-    them.
+    An on-demand driver names only some of its devices, so the inventory of an earlier driver says nothing about them.
     """
-    if told is None or (spec.on_demand and told.on_demand is UNSET):
+    if recorded is None or (spec.on_demand and recorded.on_demand is UNSET):
         return ()
-    if told.known is not UNSET:
-        return tuple(told.known)
-    names = dict.fromkeys(device.id for device in told.devices)
-    for group in told.names or ():
+    if recorded.known is not UNSET:
+        return tuple(recorded.known)
+    names = dict.fromkeys(device.id for device in recorded.devices)
+    for group in recorded.names or ():
         if not names.keys().isdisjoint(group):
             names.update(dict.fromkeys(group))
     return tuple(names)
 
 
-def remembered(spec: ResourceSpec, told: ResourceInventory | None) -> list[str] | UnsetType:
-    """What a host's record keeps of a resource's known devices while its driver has not reported."""
-    known = list(known_of(spec, told))
-    if known or (told is not None and (told.devices or told.known is not UNSET)):
-        return known
+def names_to_keep(spec: ResourceSpec, recorded: ResourceInventory | None) -> list[str] | UnsetType:
+    """The known names that a host's record keeps of a resource until its driver reports."""
+    names = list(recorded_names(spec, recorded))
+    if names or (recorded is not None and (recorded.devices or recorded.known is not UNSET)):
+        return names
     return UNSET
 
 
-def compared(host_state: HostState, spec: ResourceSpec, before: Inventory, report: Inventory) -> Inventory:
-    """A driver's report, with the names that were known of its resource if it may have devices that are new.
+def with_known_names(host_state: HostState, spec: ResourceSpec, before: Inventory, report: Inventory) -> Inventory:
+    """A driver's report, with the earlier names of its resource if some of its devices may be known under other names.
 
-    A driver that is asked on demand names more devices whenever it is asked for more. They are not new, unless the
-    driver is. Where nobody's device is missing, a driver that names more devices than before has new ones.
+    An on-demand driver names more devices whenever it is asked for more. They count as new only if the driver is new.
+    If drivers report every held device, additional devices are really new.
     """
     names = set(report.names_of_all)
     if before.reported:
@@ -69,26 +68,26 @@ def compared(host_state: HostState, spec: ResourceSpec, before: Inventory, repor
         if not was_open and names.issuperset(known) and host_state.shows_what_is_held:
             return report
     else:
-        told = host_state.record.resources.get(spec.name) if host_state.record is not None else None
-        known = known_of(spec, told)
+        recorded = host_state.record.resources.get(spec.name) if host_state.record is not None else None
+        known = recorded_names(spec, recorded)
         was_open = not known
     if not was_open and (spec.on_demand or set(known) == names):
         return report
     return structs.replace(report, known=known)
 
 
-def settled(host_state: HostState, specs: Specs, inventories: Inventories) -> dict[str, Inventory]:
-    """Those of a host's inventories, the latest report included, that hold back other devices from now on."""
+def reassessed(host_state: HostState, specs: Specs, inventories: Inventories) -> dict[str, Inventory]:
+    """The inventories of a host whose held-back devices change, the latest report included."""
     unsettled = [name for name, inventory in inventories.items() if inventory.known is not None and name in specs]
     if not unsettled:
         return {}
-    look = _Look(host_state, specs, inventories)
-    found = {name: look.settled(name) for name in unsettled}
-    return {name: inventory for name, inventory in found.items() if inventory != inventories[name]}
+    view = _HostView(host_state, specs, inventories)
+    new = {name: view.reassessed(name) for name in unsettled}
+    return {name: inventory for name, inventory in new.items() if inventory != inventories[name]}
 
 
-class _Look:
-    """A host's holders and inventories at one moment, and what follows for one resource after the other."""
+class _HostView:
+    """A host's holders and inventories at one moment, and which devices of a resource they hold back."""
 
     def __init__(self, host_state: HostState, specs: Specs, inventories: Inventories) -> None:
         self._host_state = host_state
@@ -100,7 +99,7 @@ class _Look:
         for inventory in inventories.values():
             names = inventory.names_of_all if inventory.known is None else inventory.known
             self._not_new.update(self._same.get(name, name) for name in names)
-        reported = {self._name(device) for inventory in inventories.values() for device in inventory.found}
+        reported = {self._name(device) for inventory in inventories.values() for device in inventory.as_reported}
         self._missing = [held for held in self._held if self._is_missing(held, reported)]
 
     def _holders(self) -> Iterator[_Held]:
@@ -117,7 +116,7 @@ class _Look:
         return self._same.get(device.id, device.id)
 
     def _is_missing(self, held: _Held, reported: set[str]) -> bool:
-        """No driver reports it, and none that is asked on demand may name it when it is asked the next time."""
+        """Whether no driver reports the device, and no on-demand driver may name it when it is asked again."""
         if not held.names.isdisjoint(reported):
             return False
         spec = self._specs.get(held.resource)
@@ -126,29 +125,30 @@ class _Look:
         inventory = self._inventories.get(held.resource)
         if inventory is not None and inventory.reported:
             return inventory.known is not None
-        told = self._host_state.record.resources.get(held.resource) if self._host_state.record is not None else None
-        return told is None or told.on_demand is UNSET or told.known == []
+        host = self._host_state.record
+        recorded = host.resources.get(held.resource) if host is not None else None
+        return recorded is None or recorded.on_demand is UNSET or recorded.known == []
 
-    def settled(self, resource: str) -> Inventory:
-        """An inventory with those devices held back that are to be."""
+    def reassessed(self, resource: str) -> Inventory:
+        """The resource's inventory with the devices that must be held back now."""
         spec, inventory = self._specs[resource], self._inventories[resource]
         known = {self._same.get(name, name) for name in inventory.known or ()}
         suspect = self._suspect(spec, inventory, known)
         if suspect is None:
             return inventory.with_all_known()
-        new = {device.id for device in inventory.found if self._name(device) not in self._not_new}
+        new = {device.id for device in inventory.as_reported if self._name(device) not in self._not_new}
         if inventory.known:
-            others = [name for one in inventory.found if one.id not in new for name in (one.id, *one.aliases)]
+            others = [name for one in inventory.as_reported if one.id not in new for name in (one.id, *one.aliases)]
             inventory = structs.replace(inventory, known=tuple(dict.fromkeys([*inventory.known, *others])))
         return inventory.with_held_back(frozenset(new), Suspect(suspect.key, suspect.resource, suspect.id))
 
     def _suspect(self, spec: ResourceSpec, inventory: Inventory, known: set[str]) -> _Held | None:
-        """Somebody who may hold a device that is new in this resource: one that its driver knew before or, where the
-        driver knew none or that of the holder is not configured any more, any that no driver reports."""
-        named = {self._name(device) for device in inventory.found}
+        """A held device that may be a new device of this resource: one that its driver knew before. If the driver knew
+        none, or the holder's resource is not configured any more: any that no driver reports."""
+        reported = {self._name(device) for device in inventory.as_reported}
         for held in self._held:
-            was_named = held.resource == spec.name or not held.names.isdisjoint(known)
-            if (held.alone or not spec.shared) and was_named and held.names.isdisjoint(named):
+            was_known = held.resource == spec.name or not held.names.isdisjoint(known)
+            if (held.alone or not spec.shared) and was_known and held.names.isdisjoint(reported):
                 return held
         for held in self._missing:
             if (held.alone or not spec.shared) and (not inventory.known or not self._is_served(held.resource)):
@@ -161,10 +161,10 @@ class _Look:
 
 
 def _same(host_state: HostState, inventories: Inventories) -> Mapping[str, str]:
-    """What `HostState.canonical` looks up, once the inventories are as given."""
-    told = host_state.record.resources if host_state.record is not None else {}
+    """The canonical names, as `HostState.canonical` has them, for these inventories."""
+    recorded = host_state.record.resources if host_state.record is not None else {}
     groups: list[Sequence[str]] = []
-    for resource in {**inventories, **told}:
+    for resource in {**inventories, **recorded}:
         inventory = inventories.get(resource)
         groups += inventory.names if inventory is not None and inventory.reported else host_state.connected(resource)
     return one_name_each(groups)[0]

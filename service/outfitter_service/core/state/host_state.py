@@ -1,7 +1,7 @@
-"""One host's part of the ledger in memory: its records, and the indexes that decisions look at.
+"""One host's part of the ledger in memory: its records, and the indexes that decisions read.
 
-The indexes are a function of the host's records and of its drivers' last reports, whatever the order in which
-those came. Anybody may read a host state; only `Ledger` changes it. It decides nothing.
+The indexes are a function of the host's records and of its drivers' last reports, in whatever order those came. Only
+`Ledger` changes a `HostState`. It decides nothing.
 """
 
 from __future__ import annotations
@@ -22,32 +22,31 @@ from outfitter_service.core.states import PENDING
 
 
 class Suspect(Struct, frozen=True):
-    """The record under `key` holds device `id`, granted as `resource`, which is not reported any more."""
+    """The record under `key` holds device `id`, granted as `resource`, which is no longer reported."""
 
     key: str
     resource: str
     id: str
 
     def __str__(self) -> str:
-        return f"{self.key} holds {self.id} of {self.resource}, which is not reported any more"
+        return f"{self.key} holds {self.id} of {self.resource}, which is no longer reported"
 
 
 class Inventory(Struct, frozen=True, kw_only=True):
-    """What a driver last said of one resource of one host.
+    """A driver's last report of one resource of one host.
 
-    `reported`: it has said something at all. `asked` is the amount an on-demand driver was last asked for and
-    `asking` the amount it is being asked for now (0: it is not); `least` is what the worker of its last question wants.
-    `is_retry_due`: the delay after its failure has ended while it was being asked. `healthy` counts the healthy
-    devices. `linked` are names that earlier reports connected, as long as the record of a holder does not have them
-    all.
+    `reported`: there is a report. `asked`: the amount of the last question to an on-demand driver; `asking`: that of
+    the question under way (0: none); `least`: the amount that its worker wants. `is_retry_due`: the delay after a
+    failure ended during a question. `healthy` counts the healthy devices. `linked`: names that earlier reports
+    connected, until the records of all holders have them.
 
-    `found` are the devices as the driver named them, `devices` the same as they can be lent: those whose ids are
-    `held_back` are of unknown health, as long as `suspect` holds what may be one of them. `known` are then the names of
-    devices that were known before; None: all are known. See `held_back_devices`.
+    `as_reported`: the devices as the driver named them. `devices`: the same for grants. Devices in `held_back` have
+    unknown health there, because `suspect` may be one of them; `known` then has the names that were known before (None:
+    all are known). See `held_back_devices`.
     """
 
     devices: tuple[KnownDevice, ...] = ()
-    found: tuple[KnownDevice, ...] = ()
+    as_reported: tuple[KnownDevice, ...] = ()
     linked: tuple[tuple[str, ...], ...] = ()
     failure: DriverFailure | None = None
     reported: bool = False
@@ -62,18 +61,18 @@ class Inventory(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, devices: tuple[KnownDevice, ...], *, asked: int = 0) -> Inventory:
-        """The inventory that a driver's report amounts to; devices that share a name are one."""
+        """The inventory of a driver's report. Devices that share a name are one device."""
         distinct = _distinct(devices)
-        return cls(devices=distinct, found=distinct, reported=True, asked=asked, healthy=_count_healthy(distinct))
+        return cls(devices=distinct, as_reported=distinct, reported=True, asked=asked, healthy=_count_healthy(distinct))
 
     def with_held_back(self, ids: frozenset[str], suspect: Suspect) -> Inventory:
-        """The same with these devices held back because of `suspect`, and no others."""
-        back = frozenset([one.id for one in self.found if one.id in ids and one.health == Health.HEALTHY])
-        reason = f"held back: {suspect} and which may be this device"
+        """A copy with exactly these devices held back, because of `suspect`."""
+        back = frozenset([one.id for one in self.as_reported if one.id in ids and one.health == Health.HEALTHY])
+        reason = f"held back: {suspect} and may be this device"
         devices = tuple(
             [
                 structs.replace(one, health=Health.UNKNOWN, reason=reason) if one.id in back else one
-                for one in self.found
+                for one in self.as_reported
             ]
         )
         if devices == self.devices:
@@ -82,23 +81,23 @@ class Inventory(Struct, frozen=True, kw_only=True):
         return structs.replace(self, devices=devices, healthy=healthy, held_back=back, suspect=suspect)
 
     def with_all_known(self) -> Inventory:
-        """The same with no device held back."""
-        healthy = _count_healthy(self.found)
+        """A copy with no device held back."""
+        healthy = _count_healthy(self.as_reported)
         return structs.replace(
-            self, devices=self.found, healthy=healthy, known=None, held_back=frozenset(), suspect=None
+            self, devices=self.as_reported, healthy=healthy, known=None, held_back=frozenset(), suspect=None
         )
 
     @property
     def names(self) -> list[tuple[str, ...]]:
-        """The names of each device that has several: those in use, then those that are only `linked`."""
-        named = [(device.id, *device.aliases) for device in self.devices if device.aliases]
-        return [*named, *self.linked] if self.linked else named
+        """The names of each device that has several: reported ones, then those that are only `linked`."""
+        groups = [(device.id, *device.aliases) for device in self.devices if device.aliases]
+        return [*groups, *self.linked] if self.linked else groups
 
     @property
     def names_of_all(self) -> tuple[str, ...]:
-        """The names of all devices that are reported, and those that are only `linked` with them."""
-        named = [name for device in self.found for name in (device.id, *device.aliases)]
-        return (*named, *[name for names in self.linked for name in names])
+        """The names of all reported devices, and the names that are only `linked`."""
+        reported = [name for device in self.as_reported for name in (device.id, *device.aliases)]
+        return (*reported, *[name for names in self.linked for name in names])
 
 
 def _count_healthy(devices: Iterable[KnownDevice]) -> int:
@@ -107,8 +106,8 @@ def _count_healthy(devices: Iterable[KnownDevice]) -> int:
 
 
 def _distinct(devices: tuple[KnownDevice, ...]) -> tuple[KnownDevice, ...]:
-    """Devices of a report that share a name, directly or through others of it, are one: the first of them, by all their
-    names, and ill if any of them is."""
+    """Merge devices of a report that share a name, directly or through others: the first of them, with all their names,
+    and unhealthy if any of them is."""
     if len({device.id for device in devices}) == len(devices) and not any(device.aliases for device in devices):
         return devices
     _, classes = one_name_each((device.id, *device.aliases) for device in devices)
@@ -122,27 +121,27 @@ def _merged(devices: list[KnownDevice]) -> KnownDevice:
     first = devices[0]
     names = dict.fromkeys(name for device in devices for name in (device.id, *device.aliases))
     del names[first.id]
-    told = next((device for device in devices if device.health != Health.HEALTHY), first)
-    return structs.replace(first, aliases=tuple(names), health=told.health, reason=told.reason)
+    worst = next((device for device in devices if device.health != Health.HEALTHY), first)
+    return structs.replace(first, aliases=tuple(names), health=worst.health, reason=worst.reason)
 
 
 NOT_REPORTED = Inventory()
 CLOCK_SLACK = timedelta(seconds=2)
-"""A record that began later than this after now was written before the clock was set back."""
+"""If a record began further in the future than this, it was written before the clock was set back."""
 
 QueueEntry = tuple[int, int, str]
 """(-priority, offset of the first registration, allocation key): the queue's order."""
 
 Classes = Mapping[str, tuple[str, ...]]
-"""All names of one device, in order, by each of them; only of devices that have several."""
+"""All names of one device, sorted, by each of its names. Only devices with several names."""
 
 NO_CLASSES: Classes = {}
 
 Run = tuple[int, str]
-"""(offset of the first registration, allocation key) of one incarnation: the last in order is the newest."""
+"""(offset of the first registration, allocation key) of one incarnation. The last in order is the newest."""
 
 Ending = tuple[datetime, str]
-"""(when it ended or failed, allocation key): the first in order is forgotten first."""
+"""(when it ended or failed, allocation key). The first in order is deleted first."""
 
 
 def queue_entry(record: Allocation) -> QueueEntry:
@@ -150,7 +149,7 @@ def queue_entry(record: Allocation) -> QueueEntry:
 
 
 def exclusive_ids(record: Allocation) -> list[str]:
-    """The canonical ids of the devices that a record has to itself."""
+    """The ids of the devices that a record holds exclusively."""
     shared = record.shared
     ids = []
     for resource, infos in record.resources.items():
@@ -161,12 +160,12 @@ def exclusive_ids(record: Allocation) -> list[str]:
 
 
 def shared_ids(record: Allocation) -> list[str]:
-    """The canonical ids of the devices that a record has together with others."""
+    """The ids of the devices that a record shares with others."""
     return [info["id"] for resource in record.shared for info in record.resources.get(resource, ())]
 
 
 class Tally(dict[str, int]):
-    """Counts by name; what counts zero is not in here."""
+    """Counts by name, without names that count zero."""
 
     __slots__ = ()
 
@@ -180,15 +179,15 @@ class Tally(dict[str, int]):
 
 
 class FreeList:
-    """One resource's devices on one host: where each stands, and which of them are free.
+    """One resource's devices on one host: their positions, and which of them are free.
 
-    `free` holds negated positions in ascending order, so that the device a driver prefers is the last item. `names`
-    are the devices' canonical names, `alone` the grant infos of each of them by itself. `repeats`: some of them are one
-    and the same device. No device takes more than `largest` bytes of a grant.
+    `free` holds negated positions in ascending order, so that the driver's preferred device is the last item. `names`
+    are the devices' canonical names. `alone` has the infos of a grant of each device alone. `repeats`: one device is
+    listed more than once. No device takes more than `largest` bytes of a grant.
     """
 
     __slots__ = (
-        "_classes", "_least", "alone", "devices", "free", "largest", "names", "places", "repeats", "resource",
+        "_classes", "_least", "alone", "devices", "free", "largest", "names", "positions", "repeats", "resource",
     )  # fmt: skip
 
     def __init__(self, resource: str, devices: tuple[KnownDevice, ...], host_state: HostState) -> None:
@@ -198,27 +197,28 @@ class FreeList:
         self._classes = host_state.classes
         self.alone = [grant_infos({resource: (device,)}, self._classes) for device in devices]
         self.largest = max(map(granted_bytes, self.alone), default=0)
-        self._least = list(accumulate(sorted([info_bytes(told.infos[resource][0]) for told in self.alone]), initial=0))
-        self.places: dict[str, list[int]] = {}
+        smallest_first = sorted([info_bytes(infos.infos[resource][0]) for infos in self.alone])
+        self._least = list(accumulate(smallest_first, initial=0))
+        self.positions: dict[str, list[int]] = {}
         self.free: list[int] = []
         healthy = Health.HEALTHY
         for position, (name, device) in enumerate(zip(self.names, devices, strict=True)):
-            self.places.setdefault(name, []).append(position)
+            self.positions.setdefault(name, []).append(position)
             if device.health == healthy and host_state.unused(name):
                 self.free.append(-position)
         self.free.reverse()
-        self.repeats = len(self.places) < len(devices)
+        self.repeats = len(self.positions) < len(devices)
 
     def serves(self, name: str) -> bool:
-        """Whether the device of that name is healthy here."""
-        return any(self.devices[position].health == Health.HEALTHY for position in self.places.get(name, ()))
+        """Whether the device of that name is healthy in this resource."""
+        return any(self.devices[position].health == Health.HEALTHY for position in self.positions.get(name, ()))
 
     def least_bytes(self, amount: int) -> int:
-        """What a grant of `amount` devices takes at least, as far as there are so many."""
+        """The least bytes of a grant of `amount` devices, or of all if there are fewer."""
         return self._least[min(amount, len(self.devices))]
 
     def offer(self, amount: int) -> tuple[GrantInfos, list[str]] | None:
-        """The grant infos and the canonical names of the free devices that the driver prefers; None: too few."""
+        """The infos and canonical names of the preferred free devices; None: there are too few."""
         free = self.free
         if amount > len(free):
             return None
@@ -228,20 +228,20 @@ class FreeList:
         return self._together(self._first(amount))
 
     def _together(self, positions: list[int]) -> tuple[GrantInfos, list[str]]:
-        told = grant_infos({self.resource: [self.devices[position] for position in positions]}, self._classes)
-        return told, [self.names[position] for position in positions]
+        infos = grant_infos({self.resource: [self.devices[position] for position in positions]}, self._classes)
+        return infos, [self.names[position] for position in positions]
 
     def _first(self, enough: int) -> list[int]:
-        """The positions of the free devices that the driver prefers, at most `enough`."""
+        """The positions of the preferred free devices, at most `enough`."""
         return [-position for position in self.free[: -enough - 1 : -1]]
 
     def pop(self, amount: int) -> None:
-        """Take the free devices that the driver prefers: those of `offer`."""
-        del self.free[len(self.free) - amount :]  # -amount would be the whole of it where that is none
+        """Remove the preferred free devices: those of `offer`."""
+        del self.free[len(self.free) - amount :]  # -amount would mean all of them where amount is 0
 
-    def take(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         free = self.free
-        for position in self.places[name]:
+        for position in self.positions[name]:
             if free and free[-1] == -position:  # nearly always: the preferred one
                 free.pop()
                 continue
@@ -251,7 +251,7 @@ class FreeList:
 
     def put_back(self, name: str) -> None:
         free = self.free
-        for position in self.places[name]:
+        for position in self.positions[name]:
             at = bisect_left(free, -position)
             if self.devices[position].health == Health.HEALTHY and free[at : at + 1] != [-position]:
                 free.insert(at, -position)
@@ -260,21 +260,20 @@ class FreeList:
 class HostState:
     """One host's records and indexes.
 
-    `shelves` are by resource, `shown` by device; `distinct`: no device is shown more than once, and `overlapping` are
-    the resources of which that can not be said. `live` are the records that hold devices, `without` counts those of
-    them that have none to themselves. `locks` and `sharers` count by canonical name how many live records have a device
-    to themselves and together with others. `suspects` are the keys of those that have
-    devices held back in some inventory.
+    Devices: `free_lists` by resource, and in `shown` by device. `distinct`: no device is in two of them; `overlapping`
+    has the resources for which that is not so. `classes` says which names mean one device.
 
-    `queue` has every pending record in order, and `waiting` the same by each resource that they want. `claims` are
-    those of them that were told that what they want is busy: whoever comes later has to leave it to them. `unanswered`
-    are those that wait for a driver's answer. `scan_from` is the first of those who have not been looked at since a
-    driver said something that may concern them (None: all have). `deadlines` is when those give up who do not wait for
-    ever, nor for a driver's answer, and `waiting_since` since when those have waited that do not wait for ever.
+    Holders: `live` records hold devices; `without_exclusive` counts those with no exclusive device. `locks` and
+    `sharers` count by canonical name the live records that hold a device exclusively or share it. `suspects`: keys of
+    records because of which an inventory holds back devices.
 
-    `incarnations` are all that are remembered of each worker, the newest last. `endings` are the records that are over,
-    `past` the same by worker, those that ended first first, whatever the clock did meanwhile. `classes` says which
-    names mean one device.
+    Waiters: `queue` has every pending record in order, `waiting` the same by requested resource. `claims`: those whose
+    devices are busy; later workers leave these devices to them. `unanswered`: those that wait for a driver's answer.
+    `scan_from`: the first waiter whose evaluation is due (None: no one's). `deadlines`: when waiters with a `wait_s`
+    fail, unless they wait for a driver's answer. `waiting_since`: since when waiters with a `wait_s` have waited.
+
+    `incarnations`: all that are retained of each worker, the newest last. `endings`: the final records, the oldest
+    first, whatever the clock did; `past`: the same by worker.
     """
 
     def __init__(self, host: str) -> None:
@@ -282,12 +281,12 @@ class HostState:
         self.record: Host | None = None
         self.inventories: dict[str, Inventory] = {}
         self.suspects: frozenset[str] = frozenset()
-        self.shelves: dict[str, FreeList] = {}
+        self.free_lists: dict[str, FreeList] = {}
         self.shown: dict[str, tuple[FreeList, ...]] = {}
         self.distinct = True
         self.overlapping: frozenset[str] = frozenset()
         self.live: dict[str, Allocation] = {}
-        self.without = 0
+        self.without_exclusive = 0
         self.locks = Tally()
         self.sharers = Tally()
         self.queue: list[QueueEntry] = []
@@ -308,22 +307,22 @@ class HostState:
         return self.inventories.get(resource, NOT_REPORTED)
 
     def canonical(self, name: str) -> str:
-        """One name for all under which a device is known in any of the host's inventories."""
+        """The one name that stands for all names of a device in the host's inventories."""
         return self._same.get(name, name)
 
     @property
     def synonyms(self) -> Mapping[str, str]:
-        """What `canonical` looks up: another object whenever it has changed."""
+        """The names that `canonical` replaces. A change makes a new object."""
         return self._same
 
     @property
     def shows_what_is_held(self) -> bool:
-        """Whether drivers report every device that some record holds."""
+        """Whether drivers report every held device."""
         shown = self.shown.keys()
         return self.locks.keys() <= shown and self.sharers.keys() <= shown
 
     def names(self, record: Allocation, ids: list[str]) -> list[str]:
-        """The canonical names of a record's devices; several for one that no inventory connects (yet)."""
+        """The canonical names of a record's devices; several for a device whose names no inventory connects (yet)."""
         same = self._same
         aliases = record.aliases
         if aliases is UNSET:
@@ -337,23 +336,27 @@ class HostState:
         ]
 
     def unused(self, name: str) -> bool:
-        """Nobody has the device, alone or together with others. `name` is canonical."""
+        """Whether nobody holds the device. `name` is canonical."""
         return name not in self.locks and name not in self.sharers
 
-    def has_due(self, *, now: datetime, over_before: datetime, max_over: int) -> bool:
-        """Whether somebody has waited too long by `now`, is over since before `over_before`, or more than `max_over`
-        are over."""
-        if self.over > max_over or (self.deadlines and self.deadlines[0][0] <= now) or self.scan_from is not None:
+    def has_due(self, *, now: datetime, over_before: datetime, max_final: int) -> bool:
+        """Whether a waiter's deadline has passed, a record ended before `over_before`, or more than `max_final` records
+        are final."""
+        if (
+            self.final_count > max_final
+            or (self.deadlines and self.deadlines[0][0] <= now)
+            or self.scan_from is not None
+        ):
             return True
         return (bool(self.endings) and self.endings[0][0] < over_before) or self.is_ahead(now)
 
     @property
-    def over(self) -> int:
-        """How many of the host's records are over."""
+    def final_count(self) -> int:
+        """How many of the host's records are final."""
         return len(self.endings)
 
     def is_ahead(self, now: datetime) -> bool:
-        """Whether something that time is counted from is said to have begun later than now: the clock was set back."""
+        """Whether some record began in the future, because the clock was set back."""
         limit = now + CLOCK_SLACK
         return (
             (bool(self.endings) and self.endings[-1][0] > limit)
@@ -362,7 +365,7 @@ class HostState:
         )
 
     def ahead(self, now: datetime, most: int) -> list[str]:
-        """The keys of the records that are said to be over, or to wait, since later than now; at most `most`."""
+        """The keys of records that ended, or began to wait, in the future; at most `most`."""
         limit = now + CLOCK_SLACK
         keys: list[str] = []
         for known in (self.endings, self.waiting_since):
@@ -373,7 +376,7 @@ class HostState:
         return keys
 
     def is_idle(self, *, since: datetime) -> bool:
-        """Whether nobody is remembered here, and nothing has been said of the host since then."""
+        """Whether no allocation is retained here, and the host's record has not changed since then."""
         return not self.incarnations and self.record is not None and self.record.since < since
 
     # --- inventories ---
@@ -395,41 +398,41 @@ class HostState:
             self._rename()
             return
         if inventory.devices:
-            self.shelves[resource] = FreeList(resource, inventory.devices, self)
+            self.free_lists[resource] = FreeList(resource, inventory.devices, self)
         else:
-            self.shelves.pop(resource, None)
+            self.free_lists.pop(resource, None)
         self._show()
 
     def connected(self, resource: str) -> Sequence[Sequence[str]]:
-        """The names that mean one device according to one resource, device by device: what its driver says or, until
-        it has said anything, what the host's record has of it."""
+        """The names of each device in one resource: as its driver reports them or, until the first report, as the
+        host's record has them."""
         inventory = self.inventory(resource)
         if inventory.reported or self.record is None:
             return inventory.names
-        told = self.record.resources.get(resource)
-        if told is None or told.names is UNSET:
+        recorded = self.record.resources.get(resource)
+        if recorded is None or recorded.names is UNSET:
             return inventory.linked
-        return [*inventory.linked, *told.names]
+        return [*inventory.linked, *recorded.names]
 
     def set_record(self, record: Host | None) -> Host | None:
-        """Put another record of the host; the one before is returned."""
-        before, known = self.record, self._remembered()
+        """Replace the host's record. Returns the one before."""
+        before, names = self.record, self._recorded_names()
         self.record = record
-        if self._remembered() != known:
+        if self._recorded_names() != names:
             self._rename()
         return before
 
-    def _remembered(self) -> list[list[list[str]]]:
-        """The names that the host's record has of resources whose drivers have not reported yet."""
+    def _recorded_names(self) -> list[list[list[str]]]:
+        """The names in the host's record, of resources whose drivers have not reported yet."""
         resources = self.record.resources if self.record is not None else {}
         return [
-            told.names
-            for resource, told in resources.items()
-            if told.names is not UNSET and not self.inventory(resource).reported
+            recorded.names
+            for resource, recorded in resources.items()
+            if recorded.names is not UNSET and not self.inventory(resource).reported
         ]
 
     def _rename(self) -> None:
-        """Aliases have changed, in whatever resource: work out anew which names mean one device."""
+        """Aliases have changed in some resource: compute again which names mean one device."""
         resources = {**self.inventories, **(self.record.resources if self.record is not None else {})}
         groups = [names for resource in resources for names in self.connected(resource)]
         self._same, self.classes = one_name_each(groups)
@@ -440,7 +443,7 @@ class HostState:
                 self.locks.add(name, 1)
             for name in self.names(record, shared_ids(record)):
                 self.sharers.add(name, 1)
-        self.shelves = {
+        self.free_lists = {
             resource: FreeList(resource, inventory.devices, self)
             for resource, inventory in self.inventories.items()
             if inventory.devices
@@ -448,51 +451,54 @@ class HostState:
         self._show()
 
     def _show(self) -> None:
-        """Work out anew which free lists show a device: one for nearly all of them."""
+        """Compute again which free lists have a device: one for nearly all devices."""
         self.shown = {}
-        for free_list in self.shelves.values():
+        for free_list in self.free_lists.values():
             alone = (free_list,)
-            for name in free_list.places:
+            for name in free_list.positions:
                 others = self.shown.get(name)
                 self.shown[name] = (*others, free_list) if others else alone
-        self.distinct = len(self.shown) == sum(len(free_list.devices) for free_list in self.shelves.values())
+        self.distinct = len(self.shown) == sum(len(free_list.devices) for free_list in self.free_lists.values())
         self.overlapping = frozenset()
         self._counts = {}
         if not self.distinct:
             several = {
-                free_list.resource for shelves in self.shown.values() if len(shelves) > 1 for free_list in shelves
+                free_list.resource
+                for free_lists in self.shown.values()
+                if len(free_lists) > 1
+                for free_list in free_lists
             }
             self.overlapping = frozenset(
-                several | {name for name, free_list in self.shelves.items() if free_list.repeats}
+                several | {name for name, free_list in self.free_lists.items() if free_list.repeats}
             )
 
     def device_counts(self, *, healthy: bool) -> Mapping[Viewers, int]:
-        """How many devices there are that the same resources show, or show as healthy."""
-        found = self._counts.get(healthy)
-        if found is None:
-            found = self._counts[healthy] = counts(
-                tuple([free_list.resource for free_list in shelves if not healthy or free_list.serves(name)])
-                for name, shelves in self.shown.items()
+        """How many devices each set of resources has in common, or has in common as healthy."""
+        by_viewers = self._counts.get(healthy)
+        if by_viewers is None:
+            by_viewers = self._counts[healthy] = counts(
+                tuple([free_list.resource for free_list in free_lists if not healthy or free_list.serves(name)])
+                for name, free_lists in self.shown.items()
             )
-        return found
+        return by_viewers
 
     # --- records ---
 
     def newest(self, worker: str) -> str | None:
-        """The key of a worker's newest incarnation, of those that are remembered."""
+        """The key of a worker's newest incarnation among the retained ones."""
         incarnations = self.incarnations.get(worker)
         return incarnations[-1][1] if incarnations else None
 
     def index(self, key: str, record: Allocation) -> None:
-        """Take in a record that is new or was taken out before."""
+        """Add a record that is new or was unindexed before."""
         run = (record.source.offset, key)
-        known = self.incarnations.get(record.worker)
-        if known is None:
+        runs = self.incarnations.get(record.worker)
+        if runs is None:
             self.incarnations[record.worker] = [run]
         else:
-            place = bisect_left(known, run)
-            if place == len(known) or known[place] != run:
-                known.insert(place, run)
+            position = bisect_left(runs, run)
+            if position == len(runs) or runs[position] != run:
+                runs.insert(position, run)
         state = record.state
         if state in HOLDING_STATES:
             self.live[key] = record
@@ -513,29 +519,29 @@ class HostState:
             insort(self.past.setdefault(record.worker, []), ending)
 
     def grant(self, key: str, record: Allocation, names: list[str]) -> None:
-        """Take in the first record of a worker, which has to itself what its resource's free list has offered.
+        """Add the first record of a worker, which holds exclusively what its resource's free list has offered.
 
-        These are the devices `names`, a name more than once where it stands for several of them.
+        `names` are these devices; a name stands there once for each of its devices.
         """
         self.incarnations[record.worker] = [(record.source.offset, key)]
         self.live[key] = record
         if not names:
-            self.without += 1
+            self.without_exclusive += 1
         locks, shown = self.locks, self.shown
         if self.distinct:
-            # what is free is in no other index: to look there takes longer the more devices there are
+            # a free device is in no other index, and searching there would take longer with more devices
             for name in names:
                 locks[name] = 1
             for resource in record.resources:
-                self.shelves[resource].pop(len(names))
+                self.free_lists[resource].pop(len(names))
             return
         for name in names:
             locks[name] = locks.get(name, 0) + 1
             for free_list in shown.get(name, ()):
-                free_list.take(name)
+                free_list.remove(name)
 
     def unindex(self, key: str, record: Allocation) -> None:
-        """Take out what `index` put in, but for the worker's incarnations: those stay until `forget`."""
+        """Remove what `index` added, except the worker's incarnations: those stay until `forget`."""
         state = record.state
         if state in HOLDING_STATES:
             del self.live[key]
@@ -568,19 +574,19 @@ class HostState:
         return (self.waiting, self.unanswered) if record.reason_code == ReasonCode.NOT_REPORTED else (self.waiting,)
 
     def forget(self, key: str, record: Allocation) -> None:
-        """The record is gone altogether."""
+        """The record is deleted."""
         runs = self.incarnations[record.worker]
         del runs[bisect_left(runs, (record.source.offset, key))]
         if not runs:
             del self.incarnations[record.worker]
 
     def _hold(self, record: Allocation, count: int) -> None:
-        """A record's devices are held from here on (1), or no longer (-1)."""
+        """A record's devices are held from now on (1), or no longer (-1)."""
         alone = exclusive_ids(record)
         if alone:
             self._count(self.locks, self.names(record, alone), count)
         else:
-            self.without += count
+            self.without_exclusive += count
         if record.shared:
             self._count(self.sharers, self.names(record, shared_ids(record)), count)
 
@@ -589,14 +595,14 @@ class HostState:
             used = tally.add(name, count) or name in self.locks or name in self.sharers
             for free_list in self.shown.get(name, ()):
                 if used:
-                    free_list.take(name)
+                    free_list.remove(name)
                 else:
                     free_list.put_back(name)
 
 
 def one_name_each(groups: Iterable[Sequence[str]]) -> tuple[dict[str, str], Classes]:
-    """What names that share a group mean, directly or through others: the least of each class by all others of it,
-    and the whole class by each of its names."""
+    """Names that share a group, directly or through others, form a class. Returns the least name of each class by its
+    other names, and the whole class by each of its names."""
     parent: dict[str, str] = {}
 
     def root(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What a grant says of its devices: their infos, and the variables and names that containers know them by."""
+"""The infos, environment variables and CDI names of granted devices."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ _HEALTHY = Health.HEALTHY
 
 
 def info(device: KnownDevice, ordinal: int) -> dict[str, str]:
-    """What a worker is told of one device, the `ordinal`-th of its resource."""
+    """The info of one device, the `ordinal`-th of its resource."""
     number = str(ordinal)
-    told = {"index": number, **device.properties, "id": device.id, "local_index": number}
+    properties = {"index": number, **device.properties, "id": device.id, "local_index": number}
     if device.health != _HEALTHY:
-        told["health"] = device.health
+        properties["health"] = device.health
         if device.reason:
-            told["health.reason"] = device.reason
-    return told
+            properties["health.reason"] = device.reason
+    return properties
 
 
 class GrantInfos(Struct, gc=False):
-    """What a grant says of its devices: their infos, the variables and CDI names they come with, and their other
-    names. The record keeps those: after a restart, another resource may show the same device before the driver that
-    knows its names has reported."""
+    """The infos, variables, CDI names and other names of a grant's devices. The record keeps the other names: after a
+    restart, another resource may show the device before the driver that knows its names has reported."""
 
     infos: dict[str, list[dict[str, str]]]
     env: dict[str, str]
@@ -35,7 +34,7 @@ class GrantInfos(Struct, gc=False):
 
 
 def other_names(device_id: str, known: Iterable[str], classes: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """The other names of a device: those that are `known`, then what `classes` connects with any of its names."""
+    """The other names of a device: the `known` ones, then those that `classes` connects with any of its names."""
     others = dict.fromkeys(known)
     for name in (device_id, *others):
         for more in classes.get(name, ()):
@@ -47,15 +46,14 @@ def other_names(device_id: str, known: Iterable[str], classes: Mapping[str, tupl
 def grant_infos(
     devices: Mapping[str, Iterable[KnownDevice]], classes: Mapping[str, tuple[str, ...]] = NO_ITEMS
 ) -> GrantInfos:
-    """What a grant says: each device's properties with its `id`, and `local_index` in the granted order; values
-    of one variable joined with commas, equal ones once. `classes` are the names of devices that have several, whoever
-    connects them: see `HostState.classes`."""
+    """The infos of a grant: each device's properties with its `id`, and `local_index` in the granted order. The values
+    of one variable are joined with commas, equal ones once. `classes`: as `HostState.classes`."""
     infos: dict[str, list[dict[str, str]]] = {}
     more: list[KnownDevice] = []
     for resource, chosen in devices.items():
-        told = infos[resource] = []
+        of_resource = infos[resource] = []
         for device in chosen:
-            told.append(info(device, len(told)))
+            of_resource.append(info(device, len(of_resource)))
             if device.env or device.cdi or device.aliases or device.id in classes:
                 more.append(device)
     if not more:

@@ -1,9 +1,8 @@
 """The ledger in memory: all records of one writer, and the changes since its last commit.
 
-The ledger is a function of its records and of the drivers' last reports; `apply` and, for plain grants, `grant` are all
-that changes it. Records are decided on the state as it will be: what was applied is sealed into a commit, and becomes
-the truth when that has returned (`settle`); while it is under way the next one is decided on top of it. Until then
-all of it can be taken back (`rollback`). It decides nothing.
+The ledger is a function of its records and of the drivers' last reports. Only `change` and, for plain grants, `grant`
+change it. `seal` puts the applied changes into a commit, `settle` makes them final when the commit has returned. The
+next changes are decided and applied meanwhile. `rollback` undoes everything that is not final. It decides nothing.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ __all__ = [
 
 
 class PutAllocation(Struct, frozen=True, gc=False):
-    """`key` is the record's own, which takes a third of a microsecond to spell each time, and `value` the record as it
-    is written, where somebody has encoded it already."""
+    """`key` is the record's own key: making it takes a third of a microsecond. `value` is the encoded record, if it is
+    encoded already."""
 
     key: str
     record: Allocation
@@ -74,7 +73,7 @@ class SetInventory(Struct, frozen=True, gc=False):
 
 
 class SetScan(Struct, frozen=True, gc=False):
-    """From where on a host's waiters are to be looked at anew; None: nowhere."""
+    """The waiter from which on a host's queue must be evaluated again; None: none."""
 
     host: str
     start: QueueEntry | None
@@ -84,15 +83,15 @@ Change = PutAllocation | DropAllocation | PutRecord | DropRecord | SetInventory 
 
 
 class Ledger:
-    """All records of one writer, with the changes since the last commit; `token` is the last fencing token of them."""
+    """All records of one writer, with the changes since the last commit. `token` is the last fencing token."""
 
     def __init__(self) -> None:
         self.hosts: dict[str, HostState] = {}
         self.allocations: dict[str, Allocation] = {}
         self.records: dict[str, StateRecord] = {}
-        """Those of `KINDS`, by key."""
+        """Records of `KINDS`, by key."""
         self.reported: set[str] = set()
-        """Hosts whose inventories may be others than when somebody emptied this."""
+        """Hosts whose inventories may have changed since the gauges last emptied this."""
         self.token = 0
         self.commits = 0
         self._undo: list[Change] = []
@@ -118,8 +117,8 @@ class Ledger:
     # --- changing ---
 
     def change(self, change: Change) -> str:
-        """Apply one change; `rollback` takes it back until `settle` makes it the truth. Returns the key of the record
-        that it puts or drops, or nothing."""
+        """Apply one change, which `rollback` undoes until `settle` makes it final. Returns the key of the record that
+        it puts or drops, or an empty text."""
         # `type is`: a class pattern costs a microsecond where the answer is no
         if type(change) is not PutAllocation:
             self._undo.append(self._apply(change))
@@ -131,27 +130,27 @@ class Ledger:
         return key
 
     def grant(self, key: str, record: Allocation, names: list[str]) -> None:
-        """Put the record of a worker that is new, with the next token, which has devices to itself that nobody had,
-        by their canonical names. It comes to what `change` does, which would ask for all that is known here."""
+        """Put a new worker's record, with the next token. It holds exclusively the free devices with these canonical
+        names. A shorter way to the result of `change`."""
         self.token += 1
         self.allocations[key] = record
         self.hosts[record.host].grant(key, record, names)
         self._undo.append(DropAllocation(key))
 
     def restore(self, change: Change) -> None:
-        """Apply a change that is already committed."""
+        """Apply a change that is committed already."""
         if type(change) is PutAllocation:
             self._put(change.key, change.record)
         else:
             self._apply(change)
 
     def resume(self, *, commit: int, token: int) -> None:
-        """Go on after the commit of that number, whose last fencing token was `token`."""
+        """Continue after the commit with that number, whose last fencing token was `token`."""
         self.commits = commit
         self.token = self._sealed_token = self._settled_token = token
 
     def clear(self) -> None:
-        """Hold nothing any more."""
+        """Drop everything."""
         self.hosts.clear()
         self.allocations.clear()
         self.records.clear()
@@ -163,7 +162,7 @@ class Ledger:
         return [*self.records, *self.allocations]
 
     def record(self, key: str) -> Allocation | StateRecord | None:
-        """What stands under a key."""
+        """The record under a key."""
         return self.allocations.get(key) or self.records.get(key)
 
     @property
@@ -171,25 +170,25 @@ class Ledger:
         return bool(self._undo or self._sealed)
 
     def seal(self) -> None:
-        """What was applied goes into a commit, the next of this writer; what is applied from now on, into the one after
-        it. One commit at a time."""
+        """Put the applied changes into this writer's next commit. Later changes go into the one after it. One commit at
+        a time."""
         self._sealed, self._undo = self._undo, []
         self._sealed_token = self.token
         self._sealing = True
         self.commits += 1
 
     def settle(self) -> None:
-        """What was sealed is committed."""
+        """The sealed changes are committed."""
         self._sealed = []
         self._settled_token = self._sealed_token
         self._sealing = False
 
     def keep(self) -> None:
-        """What was applied since needs no commit: it is in no record."""
+        """The changes since `seal` are in no record, and need no commit."""
         self._undo.clear()
 
     def rollback(self) -> None:
-        """Take back everything that was applied since the last commit, the sealed one under way included."""
+        """Undo everything since the last finished commit, the sealed one included."""
         for changes in (self._undo, self._sealed):
             while changes:
                 self._apply(changes.pop())
@@ -199,7 +198,7 @@ class Ledger:
             self.commits -= 1
 
     def _apply(self, change: Change) -> Change:
-        """Apply one change and return the one that takes it back."""
+        """Apply one change and return the one that undoes it."""
         match change:
             case PutAllocation(key=key, record=record):
                 return self._put(key, record)

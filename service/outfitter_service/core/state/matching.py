@@ -1,7 +1,7 @@
-"""Which resources get how many of which devices where several of them show the same: a small bipartite matching.
+"""A small bipartite matching: how many of which devices each resource gets where resources have devices in common.
 
-Devices that the same resources show are alike and are counted, never listed: what it costs depends on how many
-different sets of resources show a device, hardly ever more than a handful, and not on how many devices there are.
+Devices of the same set of resources form a class, and are counted instead of listed. The cost depends on the number of
+classes, which is small, and not on the number of devices.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from itertools import pairwise
 from msgspec import Struct
 
 Viewers = tuple[str, ...]
-"""The resources that show a device, as a class of devices: all that are shown by these and by no others."""
+"""A class of devices: those that exactly these resources have."""
 
 
 class Shortage(Struct, frozen=True):
-    """A request that can not be met: `resources` want more devices between them than the `devices` they show."""
+    """A request that cannot be met: `resources` want more than the `devices` that they have together."""
 
     resources: frozenset[str]
     devices: int
@@ -32,10 +32,9 @@ def counts(devices: Iterable[Viewers]) -> dict[Viewers, int]:
 
 
 def match(demands: Mapping[str, int], classes: Mapping[Viewers, int]) -> dict[str, dict[Viewers, int]] | Shortage:
-    """How many devices of each class every resource gets, each device for one resource, or why that is not possible.
+    """How many devices of each class every resource gets, each device for one resource; or why that is impossible.
 
-    `demands` are the devices wanted, by resource. Resources that are earlier in it are served first, but give way
-    where another one would get too few.
+    `demands`: amounts by resource. Earlier resources are served first, but give way where another would get too few.
     """
     shown: dict[str, list[Viewers]] = {resource: [] for resource in demands}
     for viewers in classes:
@@ -47,15 +46,15 @@ def match(demands: Mapping[str, int], classes: Mapping[Viewers, int]) -> dict[st
     for resource, amount in demands.items():
         missing = amount
         while missing:
-            found = _path(resource, shown, spare, given)
-            if isinstance(found, frozenset):
-                return Shortage(found, sum(classes[one] for one in {one for name in found for one in shown[name]}))
-            missing -= _shift(found, missing, spare, given)
+            path = _path(resource, shown, spare, given)
+            if isinstance(path, frozenset):
+                return Shortage(path, sum(classes[one] for one in {one for name in path for one in shown[name]}))
+            missing -= _shift(path, missing, spare, given)
     return given
 
 
 _Path = list[tuple[str, Viewers]]
-"""Each resource takes from the class beside it; what it takes from there the next one gives up."""
+"""Each resource takes devices from the class beside it, which the next resource gives up."""
 
 
 def _path(
@@ -64,7 +63,7 @@ def _path(
     spare: Mapping[Viewers, int],
     given: Mapping[str, Mapping[Viewers, int]],
 ) -> _Path | frozenset[str]:
-    """The shortest way to one more device for `start`, or the resources that would all have to get more."""
+    """The shortest path to one more device for `start`, or the resources that have too few together."""
     reached: dict[str, tuple[str, Viewers] | None] = {start: None}
     tried: set[Viewers] = set()
     waiting = deque([start])
@@ -88,7 +87,7 @@ def _path(
 
 
 def _shift(path: _Path, most: int, spare: dict[Viewers, int], given: dict[str, dict[Viewers, int]]) -> int:
-    """Move as many devices along a path as it bears, `most` of them; how many."""
+    """Move devices along a path, at most `most`. Returns how many."""
     moved = min(most, spare[path[-1][1]])
     for (_, viewers), (giver, _) in pairwise(path):
         moved = min(moved, given[giver][viewers])

@@ -1,8 +1,8 @@
-"""What may stand under a key of the ledger: a row for each kind of record that is neither allocation nor checkpoint.
+"""The kinds of records in the ledger: a row for each kind except allocations and checkpoints.
 
-All else is the same for each kind, and written once: a restore puts the record into `Ledger.records`, history says with
-a `put` what it is now, a snapshot and a replay carry its bytes. Allocations change by steps and are many: they have
-rules and indexes of their own. The checkpoint ends each batch; no ledger in memory holds it.
+Everything else is the same for each kind, and written once: a restore puts the record into `Ledger.records`, history
+has its new value in a `put`, snapshots and replays carry its bytes. Allocations change by steps, and have rules and
+indexes of their own. The checkpoint ends each batch, and no ledger in memory holds it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from outfitter_service.core.state.host_state import HostState
 
 
 class RecordKind(Struct, frozen=True, kw_only=True):
-    """`after_grants` is the record's place in a commit's batch: what bars a device from grants stands before them.
-    `index` brings its host's indexes up to date; it gets the records before and after a change, None where there is
-    none."""
+    """`after_grants`: the record stands behind the grants in a batch. A record that bars a device stands before them.
+    `index` updates the host's indexes; it gets the records before and after a change, or None."""
 
     after_grants: bool
     index: Callable[[HostState, Any, Any], object] | None = None

@@ -1,7 +1,7 @@
-"""How many bytes records take, and how many they may: what cannot be written is never decided.
+"""The sizes of records and their limits, so that nothing is decided that cannot be written.
 
-A grant leaves room for what later steps add to its record (its devices' health, why it ended), so that whatever was
-granted can be refreshed and released. All numbers are bytes of JSON; the bound comes with `Rules.max_bytes`.
+A grant leaves room for what later steps add to its record (its devices' health, why it ended), so that every grant can
+be refreshed and released. All numbers are bytes of JSON. `Rules.max_bytes` is the limit.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from outfitter_service.core.state.infos import GrantInfos
 from outfitter_service.core.states import GRANTED_STATES, PENDING, Step
 
 ENTRY_BYTES = 16
-"""What an entry of a batch takes besides its key and its value."""
+"""Bytes of a batch's entry besides its key and its value."""
 HEALTH_BYTES = 24
-"""What a granted device's info grows by when the device is unhealthy: `,"health":"unhealthy"`, without a reason."""
+"""Growth of a granted device's info when the device becomes unhealthy: `,"health":"unhealthy"`, without a reason."""
 REQUEST_BYTES = 2 * MAX_MESSAGE_BYTES + 8192
-"""What a record takes besides its devices, at most: its registration (amounts are in it twice), names and reason."""
+"""Most bytes of a record besides its devices: its registration (with the amounts twice), names and reason."""
 LONGEST_REASON = 2000
-"""Characters of a reason that are kept: drivers and workers write them."""
+"""Most characters of a reason. Drivers and workers write them."""
 
 
 class OversizeError(Exception):
-    """A record would be larger than it may be: `size` bytes, where `most` are the bound."""
+    """A record would be larger than it may be: `size` bytes, at most `most`."""
 
     def __init__(self, size: int, most: int) -> None:
         super().__init__(f"{size} bytes, at most {most}")
@@ -35,13 +35,13 @@ class OversizeError(Exception):
 
 
 class FullError(Exception):
-    """The decision would be larger than a commit takes: the rest is left to one of its own."""
+    """The decision would be larger than a commit takes. The rest needs a decision of its own."""
 
 
 def most_bytes(max_bytes: int, step: Step, record: Allocation) -> int | None:
-    """How large a record may become by a step. None: an end is always written."""
+    """How large a step may make a record. None: no limit, because an end is always written."""
     if record.state == PENDING:
-        return max_bytes // 4  # a commit may have to hold another record of the same worker besides
+        return max_bytes // 4  # the commit may hold another record of the same worker
     if step in (Step.GRANT, Step.PREPARE):
         devices = sum(map(len, record.resources.values()))
         return most_granted(max_bytes) - devices * HEALTH_BYTES
@@ -51,24 +51,24 @@ def most_bytes(max_bytes: int, step: Step, record: Allocation) -> int | None:
 
 
 def most_granted(max_bytes: int) -> int:
-    """How large a grant may be, counting what its devices' infos may grow by. A reason comes on top at its end: for
-    that there is room beside decisions."""
+    """How large a grant may be, including the growth of its devices' infos. Its final reason comes on top, for which
+    commits have room beside decisions."""
     return max_bytes
 
 
 def info_bytes(info: Mapping[str, str]) -> int:
-    """What a granted device's info takes, and may grow to."""
+    """The bytes of a granted device's info after its possible growth."""
     return len(encode(info)) + HEALTH_BYTES
 
 
 def granted_bytes(alone: GrantInfos) -> int:
-    """What a device takes of a grant at most, by the infos of a grant of it alone."""
+    """Most bytes of one device in a grant. `alone`: the infos of a grant of only this device."""
     return len(encode(alone)) + ENTRY_BYTES + HEALTH_BYTES
 
 
-def bare(record: Allocation) -> Allocation:
-    """A record that is over, without what it once had: its devices are in history. What was there is empty then, and
-    not left out, because that can be told as a change."""
+def without_devices(record: Allocation) -> Allocation:
+    """A final record without its devices, which are in history. Its fields are empty and not left out, so that history
+    shows the change."""
     return structs.replace(
         record,
         resources={},
@@ -82,5 +82,5 @@ def bare(record: Allocation) -> Allocation:
 
 
 def shortened(text: str) -> str:
-    """A reason as it goes into records."""
+    """A reason, shortened for records."""
     return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 1]}…"

@@ -101,7 +101,7 @@ class CommandRunner:
             words = (
                 f"the driver of {', '.join(absent)} must let go first, and is not configured: configure it and restart"
             )
-            self._emit(m.ReleaseDelayed(allocation=command.allocation, token=command.token, words=words))
+            self._emit(m.ReleaseDelayed(allocation=command.allocation, token=command.token, reason=words))
             return
         checked: list[bool] = []
         for supervisor, grant in self._concerned(record):

@@ -267,7 +267,7 @@ class Supervisor:
                 words = f"the driver of {self.name} says: {reason}"[:LONGEST_WORDS]
                 if words != told and time.monotonic() - told_at >= DELAY_TOLD_EVERY_S:
                     told, told_at = words, time.monotonic()
-                    self._emit(m.ReleaseDelayed(allocation=grant.allocation, token=grant.token, words=words))
+                    self._emit(m.ReleaseDelayed(allocation=grant.allocation, token=grant.token, reason=words))
                 await anyio.sleep(_delay(backoff, error))
             else:
                 return

@@ -100,7 +100,7 @@ class Settlement:
             event_queue.extend(effects.follow_ups)
         liveness.renew(effects.renewed)
         liveness.follow(effects.allocations)
-        liveness.cut(effects.cut, ledger)
+        liveness.cut(effects.final_leases, ledger)
         for event in effects.undecided:
             self._set_aside(event)
         for host in effects.announced:

@@ -54,14 +54,14 @@ class Report(Struct):
 
 class Effects(Struct):
     """What the manager does once the commit is settled. `undecided`: events that met a defect. `renewed`: allocations
-    that gave a sign of life. `cut`: those that get a last lease. `announced`: hosts whose records changed. `hosts`,
-    `allocations`: what changed, None is deleted; `before`: what was there."""
+    that gave a sign of life. `final_leases`: those whose last lease starts. `announced`: hosts whose records changed.
+    `hosts`, `allocations`: changed records, None where deleted; `before`: the records before."""
 
     commands: list[m.Command] = []
     follow_ups: dict[m.Event, None] = {}
     undecided: list[m.Event] = []
     renewed: dict[str, None] = {}
-    cut: dict[str, None] = {}
+    final_leases: dict[str, None] = {}
     announced: dict[str, None] = {}
     hosts: set[str] = set()
     allocations: dict[str, Allocation | None] = {}
@@ -137,8 +137,8 @@ class Batch:
             effects.follow_ups.update(dict.fromkeys(decision.follow_ups))
         for key in decision.renewed:
             effects.renewed[key] = None
-        for key in decision.cut:
-            effects.cut[key] = None
+        for key in decision.final_leases:
+            effects.final_leases[key] = None
         return decision
 
     def message(self, message: Message) -> None:
