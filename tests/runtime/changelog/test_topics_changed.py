@@ -241,6 +241,22 @@ async def abort(bus: Bus, identity: str, topic: str) -> None:
         await producer.stop()
 
 
+async def test_a_rivals_first_commit_while_one_starts_is_no_sign_of_a_ledger_made_anew(
+    tmp_path: Path, bus: Bus, cluster: str
+) -> None:
+    names, identity = topics(cluster), host_identity(cluster, HOST)
+    scope = HostScope(HOST, identity.writer)
+    async with await bus.open_writer(transactional_id(cluster, identity.writer), 1):
+        pass  # the bus knows it now, and no commit of it
+    for topic in (names.allocations, names.history):
+        await bus.publish(topic, 1, Entry(b"@checkpoint/host/another", b"{}"))
+    ground = Ground(bus, names, 1, identity=identity, scope=scope, partitions=None, history=True, adopt=False)
+    await ground.look()
+    replayed = await replay(bus, names.allocations, 1, scope)
+    await granted(_serving("host", tmp_path, bus, cluster))
+    await ground.judge(replayed, taken=True)
+
+
 async def test_a_ledger_made_anew_is_refused_when_kafka_has_forgotten_its_writers(
     tmp_path: Path, serve_elsewhere: Callable[[Bus, str], Serve]
 ) -> None:

@@ -109,6 +109,7 @@ class Ground:
         self._adopt = adopt
         self._shape: Shape | None = None
         self._was_written = self._is_known = False
+        self._history_end = 0
         self._looked_elsewhere = False
 
     @property
@@ -137,6 +138,8 @@ class Ground:
         if known is None:
             self._was_written = await self._bus.has_committed(self._identity)
             self._is_known = await self._bus.tenure(self._identity) is not None
+            if self._is_known and found.history is not None:
+                _, self._history_end = await self._bus.offsets(self._topics.history, self._partition)
         elif known.ledger != found.ledger:
             raise TopicsChangedError(
                 f"topic {self._topics.allocations} was deleted and made anew while this manager served (its id was "
@@ -268,19 +271,23 @@ class Ground:
         return sorted(set(found.values()))
 
     async def _is_in_history(self) -> bool:
-        """Whether history has a commit of this writer. The bus tells of the last transaction alone, and that one was
-        perhaps aborted because the ledger was being deleted."""
-        if self.shape.history is None:
+        """Whether history had a commit of this writer at the first look. The bus tells of the last transaction alone,
+        and that one was perhaps aborted because the ledger was being deleted. A rival's later commit does not count:
+        the ledger may have been replayed before it."""
+        if self.shape.history is None or not self._history_end:
             return False
-        return await self._holds(self._topics.history, lambda message: message.key == self._writer)
+        return await self._holds(
+            self._topics.history, lambda message: message.key == self._writer, before=self._history_end
+        )
 
-    async def _holds(self, topic: str, wanted: Callable[[Message], bool]) -> bool:
+    async def _holds(self, topic: str, wanted: Callable[[Message], bool], *, before: int | None = None) -> bool:
         """Whether such a message is committed in this partition of a topic, as far as that is decided while the writer
-        identity is not taken."""
+        identity is not taken; `before` an offset, if that is given."""
         end = await self._bus.stable_end(topic, self._partition, taking=self._identity)
+        end = end if before is None else min(end, before)
         async with await self._bus.open_reader(topic, self._partition, start=None, committed=True) as reader:
             async for messages in read_to(reader, end):
-                if any(map(wanted, messages)):
+                if any(wanted(message) for message in messages if message.offset < end):
                     return True
         return False
 
