@@ -10,9 +10,9 @@ demo: $(READY)
 	@echo "A manager and three workers on this machine, for a few seconds."
 	$(BIN)/outfitter demo
 
-# Three at a time also on two cores: many tests wait for a clock or for a broker.
+# Four at a time also on two cores: many tests wait for a clock or for a broker.
 test: $(READY)
-	$(BIN)/pytest tests --numprocesses 3 --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/pytest tests --numprocesses 4 --dist worksteal $(PYTEST_ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .
