@@ -16,7 +16,7 @@ from msgspec import UNSET, structs
 
 from outfitter_proto.records import Unwatched
 from outfitter_proto.support.processes import boot_id, pid_namespace, start_ticks, time_namespace
-from outfitter_service.runtime.liveness import descriptors, process_watch
+from outfitter_service.runtime.liveness import descriptors, process_table
 from outfitter_service.runtime.liveness.process_watch import ProcessWatch
 from support.owners import owner_of, process
 
@@ -74,7 +74,7 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(pid: int) -> int:
         raise FileNotFoundError(pid)
 
-    monkeypatch.setattr(process_watch, "read_start_ticks", read)
+    monkeypatch.setattr(process_table, "read_start_ticks", read)
 
 
 async def test_a_process_that_proc_does_not_show_because_it_ended_is_dead(
@@ -214,7 +214,7 @@ async def test_a_pid_that_was_given_away_between_two_looks_means_that_the_owner_
     watching.watch("k", owner_of(crowd[0].pid))
     watching.look()
     assert died == []
-    monkeypatch.setattr(process_watch, "read_start_ticks", lambda _: 2**40)
+    monkeypatch.setattr(process_table, "read_start_ticks", lambda _: 2**40)
     watching.look()
     assert [key for key, _ in died] == ["k"]
 

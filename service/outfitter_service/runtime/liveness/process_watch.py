@@ -1,8 +1,6 @@
 """Watching owner processes: their death is seen at once, by a file descriptor of the kernel (pidfd_open(2)).
 
-An owner is identified by pid, start time, PID namespace and boot. A process is watched once, however many allocations
-name it. When as many descriptors are held as may be (descriptors.py), further processes are looked at in turns
-instead, and their death is seen some seconds later.
+An owner is identified by pid, start time, PID namespace and boot; the processes themselves are in process_table.py.
 
 It never guesses. Where one of these cannot be compared (another namespace, another machine, a process that /proc hides)
 the owner is *unwatched*: leases decide. If a process with that pid can be seen, its end is the owner's nevertheless,
@@ -11,24 +9,14 @@ for the owner has either ended before or is that one.
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import os
-import select
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET
 
 from outfitter_proto.records import Owner, Unwatched
-from outfitter_proto.support.processes import read_start_ticks
-from outfitter_service.runtime.liveness import descriptors
-
-LOOKS = 100
-"""Processes without a descriptor that are looked at in one go; each costs some 55 µs."""
-
-SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""What the kernel says where it could open a descriptor at another time."""
+from outfitter_service.runtime.liveness.process_table import LOOKS, SCARCE, Process, ProcessTable, start_seen
 
 REASONS = {
     Unwatched.SCOPE: "this manager watches no processes",
@@ -40,16 +28,6 @@ REASONS = {
     Unwatched.REFUSED: "the kernel does not let the manager watch it",
     Unwatched.DESCRIPTORS: "the machine is out of file descriptors",
 }
-
-
-class _Process(Struct):
-    """A process that some allocations name. `started` is its start time as it is seen from here, None where /proc does
-    not show it; `pidfd` is None while it is looked at in turns."""
-
-    pid: int
-    started: int | None
-    pidfd: int | None
-    keys: set[str]
 
 
 class _GoneError(Exception):
@@ -75,15 +53,13 @@ class ProcessWatch:
         self._time_ns = time_ns
         self._earlier_boot_id = earlier_boot_id if earlier_boot_id != boot_id else None
         self._died = died
-        self._processes: dict[int, _Process] = {}
-        self._pids: dict[str, int] = {}
+        self._processes = ProcessTable(self._ended)
         self._unwatched: dict[str, Unwatched] = {}
         self._waiting: dict[str, Owner] = {}
-        self._turns: OrderedDict[int, _Process] = OrderedDict()
 
     def __contains__(self, key: str) -> bool:
         """Whether the allocation's owner is watched, and known to be the one that was meant."""
-        return key in self._pids and key not in self._unwatched
+        return key in self._processes and key not in self._unwatched
 
     def __len__(self) -> int:
         """How many processes are watched."""
@@ -92,15 +68,15 @@ class ProcessWatch:
     @property
     def polled(self) -> int:
         """How many of them are looked at in turns."""
-        return len(self._turns)
+        return self._processes.polled
 
     @property
     def unsettled(self) -> bool:
         """Whether there is something to `look` at."""
-        return bool(self._turns or self._waiting)
+        return bool(self._processes.polled or self._waiting)
 
     def keys(self) -> set[str]:
-        return self._pids.keys() | self._unwatched.keys()
+        return self._processes.keys() | self._unwatched.keys()
 
     def reason(self, key: str) -> Unwatched | None:
         """Why the allocation's owner is not watched; None where it is, or there is none."""
@@ -113,7 +89,7 @@ class ProcessWatch:
     def watch(self, key: str, owner: Owner) -> bool:
         """Begin to watch; whether this very owner is watched. A dead one is reported at once, and nothing is left of
         it."""
-        if key in self._pids or key in self._unwatched:
+        if key in self._processes or key in self._unwatched:
             return key not in self._unwatched
         try:
             reason = self._out_of_reach(owner) or self._attach(key, owner)
@@ -127,11 +103,7 @@ class ProcessWatch:
     def look(self) -> list[str]:
         """Look again at those that no descriptor tells of, so many at a time; who has ended is reported. The
         allocations of which it is known only now who their owner is, or that nobody can tell."""
-        for _ in range(min(LOOKS, len(self._turns))):
-            if self._turns:
-                pid, process = next(iter(self._turns.items()))
-                self._turns.move_to_end(pid)
-                self._lives(process)
+        self._processes.look()
         settled: list[str] = []
         for key, owner in list(self._waiting.items())[:LOOKS]:
             del self._waiting[key], self._unwatched[key]
@@ -145,13 +117,7 @@ class ProcessWatch:
         """The allocation is over."""
         self._unwatched.pop(key, None)
         self._waiting.pop(key, None)
-        pid = self._pids.pop(key, None)
-        if pid is None:
-            return
-        process = self._processes[pid]
-        process.keys.discard(key)
-        if not process.keys:
-            self._let_go(process)
+        self._processes.detach(key)
 
     def close(self) -> None:
         for key in self.keys():
@@ -175,7 +141,7 @@ class ProcessWatch:
             _GoneError: it is another one, or there is none.
         """
         try:
-            process = self._living(owner.pid) or self._open(owner.pid)
+            process = self._processes.find(owner.pid)
         except (ProcessLookupError, OverflowError):  # the latter: a number that no process has
             raise _GoneError(f"process {owner.pid} is gone") from None
         except OSError as error:
@@ -183,11 +149,9 @@ class ProcessWatch:
         try:
             reason = self._compare(owner, process.started)
         except _GoneError:
-            if not process.keys:
-                self._let_go(process)
+            self._processes.drop_unnamed(process)
             raise
-        process.keys.add(key)
-        self._pids[key] = process.pid
+        self._processes.attach(key, process)
         return reason
 
     def _cannot_open(self, key: str, owner: Owner, error: OSError) -> Unwatched:
@@ -197,7 +161,7 @@ class ProcessWatch:
         if error.errno not in (errno.EINVAL, errno.ENOENT):
             return Unwatched.REFUSED
         # the pid is a thread's: another process's that was given the number, unless the owner was said to be one
-        self._compare(owner, _seen(owner.pid))
+        self._compare(owner, start_seen(owner.pid))
         return Unwatched.NO_PROCESS
 
     def _compare(self, owner: Owner, started: int | None) -> Unwatched | None:
@@ -217,100 +181,7 @@ class ProcessWatch:
             return Unwatched.TIME_NAMESPACE  # it does not say by whose clock it started
         raise _GoneError(f"process {owner.pid} is gone (its pid belongs to another process now)")
 
-    # --- processes ---
-
-    def _living(self, pid: int) -> _Process | None:
-        """The process that is watched already, if it lives."""
-        process = self._processes.get(pid)
-        return process if process is not None and self._lives(process) else None
-
-    def _lives(self, process: _Process) -> bool:
-        """Whether it has not ended, as far as can be seen now. One that has is reported."""
-        if process.pidfd is not None:
-            ended = _has_ended(process.pidfd)
-        else:
-            try:
-                pidfd, started = _look(process.pid)
-            except ProcessLookupError:
-                ended = True
-            except OSError as error:
-                ended = error.errno in (errno.EINVAL, errno.ENOENT)  # the number is a thread's now
-            else:
-                ended = None not in (started, process.started) and started != process.started
-                if ended:
-                    os.close(pidfd)
-                else:
-                    self._hold(process, pidfd)
-        if ended:
-            self._ended(process.pid)
-        return not ended
-
-    def _open(self, pid: int) -> _Process:
-        pidfd, started = _look(pid)
-        process = self._processes[pid] = self._turns[pid] = _Process(pid, started, None, set())
-        self._hold(process, pidfd)
-        return process
-
-    def _hold(self, process: _Process, pidfd: int) -> None:
-        """Keep the descriptor of a process that is looked at in turns, if there may be one more."""
-        if len(self._processes) - len(self._turns) >= descriptors.for_owners():
-            os.close(pidfd)
-            return
-        asyncio.get_running_loop().add_reader(pidfd, self._ended, process.pid)
-        process.pidfd = pidfd
-        del self._turns[process.pid]
-
-    def _let_go(self, process: _Process) -> None:
-        del self._processes[process.pid]
-        self._turns.pop(process.pid, None)
-        if process.pidfd is not None:
-            asyncio.get_running_loop().remove_reader(process.pidfd)
-            os.close(process.pidfd)
-            process.pidfd = None
-
-    def _ended(self, pid: int) -> None:
-        for key in list(self._processes[pid].keys):
+    def _ended(self, process: Process) -> None:
+        for key in list(process.keys):
             self.forget(key)
-            self._died(key, f"process {pid} ended")
-
-
-def _look(pid: int) -> tuple[int, int | None]:
-    """A descriptor of the process that has this pid, and its start time, None where /proc does not show it.
-
-    Raises:
-        ProcessLookupError: there is none, or it has ended.
-        OSError: it cannot be looked at.
-    """
-    pidfd = os.pidfd_open(pid)
-    try:
-        started = _seen(pid)
-        # only now: a process that has not ended by now has had its pid all the while
-        if _has_ended(pidfd):
-            raise ProcessLookupError(errno.ESRCH, "the process has ended")
-    except BaseException:
-        os.close(pidfd)
-        raise
-    return pidfd, started
-
-
-def _seen(pid: int) -> int | None:
-    """When it started, None where /proc does not show that.
-
-    Raises:
-        OSError: there is no descriptor to look with.
-    """
-    try:
-        return read_start_ticks(pid)
-    except ValueError:
-        return None
-    except OSError as error:
-        if error.errno in SCARCE:
-            raise
-        return None
-
-
-def _has_ended(pidfd: int) -> bool:
-    """A process's descriptor is readable once it has ended."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
+            self._died(key, f"process {process.pid} ended")

@@ -1,0 +1,185 @@
+"""The processes that a manager watches: one entry each, however many allocations name the process.
+
+When as many descriptors are held as may be (descriptors.py), further processes are looked at in turns instead, and
+their death is seen some seconds later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import select
+from collections import OrderedDict
+from collections.abc import Callable, Set
+
+from msgspec import Struct
+
+from outfitter_proto.support.processes import read_start_ticks
+from outfitter_service.runtime.liveness import descriptors
+
+LOOKS = 100
+"""Processes without a descriptor that are looked at in one go; each costs some 55 µs."""
+
+SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""What the kernel says where it could open a descriptor at another time."""
+
+
+class Process(Struct):
+    """A process, and the `keys` of the allocations that name it. `started` is its start time as it is seen from here,
+    None where /proc does not show it; `pidfd` is None while it is looked at in turns."""
+
+    pid: int
+    started: int | None
+    pidfd: int | None
+    keys: set[str]
+
+
+class ProcessTable:
+    """Processes by pid, and by the allocations that name them."""
+
+    def __init__(self, ended: Callable[[Process], None]) -> None:
+        """`ended` is called when one has ended; it detaches the keys of that process."""
+        self._ended = ended
+        self._processes: dict[int, Process] = {}
+        self._pids: dict[str, int] = {}
+        self._turns: OrderedDict[int, Process] = OrderedDict()
+
+    def __contains__(self, key: str) -> bool:
+        """Whether this allocation names one of them."""
+        return key in self._pids
+
+    def __len__(self) -> int:
+        return len(self._processes)
+
+    @property
+    def polled(self) -> int:
+        """How many of them are looked at in turns."""
+        return len(self._turns)
+
+    def keys(self) -> Set[str]:
+        """The allocations that name one of them."""
+        return self._pids.keys()
+
+    def find(self, pid: int) -> Process:
+        """The process that has this pid now. It is watched from now on, if it was not.
+
+        Raises:
+            ProcessLookupError: there is none, or it has ended.
+            OverflowError: no process has such a pid.
+            OSError: it cannot be looked at.
+        """
+        process = self._processes.get(pid)
+        return process if process is not None and self._lives(process) else self._open(pid)
+
+    def attach(self, key: str, process: Process) -> None:
+        """This allocation names the process."""
+        process.keys.add(key)
+        self._pids[key] = process.pid
+
+    def detach(self, key: str) -> None:
+        """This allocation names no process any more. A process that nobody names is not watched."""
+        pid = self._pids.pop(key, None)
+        if pid is not None:
+            process = self._processes[pid]
+            process.keys.discard(key)
+            self.drop_unnamed(process)
+
+    def drop_unnamed(self, process: Process) -> None:
+        """Watch this process no more, unless an allocation names it."""
+        if not process.keys:
+            self._let_go(process)
+
+    def look(self) -> None:
+        """Look again at those that no descriptor tells of, so many at a time."""
+        for _ in range(min(LOOKS, len(self._turns))):
+            if self._turns:
+                pid, process = next(iter(self._turns.items()))
+                self._turns.move_to_end(pid)
+                self._lives(process)
+
+    def _lives(self, process: Process) -> bool:
+        """Whether it has not ended, as far as can be seen now. One that has is reported."""
+        if process.pidfd is not None:
+            ended = _has_ended(process.pidfd)
+        else:
+            try:
+                pidfd, started = _look(process.pid)
+            except ProcessLookupError:
+                ended = True
+            except OSError as error:
+                ended = error.errno in (errno.EINVAL, errno.ENOENT)  # the number is a thread's now
+            else:
+                ended = None not in (started, process.started) and started != process.started
+                if ended:
+                    os.close(pidfd)
+                else:
+                    self._hold(process, pidfd)
+        if ended:
+            self._ended(process)
+        return not ended
+
+    def _open(self, pid: int) -> Process:
+        pidfd, started = _look(pid)
+        process = self._processes[pid] = self._turns[pid] = Process(pid, started, None, set())
+        self._hold(process, pidfd)
+        return process
+
+    def _hold(self, process: Process, pidfd: int) -> None:
+        """Keep the descriptor of a process that is looked at in turns, if there may be one more."""
+        if len(self._processes) - len(self._turns) >= descriptors.for_owners():
+            os.close(pidfd)
+            return
+        asyncio.get_running_loop().add_reader(pidfd, self._ended, process)
+        process.pidfd = pidfd
+        del self._turns[process.pid]
+
+    def _let_go(self, process: Process) -> None:
+        del self._processes[process.pid]
+        self._turns.pop(process.pid, None)
+        if process.pidfd is not None:
+            asyncio.get_running_loop().remove_reader(process.pidfd)
+            os.close(process.pidfd)
+            process.pidfd = None
+
+
+def _look(pid: int) -> tuple[int, int | None]:
+    """A descriptor of the process that has this pid, and its start time, None where /proc does not show it.
+
+    Raises:
+        ProcessLookupError: there is none, or it has ended.
+        OSError: it cannot be looked at.
+    """
+    pidfd = os.pidfd_open(pid)
+    try:
+        started = start_seen(pid)
+        # only now: a process that has not ended by now has had its pid all the while
+        if _has_ended(pidfd):
+            raise ProcessLookupError(errno.ESRCH, "the process has ended")
+    except BaseException:
+        os.close(pidfd)
+        raise
+    return pidfd, started
+
+
+def start_seen(pid: int) -> int | None:
+    """When it started, None where /proc does not show that.
+
+    Raises:
+        OSError: there is no descriptor to look with.
+    """
+    try:
+        return read_start_ticks(pid)
+    except ValueError:
+        return None
+    except OSError as error:
+        if error.errno in SCARCE:
+            raise
+        return None
+
+
+def _has_ended(pidfd: int) -> bool:
+    """A process's descriptor is readable once it has ended."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
