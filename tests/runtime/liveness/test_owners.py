@@ -30,14 +30,14 @@ async def test_an_owners_death_releases_at_once_whatever_its_lease(
         await house.say(register("w", gpu=1, owner=owner, lease_s=3600.0), register("next", gpu=1))
         await house.state("w", "allocated")
         await house.told()
-        assert house.processor.liveness.watched == 1
+        assert house.processor.liveness.owners.watched == 1
         process.kill()
         ended = await house.state("w", "ended")
         assert ended["reason_code"] == "owner-died"
         assert str(process.pid) in ended["reason"]
         await house.state("next", "allocated")
         await house.told()
-        assert house.processor.liveness.watched == 0
+        assert house.processor.liveness.owners.watched == 0
         assert house.metric("outfitter_releases_total", reason="owner-died") == 1
 
 
@@ -60,7 +60,7 @@ async def test_an_owner_whose_name_is_no_text_is_watched_like_any_other(serve: S
             await house.say(register("w", gpu=1, owner=body(owner_of(renamed.pid)), lease_s=None))
             await house.state("w", "allocated")
             await house.told()
-            assert house.processor.liveness.watched == 1
+            assert house.processor.liveness.owners.watched == 1
             renamed.kill()
         assert (await house.state("w", "ended"))["reason_code"] == "owner-died"
 
@@ -169,7 +169,7 @@ async def test_a_crash_while_the_deaths_of_the_boot_before_are_written_down_lose
 
 async def seen_dead(house: InProcessManager) -> None:
     with anyio.fail_after(20):
-        while house.processor.liveness.watched:  # noqa: ASYNC110 - it tells nobody
+        while house.processor.liveness.owners.watched:  # noqa: ASYNC110 - it tells nobody
             await anyio.sleep(0.002)
 
 

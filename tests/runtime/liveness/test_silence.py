@@ -15,8 +15,9 @@ from outfitter_proto.support.processes import boot_id, pid_namespace
 from outfitter_service.core.state.ledger import Ledger, PutAllocation
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import host_identity
-from outfitter_service.runtime.liveness import tracker
-from outfitter_service.runtime.liveness.tracker import LAST_WORDS_S, LivenessTracker
+from outfitter_service.runtime.liveness import silence
+from outfitter_service.runtime.liveness.deaths import LAST_WORDS_S
+from outfitter_service.runtime.liveness.tracker import LivenessTracker
 from outfitter_service.runtime.processor.processor import Limits
 from runtime.conftest import Serve
 from support.faulty_bus import FaultyBus, no_faults
@@ -62,7 +63,7 @@ class TrackerDriver:
         """Let the end of the input be sampled, as it is when a lease is suspected."""
         await anyio.wait_all_tasks_blocked()
         with anyio.fail_after(10):
-            while self.liveness._suspected.is_set():  # noqa: ASYNC110 - it tells nobody
+            while self.liveness.input_end.is_asked:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.001)
             await self.bus._inner.offsets(TOPICS.registrations, 0)  # answered in turn: after the one that was asked for
         await anyio.wait_all_tasks_blocked()
@@ -186,7 +187,7 @@ async def test_where_the_input_is_never_read_to_its_end_each_lease_ends_after_it
 async def test_however_long_the_input_is_behind_the_samples_of_its_end_are_bounded(
     bus: FaultyBus, doorman: TrackerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracker, "MOST_SAMPLES", 4)
+    monkeypatch.setattr(silence, "MOST_SAMPLES", 4)
     names = [f"w{number}" for number in range(20)]
     await doorman.liveness.restart(ledger_of(*(record(name, lease_s=1.0 + n) for n, name in enumerate(names))), None)
     doorman.clock.now += 2.1
@@ -195,7 +196,7 @@ async def test_however_long_the_input_is_behind_the_samples_of_its_end_are_bound
         await bus.publish(TOPICS.registrations, 0, checker_entry())
         assert doorman.expired(0) == []
         await doorman.sample()
-        assert len(doorman.liveness._samples) <= 4, position
+        assert len(doorman.liveness._silence._samples) <= 4, position
     assert doorman.expired(2) == ["h/w0/1"]
     assert len(doorman.expired(20)) == 19
 
@@ -204,7 +205,7 @@ async def test_of_many_silent_ones_some_are_judged_in_a_turn_and_each_when_its_h
     doorman: TrackerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Leases that cannot be judged yet are before the others, and more than are looked at in one turn."""
-    monkeypatch.setattr(tracker, "SUSPECTS_AT_ONCE", 4)
+    monkeypatch.setattr(silence, "SUSPECTS_AT_ONCE", 4)
     records = [structs.replace(record("w", lease_s=1.0 + n / 100), host=f"h{n:02}") for n in range(30)]
     await doorman.liveness.restart(ledger_of(*records), None)
     doorman.clock.now += 100
@@ -255,7 +256,7 @@ async def test_a_restart_gives_everybody_a_whole_lease_anew(doorman: TrackerDriv
     await doorman.liveness.restart(ledger_of(record("w")), None)
     doorman.clock.now += 11
     assert doorman.expired(0) == []
-    assert not doorman.liveness._suspected.is_set()
+    assert not doorman.liveness.input_end.is_asked
 
 
 async def test_whose_record_is_gone_after_a_restart_has_a_whole_lease_when_it_comes_again(
@@ -282,10 +283,10 @@ async def test_a_suspended_machine_gives_everybody_a_whole_lease_anew(
     doorman: TrackerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await doorman.liveness.restart(ledger_of(record("w")), None)
-    monkeypatch.setattr(doorman.liveness._suspend, "_ahead", doorman.liveness._suspend._ahead - 3600)
+    monkeypatch.setattr(doorman.liveness._silence._suspend, "_ahead", doorman.liveness._silence._suspend._ahead - 3600)
     doorman.clock.now += 100
     assert doorman.expired(0) == []
-    assert not doorman.liveness._suspected.is_set()
+    assert not doorman.liveness.input_end.is_asked
 
 
 # --- through the whole manager -----------------------------------------------------------------------------

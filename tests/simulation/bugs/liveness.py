@@ -32,13 +32,23 @@ def _short_leases() -> Iterator[None]:
         yield
 
 
+class _WallClock(Clock):
+    """Another clock, whose monotonic seconds are the wall's."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.utc = clock.utc  # type: ignore[method-assign]
+        self.suspended = clock.suspended  # type: ignore[method-assign]
+
+    def monotonic(self) -> float:
+        return self.utc().timestamp()
+
+
 @contextmanager
 def _by_the_wall() -> Iterator[None]:
     begin = LivenessTracker.__init__
 
     def begin_by_the_wall(self: LivenessTracker, *args: Any, clock: Clock, **options: Any) -> None:
-        begin(self, *args, clock=clock, **options)
-        self._now = lambda: clock.utc().timestamp()
+        begin(self, *args, clock=_WallClock(clock), **options)
 
     with patch.object(LivenessTracker, "__init__", begin_by_the_wall), jumping():
         yield

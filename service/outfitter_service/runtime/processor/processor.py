@@ -210,9 +210,9 @@ class Processor:
         waits = self._clock.utc().timestamp() - oldest.timestamp_ms / 1000 if oldest is not None else 0.0
         return structs.replace(
             self._reporter.state_gauges.standing(self.ledger),
-            watched_owners=liveness.watched,
-            polled_owners=liveness.polled,
-            unwatched_owners=liveness.unwatched,
+            watched_owners=liveness.owners.watched,
+            polled_owners=liveness.owners.polled,
+            unwatched_owners=liveness.owners.unwatched,
             leases=len(liveness.leases),
             lag=self.inputs.reader.lag(self.position),
             oldest_unanswered_s=max(0.0, waits),

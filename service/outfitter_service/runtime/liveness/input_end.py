@@ -1,0 +1,40 @@
+"""Where the input ends, asked whenever a lease is suspected to have run out or an owner has died."""
+
+from __future__ import annotations
+
+import anyio
+
+from outfitter_proto.bus import Bus
+
+
+class InputEnd:
+    """The end of one partition's input."""
+
+    def __init__(self, bus: Bus, topic: str, partition: int) -> None:
+        self._bus = bus
+        self._topic = topic
+        self._partition = partition
+        self._asked = anyio.Event()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether somebody waits for the next sample."""
+        return self._asked.is_set()
+
+    def ask(self) -> None:
+        """Have it sampled soon."""
+        self._asked.set()
+
+    async def asked(self) -> None:
+        """Wait until somebody asks. Who asks from now on waits for a sample of their own."""
+        await self._asked.wait()
+        self._asked = anyio.Event()
+
+    async def sample(self) -> int:
+        """The offset after the last message, now.
+
+        Raises:
+            BusError: the bus did not answer.
+        """
+        _, end = await self._bus.offsets(self._topic, self._partition)
+        return end

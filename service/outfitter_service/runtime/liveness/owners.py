@@ -1,0 +1,150 @@
+"""The owners of live allocations: which of them are watched, and which workers must be told that theirs is not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import anyio
+import structlog
+from msgspec import UNSET
+
+from outfitter_proto.records import Allocation, Unwatched
+from outfitter_service.core import model as m
+from outfitter_service.runtime.clock import Clock
+from outfitter_service.runtime.identity import Identity
+from outfitter_service.runtime.liveness.process_watch import REASONS, ProcessWatch
+
+log = structlog.get_logger("outfitter.attendance")
+
+LOOK_EVERY_S = 0.25
+"""How often owners that no descriptor tells of are looked at, some at a time."""
+SAID_EVERY_S = 60.0
+"""Between two lines of the log that say why owners are not watched."""
+FROM_AFAR = frozenset({Unwatched.SCOPE, Unwatched.MACHINE, Unwatched.PID_NAMESPACE})
+"""What a worker can tell from its host's record: that its owner is not watched."""
+
+
+class Owners:
+    """Owners by allocation key. Nobody is watched before the first `restart`."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        clock: Clock,
+        *,
+        died: Callable[[str, str], None],
+        owner_watch: Callable[..., ProcessWatch],
+    ) -> None:
+        """`died` is called with an allocation's key, and why it is known that its owner is dead. `owner_watch` makes
+        what watches processes."""
+        self._identity = identity
+        self._now = clock.monotonic
+        self._died = died
+        self._owner_watch = owner_watch
+        self._processes: ProcessWatch | None = None
+        self._to_tell: set[str] = set()
+        self._look_again = anyio.Event()
+        self._said: frozenset[str] = frozenset()
+        self._said_at = -SAID_EVERY_S
+
+    def __contains__(self, key: str) -> bool:
+        """Whether the allocation's owner is watched."""
+        return self._processes is not None and key in self._processes
+
+    @property
+    def watched(self) -> int:
+        """How many owner processes are watched."""
+        return len(self._processes) if self._processes is not None else 0
+
+    @property
+    def polled(self) -> int:
+        """How many of them are looked at in turns, for want of descriptors."""
+        return self._processes.polled if self._processes is not None else 0
+
+    @property
+    def unwatched(self) -> Counter[Unwatched]:
+        """How many live allocations' owners are not watched, by why."""
+        return self._processes.unwatched() if self._processes is not None else Counter()
+
+    def keys(self) -> set[str]:
+        """The allocations whose owners are known here, watched or not."""
+        return self._processes.keys() if self._processes is not None else set()
+
+    def restart(self, earlier_boot_id: str | None) -> None:
+        """A ledger is replayed: nobody waits to be told. `earlier_boot_id`: a boot of this machine that is over."""
+        self._to_tell.clear()
+        if self._processes is None:
+            self._processes = self._owner_watch(
+                boot_id=self._identity.boot_id,
+                pid_ns=self._identity.pid_ns,
+                time_ns=self._identity.time_ns,
+                earlier_boot_id=earlier_boot_id,
+                died=self._died,
+            )
+
+    def watch(self, key: str, record: Allocation) -> bool:
+        """Watch a live allocation's owner, if it has one; whether that very owner is watched."""
+        owner, lease_s = record.request.owner, record.request.lease_s
+        if self._processes is None or owner is None:
+            return False
+        watched = self._processes.watch(key, owner)
+        if self._processes.unsettled or not watched:
+            self._look_again.set()
+        unexpected = record.unwatched is UNSET and self._processes.reason(key) not in FROM_AFAR
+        if not watched and (lease_s is None or unexpected):
+            self._to_tell.add(key)
+        return watched
+
+    def forget(self, key: str) -> None:
+        """The allocation is over."""
+        self._to_tell.discard(key)
+        if self._processes is not None:
+            self._processes.forget(key)
+
+    def untold(self, lease_s: float) -> list[m.OwnerUnwatched]:
+        """Hand out what workers must be told because they cannot know it: nobody sees their owner's end. `lease_s`: the
+        lease of those without any."""
+        if self._processes is None or not self._to_tell:
+            return []
+        events: list[m.OwnerUnwatched] = []
+        for key in sorted(self._to_tell):
+            reason = self._processes.reason(key)
+            if reason != Unwatched.DESCRIPTORS:  # that one is looked at again
+                self._to_tell.discard(key)
+                if reason is not None:
+                    events.append(
+                        m.OwnerUnwatched(allocation=key, code=reason, reason=REASONS[reason], lease_s=lease_s)
+                    )
+        return events
+
+    async def look(self, settled: Callable[[str], None]) -> None:
+        """Look again at owners that no descriptor tells of; runs until cancelled. `settled` is called with allocations
+        of which it is known only now who their owner is, or that nobody can tell."""
+        while True:
+            await self._look_again.wait()
+            self._look_again = anyio.Event()
+            await anyio.sleep(LOOK_EVERY_S)
+            if self._processes is None:
+                continue
+            for key in self._processes.look():
+                settled(key)
+            self._say_unwatched()
+            if self._processes.unsettled:
+                self._look_again.set()
+
+    def _say_unwatched(self) -> None:
+        """One line for all, when there is a new reason."""
+        counts = {str(reason): count for reason, count in self.unwatched.items() if reason != Unwatched.SCOPE}
+        if self.polled:
+            counts["looked-at-in-turns"] = self.polled
+        if counts.keys() <= self._said or self._now() - self._said_at < SAID_EVERY_S:
+            return
+        self._said, self._said_at = self._said | counts.keys(), self._now()
+        log.warning("not every owner process is watched by the kernel's means", **counts)
+
+    def close(self) -> None:
+        """Watch nobody any more."""
+        if self._processes is not None:
+            self._processes.close()
+            self._processes = None
