@@ -18,8 +18,9 @@ from outfitter_proto.names import topics, transactional_id
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.cli._lib import ledger_location
 from outfitter_service.metrics import Metrics
-from outfitter_service.runtime.changelog import growth
-from outfitter_service.runtime.changelog.growth import CannotGrowError, Grown, grow
+from outfitter_service.runtime.changelog.growth import growing_ledger
+from outfitter_service.runtime.changelog.growth.grow import Grown, grow
+from outfitter_service.runtime.changelog.growth.stock import CannotGrowError
 from outfitter_service.runtime.changelog.shape import TopicsChangedError
 from outfitter_service.runtime.identity import host_identity, of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
@@ -380,7 +381,7 @@ async def test_killed_at_any_point_nobody_lends_anything_twice_and_the_next_run_
     serve: Serve, bus: FaultyBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Managers that start in between refuse, or have all that there was, and nobody has a copy of it."""
-    monkeypatch.setattr(growth, "FILL", 0.0)  # each record is a commit of its own
+    monkeypatch.setattr(growing_ledger, "FILL", 0.0)  # each record is a commit of its own
     for point in range(1, 80, 1 if bus.local else 7):
         cluster = await serve.anew()  # type: ignore[attr-defined]
         await occupied(serve)

@@ -9,7 +9,7 @@ from outfitter_proto.keys import is_sweeper
 from outfitter_proto.names import topics
 from outfitter_proto.records import Checkpoint
 from outfitter_proto.topics import Difference
-from outfitter_service.runtime.changelog.growth import stock
+from outfitter_service.runtime.changelog.growth.stock import stock
 from outfitter_service.runtime.changelog.shape import MOVING
 
 _SHOWN = 3

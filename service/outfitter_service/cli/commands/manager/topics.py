@@ -154,13 +154,13 @@ def grow(
 
     from outfitter_service.config import connection
     from outfitter_service.query import ledger_view
-    from outfitter_service.runtime.changelog import growth
+    from outfitter_service.runtime.changelog.growth.grow import Grown, grow
 
     where = connection(config, options.given(ctx))
 
-    async def connected() -> growth.Grown:
+    async def connected() -> Grown:
         async with ledger_view.opened(where) as bus:
-            return await growth.grow(bus, where.cluster, partitions, history=where.history, force=force, say=warn)
+            return await grow(bus, where.cluster, partitions, history=where.history, force=force, say=warn)
 
     done = anyio.run(connected)
     if as_json:

@@ -1,0 +1,1 @@
+"""Growing on purpose: more partitions, and each host's records where they belong then."""

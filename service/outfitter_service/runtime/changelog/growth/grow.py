@@ -1,0 +1,73 @@
+"""Growing on purpose: more partitions for all topics of a cluster, and each host's records where they belong then.
+
+No manager may serve meanwhile, and none can start: while a host's records lie in two places, or on their way, its
+checkpoint says so (`shape.MOVING`). Each step is written down before the next one begins, and may be done twice: who
+was killed is run again. What was registered and not yet read by a host's manager is sent again to the new partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from outfitter_proto.bus import Bus
+from outfitter_service.runtime.changelog.growth.growing_ledger import GrowingLedger
+from outfitter_service.runtime.changelog.growth.plan import plan_growth
+from outfitter_service.runtime.changelog.growth.relocation import Relocation
+from outfitter_service.runtime.changelog.growth.unread_input import UnreadInput
+
+
+class Grown(Struct, frozen=True, kw_only=True):
+    """What was done: how many partitions there were (0: not known) and are, the hosts that were moved, how many of
+    their records, and how many registrations were sent again."""
+
+    before: int
+    partitions: int
+    hosts: list[str]
+    records: int
+    registrations: int
+
+
+async def grow(
+    bus: Bus, cluster: str, partitions: int, *, history: bool = True, force: bool = False,
+    say: Callable[[str], object] = lambda _: None,
+) -> Grown:  # fmt: skip
+    """Give the topics of `cluster` so many partitions, or finish what was begun; `say` is told of each step. With
+    `force` hosts whose manager has not said that it stopped are moved all the same.
+
+    Raises:
+        CannotGrowError: see there.
+        UnknownTopicError: there are no such topics.
+        FencedError: a manager is at work after all.
+        BusError: the bus failed: run it again.
+    """
+    ledger = GrowingLedger(bus, cluster, partitions, history=history)
+    plan = await plan_growth(bus, ledger, force=force)
+    if plan is None:
+        return Grown(before=partitions, partitions=partitions, hosts=[], records=0, registrations=0)
+    unread, relocation, names = UnreadInput(bus, ledger, plan), Relocation(ledger, plan, say), ledger.topics
+    numbers, former = range(partitions), range(plan.before or partitions)
+    for partition in former:
+        await unread.announce(partition)
+    await ledger.add_partitions(names.registrations, names.history, names.dead_letters)
+    for partition in former:
+        await unread.carry(partition)
+    await ledger.add_partitions(names.allocations)  # by its number workers find their host's place
+    say(f"all topics have {partitions} partitions")
+    for partition in former:
+        await unread.carry(partition)
+    for partition in numbers:
+        await relocation.copy(partition)
+    for partition in numbers:
+        await relocation.delete(partition)
+    for partition in numbers:
+        await relocation.finish(partition)
+    await relocation.check()
+    return Grown(
+        before=plan.before,
+        partitions=partitions,
+        hosts=sorted(relocation.hosts),
+        records=relocation.records,
+        registrations=unread.registrations,
+    )

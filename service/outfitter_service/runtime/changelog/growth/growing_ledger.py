@@ -1,0 +1,142 @@
+"""The ledger of a cluster while partitions are added: its checkpoints, and commits in the names of its writers."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+
+from msgspec import UNSET, UnsetType, structs
+
+from outfitter_proto.bus import Bus, Entry
+from outfitter_proto.codec import encode
+from outfitter_proto.keys import checkpoint_key, host_writer, partition_writer, sweeper_writer, writer_names
+from outfitter_proto.names import Topics, topics, transactional_id
+from outfitter_proto.partitioning import partition_of
+from outfitter_proto.records import Checkpoint, InputPosition
+from outfitter_service.runtime.changelog.growth.stock import Stock, stock
+
+INSTANCE = "topics-grow"
+"""What the managers begin with that checkpoints name which were written here: each run is one."""
+FILL = 0.8
+"""How full of the largest possible ledger batch a commit is made."""
+
+
+class GrowingLedger:
+    """The ledger of one cluster. `partitions`: how many there are to be. `checkpoints`: by partition and writer, as
+    they were last read or written."""
+
+    def __init__(self, bus: Bus, cluster: str, partitions: int, *, history: bool) -> None:
+        """`history`: whether the cluster has that topic."""
+        self._bus = bus
+        self._history = history
+        self._instance = f"{INSTANCE}-{secrets.token_hex(4)}"
+        self._commits: dict[tuple[int, str], int] = {}
+        """By partition and writer: the last commit that is known, of what was copied there or was written here."""
+        self.cluster = cluster
+        self.topics: Topics = topics(cluster)
+        self.partitions = partitions
+        self.checkpoints: dict[tuple[int, str], Checkpoint] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The topics that the cluster has."""
+        return [name for name in self.topics if self._history or name != self.topics.history]
+
+    async def add_partitions(self, *names: str) -> None:
+        """Give these topics as many partitions as there are to be."""
+        for name in names:
+            if name in self.names:
+                await self._bus.add_partitions(name, self.partitions)
+
+    # --- reading ---
+
+    async def look(self, partition: int, partitions: int | None = None) -> Stock:
+        """What lies there that belongs elsewhere among `partitions` (left out: as many as there are to be)."""
+        found = await stock(self._bus, self.topics.allocations, partition, partitions or self.partitions)
+        for writer, checkpoint in found.checkpoints.items():
+            self.checkpoints[partition, writer] = checkpoint
+        return found
+
+    def keeper(self, partition: int) -> Checkpoint | None:
+        """The checkpoint of whoever answers there for what is nobody's."""
+        owner = self.checkpoints.get((partition, partition_writer(partition)))
+        return owner or self.checkpoints.get((partition, sweeper_writer(partition)))
+
+    def moving(self, partition: int) -> Iterable[str]:
+        """The hosts with a manager's checkpoint in this partition that belong elsewhere."""
+        for number, writer in self.checkpoints:
+            host = writer_names(writer).host
+            if number == partition and host is not None and partition_of(host, self.partitions) != partition:
+                yield host
+
+    def start(self, partition: int) -> int | UnsetType:
+        """Where this partition began when its writers last looked."""
+        starts = [each.ledger_start or 0 for (number, _), each in self.checkpoints.items() if number == partition]
+        return max(starts, default=0) or UNSET
+
+    def first_checkpoint(self, writer: str, scope: str, position: InputPosition) -> Checkpoint:
+        """The checkpoint of a writer that has none, before its first commit."""
+        return Checkpoint(
+            writer=writer, instance=self._instance, cluster=self.cluster, scope=scope, commit=0, token=0,
+            input=position, at=datetime.now(UTC),
+        )  # fmt: skip
+
+    # --- whether somebody else writes ---
+
+    def note_commits(self, partition: int, found: Stock) -> None:
+        """What lies there is copied as it is by these commits."""
+        for writer, checkpoint in found.checkpoints.items():
+            self._commits[partition, writer] = checkpoint.commit
+
+    def is_written_since(self, partition: int, checkpoint: Checkpoint) -> bool:
+        """Whether somebody else has committed as this writer after what was copied or written here."""
+        return self._commits.get((partition, checkpoint.writer)) != checkpoint.commit
+
+    # --- writing ---
+
+    async def delete_host(self, partition: int, host: str, entries: list[Entry]) -> None:
+        """Commit these deletions as the host's writer, and delete its checkpoint."""
+        writer = host_writer(host)
+        await self._write(partition, writer, [*entries, Entry(checkpoint_key(writer).encode(), None)])
+        self.checkpoints.pop((partition, writer), None)
+
+    async def put(self, partition: int, checkpoint: Checkpoint, entries: Iterable[Entry] = ()) -> None:
+        """Commit these records as the checkpoint's writer, and the checkpoint behind them with the next number."""
+        number = checkpoint.commit
+        nothing_read = structs.replace(checkpoint.input, from_=checkpoint.input.to)
+
+        def end() -> Entry:
+            nonlocal number
+            number += 1
+            told = structs.replace(
+                checkpoint, commit=number, instance=self._instance, input=nothing_read, at=datetime.now(UTC)
+            )
+            self.checkpoints[partition, checkpoint.writer] = told
+            self._commits[partition, checkpoint.writer] = number
+            return Entry(told.key.encode(), encode(told))
+
+        await self._write(partition, checkpoint.writer, [*entries], end)
+
+    async def _write(
+        self, partition: int, writer: str, entries: list[Entry], end: Callable[[], Entry] | None = None
+    ) -> None:
+        """Commit these in as many batches as it takes, each with an `end`."""
+        written = self.topics.written(history=self._history)
+        async with await self._bus.open_writer(
+            transactional_id(self.cluster, writer), partition, topics=written
+        ) as held:
+            while True:
+                batch: list[Entry] = []
+                size = 0
+                while entries and (not batch or size < held.max_batch_bytes * FILL):
+                    entry = entries[0]
+                    size += len(entry.key or b"") + len(entry.value or b"") + 32
+                    if batch and size >= held.max_batch_bytes * FILL:
+                        break
+                    batch.append(entries.pop(0))
+                if end is not None:
+                    batch.append(end())
+                await held.commit([(self.topics.allocations, batch)])
+                if not entries:
+                    return

@@ -1,0 +1,98 @@
+"""What one partition of the ledger holds, as far as it matters for adding partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import UNSET, Struct
+
+from outfitter_proto.bus import Bus
+from outfitter_proto.bus.reading import read_to
+from outfitter_proto.codec import WireError, decode_ledger
+from outfitter_proto.keys import CHECKPOINT, HOST, host_of, is_sweeper, writer_names, writer_of
+from outfitter_proto.partitioning import partition_of
+from outfitter_proto.records import Checkpoint, Host
+
+
+class CannotGrowError(RuntimeError):
+    """The topics cannot be given more partitions as things are. The message says what to do."""
+
+
+class Stock(Struct, kw_only=True):
+    """One partition of the ledger: the checkpoints there by writer, the managers that have not said that they stopped,
+    and what lies there of hosts that belong elsewhere, as it is on the wire, by host and key."""
+
+    checkpoints: dict[str, Checkpoint] = {}
+    at_work: list[str] = []
+    strays: dict[str, dict[bytes, bytes]] = {}
+
+
+async def stock(bus: Bus, topic: str, partition: int, partitions: int) -> Stock:
+    """What is committed in one partition of the ledger, as far as it matters for growing to `partitions`.
+
+    Raises:
+        CannotGrowError: a checkpoint that cannot be read.
+        BusError: the ledger cannot be read.
+    """
+    last: dict[bytes, bytes] = {}
+    places: dict[str, int] = {}
+    end = await bus.stable_end(topic, partition)
+    async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
+        async for messages in read_to(reader, end):
+            for message in messages:
+                key = message.key or b""
+                if message.value is None:
+                    last.pop(key, None)
+                elif key.startswith((CHECKPOINT, HOST)) or _strays(key, partition, partitions, places):
+                    last[key] = message.value
+    return _sorted(last, partition, partitions, f"{topic}/{partition}")
+
+
+def _strays(key: bytes, partition: int, partitions: int, places: dict[str, int]) -> bool:
+    host = _whose(key)
+    if host is None:
+        return False
+    if host not in places:
+        places[host] = partition_of(host, partitions)
+    return places[host] != partition
+
+
+def _whose(key: bytes) -> str | None:
+    """The host whose record this is, its manager's checkpoint included."""
+    writer = writer_of(key)
+    return host_of(key) if writer is None else writer_names(writer).host
+
+
+def _sorted(last: Mapping[bytes, bytes], partition: int, partitions: int, place: str) -> Stock:
+    found = Stock()
+    places: dict[str, int] = {}
+    for key, value in last.items():
+        if key.startswith((CHECKPOINT, HOST)):
+            try:
+                record = decode_ledger(value, key=key)
+            except WireError as error:
+                if key.startswith(HOST):
+                    record = None
+                else:
+                    raise CannotGrowError(f"{error}. The ledger in {place} is damaged there: mend it first") from error
+            if isinstance(record, Checkpoint):
+                found.checkpoints[record.writer] = record
+            elif isinstance(record, Host) and record.manager.stopped_at is None:
+                found.at_work.append(record.host)
+        host = _whose(key)
+        if host is not None and _strays(key, partition, partitions, places):
+            found.strays.setdefault(host, {})[key] = value
+    return found
+
+
+def unfinished(found: Stock, partitions: int) -> list[str]:
+    """The writers there that do not know of all partitions. A sweeper knows of none."""
+    return [
+        writer for writer, each in found.checkpoints.items() if not is_sweeper(writer) and each.partitions != partitions
+    ]
+
+
+def is_begun(found: Stock, partitions: int) -> bool:
+    """Whether growing to so many was announced there, and not all is carried over that was not read."""
+    grown = [each.grown for each in found.checkpoints.values() if each.grown is not UNSET]
+    return any(each.until is UNSET and each.partitions < partitions for each in grown)
