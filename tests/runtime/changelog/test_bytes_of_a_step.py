@@ -33,11 +33,11 @@ from outfitter_service.core.decide import Rules
 from outfitter_service.core.state.ledger import Ledger, PutRecord
 from outfitter_service.metrics import EVENT_KINDS, Metrics
 from outfitter_service.runtime.clock import Clock
-from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.liveness.tracker import LivenessTracker
 from outfitter_service.runtime.processor.commit.batch import LOGGED, Batch
 from outfitter_service.runtime.processor.reporting.gauges import StateGauges
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
+from support.assignments import assignment_of
 
 GPU = {"resource": "gpu"}
 
@@ -98,11 +98,10 @@ class Writing:
 
     def leases(self) -> dict[str, float]:
         """When the leases end, by key, that there are once the batch is settled at second 0."""
-        bus, identity = cast("Bus", None), cast("Identity", None)  # leases need neither
+        bus = cast("Bus", None)  # leases need none
         found = LivenessTracker(
-            bus, NAMES.registrations, 0, identity=identity, grace_s=2.0, default_lease_s=30.0,
-            wake=lambda: None, clock=Midnight(),
-        )  # fmt: skip
+            assignment_of(bus), grace_s=2.0, default_lease_s=30.0, wake=lambda: None, clock=Midnight()
+        )
         found.renew(self.batch.effects.renewed)
         found.follow(self.batch.effects.allocations)
         return {key: found.leases.deadline(key) for key in self.batch.effects.allocations if key in found.leases}

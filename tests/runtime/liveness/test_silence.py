@@ -14,12 +14,12 @@ from outfitter_proto.records import Allocation, Owner, ResolvedRequest, Source
 from outfitter_proto.support.processes import boot_id, pid_namespace
 from outfitter_service.core.state.ledger import Ledger, PutAllocation
 from outfitter_service.runtime.clock import Clock
-from outfitter_service.runtime.identity import host_identity
 from outfitter_service.runtime.liveness import silence
 from outfitter_service.runtime.liveness.deaths import LAST_WORDS_S
 from outfitter_service.runtime.liveness.tracker import LivenessTracker
 from outfitter_service.runtime.processor.processor import Limits
 from runtime.conftest import Serve
+from support.assignments import assignment_of
 from support.faulty_bus import FaultyBus, no_faults
 from support.in_process_manager import CLUSTER, HOST, TOPICS, another, deregister, heartbeat, register, static
 from support.verdict import verdict
@@ -55,9 +55,8 @@ class TrackerDriver:
         self.bus = bus
         self.clock = StoppedClock()
         self.liveness = LivenessTracker(
-            bus, TOPICS.registrations, 0, identity=host_identity(CLUSTER, HOST), grace_s=2.0, default_lease_s=30.0,
-            wake=lambda: None, clock=self.clock,
-        )  # fmt: skip
+            assignment_of(bus), grace_s=2.0, default_lease_s=30.0, wake=lambda: None, clock=self.clock
+        )
 
     async def sample(self) -> None:
         """Let the end of the input be sampled, as it is when a lease is suspected."""

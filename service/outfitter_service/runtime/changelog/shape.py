@@ -16,8 +16,7 @@ from outfitter_proto.bus.reading import read_to
 from outfitter_proto.names import Topics, transactional_id
 from outfitter_proto.records import Checkpoint
 from outfitter_service.runtime.changelog.restore import Restored
-from outfitter_service.runtime.identity import Identity
-from outfitter_service.runtime.input.scope import Scope
+from outfitter_service.runtime.input.assignment import Assignment
 
 LOOK_S = 30.0
 """How often a manager that serves looks at the shape of its topics: one small question."""
@@ -84,31 +83,19 @@ def growing(partitions: int) -> str:
 class Ground:
     """What one processor's ledger stands on. `shape` is the topics' at the last `look`."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        topics: Topics,
-        partition: int,
-        *,
-        identity: Identity,
-        scope: Scope,
-        partitions: int | None,
-        history: bool,
-        adopt: bool,
-    ) -> None:
-        """`partitions`: the number by which this partition was found to be the processor's; None: that of the first
-        look. `adopt`: take the ledger as it stands, whichever topic it is in."""
-        self._bus = bus
-        self._topics = topics
-        self._partition = partition
-        self._identity = transactional_id(identity.cluster, identity.writer)
-        self._writer = identity.writer.encode()
-        self._scope = scope
-        self._partitions = partitions
+    def __init__(self, assignment: Assignment, *, history: bool, adopt: bool) -> None:
+        """`history`: whether the cluster has that topic. `adopt`: take the ledger as it stands, whichever topic it is
+        in."""
+        self._assignment = assignment
+        self._bus = assignment.bus
+        self._topics = assignment.topics
+        self._partition = assignment.partition
+        self._identity = transactional_id(assignment.identity.cluster, assignment.identity.writer)
+        self._partitions = assignment.partitions
         self._history = history
         self._adopt = adopt
         self._shape: Shape | None = None
-        self._was_written = self._is_known = False
+        self._was_written = False
         self._history_end = 0
         self._looked_elsewhere = False
 
@@ -137,8 +124,8 @@ class Ground:
         known = self._shape
         if known is None:
             self._was_written = await self._bus.has_committed(self._identity)
-            self._is_known = await self._bus.tenure(self._identity) is not None
-            if self._is_known and found.history is not None:
+            is_known = await self._bus.tenure(self._identity) is not None
+            if is_known and found.history is not None:
                 _, self._history_end = await self._bus.offsets(self._topics.history, self._partition)
         elif known.ledger != found.ledger:
             raise TopicsChangedError(
@@ -149,10 +136,6 @@ class Ground:
             raise self._deleted(found.ledger_start)
         self._partitions, self._shape = found.partitions, found
         return found
-
-    async def input_bounds(self) -> tuple[int, int]:
-        """The first offset of the input, and the one after the last."""
-        return await self._bus.offsets(self._topics.registrations, self._partition)
 
     async def _ledger_start(self) -> int:
         """The first offset of the ledger on a broker. Compaction does not move it there."""
@@ -188,7 +171,7 @@ class Ground:
             return
         if not taken and (await self._bus.offsets(self._topics.allocations, self._partition))[1] > restored.end:
             return
-        if self._was_written or (self._is_known and await self._is_in_history()):
+        if self._was_written or await self._is_in_history():
             raise TopicsChangedError(
                 f"a manager has written as {self._identity!r} before, and {self._place} holds nothing of it: the topic "
                 f"was made anew, or restored without it. {_ADOPTING}"
@@ -261,7 +244,7 @@ class Ground:
         async with await self._bus.open_reader(topic, partition, start=None, committed=True) as reader:
             async for messages in read_to(reader, end):
                 for message in messages:
-                    host = self._scope.stray(message.key or b"", self.shape.partitions)
+                    host = self._assignment.scope.stray(message.key or b"", self.shape.partitions)
                     if host is None:
                         continue
                     if message.value is None:
@@ -276,9 +259,8 @@ class Ground:
         the ledger may have been replayed before it."""
         if self.shape.history is None or not self._history_end:
             return False
-        return await self._holds(
-            self._topics.history, lambda message: message.key == self._writer, before=self._history_end
-        )
+        writer = self._assignment.identity.writer.encode()
+        return await self._holds(self._topics.history, lambda message: message.key == writer, before=self._history_end)
 
     async def _holds(self, topic: str, wanted: Callable[[Message], bool], *, before: int | None = None) -> bool:
         """Whether such a message is committed in this partition of a topic, as far as that is decided while the writer

@@ -9,6 +9,7 @@ from msgspec import structs
 from outfitter_proto.bus import BusError, OffsetOutOfRangeError
 from outfitter_service.runtime.changelog.shape import Ground, Shape
 from outfitter_service.runtime.changelog.snapshots import Snapshots
+from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.input.input_reader import Cursor, InputReader
 
 log = structlog.get_logger("outfitter.topics")
@@ -17,7 +18,11 @@ log = structlog.get_logger("outfitter.topics")
 class TopicWatch:
     """One processor's. It holds nothing large: what was cancelled may stay in memory for a while."""
 
-    def __init__(self, ground: Ground, input_reader: InputReader, snapshots: Snapshots, *, every_s: float) -> None:
+    def __init__(
+        self, assignment: Assignment, ground: Ground, input_reader: InputReader, snapshots: Snapshots, *, every_s: float
+    ) -> None:
+        """`every_s`: seconds between two looks."""
+        self._assignment = assignment
         self._ground = ground
         self._input_reader = input_reader
         self._snapshots = snapshots
@@ -34,7 +39,7 @@ class TopicWatch:
             try:
                 found = await self._ground.look()
                 if found.registrations != place.topic_id and self._input_reader.lost is None:
-                    start, end = await self._ground.input_bounds()
+                    start, end = await self._assignment.input_bounds()
                     message = f"the registrations topic was made anew (its id was {place.topic_id})"
                     self._input_reader.begin_anew(OffsetOutOfRangeError(message, start=start, end=end))
             except BusError as error:

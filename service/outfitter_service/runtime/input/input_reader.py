@@ -12,7 +12,8 @@ import anyio
 import structlog
 from msgspec import Struct
 
-from outfitter_proto.bus import Bus, BusConfigurationError, BusError, Message, OffsetOutOfRangeError, Reader
+from outfitter_proto.bus import BusConfigurationError, BusError, Message, OffsetOutOfRangeError, Reader
+from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.outage_log import OutageLog
 
 log = structlog.get_logger("outfitter.input")
@@ -113,14 +114,12 @@ class PrefetchBuffer:
 
 class InputReader(PrefetchBuffer):
     """The window on what is decided in turn. `position` is the offset after the last fetched one, holes included;
-    `obstacle` why nothing can be fetched now; `outages` how many such times are over; `end` the input's end when it was
-    last looked up. Its attributes are many: half of them say what it reads, the others how that goes."""
+    `obstacle` why nothing can be fetched now; `outages` how many such times are over. `lost`: that position is out of
+    range; `trouble`: the bus is another one, and reading has ended."""
 
     def __init__(
         self,
-        bus: Bus,
-        topic: str,
-        partition: int,
+        assignment: Assignment,
         *,
         wake: Callable[[], None],
         healed: Callable[[], None],
@@ -130,17 +129,13 @@ class InputReader(PrefetchBuffer):
         """`wake` is called when there is news, `healed` when the bus is heard again after an outage."""
         super().__init__(most)
         self._outage = outage
-        self._activity = f"reading registrations of partition {partition}"
-        self._bus = bus
-        self._topic = topic
-        self._partition = partition
+        self._assignment = assignment
         self._wake = wake
         self._healed = healed
         self._resumed = anyio.Event()
         self._fetching = anyio.CancelScope()
         self._anew: OffsetOutOfRangeError | None = None
         self.position = 0
-        self.end = 0
         self.obstacle: str | None = None
         self.outages = 0
         self.lost: OffsetOutOfRangeError | None = None
@@ -149,7 +144,7 @@ class InputReader(PrefetchBuffer):
     def reset(self, start: int) -> None:
         """Forget what was fetched; `run` goes on at `start`."""
         self.clear()
-        self.position = self.end = start
+        self.position = start
         self._anew = None
         self.obstacle = None
         self._outage.passed(self._activity)
@@ -167,9 +162,7 @@ class InputReader(PrefetchBuffer):
         while True:
             try:
                 with anyio.CancelScope() as self._fetching:
-                    async with await self._bus.open_reader(
-                        self._topic, self._partition, start=self.position, committed=False
-                    ) as reader:
+                    async with await self._assignment.open_input(self.position) as reader:
                         await self._fetch(reader)
                 anew, self._anew = self._anew, None
                 if anew is not None:
@@ -181,7 +174,7 @@ class InputReader(PrefetchBuffer):
                 self._wake()
                 await self._resumed.wait()
             except BusError as error:
-                if self._bus.local and isinstance(error, BusConfigurationError):
+                if self._assignment.bus.local and isinstance(error, BusConfigurationError):
                     self.trouble = error  # the file is another one: trying again cannot mend it
                     self._wake()
                     return
@@ -206,20 +199,36 @@ class InputReader(PrefetchBuffer):
                 self.put(messages)
                 self._wake()
 
-    async def measure(self) -> None:
-        """Keep `end` up to date, as far as the bus answers, until cancelled."""
-        while True:
-            try:
-                _, self.end = await self._bus.offsets(self._topic, self._partition)
-            except BusError as error:
-                log.debug("cannot tell how far the input reaches", error=str(error))
-            await anyio.sleep(MEASURE_S)
-
-    def lag(self, position: int) -> int:
-        """How many records, of whomever, are known from `position` on."""
-        return max(self.end, self.position) - position
+    @property
+    def _activity(self) -> str:
+        return f"reading registrations of partition {self._assignment.partition}"
 
     @property
     def hearing(self) -> bool:
         """Whether the bus can be read, as far as is known; else `obstacle` says why not."""
         return self.obstacle is None
+
+
+class InputLag:
+    """How far a processor is behind the end of its input, as far as the bus says."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+        self._end = 0
+
+    def reset(self, start: int) -> None:
+        """The input is read from `start` on."""
+        self._end = start
+
+    async def run(self) -> None:
+        """Keep the input's end up to date, until cancelled."""
+        while True:
+            try:
+                _, self._end = await self._assignment.input_bounds()
+            except BusError as error:
+                log.debug("cannot tell how far the input reaches", error=str(error))
+            await anyio.sleep(MEASURE_S)
+
+    def records(self, position: int, read_to: int) -> int:
+        """How many records, of whomever, are known from `position` on, where those before `read_to` were read."""
+        return max(self._end, read_to) - position

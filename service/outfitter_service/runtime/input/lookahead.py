@@ -14,8 +14,16 @@ import anyio
 import structlog
 from msgspec import Struct
 
-from outfitter_proto.bus import Bus, BusError, Message, Reader
-from outfitter_service.runtime.input.input_reader import READ_AHEAD, RETRY_S, Cursor, InputReader, PrefetchBuffer
+from outfitter_proto.bus import BusError, Message, Reader
+from outfitter_service.runtime.input.assignment import Assignment
+from outfitter_service.runtime.input.input_reader import (
+    READ_AHEAD,
+    RETRY_S,
+    Cursor,
+    InputLag,
+    InputReader,
+    PrefetchBuffer,
+)
 from outfitter_service.runtime.input.scope import Scope
 
 log = structlog.get_logger("outfitter.scout")
@@ -106,20 +114,14 @@ class LookAhead:
 
     def __init__(
         self,
-        bus: Bus,
-        topic: str,
-        partition: int,
-        scope: Scope,
+        assignment: Assignment,
         input_reader: InputReader,
         *,
         wake: Callable[[], None],
         quiet_limit: int = QUIET_LIMIT,
     ) -> None:
         """`wake` is called when there is something to decide."""
-        self._bus = bus
-        self._topic = topic
-        self._partition = partition
-        self._scope = scope
+        self._assignment = assignment
         self._input_reader = input_reader
         self._wake = wake
         self._quiet_limit = quiet_limit
@@ -160,20 +162,18 @@ class LookAhead:
             lookahead_buffer = self.lookahead_buffer = LookAheadBuffer(
                 self._input_reader.position,
                 self._place,
-                self._scope,
+                self._assignment.scope,
                 quiet_limit=self._quiet_limit,
                 room=self._room,
                 most=READ_AHEAD,
             )
             while self.lookahead_buffer is lookahead_buffer:
                 try:
-                    async with await self._bus.open_reader(
-                        self._topic, self._partition, start=lookahead_buffer.position, committed=False
-                    ) as reader:
+                    async with await self._assignment.open_input(lookahead_buffer.position) as reader:
                         await self._look(lookahead_buffer, reader)
                 except BusError as error:
                     # the input reader meets it as well: what has to be done about it is done there
-                    log.debug("cannot look ahead", partition=self._partition, error=str(error))
+                    log.debug("cannot look ahead", partition=self._assignment.partition, error=str(error))
                     await anyio.sleep(RETRY_S)
 
     async def _look(self, lookahead_buffer: LookAheadBuffer, reader: Reader) -> None:
@@ -198,15 +198,18 @@ class LookAhead:
 
 
 class Inputs(Struct, frozen=True):
-    """The two windows on one partition's input: what is decided in turn, and what may be decided before."""
+    """The two windows on one partition's input: what is decided in turn, and what may be decided before. `lag`: how far
+    both are from its end."""
 
     reader: InputReader
     lookahead: LookAhead
+    lag: InputLag
 
     def reset(self, cursor: Cursor, *, room: int | None = None) -> None:
         """Forget what was read and go on at `cursor`; `room` as in `LookAhead.reset`."""
         self.reader.reset(cursor.position)
         self.lookahead.reset(cursor, room=room)
+        self.lag.reset(cursor.position)
 
     def give_back(self, messages: Sequence[Message], looked_ahead: Sequence[Message]) -> None:
         """What was taken from each window comes first again: its commit failed."""

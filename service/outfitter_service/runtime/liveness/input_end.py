@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import anyio
 
-from outfitter_proto.bus import Bus
+from outfitter_service.runtime.input.assignment import Assignment
 
 
 class InputEnd:
     """The end of one partition's input."""
 
-    def __init__(self, bus: Bus, topic: str, partition: int) -> None:
-        self._bus = bus
-        self._topic = topic
-        self._partition = partition
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
         self._asked = anyio.Event()
 
     @property
@@ -36,5 +34,5 @@ class InputEnd:
         Raises:
             BusError: the bus did not answer.
         """
-        _, end = await self._bus.offsets(self._topic, self._partition)
+        _, end = await self._assignment.input_bounds()
         return end

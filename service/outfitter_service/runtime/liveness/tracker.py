@@ -14,12 +14,12 @@ import anyio
 import anyio.lowlevel
 import structlog
 
-from outfitter_proto.bus import Bus, BusError
+from outfitter_proto.bus import BusError
 from outfitter_proto.records import FINAL_STATES, Allocation, ReasonCode
 from outfitter_service.core import model as m
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.runtime.clock import SYSTEM, Clock
-from outfitter_service.runtime.identity import Identity
+from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.liveness.deaths import OwnerDeaths
 from outfitter_service.runtime.liveness.input_end import InputEnd
 from outfitter_service.runtime.liveness.leases import Leases
@@ -40,26 +40,25 @@ class LivenessTracker:
 
     def __init__(
         self,
-        bus: Bus,
-        topic: str,
-        partition: int,
+        assignment: Assignment,
         *,
-        identity: Identity,
         grace_s: float,
         default_lease_s: float,
         wake: Callable[[], None],
         clock: Clock = SYSTEM,
         owner_watch: Callable[..., ProcessWatch] = ProcessWatch,
     ) -> None:
-        """`wake` is called when there may be a death to judge; `owner_watch` makes what watches owner processes."""
+        """`grace_s`: seconds between a lease's end and its judgement. `default_lease_s`: the lease, in seconds, of
+        older incarnations without any. `wake` is called when there may be a death to judge; `owner_watch` makes what
+        watches owner processes."""
         self._now = clock.monotonic
         self._default_lease_s = default_lease_s
         self._wake = wake
-        self.input_end = InputEnd(bus, topic, partition)
+        self.input_end = InputEnd(assignment)
         self.leases = Leases(grace_s)
         self._silence = SilenceJudge(self.leases, clock, suspect=self.input_end.ask)
         self._deaths = OwnerDeaths(clock, suspect=self.input_end.ask)
-        self.owners = Owners(identity, clock, died=self._deaths.seen, owner_watch=owner_watch)
+        self.owners = Owners(assignment.identity, clock, died=self._deaths.seen, owner_watch=owner_watch)
 
     @property
     def unjudged(self) -> int:

@@ -10,9 +10,9 @@ from outfitter_service.core.decide import implied
 from outfitter_service.runtime.changelog.restore import Restored
 from outfitter_service.runtime.changelog.snapshots import Snapshots
 from outfitter_service.runtime.drivers.pool import DriverCalls
+from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.input.input_reader import Cursor
 from outfitter_service.runtime.liveness.tracker import LivenessTracker
-from outfitter_service.runtime.processor.assignment import Assignment
 from outfitter_service.runtime.processor.event_queue import EventQueue
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
 from outfitter_service.runtime.processor.settlement import InputLoss
@@ -86,7 +86,7 @@ class Adoption:
             self._input_loss.accept(
                 f"the registrations topic is another one than before (it was {found.input.topic_id})"
             )
-        earliest, _ = await bus.offsets(registrations, assignment.partition)
+        earliest, _ = await assignment.input_bounds()
         is_new = found is None and assignment.identity.host is not None
         swept = restored.swept.input if is_new and restored.swept is not None else None
         if swept is not None and swept.topic_id == topic_id:

@@ -11,13 +11,13 @@ from outfitter_service.runtime.changelog.snapshots import Snapshots
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.dead_letter_quota import Quotas
 from outfitter_service.runtime.input.input_reader import Cursor
-from outfitter_service.runtime.processor.assignment import TakenPartition
 from outfitter_service.runtime.processor.commit.batch import Batch
 from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
 from outfitter_service.runtime.processor.commit.pending_commit import PendingCommit, Sealed
 from outfitter_service.runtime.processor.event_queue import EventQueue, StopRequest
 from outfitter_service.runtime.processor.host_announcer import HostAnnouncer
 from outfitter_service.runtime.processor.limits import Limits
+from outfitter_service.runtime.processor.taken_partition import TakenPartition
 
 
 class CommitBuilder:

@@ -20,12 +20,12 @@ from outfitter_proto.records import Checkpoint
 from outfitter_service.core import model as m
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.input.lookahead import Inputs, LookAheadBuffer
-from outfitter_service.runtime.processor.assignment import RecycledError, TakenPartition
 from outfitter_service.runtime.processor.commit.pending_commit import PendingCommit
 from outfitter_service.runtime.processor.commit_builder import CommitBuilder
 from outfitter_service.runtime.processor.deadlines import TICK_S, Deadlines
 from outfitter_service.runtime.processor.event_queue import EventQueue, StopRequest
 from outfitter_service.runtime.processor.settlement import Settlement
+from outfitter_service.runtime.processor.taken_partition import RecycledError, TakenPartition
 
 SLICE = 48
 """Events decided at a stretch: a commit under way must not wait for long until its answer is seen."""

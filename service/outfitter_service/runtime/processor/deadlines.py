@@ -11,9 +11,9 @@ from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.dead_letter_quota import Quotas
 from outfitter_service.runtime.input.lookahead import Inputs
 from outfitter_service.runtime.liveness.tracker import LivenessTracker
-from outfitter_service.runtime.processor.assignment import TakenPartition
 from outfitter_service.runtime.processor.commit.batch import Batch
 from outfitter_service.runtime.processor.event_queue import EventQueue
+from outfitter_service.runtime.processor.taken_partition import TakenPartition
 
 TICK_S = 0.25
 """How often deadlines are looked at."""

@@ -13,7 +13,7 @@ from outfitter_proto.codec import encode
 from outfitter_proto.records import Host
 from outfitter_service.core.hosts import host_record
 from outfitter_service.core.state.ledger import Ledger, PutRecord
-from outfitter_service.runtime.processor.assignment import Assignment
+from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.processor.commit.batch import Batch
 
 

@@ -26,14 +26,14 @@ from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.dead_letter_quota import DeadLetterQuota, Quotas
 from outfitter_service.runtime.drivers.pool import DriverCalls
 from outfitter_service.runtime.identity import Identity
-from outfitter_service.runtime.input.input_reader import InputReader
+from outfitter_service.runtime.input.assignment import Assignment
+from outfitter_service.runtime.input.input_reader import InputLag, InputReader
 from outfitter_service.runtime.input.lookahead import Inputs, LookAhead
 from outfitter_service.runtime.input.scope import HostScope, Scope
 from outfitter_service.runtime.liveness.process_watch import ProcessWatch
 from outfitter_service.runtime.liveness.tracker import LivenessTracker
 from outfitter_service.runtime.outage_log import OutageLog
 from outfitter_service.runtime.processor.adoption import Adoption
-from outfitter_service.runtime.processor.assignment import Assignment, RecycledError, TakenPartition
 from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
 from outfitter_service.runtime.processor.commit_builder import CommitBuilder
 from outfitter_service.runtime.processor.commit_loop import CommitLoop
@@ -42,6 +42,7 @@ from outfitter_service.runtime.processor.event_queue import EventQueue, StopRequ
 from outfitter_service.runtime.processor.limits import Limits
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
 from outfitter_service.runtime.processor.settlement import InputLoss, Settlement
+from outfitter_service.runtime.processor.taken_partition import RecycledError, TakenPartition
 from outfitter_service.runtime.processor.takeover import ForeignManagerError, Takeover
 
 __all__ = ["ForeignManagerError", "Limits", "Processor"]
@@ -87,7 +88,13 @@ class Processor:
             scope = HostScope(identity.host, identity.writer)
         place: dict[str, str | int] = {"host": identity.host} if identity.host else {"partition": partition}
         self._assignment = Assignment(
-            bus=bus, topics=topics, partition=partition, identity=identity, scope=scope, since=clock.utc()
+            bus=bus,
+            topics=topics,
+            partition=partition,
+            partitions=partitions,
+            identity=identity,
+            scope=scope,
+            since=clock.utc(),
         )
         self._rules = rules
         self._limits = limits
@@ -99,16 +106,7 @@ class Processor:
         self._activity = f"answering registrations of partition {partition}"
         self._stop = StopRequest()
         wakeup = Wakeup()
-        self._ground = Ground(
-            bus,
-            topics,
-            partition,
-            identity=identity,
-            scope=scope,
-            partitions=partitions,
-            history=limits.history is not None,
-            adopt=limits.adopt,
-        )
+        self._ground = Ground(self._assignment, history=limits.history is not None, adopt=limits.adopt)
         self._loop: CommitLoop | None = None
         self._taken: TakenPartition | None = None
         self._doing = "taking the partition"
@@ -120,10 +118,7 @@ class Processor:
         """The records of the partition's other hosts, as they were when it was taken."""
         self.event_queue = EventQueue(clock, wakeup)
         self.liveness = LivenessTracker(
-            bus,
-            topics.registrations,
-            partition,
-            identity=identity,
+            self._assignment,
             grace_s=limits.lease_grace_s,
             default_lease_s=rules.lease_s or SUPERSEDED_LEASE_S,
             wake=wakeup.set,
@@ -131,24 +126,19 @@ class Processor:
             owner_watch=owner_watch,
         )
         reader = InputReader(
-            bus,
-            topics.registrations,
-            partition,
+            self._assignment,
             wake=wakeup.set,
             healed=self.liveness.renew_all,
             outage=self._outage,
             most=limits.read_ahead,
         )
         lookahead = LookAhead(
-            bus,
-            topics.registrations,
-            partition,
-            scope,
+            self._assignment,
             reader,
             wake=wakeup.set,
             quiet_limit=limits.quiet_limit,
         )
-        self.inputs = Inputs(reader, lookahead)
+        self.inputs = Inputs(reader, lookahead, InputLag(self._assignment))
         self._batch_limits = BatchLimits(records=limits.batch_records, max_bytes=rules.max_bytes)
         self._quotas = Quotas(DeadLetterQuota(clock.monotonic), DeadLetterQuota(clock.monotonic))
         self._snapshots = Snapshots(identity.writer, identity.instance, limits.history)
@@ -180,7 +170,7 @@ class Processor:
             snapshots=self._snapshots,
             input_loss=self._input_loss,
         )
-        self._topic_watch = TopicWatch(self._ground, reader, self._snapshots, every_s=limits.look_s)
+        self._topic_watch = TopicWatch(self._assignment, self._ground, reader, self._snapshots, every_s=limits.look_s)
 
     # --- from outside ---
 
@@ -214,7 +204,7 @@ class Processor:
             polled_owners=liveness.owners.polled,
             unwatched_owners=liveness.owners.unwatched,
             leases=len(liveness.leases),
-            lag=self.inputs.reader.lag(self.position),
+            lag=self.inputs.lag.records(self.position, self.inputs.reader.position),
             oldest_unanswered_s=max(0.0, waits),
         )
 
@@ -378,7 +368,7 @@ class Processor:
         async with anyio.create_task_group() as tasks:
             self.inputs.reset(taken.cursor, room=taken.batch_bytes // AHEAD_SHARE)
             tasks.start_soon(self.inputs.reader.run)
-            tasks.start_soon(self.inputs.reader.measure)
+            tasks.start_soon(self.inputs.lag.run)
             if self._assignment.scope.host is None:
                 tasks.start_soon(self.inputs.lookahead.run)
             tasks.start_soon(self.liveness.listen)

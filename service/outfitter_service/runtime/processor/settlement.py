@@ -15,12 +15,12 @@ from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.drivers.pool import DriverCalls
 from outfitter_service.runtime.input.lookahead import Inputs
 from outfitter_service.runtime.liveness.tracker import LivenessTracker
-from outfitter_service.runtime.processor.assignment import TakenPartition
 from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
 from outfitter_service.runtime.processor.commit.pending_commit import PendingCommit
 from outfitter_service.runtime.processor.commit_builder import CommitBuilder
 from outfitter_service.runtime.processor.event_queue import EventQueue
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter, concerned
+from outfitter_service.runtime.processor.taken_partition import TakenPartition
 
 
 class InputLoss(Struct, frozen=True, kw_only=True):

@@ -13,9 +13,10 @@ from outfitter_proto.records import Host
 from outfitter_service.runtime.changelog.restore import Restored, restore, rivals_since, unchanged
 from outfitter_service.runtime.changelog.shape import Ground
 from outfitter_service.runtime.clock import Clock
-from outfitter_service.runtime.processor.assignment import Assignment, RecycledError
+from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.processor.limits import Limits
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
+from outfitter_service.runtime.processor.taken_partition import RecycledError
 
 LOOK_WITHIN_S = 20.0
 """A host's transactions are ended by the broker sooner: 5 s, and at most 10 until it looks for such."""
