@@ -23,6 +23,7 @@ from outfitter_service.runtime.changelog.shape import TopicsChangedError
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.drivers.pool import DriverPool
 from outfitter_service.runtime.identity import Identity
+from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.manager.cluster_member import Replica
 from outfitter_service.runtime.processor.processor import ForeignManagerError, Limits, Processor
 from outfitter_service.runtime.sweeper.group_member import SweeperMember, at_work
@@ -31,6 +32,7 @@ from simulation.hardware import Bench, Catalogue, Oddities, load
 from simulation.loop import Loop, Process
 from simulation.network import Link
 from simulation.owners import BOOT, Owners
+from support.assignments import assignment_of
 
 CLUSTER = "outfitter"
 TOPICS: Topics = topics(CLUSTER)
@@ -146,9 +148,7 @@ class Manager(ABC):
 class HostManager(Manager):
     """A manager of one host (host scope)."""
 
-    def __init__(
-        self, loop: Loop, job: Job, link: Link, bus: ModelBus, topics: Topics, instance: str, *, sweeps: bool = False
-    ) -> None:
+    def __init__(self, loop: Loop, job: Job, link: Link, bus: ModelBus, instance: str, *, sweeps: bool = False) -> None:
         """`sweeps`: it looks after what is nobody's, too."""
         super().__init__(loop, job, link)
         [host] = job.hosts
@@ -166,11 +166,9 @@ class HostManager(Manager):
         loaded = load(job.benches, prepares=job.prepares, catalogue=job.catalogue, oddities=job.oddities)
         self._host = host
         self._pool = DriverPool(loaded, metrics=job.metrics)
+        instruments = Instruments.of(job.metrics, self.clock)
         self.processor = Processor(
-            bus,
-            topics=topics,
-            partition=host.partition,
-            identity=identity,
+            assignment_of(bus, identity, partition=host.partition, clock=self.clock),
             rules=Rules(
                 writer=writer,
                 specs={name: each.spec for name, each in loaded.items()},
@@ -179,21 +177,13 @@ class HostManager(Manager):
                 chunk=job.chunk,
             ),
             limits=job.limits,
-            metrics=job.metrics,
+            instruments=instruments,
             drivers=self._pool,
-            clock=self.clock,
             owner_watch=lambda **options: host.owners.watch(self.process, options["died"]),
         )
 
         self._sweeper = (
-            SweeperMember(
-                bus,
-                topics=topics,
-                partitions=job.partitions,
-                identity=identity,
-                metrics=job.metrics,
-                clock=self.clock,
-            )
+            SweeperMember(bus, partitions=job.partitions, identity=identity, instruments=instruments)
             if sweeps
             else None
         )
@@ -258,10 +248,8 @@ class ReplicaManager(Manager):
                 pid_ns=None,
             ),
             partitions=job.partitions,
-            metrics=job.metrics,
+            instruments=Instruments.of(job.metrics, self.clock),
             stopping=self._stopping,
-            adopt=job.limits.adopt,
-            clock=self.clock,
             limits=job.limits,
         )
 

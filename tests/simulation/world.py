@@ -231,7 +231,7 @@ class World:
     def _make(self, job: Job, link: Link, bus: ModelBus, instance: str) -> Manager:
         if not self.setting.replicas:
             sweeps = self.strangers is not None
-            return HostManager(self.loop, job, link, bus, TOPICS, instance, sweeps=sweeps)
+            return HostManager(self.loop, job, link, bus, instance, sweeps=sweeps)
         setting = self.setting
         return ReplicaManager(self.loop, job, link, bus, instance, static=setting.static, session_s=setting.session_s)
 

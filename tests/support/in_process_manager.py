@@ -30,7 +30,9 @@ from outfitter_service.runtime.drivers import loading
 from outfitter_service.runtime.drivers.pool import DriverPool
 from outfitter_service.runtime.identity import Identity, host_identity
 from outfitter_service.runtime.input.scope import Scope
+from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.processor.processor import Limits, Processor
+from support.assignments import assignment_of
 
 HOST = "h"
 CLUSTER = "outfitter"
@@ -221,18 +223,12 @@ async def serving(
     identity = identity or host_identity(cluster, HOST)
     pool = DriverPool(loaded, metrics=metrics)
     processor = Processor(
-        bus,
-        topics=topics(cluster),
-        partition=partition,
-        partitions=partitions,
-        identity=identity,
+        assignment_of(bus, identity, partition=partition, partitions=partitions, scope=scope, clock=clock),
         rules=Rules(writer=identity.writer, specs={name: each.spec for name, each in loaded.items()}, **rules),
         limits=limits or Limits(lease_grace_s=0.1),
-        metrics=metrics,
+        instruments=Instruments.of(metrics, clock),
         drivers=pool,
-        scope=scope,
         still_mine=still_mine,
-        clock=clock,
     )
     house = InProcessManager(bus, processor, pool, metrics, cluster=cluster, partition=partition)
 

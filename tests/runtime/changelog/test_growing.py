@@ -24,6 +24,7 @@ from outfitter_service.runtime.changelog.growth.stock import CannotGrowError
 from outfitter_service.runtime.changelog.shape import TopicsChangedError
 from outfitter_service.runtime.identity import host_identity, of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
+from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.processor.processor import Limits
 from outfitter_service.runtime.sweeper.group_member import SweeperMember
 from support.broker import KafkaBroker
@@ -245,7 +246,7 @@ async def looking_after(bus: Bus, cluster: str, scope: str, folder: Path) -> Asy
         return
     identity = host_identity(cluster, "sweeping")
     sweeper = SweeperMember(
-        bus, topics=topics(cluster), partitions=MANY, identity=identity, metrics=Metrics([]), grace_s=0.1
+        bus, partitions=MANY, identity=identity, instruments=Instruments.of(Metrics([])), grace_s=0.1
     )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sweeper.run)

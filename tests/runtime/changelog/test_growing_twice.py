@@ -31,6 +31,7 @@ from outfitter_service.runtime.changelog.growth.stock import CannotGrowError
 from outfitter_service.runtime.changelog.shape import TopicsChangedError
 from outfitter_service.runtime.identity import host_identity, of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
+from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.processor.processor import Limits
 from outfitter_service.runtime.sweeper.group_member import SweeperMember
 from support.faulty_bus import FaultyBus
@@ -155,8 +156,8 @@ class Town:
             tasks = await stack.enter_async_context(anyio.create_task_group())
             if self._scope == "host" and ready:
                 sweeper = SweeperMember(
-                    self.bus, topics=TOPICS, partitions=size, identity=host_identity(CLUSTER, "sweeping"),
-                    metrics=Metrics([]), grace_s=WITHIN_S,
+                    self.bus, partitions=size, identity=host_identity(CLUSTER, "sweeping"),
+                    instruments=Instruments.of(Metrics([])), grace_s=WITHIN_S,
                 )  # fmt: skip
                 tasks.start_soon(sweeper.run)
             yield houses

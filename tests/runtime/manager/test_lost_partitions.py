@@ -16,6 +16,7 @@ from outfitter_proto.names import topics
 from outfitter_service.config import load
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.identity import replica_identity
+from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.manager.cluster_member import Replica
 from support.faulty_bus import FaultyBus
 from support.in_process_manager import CLUSTER, register
@@ -70,7 +71,13 @@ async def test_nothing_large_is_left_of_a_partition_that_is_lost(tmp_path: Path)
     async with OneMemberBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus:
         await wanted_topics.create(bus, CLUSTER, partitions=1)
         replica = Replica(
-            bus, settings, {}, identity=replica_identity(CLUSTER), partitions=1, metrics=Metrics(), stopping=stopping
+            bus,
+            settings,
+            {},
+            identity=replica_identity(CLUSTER),
+            partitions=1,
+            instruments=Instruments.of(Metrics()),
+            stopping=stopping,
         )
         gc.disable()
         try:

@@ -271,7 +271,7 @@ async def test_a_stretch_of_deciding_ends_by_time_however_much_each_message_cost
             decide_some()
 
         monkeypatch.setattr(running, "_decide", counted)
-        monkeypatch.setattr(house.processor._clock, "monotonic", lambda: now)
+        monkeypatch.setattr(house.processor._instruments.clock, "monotonic", lambda: now)
         await flood(bus, *[register(f"w{n}", gpu=1) for n in range(100)])
         await house.state("w99", "pending")
         monkeypatch.undo()

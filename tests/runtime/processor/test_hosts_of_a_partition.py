@@ -14,6 +14,7 @@ from outfitter_service.core.model import DriverReport
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
+from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.manager.cluster_member import Replica
 from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
 from outfitter_service.runtime.processor.limits import Limits
@@ -106,7 +107,9 @@ async def test_a_replica_without_its_first_assignment_is_not_ready_and_says_what
     bus = WaitingBus(f"sqlite://{tmp_path}/bus.db")
     settings = load(None, {"scope": "cluster", "shutdown-timeout": "0.1s"}, {}, required=False)
     stopping = anyio.Event()
-    replica = Replica(bus, settings, {}, identity=IDENTITY, partitions=1, metrics=Metrics(), stopping=stopping)
+    replica = Replica(
+        bus, settings, {}, identity=IDENTITY, partitions=1, instruments=Instruments.of(Metrics()), stopping=stopping
+    )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(replica.run)
         await bus.joined.wait()

@@ -32,6 +32,7 @@ from outfitter_service.runtime import dead_letter_quota
 from outfitter_service.runtime.dead_letter_quota import A_MINUTE
 from outfitter_service.runtime.identity import host_identity
 from outfitter_service.runtime.input.scope import PartitionScope, nobodys
+from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.manager.service import Service
 from outfitter_service.runtime.sweeper import group_member as sweeper_module
 from outfitter_service.runtime.sweeper.group_member import CANDIDATES, SweeperMember, at_work, is_candidate
@@ -59,7 +60,7 @@ async def sweeping(bus: Bus, *, grace: float = GRACE_S, partitions: int = 1) -> 
     """A sweeper on `bus` while the block runs; leaving it ends the sweeper as a crash would."""
     metrics = Metrics()
     sweeper = SweeperMember(
-        bus, topics=TOPICS, partitions=partitions, identity=host_identity(CLUSTER, "s"), metrics=metrics,
+        bus, partitions=partitions, identity=host_identity(CLUSTER, "s"), instruments=Instruments.of(metrics),
         grace_s=grace, session_s=2.0, heartbeat_s=0.1,
     )  # fmt: skip
     async with anyio.create_task_group() as tasks:
@@ -235,7 +236,7 @@ async def test_two_sweepers_share_the_partitions_and_repeat_nothing(bus: FaultyB
             await say(bus, b"", None, partition)
             await letters(bus, 1, partition)
         sweeper = SweeperMember(
-            bus, topics=TOPICS, partitions=4, identity=host_identity(CLUSTER, "t"), metrics=Metrics(),
+            bus, partitions=4, identity=host_identity(CLUSTER, "t"), instruments=Instruments.of(Metrics()),
             grace_s=GRACE_S, session_s=2.0, heartbeat_s=0.1,
         )  # fmt: skip
         async with anyio.create_task_group() as tasks:
@@ -469,7 +470,7 @@ async def test_those_who_need_not_sweep_do_it_by_turns_for_the_others_may_have_d
     monkeypatch.setattr(sweeper_module, "TURN_S", 0.5)
     metrics = Metrics()
     sweeper = SweeperMember(
-        made, topics=TOPICS, partitions=1, identity=host_identity(CLUSTER, host), metrics=metrics,
+        made, partitions=1, identity=host_identity(CLUSTER, host), instruments=Instruments.of(metrics),
         grace_s=0.0, session_s=2.0, heartbeat_s=0.1,
     )  # fmt: skip
     await say(made, register("w"), None)

@@ -31,7 +31,7 @@ async def _answer_at_once(self: PartitionSweeper, writer: Writer, host_registry:
     await host_registry.catch_up()
     held = self._held
     held.drop_served(host_registry)
-    letters = held.ripe(host_registry, self._task.clock.monotonic())
+    letters = held.ripe(host_registry, self._task.instruments.clock.monotonic())
     position = held.position_after(len(letters), read_to)
     if letters or self._progress.is_due(position):
         await self._commit(writer, letters, position)

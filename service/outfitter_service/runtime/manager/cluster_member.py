@@ -11,18 +11,18 @@ from collections.abc import Mapping
 import anyio
 import structlog
 from anyio.abc import TaskGroup
+from msgspec import Struct, structs
 
 from outfitter_proto.bus import Bus, BusError, Membership
 from outfitter_proto.names import managers_group, topics
 from outfitter_service.config import Settings
-from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.changelog.restore import LedgerRefusedError
-from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.drivers.supervisor import Loaded
 from outfitter_service.runtime.identity import Identity, of_partition
+from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.input.scope import PartitionScope
+from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.manager.partition_server import PartitionServer
-from outfitter_service.runtime.outage_log import OutageLog
 from outfitter_service.runtime.processor.limits import DEFAULT_LIMITS, Limits
 
 log = structlog.get_logger("outfitter.replica")
@@ -33,6 +33,13 @@ AGAIN_S = 30.0
 """How long a partition whose ledger is refused rests before it is looked at again."""
 REJOIN_S = 1.0
 ACTIVITY = "joining the managers' group"
+
+
+class _Served(Struct, frozen=True):
+    """A partition's `server`, and the `scope` that is cancelled when the partition is lost."""
+
+    server: PartitionServer
+    scope: anyio.CancelScope
 
 
 class Replica:
@@ -46,30 +53,30 @@ class Replica:
         *,
         identity: Identity,
         partitions: int,
-        metrics: Metrics,
+        instruments: Instruments,
         stopping: anyio.Event,
-        adopt: bool = False,
-        clock: Clock = SYSTEM,
         limits: Limits = DEFAULT_LIMITS,
-        outage: OutageLog | None = None,
     ) -> None:
-        """`adopt` and `limits` of each partition, the latter as far as the settings do not say them."""
-        self.servers: dict[int, PartitionServer] = {}
+        """`loaded`: the drivers, by resource. `identity`: this manager's, without a partition. `partitions`: how many
+        the topics have. `stopping` is set when it shall stop. `limits` of each partition, as far as the settings do not
+        say them."""
         self._bus = bus
         self._settings = settings
         self._loaded = loaded
         self._identity = identity
         self._partitions = partitions
-        self._metrics = metrics
+        self._instruments = instruments
         self._stopping = stopping
-        self._adopt = adopt
-        self._clock = clock
         self._limits = limits
-        self._outage = outage or OutageLog(clock)
-        self._scopes: dict[int, anyio.CancelScope] = {}
+        self._served: dict[int, _Served] = {}
         self._membership: Membership | None = None
         self._emptied = anyio.Event()
         self._assigned = False
+
+    @property
+    def servers(self) -> dict[int, PartitionServer]:
+        """What serves each partition that is this member's."""
+        return {partition: served.server for partition, served in self._served.items()}
 
     @property
     def ready(self) -> bool:
@@ -139,13 +146,13 @@ class Replica:
                     heartbeat_interval=settings.session_timeout / HEARTBEATS,
                 )
             except BusError as error:
-                self._outage.met(ACTIVITY, error)
+                self._instruments.outage.met(ACTIVITY, error)
                 with anyio.move_on_after(REJOIN_S):
                     await self._stopping.wait()
             else:
-                self._outage.passed(ACTIVITY)
+                self._instruments.outage.passed(ACTIVITY)
                 return joined
-        self._outage.drop(ACTIVITY)
+        self._instruments.outage.drop(ACTIVITY)
         return None
 
     async def _follow(self, membership: Membership, tasks: TaskGroup) -> None:
@@ -154,34 +161,36 @@ class Replica:
             mine = await membership.changed()
             self._assigned = True
             log.info("partitions assigned", partitions=sorted(mine))
-            for partition in self.servers.keys() - mine:
+            for partition in self._served.keys() - mine:
                 # whoever owns it now fences what is under way here
-                self._scopes[partition].cancel()
-            for partition in sorted(mine - self.servers.keys()):
+                self._served[partition].scope.cancel()
+            for partition in sorted(mine - self._served.keys()):
                 self._begin(partition, tasks)
 
     def _begin(self, partition: int, tasks: TaskGroup) -> None:
-        scope = self._scopes[partition] = anyio.CancelScope()
-        self.servers[partition] = self._server(partition)
+        scope = anyio.CancelScope()
+        self._served[partition] = _Served(self._server(partition), scope)
         self._emptied = anyio.Event()
         tasks.start_soon(self._serve, partition, scope, tasks)
 
     def _server(self, partition: int) -> PartitionServer:
         identity = of_partition(self._identity, partition)
-        return PartitionServer(
-            self._bus,
-            self._settings,
-            self._loaded,
+        assignment = Assignment(
+            bus=self._bus,
+            topics=topics(identity.cluster),
             partition=partition,
             partitions=self._partitions,
             identity=identity,
-            adopt=self._adopt,
             scope=PartitionScope(partition, self._partitions, identity.writer),
-            metrics=self._metrics,
+            since=self._instruments.clock.utc(),
+        )
+        return PartitionServer(
+            assignment,
+            self._settings,
+            self._loaded,
+            instruments=self._instruments,
             still_mine=lambda: self._still_mine(partition),
-            clock=self._clock,
             limits=self._limits,
-            outage=self._outage,
         )
 
     async def _serve(self, partition: int, scope: anyio.CancelScope, tasks: TaskGroup) -> None:
@@ -190,9 +199,8 @@ class Replica:
             with scope:
                 await self._patiently(partition)
         finally:
-            processor = self.servers.pop(partition).processor
-            del self._scopes[partition]
-            if not self.servers:
+            processor = self._served.pop(partition).server.processor
+            if not self._served:
                 self._emptied.set()
         # lost and assigned again while it was ending: begin it again
         membership = self._membership
@@ -205,7 +213,7 @@ class Replica:
         """Serve; where the ledger is refused, look at it again now and then: the other partitions go on meanwhile."""
         while True:
             try:
-                await self.servers[partition].run()
+                await self._served[partition].server.run()
             except* LedgerRefusedError as refused:
                 log.critical(
                     "a partition is not served: its ledger is refused",
@@ -219,16 +227,16 @@ class Replica:
                 await self._stopping.wait()
             if self._stopping.is_set():
                 return
-            self.servers[partition] = self._server(partition)
+            self._served[partition] = structs.replace(self._served[partition], server=self._server(partition))
 
     async def _still_mine(self, partition: int) -> bool:
         """Asked before a partition is taken anew: the group's coordinator has the answer, not this replica's memory."""
         if self._stopping.is_set():
-            self.servers[partition].processor.stop(parting=False)
+            self._served[partition].server.processor.stop(parting=False)
             return False
         membership = self._membership
         return membership is not None and await membership.confirmed(partition)
 
     async def _until_nothing_is_served(self) -> None:
-        while self.servers:
+        while self._served:
             await self._emptied.wait()

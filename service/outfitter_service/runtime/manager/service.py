@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 import anyio
 import structlog
+from msgspec import structs
 
 from outfitter_proto import bus as buses
 from outfitter_proto import rights
@@ -26,11 +27,13 @@ from outfitter_service.metrics import Metrics, StateCounts
 from outfitter_service.runtime.drivers import loading
 from outfitter_service.runtime.drivers.pool import close
 from outfitter_service.runtime.identity import host_identity, replica_identity
+from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.input.scope import HostScope
+from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.machine_lock import alone_on_machine
 from outfitter_service.runtime.manager.cluster_member import Replica
 from outfitter_service.runtime.manager.partition_server import PartitionServer
-from outfitter_service.runtime.outage_log import OutageLog
+from outfitter_service.runtime.processor.limits import DEFAULT_LIMITS
 from outfitter_service.runtime.processor.processor import Processor
 from outfitter_service.runtime.sweeper.group_member import SweeperMember, at_work
 
@@ -65,7 +68,7 @@ class Service:
         self.metrics.ready.set_function(lambda: float(self.ready))
         self._server: PartitionServer | None = None
         self._replica: Replica | None = None
-        self._outage = OutageLog()
+        self._instruments = Instruments.of(self.metrics)
         self._stopping = anyio.Event()
         self.phase = "starting"
 
@@ -147,10 +150,10 @@ class Service:
                 await self._check_rights(bus)
                 await self._check_topics(bus)
                 found = await bus.topic(topics(self.settings.cluster).registrations)
-                self._outage.passed("reaching the bus")
+                self._instruments.outage.passed("reaching the bus")
                 return found
             except BusUnavailableError as error:
-                self._outage.met("reaching the bus", error)
+                self._instruments.outage.met("reaching the bus", error)
                 with anyio.move_on_after(backoff.next_delay()):
                     await self._stopping.wait()
         return None
@@ -214,25 +217,27 @@ class Service:
                 self.loaded,
                 identity=replica_identity(settings.cluster),
                 partitions=partitions,
-                metrics=self.metrics,
+                instruments=self._instruments,
                 stopping=self._stopping,
-                adopt=self._adopt,
-                outage=self._outage,
+                limits=structs.replace(DEFAULT_LIMITS, adopt=self._adopt),
             )
             return self._replica
         identity = host_identity(settings.cluster, settings.host)
-        self._server = PartitionServer(
-            bus,
-            settings,
-            self.loaded,
+        assignment = Assignment(
+            bus=bus,
+            topics=topics(settings.cluster),
             partition=partition_of(settings.host, partitions),
             partitions=partitions,
             identity=identity,
             scope=HostScope(settings.host, identity.writer),
-            metrics=self.metrics,
-            take_over=self._take_over,
-            adopt=self._adopt,
-            outage=self._outage,
+            since=self._instruments.clock.utc(),
+        )
+        self._server = PartitionServer(
+            assignment,
+            settings,
+            self.loaded,
+            instruments=self._instruments,
+            limits=structs.replace(DEFAULT_LIMITS, take_over=self._take_over, adopt=self._adopt),
         )
         if self.stopping:
             self._server.processor.stop()
@@ -251,14 +256,7 @@ class Service:
         await server.processor.served.wait()
         silent = timedelta(seconds=2 * self.settings.checkpoint_interval)
         others = at_work(server.processor.neighbours, since=datetime.now(UTC) - silent)
-        sweeper = SweeperMember(
-            bus,
-            topics=topics(self.settings.cluster),
-            partitions=partitions,
-            identity=server.identity,
-            metrics=self.metrics,
-            outage=self._outage,
-        )
+        sweeper = SweeperMember(bus, partitions=partitions, identity=server.identity, instruments=self._instruments)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(sweeper.run_by_turns, others)
             await self._stopping.wait()

@@ -12,27 +12,23 @@ from collections.abc import Awaitable, Callable
 import anyio
 from msgspec import structs
 
-from outfitter_proto.bus import Bus, BusConfigurationError, BusError, Writer
-from outfitter_proto.names import Topics
+from outfitter_proto.bus import BusConfigurationError, BusError, Writer
 from outfitter_proto.support.backoff import Backoff
 from outfitter_service.core.decide import Rules
 from outfitter_service.core.state.ledger import Ledger
-from outfitter_service.metrics import Metrics, StateCounts
+from outfitter_service.metrics import StateCounts
 from outfitter_service.runtime.changelog.restore import Restored, discard
 from outfitter_service.runtime.changelog.shape import Ground
 from outfitter_service.runtime.changelog.snapshots import Snapshots
 from outfitter_service.runtime.changelog.topic_watch import TopicWatch
-from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.dead_letter_quota import DeadLetterQuota, Quotas
 from outfitter_service.runtime.drivers.pool import DriverCalls
-from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.input.input_reader import InputLag, InputReader
 from outfitter_service.runtime.input.lookahead import Inputs, LookAhead
-from outfitter_service.runtime.input.scope import HostScope, Scope
+from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.liveness.process_watch import ProcessWatch
 from outfitter_service.runtime.liveness.tracker import LivenessTracker
-from outfitter_service.runtime.outage_log import OutageLog
 from outfitter_service.runtime.processor.adoption import Adoption
 from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
 from outfitter_service.runtime.processor.commit_builder import CommitBuilder
@@ -62,51 +58,29 @@ class Processor:
 
     def __init__(
         self,
-        bus: Bus,
+        assignment: Assignment,
         *,
-        topics: Topics,
-        partition: int,
-        identity: Identity,
         rules: Rules,
         limits: Limits,
-        metrics: Metrics,
+        instruments: Instruments,
         drivers: DriverCalls,
-        partitions: int | None = None,
-        scope: Scope | None = None,
         still_mine: Callable[[], Awaitable[bool]] | None = None,
-        clock: Clock = SYSTEM,
         owner_watch: Callable[..., ProcessWatch] = ProcessWatch,
-        outage: OutageLog | None = None,
     ) -> None:
-        """`partitions` is the number by which `partition` is the scope's; left out: whatever it is at the start.
-        `scope` left out: that of the identity's host. `still_mine` is asked before the partition is taken anew; left
-        out, the ledger is: whoever wrote to it since then works here now. `outage` says what the manager's
-        log has of its bus; left out: this processor's own."""
-        if scope is None:
-            if identity.host is None:
-                raise ValueError("an identity without a host needs a scope")
-            scope = HostScope(identity.host, identity.writer)
+        """`still_mine` is asked before the partition is taken anew; left out, the ledger is: whoever wrote to it since
+        then works here now. `owner_watch` makes what watches owner processes."""
+        identity, partition, clock = assignment.identity, assignment.partition, instruments.clock
         place: dict[str, str | int] = {"host": identity.host} if identity.host else {"partition": partition}
-        self._assignment = Assignment(
-            bus=bus,
-            topics=topics,
-            partition=partition,
-            partitions=partitions,
-            identity=identity,
-            scope=scope,
-            since=clock.utc(),
-        )
+        self._assignment = assignment
         self._rules = rules
         self._limits = limits
-        self._metrics = metrics
+        self._instruments = instruments
         self._drivers = drivers
-        self._clock = clock
         self._still_mine = still_mine
-        self._outage = outage or OutageLog(clock)
         self._activity = f"answering registrations of partition {partition}"
         self._stop = StopRequest()
         wakeup = Wakeup()
-        self._ground = Ground(self._assignment, history=limits.history is not None, adopt=limits.adopt)
+        self._ground = Ground(assignment, history=limits.history is not None, adopt=limits.adopt)
         self._loop: CommitLoop | None = None
         self._taken: TakenPartition | None = None
         self._doing = "taking the partition"
@@ -118,7 +92,7 @@ class Processor:
         """The records of the partition's other hosts, as they were when it was taken."""
         self.event_queue = EventQueue(clock, wakeup)
         self.liveness = LivenessTracker(
-            self._assignment,
+            assignment,
             grace_s=limits.lease_grace_s,
             default_lease_s=rules.lease_s or SUPERSEDED_LEASE_S,
             wake=wakeup.set,
@@ -126,23 +100,23 @@ class Processor:
             owner_watch=owner_watch,
         )
         reader = InputReader(
-            self._assignment,
+            assignment,
             wake=wakeup.set,
             healed=self.liveness.renew_all,
-            outage=self._outage,
+            outage=instruments.outage,
             most=limits.read_ahead,
         )
         lookahead = LookAhead(
-            self._assignment,
+            assignment,
             reader,
             wake=wakeup.set,
             quiet_limit=limits.quiet_limit,
         )
-        self.inputs = Inputs(reader, lookahead, InputLag(self._assignment))
+        self.inputs = Inputs(reader, lookahead, InputLag(assignment))
         self._batch_limits = BatchLimits(records=limits.batch_records, max_bytes=rules.max_bytes)
         self._quotas = Quotas(DeadLetterQuota(clock.monotonic), DeadLetterQuota(clock.monotonic))
         self._snapshots = Snapshots(identity.writer, identity.instance, limits.history)
-        self._reporter = CommitReporter(metrics, **place)
+        self._reporter = CommitReporter(instruments.metrics, **place)
         self._input_loss = InputLoss(
             writer=identity.writer,
             clock=clock,
@@ -153,7 +127,7 @@ class Processor:
             event_queue=self.event_queue,
         )
         self._takeover = Takeover(
-            self._assignment,
+            assignment,
             ground=self._ground,
             limits=limits,
             clock=clock,
@@ -161,7 +135,7 @@ class Processor:
             judges_successors=still_mine is None,
         )
         self._adoption = Adoption(
-            self._assignment,
+            assignment,
             take_over=limits.take_over,
             event_queue=self.event_queue,
             liveness=self.liveness,
@@ -170,7 +144,7 @@ class Processor:
             snapshots=self._snapshots,
             input_loss=self._input_loss,
         )
-        self._topic_watch = TopicWatch(self._assignment, self._ground, reader, self._snapshots, every_s=limits.look_s)
+        self._topic_watch = TopicWatch(assignment, self._ground, reader, self._snapshots, every_s=limits.look_s)
 
     # --- from outside ---
 
@@ -197,7 +171,7 @@ class Processor:
         """What the gauges of state show now."""
         liveness = self.liveness
         oldest = self._loop.oldest() if self._loop is not None else None
-        waits = self._clock.utc().timestamp() - oldest.timestamp_ms / 1000 if oldest is not None else 0.0
+        waits = self._instruments.clock.utc().timestamp() - oldest.timestamp_ms / 1000 if oldest is not None else 0.0
         return structs.replace(
             self._reporter.state_gauges.standing(self.ledger),
             watched_owners=liveness.owners.watched,
@@ -233,7 +207,7 @@ class Processor:
             BusConfigurationError: the file of a bus on this machine is another one than before.
         """
         backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, jitter=JITTER)
-        clock = self._clock
+        clock = self._instruments.clock
         try:
             await self._takeover.look_before_fencing()
             if self._still_mine is not None:
@@ -246,7 +220,7 @@ class Processor:
                 # the file of a local bus was removed or replaced: what comes next would be another ledger
                 final = self._assignment.bus.local and isinstance(trouble, BusConfigurationError)
                 if trouble is not None and not recycled and not final:
-                    self._outage.met(self._activity, trouble)
+                    self._instruments.outage.met(self._activity, trouble)
                 self._set_ready(False)
                 if trouble is None:
                     return
@@ -261,7 +235,7 @@ class Processor:
                 await self._wait_while_not_mine()
         finally:
             self._set_ready(False)
-            self._outage.drop(self._activity)
+            self._instruments.outage.drop(self._activity)
             self.liveness.close()
 
     async def _pause(self, delay: float) -> None:
@@ -332,7 +306,7 @@ class Processor:
             snapshots=self._snapshots,
             quotas=self._quotas,
             event_queue=self.event_queue,
-            clock=self._clock,
+            clock=self._instruments.clock,
         )
         settlement = Settlement(
             taken,
@@ -351,7 +325,7 @@ class Processor:
             liveness=self.liveness,
             event_queue=self.event_queue,
             quotas=self._quotas,
-            clock=self._clock,
+            clock=self._instruments.clock,
         )
         return CommitLoop(
             taken,
@@ -361,7 +335,7 @@ class Processor:
             inputs=self.inputs,
             event_queue=self.event_queue,
             stop=self._stop,
-            clock=self._clock,
+            clock=self._instruments.clock,
         )
 
     async def _work(self, taken: TakenPartition, loop: CommitLoop) -> BusError | None:
@@ -384,13 +358,13 @@ class Processor:
             self.ready = ready
             if ready:
                 self.served.set()
-            self._metrics.partition_ready.labels(str(self._assignment.partition)).set(ready)
-            if not ready and self._outage.on and not self._stop.asked:
-                self._outage.met(self._activity, self.condition)
+            self._instruments.metrics.partition_ready.labels(str(self._assignment.partition)).set(ready)
+            if not ready and self._instruments.outage.on and not self._stop.asked:
+                self._instruments.outage.met(self._activity, self.condition)
             self._say("ready" if ready else "not ready")
         if ready:
-            self._outage.passed(self._activity)
+            self._instruments.outage.passed(self._activity)
 
     def _say(self, event: str, **details: object) -> None:
         """A line, unless it is part of an outage, of which there is one already."""
-        (self._reporter.log.debug if self._outage.on else self._reporter.log.info)(event, **details)
+        (self._reporter.log.debug if self._instruments.outage.on else self._reporter.log.info)(event, **details)

@@ -19,14 +19,12 @@ from outfitter_proto import rights
 from outfitter_proto.bus import Bus, BusError, Membership
 from outfitter_proto.codec import WireError, decode_ledger
 from outfitter_proto.keys import HOST, checkpoint_key, host_of, host_writer
-from outfitter_proto.names import Topics, sweepers_group
+from outfitter_proto.names import sweepers_group, topics
 from outfitter_proto.partitioning import murmur2
 from outfitter_proto.records import Checkpoint, Host, LedgerRecord
 from outfitter_proto.support.backoff import Backoff
-from outfitter_service.metrics import Metrics
-from outfitter_service.runtime.clock import SYSTEM, Clock
 from outfitter_service.runtime.identity import Identity
-from outfitter_service.runtime.outage_log import OutageLog
+from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.sweeper.partition_sweeper import GRACE_S, PartitionSweeper, SweepContext
 
 log = structlog.get_logger("outfitter.sweeper")
@@ -82,23 +80,20 @@ class SweeperMember:
         self,
         bus: Bus,
         *,
-        topics: Topics,
         partitions: int,
         identity: Identity,
-        metrics: Metrics,
-        outage: OutageLog | None = None,
-        clock: Clock = SYSTEM,
+        instruments: Instruments,
         grace_s: float = GRACE_S,
         session_s: float = SESSION_S,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
+        """`partitions`: how many the topics have. `identity`: that of the manager which sweeps. Seconds: how long a
+        message of a host without a manager waits for one (`grace_s`), what a killed member's partitions wait for
+        (`session_s`), and between signs of life (`heartbeat_s`)."""
         self._bus = bus
-        self._topics = topics
         self._partitions = partitions
         self._identity = identity
-        self._metrics = metrics
-        self._clock = clock
-        self._outage = outage or OutageLog(clock)
+        self._instruments = instruments
         self._grace_s = grace_s
         self._session_s = session_s
         self._heartbeat_s = heartbeat_s
@@ -125,12 +120,12 @@ class SweeperMember:
         try:
             await self._run()
         finally:
-            self._outage.drop(ACTIVITY)
+            self._instruments.outage.drop(ACTIVITY)
 
     async def _run(self) -> None:
         backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, jitter=0.2)
         while True:
-            begun = self._clock.monotonic()
+            begun = self._instruments.clock.monotonic()
             try:
                 missing = await self._bus.missing_rights(rights.of_sweeper(self._identity.cluster))
                 if missing:
@@ -138,17 +133,17 @@ class SweeperMember:
                     return
                 membership = await self._bus.join(
                     sweepers_group(self._identity.cluster),
-                    self._topics.registrations,
+                    topics(self._identity.cluster).registrations,
                     replica=self._identity.host,
                     session_timeout=self._session_s,
                     heartbeat_interval=self._heartbeat_s,
                 )
-                self._outage.passed(ACTIVITY)
+                self._instruments.outage.passed(ACTIVITY)
                 async with membership:
                     await self._follow(membership)
             except BusError as error:
-                self._outage.met(ACTIVITY, error)
-            await anyio.sleep(backoff.next_delay(lasted=self._clock.monotonic() - begun))
+                self._instruments.outage.met(ACTIVITY, error)
+            await anyio.sleep(backoff.next_delay(lasted=self._instruments.clock.monotonic() - begun))
 
     async def _follow(self, membership: Membership) -> None:
         trouble: BusError | None = None
@@ -162,7 +157,7 @@ class SweeperMember:
                 tasks.cancel_scope.cancel()
         finally:
             self._sweeps.clear()
-            self._metrics.swept_partitions.set(0)
+            self._instruments.metrics.swept_partitions.set(0)
         if trouble is not None:
             raise trouble
 
@@ -174,7 +169,7 @@ class SweeperMember:
             sweep = PartitionSweeper(self._task(new), still_mine=partial(membership.confirmed, new), served=self._hosts)
             self._sweeps[new] = sweep, scope
             tasks.start_soon(self._sweep, sweep, scope)
-        self._metrics.swept_partitions.set(len(self._sweeps))
+        self._instruments.metrics.swept_partitions.set(len(self._sweeps))
 
     async def _sweep(self, sweep: PartitionSweeper, scope: anyio.CancelScope) -> None:
         with scope:
@@ -183,13 +178,11 @@ class SweeperMember:
     def _task(self, partition: int) -> SweepContext:
         return SweepContext(
             bus=self._bus,
-            topics=self._topics,
+            topics=topics(self._identity.cluster),
             partition=partition,
             partitions=self._partitions,
             identity=self._identity,
-            metrics=self._metrics,
-            clock=self._clock,
-            outage=self._outage,
+            instruments=self._instruments,
             grace_s=self._grace_s,
         )
 

@@ -29,15 +29,13 @@ from outfitter_proto.keys import sweeper_writer
 from outfitter_proto.names import Topics, transactional_id
 from outfitter_proto.records import DeadLetter, NobodysCode, Register
 from outfitter_proto.support.backoff import Backoff
-from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.changelog.encoding import dead_letter, letter_entries
 from outfitter_service.runtime.changelog.restore import LedgerRefusedError
 from outfitter_service.runtime.changelog.shape import LOOK_S
-from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.dead_letter_quota import DeadLetterQuota, Omitted, Payer
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.input.scope import Nobodys, nobodys, was_moved
-from outfitter_service.runtime.outage_log import OutageLog
+from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.sweeper.held_messages import Held, HeldMessages
 from outfitter_service.runtime.sweeper.host_registry import HostRegistry, HostStatus
 from outfitter_service.runtime.sweeper.sweep_progress import SweepProgress
@@ -57,16 +55,15 @@ _NAMED = 10
 
 
 class SweepContext(Struct, frozen=True, kw_only=True):
-    """What a partition's sweeper works with."""
+    """What a partition's sweeper works with. `partitions`: how many the topics have. `identity`: that of the manager
+    which sweeps. `grace_s`: seconds that a message of a host without a manager waits for one."""
 
     bus: Bus
     topics: Topics
     partition: int
     partitions: int
     identity: Identity
-    metrics: Metrics
-    clock: Clock
-    outage: OutageLog
+    instruments: Instruments
     grace_s: float = GRACE_S
 
 
@@ -90,8 +87,8 @@ class PartitionSweeper:
         self._still_mine = still_mine
         self._served = served
         self._held = HeldMessages()
-        self._progress = SweepProgress(task.identity, task.partition, task.clock)
-        self._dead_letter_quota = DeadLetterQuota(task.clock.monotonic)
+        self._progress = SweepProgress(task.identity, task.partition, task.instruments.clock)
+        self._dead_letter_quota = DeadLetterQuota(task.instruments.clock.monotonic)
         self._looked_at = 0.0
         self.host_registry: HostRegistry | None = None
 
@@ -100,21 +97,21 @@ class PartitionSweeper:
         try:
             await self._run()
         finally:
-            self._task.outage.drop(self._activity)
+            self._task.instruments.outage.drop(self._activity)
 
     async def _run(self) -> None:
         backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
         partition = self._task.partition
         while True:
-            begun = self._task.clock.monotonic()
+            begun = self._task.instruments.clock.monotonic()
             try:
                 await self._serve()
             except LedgerRefusedError as error:
                 log.error("a partition cannot be swept", partition=partition, error=str(error))
                 return
             except BusError as error:
-                self._task.outage.met(self._activity, error)
-            await anyio.sleep(backoff.next_delay(lasted=self._task.clock.monotonic() - begun))
+                self._task.instruments.outage.met(self._activity, error)
+            await anyio.sleep(backoff.next_delay(lasted=self._task.instruments.clock.monotonic() - begun))
             while not await self._still_mine():  # noqa: ASYNC110  (an answer of the bus, no event of ours)
                 await anyio.sleep(FIRST_DELAY_S)
 
@@ -127,7 +124,7 @@ class PartitionSweeper:
         async with await task.bus.open_writer(identity, task.partition, topics=topics) as writer:
             input_id = await self._look_at_input("")
             host_registry = self.host_registry = HostRegistry(
-                task.bus, task.topics.allocations, task.partition, input_id=input_id, clock=task.clock
+                task.bus, task.topics.allocations, task.partition, input_id=input_id, clock=task.instruments.clock
             )
             await host_registry.catch_up()
             self._held.clear()
@@ -136,10 +133,10 @@ class PartitionSweeper:
                 task.topics.registrations, task.partition, start=start, committed=False
             ) as reader:
                 self._progress.read_from(reader.position)
-                task.outage.passed(self._activity)
+                task.instruments.outage.passed(self._activity)
                 log.debug("sweeping", partition=task.partition, position=reader.position)
                 while not writer.tainted:
-                    if task.clock.monotonic() - self._looked_at > LOOK_S:
+                    if task.instruments.clock.monotonic() - self._looked_at > LOOK_S:
                         await self._look_at_input(input_id)
                     await self._read(reader)
                     await self._answer(writer, host_registry, reader.position)
@@ -152,14 +149,14 @@ class PartitionSweeper:
         shape = (await task.bus.shapes([task.topics.registrations])).get(task.topics.registrations)
         if shape is None or shape.partitions != task.partitions or known_id not in ("", shape.id):
             raise BusConfigurationError("the registrations topic was made anew, or has another number of partitions")
-        self._looked_at = task.clock.monotonic()
+        self._looked_at = task.instruments.clock.monotonic()
         return shape.id
 
     # --- reading -------------------------------------------------------------------------------------------
 
     async def _read(self, reader: Reader) -> None:
         await anyio.sleep(PACE_S)
-        now = self._task.clock.monotonic()
+        now = self._task.instruments.clock.monotonic()
         first = self._held.first
         wait = min(max(first.due - now, 0.0), LISTEN_S) if first is not None else LISTEN_S
         if self._held.full:
@@ -173,7 +170,7 @@ class PartitionSweeper:
             self._held.clear()
             self._progress.skip_to(error.start)
             return
-        due = self._task.clock.monotonic() + self._task.grace_s
+        due = self._task.instruments.clock.monotonic() + self._task.grace_s
         served: set[bytes | None] = set()  # from here on: what is known of hosts stays so until something is awaited
         for message in messages:
             if message.key not in served and self._look_at(message, due) is HostStatus.SERVED:
@@ -197,7 +194,7 @@ class PartitionSweeper:
 
     async def _answer(self, writer: Writer, host_registry: HostRegistry, read_to: int) -> None:
         """Write the dead letters of the messages that are due, in order."""
-        held, progress, now = self._held, self._progress, self._task.clock.monotonic
+        held, progress, now = self._held, self._progress, self._task.instruments.clock.monotonic
         if held.first is not None and held.first.why is None and held.first.due <= now():
             await host_registry.catch_up()
             held.drop_served(host_registry)
@@ -223,7 +220,7 @@ class PartitionSweeper:
         """One transaction: dead letters, and the position after them. Of each code so many are written a minute."""
         task = self._task
         reasons = {id(held): self._reason(held) for held in letters}
-        now = task.clock.utc()
+        now = task.instruments.clock.utc()
         written: list[DeadLetter] = []
         rationed: Counter[Payer] = Counter()
         omitted: dict[Payer, Omitted] = {}
@@ -269,9 +266,9 @@ class PartitionSweeper:
 
     def _tell(self, reasons: list[Nobodys], letters: list[Held], omitted: int) -> None:
         for code, count in Counter(why.code for why in reasons).items():
-            self._task.metrics.swept.labels(code).inc(count)
-        self._task.metrics.dead_letters.inc(len(letters))
-        self._task.metrics.dead_letters_omitted.inc(omitted)
+            self._task.instruments.metrics.swept.labels(code).inc(count)
+        self._task.instruments.metrics.dead_letters.inc(len(letters))
+        self._task.instruments.metrics.dead_letters_omitted.inc(omitted)
         for why, held in list(zip(reasons, letters, strict=True))[:_LOGGED]:
             message = held.message
             log.warning(
