@@ -26,8 +26,8 @@ Payer = str | tuple[str, bool]
 
 
 class Omitted(Struct, kw_only=True, frozen=True, gc=False):
-    """Messages without a dead letter of their own: the letter that the first of them would have had, the offset after
-    the last, and how many they are."""
+    """Messages without a dead letter of their own. `first`: the letter that the first of them would have had; `until`:
+    the offset after the last; `count`: how many they are."""
 
     first: DeadLetter
     until: int
@@ -49,6 +49,8 @@ class Omitted(Struct, kw_only=True, frozen=True, gc=False):
 
 
 class _Window(Struct):
+    """A payer's minute, which is `over_at` monotonic seconds: letters `written` in it, messages `omitted`."""
+
     over_at: float
     written: int = 0
     omitted: Omitted | None = None
@@ -58,7 +60,7 @@ class DeadLetterQuota:
     """The dead letters of one writer. Those of hosts that it does not know share their quotas, under an empty name."""
 
     def __init__(self, clock: Callable[[], float], *, most: int = A_MINUTE) -> None:
-        """`clock` tells seconds that only grow."""
+        """`clock` tells seconds that only grow. `most`: letters of one payer within `WINDOW_S`."""
         self._clock = clock
         self._most = most
         self._windows: dict[Payer, _Window] = {}

@@ -20,9 +20,10 @@ SUSPEND_THRESHOLD_S = 1.0
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """One running manager, as one writer. `host` is None where that writer serves many (cluster scope). `machine_id` is
-    None where the machine has none (machine-id(5)); `boot_id`, `pid_ns` and `time_ns` where it watches no processes,
-    the last one also where the kernel has no time namespaces."""
+    """One running manager (`instance`) of a `cluster`, as one `writer`. Its `scope` is "host" or "cluster"; `host` is
+    None where that writer serves many (cluster scope). `machine_id` is None where the machine has none (machine-id(5));
+    `boot_id`, `pid_ns` and `time_ns` where it watches no processes, the last one also where the kernel has no time
+    namespaces. It has as many fields as records on the wire say of a manager."""
 
     cluster: str
     scope: str

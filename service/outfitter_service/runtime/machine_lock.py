@@ -49,7 +49,7 @@ class ManagerExistsError(RuntimeError):
 
 
 class Holder(Struct, frozen=True):
-    """Who holds a lock, as far as the kernel tells."""
+    """Who holds a lock: the user (`uid`) and the process (`pid`), None where the kernel does not tell."""
 
     uid: int | None = None
     pid: int | None = None

@@ -46,7 +46,7 @@ class Restored(Struct, frozen=True, kw_only=True):
     """A replayed ledger: the state, the newest checkpoint of this writer (None: it is new here), and figures. `rivals`
     are the writers of the other scope that wrote about this one's hosts, `neighbours` other hosts' records and
     checkpoints, by key, as they are on the wire, `swept` the checkpoint of the partition's sweeper, `end` is the offset
-    up to which was read."""
+    up to which was read. It has read so many `records` in so many `seconds`."""
 
     ledger: Ledger
     checkpoint: Checkpoint | None
@@ -247,8 +247,8 @@ async def rivals_since(bus: Bus, topic: str, partition: int, scope: Scope, start
 
 
 class _Log(NamedTuple):
-    """What was read: the last record of each key that is the scope's (the bytes of one that cannot be decoded), the
-    last value of others' hosts and checkpoints; how many records, and up to where."""
+    """What was read. `last`: the last record of each key that is the scope's (the bytes of one that cannot be decoded);
+    `others`: the last value of others' hosts and checkpoints. `records`: how many; `end`: the offset after them."""
 
     last: dict[bytes, LedgerRecord | bytes]
     others: dict[bytes, bytes]

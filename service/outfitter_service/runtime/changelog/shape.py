@@ -30,8 +30,9 @@ class TopicsChangedError(RuntimeError):
 
 
 class Shape(Struct, frozen=True, kw_only=True):
-    """All topics' number of partitions, and their ids; None: there is no such topic, we may not ask for it, or it is
-    nobody's concern. `ledger_start` is the first offset of the partition that is looked at."""
+    """All topics' number of `partitions`, and the ids of `registrations`, `ledger`, `history` and `dead_letters`; None:
+    there is no such topic, we may not ask for it, or it is nobody's concern. `ledger_start` is the first offset of the
+    partition that is looked at."""
 
     partitions: int
     registrations: str

@@ -27,7 +27,8 @@ replay reads it in well under a minute, and what snapshots add is a sixteenth at
 
 
 class Pace(Struct, frozen=True, kw_only=True):
-    """How large a piece is, and when the next snapshot is due; in bytes but for the interval."""
+    """`piece_bytes`: how large a piece is. `between_bytes`: the history between two snapshots at least, unless the
+    `interval` is over."""
 
     piece_bytes: int = PIECE_BYTES
     interval: timedelta = INTERVAL
@@ -35,8 +36,8 @@ class Pace(Struct, frozen=True, kw_only=True):
 
 
 class Piece(Struct, frozen=True, kw_only=True):
-    """One commit's part of a snapshot. `upto` is how many of the snapshot's keys are through with it; `last` is set
-    where it completes the snapshot: when that was begun."""
+    """One commit's part of a snapshot. `upto` is how many of the snapshot's keys are through with it; `size`: the
+    bytes of their records; `last` is set where it completes the snapshot: when that was begun."""
 
     entry: Entry
     upto: int
@@ -47,11 +48,12 @@ class Piece(Struct, frozen=True, kw_only=True):
 class _Underway:
     """A snapshot in the making: the keys it began with, and how far it has been handed out and committed."""
 
-    def __init__(self, keys: list[str], begun: int, at: datetime, size: int) -> None:
+    def __init__(self, keys: list[str], begun: int, at: datetime) -> None:
+        """`begun`: the number of the commit that it begins with."""
         self.keys = keys
         self.begun = begun
         self.at = at
-        self.size = size
+        self.size = 0
         self.handed = (0, 0)
         self.committed = (0, 0)
         """Pieces and keys."""
@@ -61,7 +63,8 @@ class Snapshots:
     """The snapshots of one writer. Ask for a `piece` when a commit's decisions are made, then say how it ended."""
 
     def __init__(self, writer: str, instance: str, pace: Pace | None) -> None:
-        """`pace` None: nothing is written to history, and hence no snapshot."""
+        """`writer`: whose state it is; `instance`: the manager that writes. `pace` None: nothing is written to history,
+        and hence no snapshot."""
         self._writer = writer
         self._instance = instance
         self._pace = pace
@@ -109,7 +112,7 @@ class Snapshots:
     def piece(self, ledger: Ledger, now: datetime, *, commit: int) -> Piece | None:
         """What is due of a snapshot, as the ledger is now, with all that was decided for the commit of that number."""
         if self._underway is None and self._is_due(now):
-            self._underway = _Underway(ledger.keys(), commit, now, 0)
+            self._underway = _Underway(ledger.keys(), commit, now)
         underway = self._underway
         if underway is None or (underway.handed[1] == len(underway.keys) and underway.handed[0]):
             return None

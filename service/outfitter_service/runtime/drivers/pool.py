@@ -44,6 +44,7 @@ class DriverPool:
     """All supervisors of one processor: one for each resource of each of its hosts."""
 
     def __init__(self, loaded: Mapping[str, Loaded], *, metrics: Metrics) -> None:
+        """`loaded`: the configured resources by name; those without a driver are left out."""
         self._loaded = {name: resource for name, resource in loaded.items() if resource.driver is not None}
         self._metrics = metrics
         self._hosts: dict[str, dict[str, Supervisor]] = {}

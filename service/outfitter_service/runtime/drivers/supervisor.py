@@ -47,6 +47,7 @@ class Supervisor:
     """Keeps one resource's driver at work on one host."""
 
     def __init__(self, loaded: Loaded, *, host: str, emit: Emit, metrics: Metrics) -> None:
+        """`host`: whose devices the driver looks after. What it says goes to `emit` as events."""
         if loaded.driver is None:
             raise ValueError(f"resource {loaded.spec.name!r} has no driver to supervise")
         self.name = loaded.spec.name

@@ -14,7 +14,7 @@ from outfitter_service.runtime.input.scope import Scope
 
 
 class Assignment(Struct, frozen=True, kw_only=True):
-    """One partition of the topics, the writer identity for it, and the hosts to serve. `partitions`: the number by
+    """One `partition` of the topics, the writer identity for it, and the hosts to serve. `partitions`: the number by
     which this partition is the scope's; None: whatever it is at the first look. `since`: when this manager started."""
 
     bus: Bus

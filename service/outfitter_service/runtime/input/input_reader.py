@@ -28,8 +28,9 @@ MEASURE_S = 5.0
 
 
 class Cursor(Struct, kw_only=True):
-    """Where in the input a processor is, as far as decisions are settled. `position` is the next offset to decide;
-    `base`, `begin` and `ahead` are as in `records.InputPosition`, the last by key."""
+    """Where in the input a processor is, as far as decisions are settled. `topic_id`: the topic that its offsets are
+    of. `position` is the next offset to decide; `base`, `begin` and `ahead` are as in `records.InputPosition`, the last
+    by key."""
 
     topic_id: str
     position: int
@@ -126,7 +127,8 @@ class InputReader(PrefetchBuffer):
         outage: OutageLog,
         most: int = READ_AHEAD,
     ) -> None:
-        """`wake` is called when there is news, `healed` when the bus is heard again after an outage."""
+        """`wake` is called when there is news, `healed` when the bus is heard again after an outage. `most`: records
+        that are read ahead."""
         super().__init__(most)
         self._outage = outage
         self._assignment = assignment

@@ -42,7 +42,8 @@ class LookAheadBuffer(PrefetchBuffer):
 
     def __init__(self, start: int, place: Cursor, scope: Scope, *, quiet_limit: int, room: int, most: int) -> None:
         """`place` is followed as it moves on. `quiet_limit` messages of a host may be ahead in any case. `room`: bytes
-        that the names of hosts ahead may take in a checkpoint. Further hosts are left to the input reader."""
+        that the names of hosts ahead may take in a checkpoint. Further hosts are left to the input reader. `most`:
+        messages that are kept at most."""
         super().__init__(most)
         self.start = self.position = start
         self._place = place
@@ -120,7 +121,8 @@ class LookAhead:
         wake: Callable[[], None],
         quiet_limit: int = QUIET_LIMIT,
     ) -> None:
-        """`wake` is called when there is something to decide."""
+        """`wake` is called when there is something to decide. `quiet_limit`: messages of one host that may be ahead in
+        any case."""
         self._assignment = assignment
         self._input_reader = input_reader
         self._wake = wake

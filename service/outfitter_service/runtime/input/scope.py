@@ -31,7 +31,7 @@ NO_KEY = (
 
 
 class Nobodys(NamedTuple):
-    """Why a message is nobody's: for programs, and for people with what to do about it."""
+    """Why a message is nobody's: the `code` for programs, the `reason` for people, with what to do about it."""
 
     code: NobodysCode
     reason: str
@@ -148,6 +148,7 @@ class HostScope(Scope):
     scope = "host"
 
     def __init__(self, host: str, writer: str) -> None:
+        """`writer`: the name of the host's writer, whose checkpoint is this processor's."""
         self.host: str | None = host
         self.refused = {}
         self._key = host.encode()
@@ -179,6 +180,7 @@ class PartitionScope(Scope):
     host = None
 
     def __init__(self, partition: int, partitions: int, writer: str) -> None:
+        """`writer`: the name of the partition's writer, whose checkpoint is this processor's."""
         self._partition = partition
         self._partitions = partitions
         self._checkpoint = checkpoint_key(writer).encode()

@@ -18,7 +18,8 @@ is worth more than the right word for the end."""
 
 
 class Death(Struct):
-    """An owner's death. `end`: the input's end offset, sampled since the death was seen."""
+    """An owner's death, `seen_at` monotonic seconds; `detail` says why it is known. `end`: the input's end offset,
+    sampled since the death was seen."""
 
     detail: str
     seen_at: float

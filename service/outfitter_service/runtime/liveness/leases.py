@@ -18,6 +18,7 @@ class Leases:
     """Deadlines by allocation key. A key without a lease (owner watched, or none asked for) is not in here."""
 
     def __init__(self, grace_s: float) -> None:
+        """`grace_s`: seconds between a lease's end and its deadline."""
         self.grace_s = grace_s
         self._length: dict[str, float] = {}
         self._deadline: dict[str, float] = {}

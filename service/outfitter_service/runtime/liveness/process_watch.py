@@ -46,8 +46,8 @@ class ProcessWatch:
         earlier_boot_id: str | None,
         died: Callable[[str, str], None],
     ) -> None:
-        """`earlier_boot_id` is the boot in which this machine's previous manager worked: owners of that boot
-        have died with it."""
+        """`boot_id`, `pid_ns` and `time_ns` are as in `Identity`. `earlier_boot_id` is the boot in which this machine's
+        previous manager worked: owners of that boot have died with it."""
         self._boot_id = boot_id
         self._pid_ns = pid_ns
         self._time_ns = time_ns

@@ -26,7 +26,7 @@ between wait for the next one."""
 
 
 class _Sample(Struct, frozen=True):
-    """Where the input ended, when that was asked `at`."""
+    """The offset at which the input ended (`end`) when that was asked, `at` monotonic seconds."""
 
     at: float
     end: int

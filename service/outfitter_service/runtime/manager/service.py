@@ -55,6 +55,8 @@ class Service:
     """One manager. `run` serves until `stop`; `ready` and `alive` are for probes, at any time."""
 
     def __init__(self, settings: Settings, *, take_over: bool = False, adopt_ledger: bool = False) -> None:
+        """`take_over`: accept a ledger that another machine wrote. `adopt_ledger`: accept one that was written to
+        another topic, or is gone."""
         self.settings = settings
         self._take_over = take_over
         self._adopt = adopt_ledger

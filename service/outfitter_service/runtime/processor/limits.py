@@ -11,7 +11,11 @@ from outfitter_service.runtime.input.lookahead import QUIET_LIMIT
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """How much and how long: records, seconds. `take_over`: accept a ledger that another machine wrote, `adopt`: one
+    """How much and how long; each has a default of its own, and callers name the few that they change.
+
+    A commit has at most `batch_records` events. `lease_grace_s`: seconds between a lease's end and its judgement.
+    A position is written after `checkpoint_interval_s` seconds or `checkpoint_records` messages, although nothing else
+    is. `hosts`: how many one partition may have. `take_over`: accept a ledger that another machine wrote, `adopt`: one
     that was written to another topic, or is gone. `look_s`: how often it looks at the shape of its topics. `history`:
     how often that topic gets snapshots; None: nothing is written to it. `read_ahead` and `quiet_limit` are as in
     input_reader.py and lookahead.py."""

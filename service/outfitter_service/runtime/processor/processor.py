@@ -53,8 +53,8 @@ SUPERSEDED_LEASE_S = 30.0
 
 
 class Processor:
-    """Serves the hosts of one scope from one partition of the bus. It is larger than other classes, for
-    it puts them together: nobody else sees them all."""
+    """Serves the hosts of one scope from one partition of the bus. It has many attributes, because it puts its parts
+    together: nobody else sees them all."""
 
     def __init__(
         self,

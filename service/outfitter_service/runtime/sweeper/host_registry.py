@@ -51,7 +51,8 @@ class HostRegistry:
     """What the ledger of one partition says of its hosts, as far as it was read; and the sweeper's checkpoint."""
 
     def __init__(self, bus: Bus, topic: str, partition: int, *, input_id: str, clock: Clock) -> None:
-        """`input_id` is the id of the registrations topic: offsets in another one say nothing here."""
+        """`topic`: the ledger's name. `input_id` is the id of the registrations topic: offsets in another one say
+        nothing here."""
         self._bus = bus
         self._topic = topic
         self._partition = partition

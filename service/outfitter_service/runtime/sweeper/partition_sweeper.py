@@ -55,7 +55,7 @@ _NAMED = 10
 
 
 class SweepContext(Struct, frozen=True, kw_only=True):
-    """What a partition's sweeper works with. `partitions`: how many the topics have. `identity`: that of the manager
+    """What a partition's sweeper works with: one `partition` out of `partitions`. `identity`: that of the manager
     which sweeps. `grace_s`: seconds that a message of a host without a manager waits for one."""
 
     bus: Bus

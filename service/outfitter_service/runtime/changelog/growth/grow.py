@@ -19,8 +19,8 @@ from outfitter_service.runtime.changelog.growth.unread_input import UnreadInput
 
 
 class Grown(Struct, frozen=True, kw_only=True):
-    """What was done: how many partitions there were (0: not known) and are, the hosts that were moved, how many of
-    their records, and how many registrations were sent again."""
+    """What was done. `before`: how many partitions there were (0: not known), `partitions`: how many there are.
+    `hosts`: those that were moved; `records`: how many of theirs; `registrations`: how many were sent again."""
 
     before: int
     partitions: int

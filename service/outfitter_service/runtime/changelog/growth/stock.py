@@ -19,8 +19,9 @@ class CannotGrowError(RuntimeError):
 
 
 class Stock(Struct, kw_only=True):
-    """One partition of the ledger: the checkpoints there by writer, the managers that have not said that they stopped,
-    and what lies there of hosts that belong elsewhere, as it is on the wire, by host and key."""
+    """What lies in one partition of the ledger. `checkpoints`: by writer. `at_work`: the hosts whose managers have not
+    said that they stopped. `strays`: records of hosts that belong elsewhere, as they are on the wire, by host and
+    key."""
 
     checkpoints: dict[str, Checkpoint] = {}
     at_work: list[str] = []

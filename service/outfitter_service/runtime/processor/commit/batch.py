@@ -53,9 +53,10 @@ class Report(Struct):
 
 
 class Effects(Struct):
-    """What the manager does once the commit is settled. `undecided`: events that met a defect. `renewed`: allocations
-    that gave a sign of life. `final_leases`: those whose last lease starts. `announced`: hosts whose records changed.
-    `hosts`, `allocations`: changed records, None where deleted; `before`: the records before."""
+    """What the manager does once the commit is settled: it sends `commands` to drivers, and decides the `follow_ups`.
+    It begins empty, and a batch fills it: nobody passes its fields. `undecided`: events that met a defect.
+    `renewed`: allocations that gave a sign of life. `final_leases`: those whose last lease starts. `announced`: hosts
+    whose records changed. `hosts`, `allocations`: changed records, None where deleted; `before`: the records before."""
 
     commands: list[m.Command] = []
     follow_ups: dict[m.Event, None] = {}
@@ -96,7 +97,8 @@ class Batch:
         """`base` is added to offsets to make numbers that only grow: see `records.InputPosition`. `on_new_host` is
         called with a host that the ledger does not know, before its first registration is decided; it may announce the
         host here, or answer why that registration is refused. `dead_letter_quota` limits how many dead letters are
-        written, `naming` of how many messages the unknown fields are named; None: no limit."""
+        written, `naming` of how many messages the unknown fields are named; None: no limit. `history`: whether that is
+        written."""
         self.ledger = ledger
         self.rules = rules
         self.now = now

@@ -20,11 +20,13 @@ from outfitter_service.runtime.changelog.snapshots import Piece
 
 
 class CommitOutput(Struct, kw_only=True):
-    """`history`: whether history is written. `values`: the last record of each changed key with its bytes; None is a
-    tombstone. `plain`: the plain grants besides, in the order of their tokens. `stepless`: the keys that were put or
-    deleted without a step in history. `positions`: the queue positions that changed. `steps`: history's entries.
-    `piece`: of a snapshot. `ledger_bytes` and `history_bytes`: the size of the ledger's batch, letters included, and of
-    history's; upper bounds."""
+    """It begins empty, and a batch fills it: nobody passes its fields but `history`.
+
+    `history`: whether history is written. `letters`: dead letters; `notes`: those of the event queue. `values`: the
+    last record of each changed key with its bytes; None is a tombstone. `plain`: the plain grants besides, in the order
+    of their tokens. `stepless`: the keys that were put or deleted without a step in history. `positions`: the queue
+    positions that changed. `steps`: history's entries. `piece`: of a snapshot. `ledger_bytes` and `history_bytes`: the
+    size of the ledger's batch, letters included, and of history's; upper bounds."""
 
     history: bool
     values: dict[str, tuple[Allocation | StateRecord | None, bytes | None]] = {}

@@ -26,7 +26,9 @@ class Sealed(Struct, frozen=True, kw_only=True):
 
 
 class PendingCommit(Struct, kw_only=True):
-    """`batch`: the decisions. `position`: the input's next offset after it; `ahead`: how much further it goes for some
+    """It is begun with four fields, and its own methods write the others.
+
+    `batch`: the decisions. `position`: the input's next offset after it; `ahead`: how much further it goes for some
     hosts. `internal`: the manager's own events. `messages` come from the input reader, `looked_ahead` from the
     look-ahead, whether they had been decided before or not; `newest` is the offset of the last decided one. Messages of
     others are not kept. `opening`: it is the first one of the tenure. `done`: the bus has answered, after so many

@@ -15,7 +15,7 @@ from outfitter_proto.records import HOLDING_STATES, Allocation
 
 
 class Violation(NamedTuple):
-    """A device that `key` was given to itself while `other` has it to itself."""
+    """A `device` that `key` was given to itself while `other` has it to itself."""
 
     device: str
     key: str

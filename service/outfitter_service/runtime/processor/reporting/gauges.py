@@ -31,7 +31,8 @@ _Ids = dict[str, frozenset[str]]
 
 
 class _Shown(NamedTuple):
-    """A resource's devices on one host as its driver reported them, by health, and how many are in which state."""
+    """A resource's devices on one host as its driver reported them, by health (`ids`), and how many are in which
+    state (`counts`). `inventory` and `synonyms` are those that it was counted from."""
 
     inventory: Inventory
     synonyms: object
