@@ -91,8 +91,9 @@ class Owners:
         watched = self._processes.watch(key, owner)
         if self._processes.unsettled or not watched:
             self._look_again.set()
-        unexpected = record.unwatched is UNSET and self._processes.reason(key) not in FROM_AFAR
-        if not watched and (lease_s is None or unexpected):
+        if not watched and (
+            lease_s is None or (record.unwatched is UNSET and self._processes.reason(key) not in FROM_AFAR)
+        ):
             self._to_tell.add(key)
         return watched
 
