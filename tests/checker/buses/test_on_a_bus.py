@@ -21,7 +21,7 @@ from outfitter_proto.bus.kafka import KafkaBus
 from outfitter_proto.names import topics
 from outfitter_verify import Report, UnreadableError, verify
 from outfitter_verify.buses import kafka
-from support.broker import KafkaBroker
+from support.broker import Broker, KafkaBroker
 from support.manager import Manager, StartManager, files_config
 
 WORKERS = 6
@@ -259,3 +259,21 @@ def test_a_place_that_its_client_cannot_pass_is_told_and_all_behind_it_is_looked
     assert f"{of.registrations}/0/6 to 7 not looked at" in partial["answers"]
     forge(place, report)
     assert verified(manager).returncode == 1
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(180)
+def test_a_batch_that_the_brokers_disk_has_damaged_is_told_and_all_behind_it_is_looked_at(own_broker: Broker) -> None:
+    place = own_broker.url, "outfitter"
+    make_topics(*place)
+    for worker in ("before", "damaged", "after"):
+        registration = {"type": "register", "host": "h", "worker": worker, "incarnation": "1"}
+        publish(place, "h", registration)
+    own_broker.stop()
+    [segment] = (own_broker.folder / "data" / f"{topics(place[1]).registrations}-0").glob("*.log")
+    segment.write_bytes(segment.read_bytes().replace(b"damaged", b"dam\xffged"))
+    own_broker.start()
+    report = verify(*place)
+    assert report.counts["registrations"] == 2
+    partial = {check.name: " ".join(check.partial) for check in report.checks}
+    assert f"{topics(place[1]).registrations}/0/1 to 1 not looked at" in partial["answers"]
