@@ -180,7 +180,10 @@ def _lost_in_silence(world: World) -> list[str]:
 
 
 def _unswept(world: World) -> list[str]:
-    """What is nobody's has a dead letter."""
+    """What is nobody's has a dead letter. Where a partition is filled with what gets some, they are not looked at: who
+    loses the partition takes the count of those beyond a minute's with it."""
+    if world.setting.replicas and world.remaking is not None and world.remaking.fill_s is not None:
+        return []
     lost = world.retention.lost if world.retention is not None else ()
     left = world.strangers.unanswered() if world.strangers is not None else []
     return [
