@@ -15,7 +15,7 @@ from outfitter_service.config import Connection
 from outfitter_service.query import rebuild
 from outfitter_service.runtime.changelog.snapshots import Pace
 from outfitter_service.runtime.processor.limits import Limits
-from support.faulty_bus import FaultyBus, no_faults
+from support.faulty_bus import FaultyBus, WrappedWriter, no_faults
 from support.in_process_manager import (
     CLUSTER,
     HOST,
@@ -45,33 +45,17 @@ class NarrowBus(FaultyBus):
         return _NarrowWriter(self, await super().open_writer(identity, partition, topics=topics))
 
 
-class _NarrowWriter(Writer):
+class _NarrowWriter(WrappedWriter):
     def __init__(self, bus: NarrowBus, inner: Writer) -> None:
+        super().__init__(inner)
         self._bus = bus
-        self._inner = inner
-        self.partition = inner.partition
 
     async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
         for topic, entries in batches:
             if topic == TOPICS.history and any(len(entry.value or b"") > self._bus.most for entry in entries):
                 self._bus.refused += 1
                 raise TooLargeError(f"a record of more than {self._bus.most} bytes")
-        await self._inner.commit(batches)
-
-    @property
-    def tainted(self) -> bool:
-        return self._inner.tainted
-
-    @property
-    def max_batch_bytes(self) -> int:
-        return self._inner.max_batch_bytes
-
-    @property
-    def tenure(self) -> str:
-        return self._inner.tenure
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
+        await super().commit(batches)
 
 
 @pytest.fixture

@@ -116,27 +116,28 @@ def leave_undecided(bus: FaultyBus, *, told: bool) -> anyio.Event:
     return taken
 
 
+async def take_the_undecided(bus: FaultyBus, serve: Serve, *, told: bool) -> None:
+    """Let a manager whose ledger's end stays undecided grant all the same."""
+    async with serve(static(2)) as house:
+        taken = leave_undecided(bus, told=told)
+        await house.say(register("a", gpu=1))
+        await house.state("a", "allocated")
+        assert taken.is_set()
+
+
 async def test_a_ledger_whose_end_stays_undecided_is_taken_all_the_same(
     bus: FaultyBus, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What keeps it open may be this manager's own transaction, which taking the partition ends."""
     monkeypatch.setattr(takeover, "LOOK_WITHIN_S", 0.2)
-    async with serve(static(2)) as house:
-        taken = leave_undecided(bus, told=False)
-        await house.say(register("a", gpu=1))
-        await house.state("a", "allocated")
-        assert taken.is_set()
+    await take_the_undecided(bus, serve, told=False)
 
 
 async def test_a_manager_that_nobody_replaced_goes_on_without_waiting_for_what_it_has_open_itself(
     bus: FaultyBus, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(takeover, "LOOK_WITHIN_S", 3600.0)
-    async with serve(static(2)) as house:
-        taken = leave_undecided(bus, told=True)
-        await house.say(register("a", gpu=1))
-        await house.state("a", "allocated")
-        assert taken.is_set()
+    await take_the_undecided(bus, serve, told=True)
     assert (await verdict(bus.url)).violations == ()
 
 

@@ -12,8 +12,8 @@ from outfitter_proto.bus import Entry, TooLargeError, Writer
 from outfitter_service.core import model as m
 from outfitter_service.runtime.processor import event_queue
 from runtime.conftest import Serve
-from support.faulty_bus import FaultyBus
-from support.in_process_manager import TOPICS, bulky, deregister, register, static
+from support.faulty_bus import FaultyBus, WrappedWriter
+from support.in_process_manager import TOPICS, InProcessManager, bulky, deregister, register, static
 from support.verdict import verdict
 
 
@@ -43,12 +43,11 @@ class NarrowBus(FaultyBus):
         return _NarrowWriter(self, await super().open_writer(identity, partition, topics=topics))
 
 
-class _NarrowWriter(Writer):
+class _NarrowWriter(WrappedWriter):
     def __init__(self, bus: NarrowBus, inner: Writer) -> None:
+        super().__init__(inner)
         self._bus = bus
-        self._inner = inner
         self._spent = False
-        self.partition = inner.partition
 
     async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
         assert not self._spent
@@ -63,7 +62,7 @@ class _NarrowWriter(Writer):
             self._bus.refusals_left -= unlucky
             self._spent = self._bus.spends
             raise TooLargeError(f"{size} bytes, at most {self._bus.most}")
-        await self._inner.commit(batches)
+        await super().commit(batches)
 
     @property
     def tainted(self) -> bool:
@@ -73,16 +72,26 @@ class _NarrowWriter(Writer):
     def max_batch_bytes(self) -> int:
         return self._bus.promised
 
-    @property
-    def tenure(self) -> str:
-        return self._inner.tenure
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
 
 def _bytes(entry: Entry) -> int:
     return len(entry.key or b"") + len(entry.value or b"")
+
+
+async def flood(house: InProcessManager, bus: NarrowBus) -> None:
+    """Sixty registrations, all of which the manager finds at once, and their answers."""
+
+    async def wait(point: str) -> None:
+        if point == "fetch:after":
+            await said.wait()
+
+    said = anyio.Event()
+    await house.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
+    bus.script = wait
+    for index in range(60):
+        await house.say(register(f"w{index}", gpu=1))
+    said.set()
+    await house.until(lambda records: sum(key.startswith("h/") for key in records) == 60)
+    await house.told()
 
 
 async def test_a_flood_is_answered_in_commits_of_one_batch_for_each_topic(url: str, serve: Serve) -> None:
@@ -90,19 +99,7 @@ async def test_a_flood_is_answered_in_commits_of_one_batch_for_each_topic(url: s
     async with NarrowBus(url) as bus:
         bus.promised = 9000
         async with serve(static(60), on=bus) as house:
-
-            async def wait(point: str) -> None:
-                if point == "fetch:after":
-                    await said.wait()
-
-            said = anyio.Event()
-            await house.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
-            bus.script = wait
-            for index in range(60):
-                await house.say(register(f"w{index}", gpu=1))
-            said.set()
-            await house.until(lambda records: sum(key.startswith("h/") for key in records) == 60)
-            await house.told()
+            await flood(house, bus)
         assert bus.refusals == 0
         # up to the last step, behind which the commit's own record follows
         steps = [sum(sizes[:-2]) for sizes in bus.sizes[TOPICS.history]]
@@ -111,19 +108,7 @@ async def test_a_flood_is_answered_in_commits_of_one_batch_for_each_topic(url: s
 
 async def test_a_flood_whose_answers_do_not_fit_into_one_commit_is_answered_in_several(url: str, serve: Serve) -> None:
     async with NarrowBus(url) as bus, serve(static(2), on=bus) as house:
-
-        async def wait(point: str) -> None:
-            if point == "fetch:after":
-                await said.wait()
-
-        said = anyio.Event()
-        await house.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
-        bus.script = wait
-        for index in range(60):
-            await house.say(register(f"w{index}", gpu=1))
-        said.set()
-        await house.until(lambda records: sum(key.startswith("h/") for key in records) == 60)
-        await house.told()
+        await flood(house, bus)
         assert house.metric("outfitter_commits_total", outcome="too-large") > 0
         assert house.metric("outfitter_dead_letters_total") == 0
         report = await verdict(bus.url)

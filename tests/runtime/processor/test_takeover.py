@@ -14,7 +14,7 @@ from outfitter_service.core import model as m
 from outfitter_service.runtime.processor import processor
 from outfitter_service.runtime.processor.processor import ForeignManagerError
 from runtime.conftest import Serve
-from support.faulty_bus import FaultyBus, no_faults
+from support.faulty_bus import FaultyBus, WrappedWriter, no_faults
 from support.in_process_manager import another, register, static
 from support.owners import body, owner_of
 
@@ -30,31 +30,19 @@ class TaintedBus(FaultyBus):
         return _TaintedWriter(self, await super().open_writer(identity, partition, topics=topics))
 
 
-class _TaintedWriter(Writer):
+class _TaintedWriter(WrappedWriter):
     def __init__(self, bus: TaintedBus, inner: Writer) -> None:
+        super().__init__(inner)
         self._bus = bus
-        self._inner = inner
         self._tainted = False
-        self.partition = inner.partition
 
     async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
-        await self._inner.commit(batches)
+        await super().commit(batches)
         self._tainted = self._bus.taints
 
     @property
     def tainted(self) -> bool:
         return self._tainted
-
-    @property
-    def max_batch_bytes(self) -> int:
-        return self._inner.max_batch_bytes
-
-    @property
-    def tenure(self) -> str:
-        return self._inner.tenure
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
 
 
 async def test_what_is_observed_anew_does_not_pile_up_while_commits_fail(

@@ -53,37 +53,34 @@ class _Rewriting(ModelReader):
         return structs.replace(message, value=msgspec.json.encode(body))
 
 
-class _GroupBus(ModelBus):
+class _RewritingBus(ModelBus):
+    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
+        reader = await super().open_reader(topic, partition, start=start, committed=committed)
+        assert isinstance(reader, ModelReader)
+        rewriting = _Rewriting(self, reader._log, reader.position, committed=committed)
+        rewriting.change = self.change
+        return rewriting
+
+    def change(self, key: bytes | None, body: dict[str, Any]) -> None:
+        """Replace something in a checkpoint."""
+        raise NotImplementedError
+
+
+class _GroupBus(_RewritingBus):
     writer = _GroupWriter
 
-    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
-        reader = await super().open_reader(topic, partition, start=start, committed=committed)
-        assert isinstance(reader, ModelReader)
-        rewriting = _Rewriting(self, reader._log, reader.position, committed=committed)
-
-        def change(key: bytes | None, body: dict[str, Any]) -> None:
-            body["input"]["to"] = _groups(self).get(key, body["input"]["to"])
-
-        rewriting.change = change
-        return rewriting
+    def change(self, key: bytes | None, body: dict[str, Any]) -> None:
+        body["input"]["to"] = _groups(self).get(key, body["input"]["to"])
 
 
-class _Tokenless(ModelBus):
-    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
-        reader = await super().open_reader(topic, partition, start=start, committed=committed)
-        assert isinstance(reader, ModelReader)
-        rewriting = _Rewriting(self, reader._log, reader.position, committed=committed)
-        rewriting.change = lambda _, body: body.update(token=0)
-        return rewriting
+class _Tokenless(_RewritingBus):
+    def change(self, key: bytes | None, body: dict[str, Any]) -> None:
+        body["token"] = 0
 
 
-class _Level(ModelBus):
-    async def open_reader(self, topic: str, partition: int, *, start: int | None, committed: bool) -> Reader:
-        reader = await super().open_reader(topic, partition, start=start, committed=committed)
-        assert isinstance(reader, ModelReader)
-        rewriting = _Rewriting(self, reader._log, reader.position, committed=committed)
-        rewriting.change = lambda _, body: body["input"].pop("ahead", None)
-        return rewriting
+class _Level(_RewritingBus):
+    def change(self, key: bytes | None, body: dict[str, Any]) -> None:
+        body["input"].pop("ahead", None)
 
 
 class _Uncommitted(ModelBus):

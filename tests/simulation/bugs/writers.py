@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from unittest.mock import patch
 
 from outfitter_proto.bus import (
+    BusError,
     CommitUnknownError,
     Entry,
     FencedError,
@@ -38,28 +39,22 @@ class _Forgetful(ModelWriter):
 
 
 class _Stubborn(ModelWriter):
+    """Commits once more after an error that ends a writer."""
+
+    after: type[BusError] = CommitUnknownError
+
     async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
         try:
             await super().commit(batches)
-        except CommitUnknownError:
-            await self._again(batches)
-
-    async def _again(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
-        self._spent = self._begun = self._ending = False
-        self._sequences.clear()
-        await self.take()
-        await super().commit(batches)
-
-
-class _Zombie(ModelWriter):
-    async def commit(self, batches: Sequence[tuple[str, Sequence[Entry]]]) -> None:
-        try:
-            await super().commit(batches)
-        except FencedError:
+        except self.after:
             self._spent = self._begun = self._ending = False
             self._sequences.clear()
             await self.take()
             await super().commit(batches)
+
+
+class _Zombie(_Stubborn):
+    after = FencedError
 
 
 class _Untainted(ModelWriter):

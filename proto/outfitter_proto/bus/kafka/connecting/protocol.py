@@ -127,6 +127,16 @@ class Uuid:
         return value.hex()
 
 
+def _structure(*fields: tuple[str, Any]) -> Schema:
+    """A structure of a flexible version: these fields, then tagged ones."""
+    return Schema(*fields, ("tags", TaggedFields))
+
+
+def _array(*fields: tuple[str, Any]) -> CompactArray:
+    """An array of such structures."""
+    return CompactArray(*fields, ("tags", TaggedFields))
+
+
 # aiokafka has no types. Its classes are Any to mypy, so subclassing needs an ignore.
 
 
@@ -135,30 +145,29 @@ class MetadataResponse(Response):  # type: ignore[misc]
 
     API_KEY = 3
     API_VERSION = 10
-    SCHEMA = Schema(
+    SCHEMA = _structure(
         ("throttle_time_ms", Int32),
         (
             "brokers",
-            CompactArray(
+            _array(
                 ("node_id", Int32),
                 ("host", CompactString()),
                 ("port", Int32),
                 ("rack", CompactString()),
-                ("tags", TaggedFields),
             ),
         ),
         ("cluster_id", CompactString()),
         ("controller_id", Int32),
         (
             "topics",
-            CompactArray(
+            _array(
                 ("error_code", Int16),
                 ("name", CompactString()),
                 ("topic_id", Uuid),
                 ("is_internal", Boolean),
                 (
                     "partitions",
-                    CompactArray(
+                    _array(
                         ("error_code", Int16),
                         ("partition", Int32),
                         ("leader", Int32),
@@ -166,15 +175,12 @@ class MetadataResponse(Response):  # type: ignore[misc]
                         ("replicas", CompactArray(Int32)),
                         ("isr", CompactArray(Int32)),
                         ("offline_replicas", CompactArray(Int32)),
-                        ("tags", TaggedFields),
                     ),
                 ),
                 ("authorized_operations", Int32),
-                ("tags", TaggedFields),
             ),
         ),
         ("cluster_authorized_operations", Int32),
-        ("tags", TaggedFields),
     )
 
 
@@ -185,12 +191,11 @@ class MetadataRequestV10(RequestStruct):  # type: ignore[misc]
     API_KEY = 3
     API_VERSION = 10
     RESPONSE_TYPE = MetadataResponse
-    SCHEMA = Schema(
-        ("topics", CompactArray(("topic_id", Uuid), ("name", CompactString()), ("tags", TaggedFields))),
+    SCHEMA = _structure(
+        ("topics", _array(("topic_id", Uuid), ("name", CompactString()))),
         ("allow_auto_topic_creation", Boolean),
         ("include_cluster_authorized_operations", Boolean),
         ("include_topic_authorized_operations", Boolean),
-        ("tags", TaggedFields),
     )
 
 
@@ -235,11 +240,11 @@ class DescribeTransactionsResponse(Response):  # type: ignore[misc]
 
     API_KEY = 65
     API_VERSION = 0
-    SCHEMA = Schema(
+    SCHEMA = _structure(
         ("throttle_time_ms", Int32),
         (
             "transaction_states",
-            CompactArray(
+            _array(
                 ("error_code", Int16),
                 ("transactional_id", CompactString()),
                 ("state", CompactString()),
@@ -249,14 +254,10 @@ class DescribeTransactionsResponse(Response):  # type: ignore[misc]
                 ("producer_epoch", Int16),
                 (
                     "topics",
-                    CompactArray(
-                        ("topic", CompactString()), ("partitions", CompactArray(Int32)), ("tags", TaggedFields)
-                    ),
+                    _array(("topic", CompactString()), ("partitions", CompactArray(Int32))),
                 ),
-                ("tags", TaggedFields),
             ),
         ),
-        ("tags", TaggedFields),
     )
 
 
@@ -267,7 +268,7 @@ class DescribeTransactionsRequestV0(RequestStruct):  # type: ignore[misc]
     API_KEY = 65
     API_VERSION = 0
     RESPONSE_TYPE = DescribeTransactionsResponse
-    SCHEMA = Schema(("transactional_ids", CompactArray(CompactString())), ("tags", TaggedFields))
+    SCHEMA = _structure(("transactional_ids", CompactArray(CompactString())))
 
 
 class DescribeTransactionsRequest(Request[DescribeTransactionsRequestV0]):  # type: ignore[misc]
@@ -287,37 +288,33 @@ class DescribeProducersResponse(Response):  # type: ignore[misc]
 
     API_KEY = 61
     API_VERSION = 0
-    SCHEMA = Schema(
+    SCHEMA = _structure(
         ("throttle_time_ms", Int32),
         (
             "topics",
-            CompactArray(
+            _array(
                 ("name", CompactString()),
                 (
                     "partitions",
-                    CompactArray(
+                    _array(
                         ("partition", Int32),
                         ("error_code", Int16),
                         ("error_message", CompactString()),
                         (
                             "active_producers",
-                            CompactArray(
+                            _array(
                                 ("producer_id", Int64),
                                 ("producer_epoch", Int32),
                                 ("last_sequence", Int32),
                                 ("last_timestamp", Int64),
                                 ("coordinator_epoch", Int32),
                                 ("transaction_start", Int64),
-                                ("tags", TaggedFields),
                             ),
                         ),
-                        ("tags", TaggedFields),
                     ),
                 ),
-                ("tags", TaggedFields),
             ),
         ),
-        ("tags", TaggedFields),
     )
 
 
@@ -328,12 +325,11 @@ class DescribeProducersRequestV0(RequestStruct):  # type: ignore[misc]
     API_KEY = 61
     API_VERSION = 0
     RESPONSE_TYPE = DescribeProducersResponse
-    SCHEMA = Schema(
+    SCHEMA = _structure(
         (
             "topics",
-            CompactArray(("name", CompactString()), ("partitions", CompactArray(Int32)), ("tags", TaggedFields)),
+            _array(("name", CompactString()), ("partitions", CompactArray(Int32))),
         ),
-        ("tags", TaggedFields),
     )
 
 
