@@ -38,6 +38,8 @@ BROKER_LOG = (
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
     "-Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info",
 )
+ARCHIVED_WITHIN_S = 120.0
+"""Seconds that the broker of the class archive may take to answer, and again to end. Two idle cores take 10 s."""
 TOOLS = {
     "topics": "org.apache.kafka.tools.TopicCommand",
     "configs": "kafka.admin.ConfigCommand",
@@ -100,16 +102,37 @@ def archive(version: str | None = None) -> Path:
 
 
 def _archived_by_a_broker(lib: Path, scratch: Path) -> Path:
-    port, classes, log = free_port(), scratch / "classes.jsa", scratch / "broker.log"
+    port, classes, log = free_port(), scratch / "classes.jsa", lib.with_name(f"{lib.name}.log")
     properties = _formatted(lib, scratch / "data", settings(port, free_port(), scratch / "data", {}))
     command = [*_jvm(lib, *BROKER_JVM, f"-XX:ArchiveClassesAtExit={classes}"), "kafka.Kafka", str(properties)]
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as broker:
-        while broker.poll() is None and not _answers(port):
-            time.sleep(0.1)
-        broker.terminate()
+        try:
+            _wait_until_it_answers(broker, port)
+            broker.terminate()
+            broker.wait(ARCHIVED_WITHIN_S)
+        except (TimeoutError, subprocess.TimeoutExpired) as error:
+            raise _not_archived(f"{error} (port {port})", log) from None
+        finally:
+            broker.kill()  # does nothing to a process that has ended
     if not classes.exists():
-        raise SystemExit(f"could not archive the broker's classes:\n{log.read_text(errors='replace')[-4000:]}")
+        raise _not_archived(f"its JVM wrote no archive and ended with {broker.returncode}", log)
     return classes
+
+
+def _wait_until_it_answers(broker: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + ARCHIVED_WITHIN_S
+    while broker.poll() is None and not _answers(port):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"it has not answered for {ARCHIVED_WITHIN_S:g} s")
+        time.sleep(0.1)
+
+
+def _not_archived(why: str, log: Path) -> SystemExit:
+    return SystemExit(
+        f"could not archive the broker's classes: {why}. Its log is {log}: mend what it says, or give the machine more "
+        f"memory or less work, and run the same command again. The log ends with:\n"
+        f"{log.read_text(errors='replace')[-4000:]}"
+    )
 
 
 def settings(port: int, controller_port: int, data: Path, overrides: Mapping[str, str]) -> dict[str, str]:

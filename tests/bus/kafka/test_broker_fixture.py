@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +23,41 @@ def test_a_broker_starts_with_its_classes_from_an_archive(own_broker: Broker) ->
     """Without it a start takes the processor twice as long, and the tests start some dozens of brokers."""
     mapped = {line.split(maxsplit=5)[-1] for line in Path(f"/proc/{own_broker.pid}/maps").read_text().splitlines()}
     assert any(name.endswith(".jsa") and CACHE in Path(name).parents for name in mapped)
+
+
+def test_a_broker_that_never_answers_ends_the_launcher_which_names_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = {
+        "mvn": "exit 0",
+        "java": f'case "$*" in *StorageTool*) exit 0;; esac\necho stuck; echo $$ > {tmp_path}/pid; exec sleep 1000',
+    }
+    for name, script in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    spec = importlib.util.spec_from_file_location("local_kafka", LAUNCHER)
+    assert spec is not None
+    assert spec.loader is not None
+    launcher = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(launcher)
+    monkeypatch.setattr(launcher, "CACHE", tmp_path)
+    pid = tmp_path / "pid"
+
+    def now() -> float:
+        """Time passes as soon as the broker runs."""
+        return 1e9 if pid.exists() and pid.read_text() else 0.0
+
+    monkeypatch.setattr(launcher, "time", SimpleNamespace(monotonic=now, sleep=time.sleep))
+    with pytest.raises(
+        SystemExit, match=r"not answered for 120 s .*Its log is (\S+): .* run the same command again"
+    ) as end:
+        launcher.archive()
+    [log] = tmp_path.glob("lib-*.log")
+    assert str(log) in str(end.value)
+    assert str(end.value).endswith("stuck\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
 async def test_a_killed_broker_comes_back_at_the_same_address(own_broker: Broker) -> None:
