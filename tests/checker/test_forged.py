@@ -1,11 +1,11 @@
-"""Whatever somebody writes into the topics, the checker says what it finds: it never breaks off."""
+"""Whatever somebody writes into the topics, or does to their records, the checker judges it: it never breaks off."""
 
 from __future__ import annotations
 
 import copy
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hypothesis import example, given, settings
@@ -20,6 +20,7 @@ ODD: tuple[Any, ...] = (
     "9999-12-31T23:59:59-14:00", "partition/" + "9" * 5000, [], [1], [[]], [None], ["\ud800"], {}, {"": None},
     {"id": 1}, {"gpu": [1]}, {"gpu": [{"id": 1}]}, {"gpu": [{"id": "GPU-0"}]}, {"gpu": "x"}, {"gpu": {"gpu": []}},
     {"\ud800": 1}, {"amounts": {"gpu": "1"}}, {"amounts": 1, "lease_s": "x", "priority": "x"},
+    HOST, "pending", "allocated", "GPU-0", "2026", 1, 5, 2**70, {"gpu": 1}, {"gpu": [{"id": []}]},
 )  # fmt: skip
 """What no field may be, or what few may be. `inf` is written as 1e999, which is JSON."""
 
@@ -84,15 +85,19 @@ def replaced(body: Any, path: Path, value: Any) -> Any:
     return body
 
 
+def written(body: Any) -> bytes:
+    """The value as JSON, with infinity and deep nesting."""
+    text = json.dumps(body).replace("Infinity", "1e999")
+    return re.sub(f'"{DEEP}(\\d+)"', lambda found: "[" * int(found[1]) + "]" * int(found[1]), text).encode()
+
+
 def forged(where: tuple[int, int, Path], value: Any) -> Reading:
     """The reading with one node of one record replaced."""
     topic, index, path = where
     logs = [stream.log() for stream in streams(WORLD)]
     record = logs[topic].records[index]
-    told = json.dumps(replaced(json.loads(record.value or b""), path, value)).replace("Infinity", "1e999")
-    told = re.sub(f'"{DEEP}(\\d+)"', lambda found: "[" * int(found[1]) + "]" * int(found[1]), told)
     records = list(logs[topic].records)
-    records[index] = record._replace(value=told.encode())
+    records[index] = record._replace(value=written(replaced(json.loads(record.value or b""), path, value)))
     logs[topic] = logs[topic]._replace(records=records)
     return WORLD.reading()._replace(logs=[Partition(*logs)])
 
@@ -101,11 +106,12 @@ anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=8,
-) | st.integers(100, 2000).map(lambda depth: f"{DEEP}{depth}")
+)
+deep = st.integers(100, 2000).map(lambda depth: f"{DEEP}{depth}")
 
 
 @settings(max_examples=300, deadline=None)
-@given(where=st.sampled_from(nodes()), value=st.sampled_from(ODD) | anything)
+@given(where=st.sampled_from(nodes()), value=st.sampled_from(ODD) | anything | deep)
 @example(where=(1, 2, ("request",)), value="x")
 @example(where=(1, 2, ("writer",)), value="host/another")
 @example(where=(1, 2, ("source", "partition")), value=-1)
@@ -118,3 +124,40 @@ def test_a_forged_request_is_told() -> None:
         violation for violation in check(forged((1, 2, ("request",)), "x")).violations if violation.check == "writers"
     ]
     assert "its field 'request' is 'x'" in violation.what
+
+
+def harm(draw: Callable[[st.SearchStrategy[Any]], Any], stream: Stream) -> None:
+    """Change, delete, repeat or move one record."""
+    index = draw(st.integers(0, len(stream.records) - 1))
+    record = stream.records[index]
+    match draw(st.sampled_from(["change", "change", "change", "delete", "repeat", "swap", "key", "bytes"])):
+        case "change":
+            try:
+                body = json.loads(record.value or b"null")
+            except ValueError:
+                return
+            path = draw(st.sampled_from(list(paths(body))))
+            value = written(replaced(body, path, draw(st.sampled_from(ODD) | anything)))
+            stream.records[index] = record._replace(value=value)
+        case "delete":
+            stream.records[index] = record._replace(value=None)
+        case "repeat":
+            stream.records.append(record._replace(offset=stream.end))
+            stream.end += 1
+        case "swap":
+            other = draw(st.integers(0, len(stream.records) - 1))
+            stream.records[index] = stream.records[other]._replace(offset=record.offset)
+            stream.records[other] = record._replace(offset=stream.records[other].offset)
+        case "key":
+            stream.records[index] = record._replace(key=draw(st.sampled_from([None, b"", b"\xff", b"@host/", b"@"])))
+        case "bytes":
+            stream.records[index] = record._replace(value=draw(st.binary(max_size=8)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), st.booleans())
+def test_no_harm_to_several_records_ends_the_checker(data: st.DataObject, markers: bool) -> None:
+    world = lived_in(markers=markers)
+    for _ in range(data.draw(st.integers(1, 4))):
+        harm(data.draw, data.draw(st.sampled_from(streams(world))))
+    str(world.report()).encode()
