@@ -14,7 +14,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,9 @@ class Job(msgspec.Struct, kw_only=True):
     uvloop: bool
 
 
+Loop = Callable[[Job], Coroutine[Any, Any, None]]
+
+
 class Asked(msgspec.Struct):
     """The part of a registration that an answer needs."""
 
@@ -57,8 +60,8 @@ class Asked(msgspec.Struct):
     incarnation: str
 
 
-def main(path: str) -> None:
-    """Run the job in the file `path` until SIGTERM."""
+def main(path: str, loop: Loop) -> None:
+    """Run `loop` with the job in the file `path` until SIGTERM."""
     job = msgspec.json.decode(Path(path).read_bytes(), type=Job)
     factory = None
     if job.uvloop:
@@ -66,17 +69,17 @@ def main(path: str) -> None:
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(_until_told(job))
+        runner.run(_until_told(loop(job)))
 
 
-async def _until_told(job: Job) -> None:
-    task = asyncio.create_task(loop(job))
+async def _until_told(loop: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.create_task(loop)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with contextlib.suppress(asyncio.CancelledError):
         await task
 
 
-async def loop(job: Job) -> None:
+async def serve(job: Job) -> None:
     """Consume, answer in transactions, for ever. Prints `ready` when it begins."""
     aiokafka_sender.BACKOFF_OVERRIDE = NEXT_TRANSACTION_WAIT
     source = TopicPartition(job.source, 0)
@@ -142,4 +145,4 @@ def answers(sample: bytes, job: Job) -> Callable[[bytes, bytes], bytes]:
 
 if __name__ == "__main__":
     os.environ.pop("PYTHONASYNCIODEBUG", None)
-    main(sys.argv[1])
+    main(sys.argv[1], serve)

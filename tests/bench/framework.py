@@ -8,17 +8,14 @@ It takes a device from a list of free ones and answers with the same bytes as th
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from faststream.kafka import KafkaBroker
 
 from bench import loads
-from bench.bare import Asked, Job, answers
+from bench.bare import Asked, Job, answers, main
 
 
 async def serve(job: Job) -> None:
@@ -55,24 +52,5 @@ async def _body(message: Any) -> bytes:
     return body
 
 
-async def _until_told(job: Job) -> None:
-    task = asyncio.create_task(serve(job))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-
-
-def main(path: str) -> None:
-    """Do the job in the file `path` until SIGTERM."""
-    job = msgspec.json.decode(Path(path).read_bytes(), type=Job)
-    factory = None
-    if job.uvloop:
-        import uvloop
-
-        factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(_until_told(job))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], serve)

@@ -10,7 +10,7 @@ from msgspec import structs
 from outfitter_proto.codec import encode
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import is_due
-from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
+from outfitter_service.core.state.ledger import PutRecord
 from support.core_driver import HOST, CoreDriver
 
 YEAR = timedelta(days=400)
@@ -21,18 +21,6 @@ def tick_if_due(desk: CoreDriver) -> None:
     desk.commit()
     if is_due(desk.ledger, desk.rules, HOST, desk.now):
         desk.say(m.Tick(host=HOST))
-
-
-def restarted(desk: CoreDriver) -> CoreDriver:
-    """Another manager that knows the records alone."""
-    ledger = Ledger()
-    ledger.restore(PutRecord(desk.host_state.record))
-    for record in desk.ledger.allocations.values():
-        ledger.restore(PutAllocation(record.key, record))
-    again = CoreDriver(*desk.rules.specs.values(), ledger=ledger)
-    again.rules = desk.rules
-    again.now = desk.now
-    return again
 
 
 def test_retention_goes_on_after_a_clock_that_was_ahead() -> None:
@@ -60,7 +48,7 @@ def test_what_ended_in_the_future_is_forgotten_one_retention_after_the_clock_is_
     desk.deregister("w")
     desk.now -= YEAR
     if restart:
-        desk = restarted(desk)
+        desk = desk.restarted()
     tick_if_due(desk)
     assert desk["w"].since == desk.now
     desk.now += timedelta(seconds=3600)

@@ -12,7 +12,6 @@ from outfitter_proto.records import Register, Source
 from outfitter_service.core import model as m
 from outfitter_service.core import reasons
 from outfitter_service.core.decide import is_due
-from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
 from support.core_driver import HOST, CoreDriver, asks, device, ill
 
 ASKED = m.ResourceSpec(name="gpu", amount=1, on_demand=True)
@@ -25,19 +24,6 @@ def tick(desk: CoreDriver, seconds: float = 0.25) -> None:
     desk.now += timedelta(seconds=seconds)
     if is_due(desk.ledger, desk.rules, HOST, desk.now):
         desk.say(m.Tick(host=HOST))
-
-
-def restarted(desk: CoreDriver) -> CoreDriver:
-    """Another manager that knows the records alone."""
-    ledger = Ledger()
-    ledger.restore(PutRecord(desk.host_state.record))
-    for record in desk.ledger.allocations.values():
-        ledger.restore(PutAllocation(record.key, record))
-    ledger.resume(commit=desk.ledger.commits, token=desk.ledger.token)
-    again = CoreDriver(*desk.rules.specs.values(), ledger=ledger)
-    again.now, again.offset = desk.now, desk.offset
-    again.say(m.Reschedule(host=HOST))
-    return again
 
 
 @pytest.mark.parametrize("wait_s", [0, 0.1])
@@ -141,7 +127,7 @@ def test_after_a_restart_it_is_decided_by_what_the_driver_says_then(spec: m.Reso
     desk = CoreDriver(spec)
     desk.register("w", 1, wait_s=0)
     desk.now += timedelta(seconds=120)
-    desk = restarted(desk)
+    desk = desk.restarted()
     tick(desk)
     assert desk.state("w") == "pending"
     desk.report(*(["a"] if free else []), asked=1)
@@ -154,7 +140,7 @@ def test_a_restart_gives_no_time_to_who_had_its_answer() -> None:
     desk.register("holder", 1)
     desk.register("w", 1, wait_s=10)
     desk.now += timedelta(seconds=60)
-    desk = restarted(desk)
+    desk = desk.restarted()
     assert desk["w"].reason_code == "waited-too-long"
 
 

@@ -19,7 +19,7 @@ from outfitter_proto.records import (
 )
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, decide_in_full, renumber
-from outfitter_service.core.state.ledger import Ledger, PutRecord
+from outfitter_service.core.state.ledger import Ledger, PutAllocation, PutRecord
 from support.decided import apply, change_all, decision_of
 
 HOST = "h"
@@ -86,6 +86,18 @@ class CoreDriver:
         """What was decided so far is in the ledger, and somebody can read it."""
         self.ledger.seal()
         self.ledger.settle()
+
+    def restarted(self) -> CoreDriver:
+        """Another manager that knows the records and the numbers alone, and looks at the queue anew."""
+        ledger = Ledger()
+        ledger.restore(PutRecord(self.host_state.record))
+        for record in self.ledger.allocations.values():
+            ledger.restore(PutAllocation(record.key, record))
+        ledger.resume(commit=self.ledger.commits, token=self.ledger.token)
+        again = CoreDriver(ledger=ledger)
+        again.rules, again.now, again.offset = self.rules, self.now, self.offset
+        again.say(m.Reschedule(host=HOST))
+        return again
 
     def pass_time(self, seconds: float) -> Decision:
         self.commit()

@@ -5,15 +5,18 @@ It writes nothing, and keeps only the last fetch in memory, so the topic may hav
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
+from typing import TypeVar
 
-from outfitter_proto import names
+from outfitter_proto import codec, names
 from outfitter_proto.bus import Bus, Message, Reader, UnknownTopicError
 from outfitter_proto.bus.reading import fetch_what_is_left
 from outfitter_service.config import Connection
-from outfitter_service.query.errors import OutfitterCliError
+from outfitter_service.query.errors import OutfitterCliError, warn
+
+_Record = TypeVar("_Record")
 
 MARGIN = timedelta(minutes=10)
 """Longest difference between clocks or in the order of messages. A search begins this much earlier."""
@@ -47,6 +50,17 @@ def nothing(where: Connection, topic: str) -> str:
         "history is switched off (history = false)" if not where.history else "it may be switched off (history = false)"
     )
     return f"there is no history in {topic}: {off}, nothing has happened yet, or its retention has deleted all"
+
+
+def decoded(message: Message, decode: Callable[[bytes], _Record]) -> _Record | None:
+    """The record in `message`. None if its type is of a later version, or after a warning if it is damaged."""
+    try:
+        return decode(message.value or b"")
+    except codec.UnknownTypeError:
+        return None
+    except codec.WireError as error:
+        warn(f"passed over offset {message.offset} of {message.topic}/{message.partition}: {error}")
+        return None
 
 
 async def offset_at(bus: Bus, topic: str, partition: int, moment: datetime) -> int:

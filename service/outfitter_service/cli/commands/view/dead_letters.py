@@ -150,15 +150,10 @@ async def _follow(one: HistoryRange, wanted: Wanted, as_json: bool) -> None:
 
 def _decoded(message: Message, wanted: Wanted) -> Letter | None:
     from outfitter_proto import codec
+    from outfitter_service.query import history_reader
 
-    try:
-        letter = codec.decode_dead_letter(message.value or b"")
-    except codec.UnknownTypeError:
-        return None
-    except codec.WireError as error:
-        warn(f"passed over offset {message.offset} of {message.topic}/{message.partition}: {error}")
-        return None
-    return plain(letter) if wanted.takes(letter) else None
+    letter = history_reader.decoded(message, codec.decode_dead_letter)
+    return plain(letter) if letter is not None and wanted.takes(letter) else None
 
 
 def plain(letter: DeadLetter) -> Letter:

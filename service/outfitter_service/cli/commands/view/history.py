@@ -204,14 +204,9 @@ class _Lines:
     def _step(self, message: Message) -> Transition | Refresh | Note | None:
         from outfitter_proto import codec
         from outfitter_proto.records import Note, Refresh, Transition
+        from outfitter_service.query import history_reader
 
-        try:
-            step = codec.decode_history(message.value or b"")
-        except codec.UnknownTypeError:
-            return None
-        except codec.WireError as error:
-            warn(f"passed over offset {message.offset} of {message.topic}/{message.partition}: {error}")
-            return None
+        step = history_reader.decoded(message, codec.decode_history)
         return step if isinstance(step, Transition | Refresh | Note) and self.wanted.takes(step) else None
 
     def _print(self, cells: list[str]) -> None:
