@@ -17,6 +17,7 @@ from chaos.harm import Harmed
 from outfitter_proto.bus import Bus, Entry, TopicSpec, connect
 from outfitter_proto.bus.kafka.writing.producer import TransactionalProducer
 from support.broker import KafkaBroker
+from support.committed import committed
 from support.kafka_proxy import END_TXN, Fault, Harm
 
 pytestmark = pytest.mark.kafka
@@ -24,14 +25,9 @@ pytestmark = pytest.mark.kafka
 INVALID_PRODUCER_EPOCH = 47
 
 
-async def committed(bus: Bus, topic: str) -> list[bytes | None]:
+async def values(bus: Bus, topic: str) -> list[bytes | None]:
     """What a committed reader sees by now."""
-    found: list[bytes | None] = []
-    end = await bus.stable_end(topic, 0)
-    async with await bus.open_reader(topic, 0, start=None, committed=True) as reader:
-        while reader.position < end:
-            found += [message.value for message in await reader.fetch(timeout=1.0)]
-    return found
+    return [message.value for message in await committed(bus, topic)]
 
 
 def error_of(fault: Fault) -> int:
@@ -65,7 +61,7 @@ async def test_a_late_commit_makes_visible_what_a_kept_producer_has_aborted(harm
                 await producer.abort_transaction()
         finally:
             await producer.stop()
-        assert await committed(bus, topic) == [b"first", b"never"]
+        assert await values(bus, topic) == [b"first", b"never"]
 
 
 async def test_a_late_commit_changes_nothing_for_a_writer_that_is_replaced_when_it_says_so(harmed: Harmed) -> None:
@@ -85,4 +81,4 @@ async def test_a_late_commit_changes_nothing_for_a_writer_that_is_replaced_when_
         assert error_of(late) == INVALID_PRODUCER_EPOCH
         async with await bus.open_writer(topic, 0) as writer:
             await writer.commit([(topic, [Entry(b"k", b"last")])])
-        assert await committed(beside, topic) == [b"first", b"last"]
+        assert await values(beside, topic) == [b"first", b"last"]

@@ -28,6 +28,7 @@ from outfitter_proto.names import managers_group
 from outfitter_proto.names import topics as names_of
 from outfitter_proto.records import Register, ResourceRequest
 from outfitter_service.query import ledger_view
+from support.committed import committed
 from support.documents import ROOT
 from support.secure_broker import SecureBroker, right
 from support.secured_manager import HOST, WITHIN, client, managing
@@ -324,12 +325,7 @@ def _failed_commits(exposition: str, labels: str) -> float:
 
 async def everything(bus: Bus, topic: str) -> list[dict[str, Any]]:
     """All committed values of partition 0, as JSON."""
-    end = await bus.stable_end(topic, 0)
-    found: list[dict[str, Any]] = []
-    async with await bus.open_reader(topic, 0, start=None, committed=True) as reader:
-        while reader.position < end:
-            found += [json.loads(message.value or b"{}") for message in await reader.fetch()]
-    return found
+    return [json.loads(message.value or b"{}") for message in await committed(bus, topic)]
 
 
 # --- what a worker's rights are not worth ---------------------------------------------------------------------
@@ -468,12 +464,7 @@ async def test_a_transactional_id_alone_fences_and_writes_nothing_and_a_topic_al
                 assert (await ours.wait()).state == "allocated"
         assert manager.failure is None
         await forging.publish(of.allocations, 0, Entry(b"other/w/1", b"FORGED"))
-        async with await bus.open_reader(of.allocations, 0, start=None, committed=True) as reader:
-            end, values = await bus.stable_end(of.allocations, 0), []
-            with anyio.fail_after(WITHIN):
-                while reader.position < end:
-                    values += [message.value for message in await reader.fetch()]
-            assert b"FORGED" in values
+        assert b"FORGED" in [message.value for message in await committed(bus, of.allocations)]
 
 
 async def test_any_writer_of_registrations_can_speak_for_any_host_and_only_a_prefix_of_its_own_keeps_it_apart(

@@ -22,6 +22,7 @@ from outfitter_proto.bus import Entry, connect
 from outfitter_proto.bus.kafka import KafkaBus
 from outfitter_proto.names import topics as names_of
 from outfitter_service.runtime.dead_letter_quota import A_MINUTE
+from support.committed import committed
 from support.manager import Manager, ManagerError, StartManager, files_config
 from support.secure_broker import SecureBroker, right
 from support.secured_manager import HOST
@@ -145,12 +146,7 @@ async def publish(bus: KafkaBus, topic: str, batch: bytes) -> None:
 
 
 async def dead_letters(bus: KafkaBus, topic: str) -> list[dict[str, Any]]:
-    end = await bus.stable_end(topic, 0)
-    found: list[dict[str, Any]] = []
-    async with await bus.open_reader(topic, 0, start=None, committed=True) as reader:
-        while reader.position < end:
-            found += [json.loads(message.value or b"{}") for message in await reader.fetch()]
-    return found
+    return [json.loads(message.value or b"{}") for message in await committed(bus, topic)]
 
 
 async def test_packed_bombs_are_dead_letters_in_bounded_memory_and_do_not_come_again_at_a_restart(
@@ -206,12 +202,7 @@ def most_memory(manager: Manager) -> int:
 
 
 async def values(bus: KafkaBus, topic: str) -> list[bytes | None]:
-    end = await bus.stable_end(topic, 0)
-    found: list[bytes | None] = []
-    async with await bus.open_reader(topic, 0, start=None, committed=True) as reader:
-        while reader.position < end:
-            found += [message.value for message in await reader.fetch()]
-    return found
+    return [message.value for message in await committed(bus, topic)]
 
 
 async def test_a_stock_clients_packed_registrations_are_answered(

@@ -187,6 +187,15 @@ class InProcessManager:
         cycle = self.processor._loop
         return cycle is not None and cycle._sent is None and not cycle._settlement.unreported
 
+    async def ended_by(self, kind: type[Exception]) -> str:
+        """Wait until it has ended by itself, with an error of this kind: what the error says."""
+        with anyio.fail_after(WITHIN_S):
+            await self.ended.wait()
+        assert self.failure is not None
+        failure = self.failure.exceptions[0] if isinstance(self.failure, BaseExceptionGroup) else self.failure
+        assert isinstance(failure, kind)
+        return str(failure)
+
     async def stop(self) -> None:
         """End it in an orderly way."""
         self.processor.stop()

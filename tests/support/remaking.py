@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 
 import anyio
 from aiokafka.admin import AIOKafkaAdminClient
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from outfitter_proto import topics
 from outfitter_proto.bus import Bus, Entry
 from outfitter_proto.names import topics as topic_names
+from support.committed import committed
 
 
 async def remake(bus: Bus, cluster: str, names: Collection[str], *, partitions: int | None = None) -> None:
@@ -47,11 +49,22 @@ def set_policy(bootstrap: str, topic: str, policy: str) -> None:
 
 
 def delete_records(bootstrap: str, topic: str, before: Mapping[int, int]) -> None:
-    """Delete what stands before these offsets, by partition, as retention does in time where the policy has it."""
+    """Delete what stands before these offsets, by partition, as retention does in time where the policy has it.
+
+    A broker goes by a policy that was just set only a little later.
+    """
     places = [TopicPartition(topic, partition, offset) for partition, offset in before.items()]
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    for done in admin.delete_records(places).values():
-        done.result(15)
+    deadline = time.monotonic() + 15
+    while True:
+        try:
+            for done in admin.delete_records(places).values():
+                done.result(15)
+            return
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.POLICY_VIOLATION or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 async def evaporate(bus: Bus, cluster: str, *, but: int) -> None:
@@ -70,10 +83,7 @@ async def ledger(bus: Bus, cluster: str) -> dict[int, Mapping[bytes, bytes]]:
     found: dict[int, Mapping[bytes, bytes]] = {}
     for partition in range((await bus.topic(topic)).partitions):
         last: dict[bytes, bytes | None] = {}
-        end = await bus.stable_end(topic, partition)
-        async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
-            while reader.position < end:
-                last |= {message.key or b"": message.value for message in await reader.fetch(timeout=0.2)}
+        last |= {message.key or b"": message.value for message in await committed(bus, topic, partition)}
         found[partition] = {key: value for key, value in last.items() if value is not None}
     return found
 

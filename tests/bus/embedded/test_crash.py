@@ -12,10 +12,10 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-import anyio
 import pytest
 
-from outfitter_proto.bus import Bus, Entry, Message, TopicSpec, connect
+from outfitter_proto.bus import Entry, TopicSpec, connect
+from support.committed import committed
 
 COMMITTER = Path(__file__).parent / "committing_process.py"
 KILLS = 36
@@ -34,16 +34,6 @@ def commit_until_killed(url: str, first: int, chance: random.Random) -> int:
     return int(acknowledged[-1])
 
 
-async def everything(bus: Bus, topic: str, start: int) -> list[Message]:
-    end = await bus.stable_end(topic, 0)
-    messages: list[Message] = []
-    async with await bus.open_reader(topic, 0, start=start, committed=True) as reader:
-        with anyio.fail_after(30):
-            while reader.position < end:
-                messages += await reader.fetch(max_records=5000, timeout=5)
-    return messages
-
-
 @pytest.mark.parametrize("synchronous", ["FULL", "NORMAL"])
 async def test_a_kill_while_committing_tears_nothing_and_loses_nothing_that_was_acknowledged(
     tmp_path: Path, synchronous: str
@@ -54,15 +44,15 @@ async def test_a_kill_while_committing_tears_nothing_and_loses_nothing_that_was_
     chance = random.Random(seed)
     async with connect(url) as bus:
         await bus.create_topics([TopicSpec("history", 1, {}), TopicSpec("ledger", 1, {})])
-    committed = -1  # the last number known to be in the file
+    last = -1  # the last number known to be in the file
     read_to = {"history": 0, "ledger": 0}
     for _ in range(KILLS // 2):
-        acknowledged = commit_until_killed(url, committed + 1, chance)
+        acknowledged = commit_until_killed(url, last + 1, chance)
         found: dict[int, list[tuple[str, int, int]]] = defaultdict(list)
         # Nobody has it open now, as after a crash of the whole service: this one recovers the log.
         async with connect(url) as bus:
             for topic, start in read_to.items():
-                messages = await everything(bus, topic, start)
+                messages = await committed(bus, topic, start=start)
                 assert [message.offset for message in messages] == list(range(start, start + len(messages)))
                 read_to[topic] = start + len(messages)
                 for message in messages:
@@ -70,11 +60,11 @@ async def test_a_kill_while_committing_tears_nothing_and_loses_nothing_that_was_
                     number, place, size = map(int, message.value.split(b" ")[0].split(b"/"))
                     found[number].append((topic, place, size))
         assert acknowledged in found
-        assert sorted(found) == list(range(committed + 1, max(found) + 1))
+        assert sorted(found) == list(range(last + 1, max(found) + 1))
         for records in found.values():
             size = records[0][2]
             assert records == [("history" if n < size // 3 else "ledger", n, size) for n in range(size)]
-        committed = max(found)
+        last = max(found)
     with sqlite3.connect(tmp_path / "bus.db") as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     connection.close()
@@ -91,11 +81,11 @@ async def test_a_kill_while_compacting_leaves_the_last_record_of_every_key(embed
         commit_until_killed(embedded_url, first, chance)
         async with connect(embedded_url) as bus:
             # History keeps every batch's first records: with the ledger's offsets it tells what must be there.
-            newest = max(int((m.value or b"").split(b"/")[0]) for m in await everything(bus, "history", 0))
-            kept = await everything(bus, "ledger", 0)
+            newest = max(int((m.value or b"").split(b"/")[0]) for m in await committed(bus, "history", start=0))
+            kept = await committed(bus, "ledger", start=0)
             latest = {message.key: message for message in kept}
             await bus.maintain()
-            compacted = await everything(bus, "ledger", 0)
+            compacted = await committed(bus, "ledger", start=0)
         assert {message.key: message for message in compacted} == latest
         assert len(compacted) == len(latest)
         assert b"untouched" in latest

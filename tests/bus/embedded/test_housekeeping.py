@@ -19,6 +19,7 @@ from outfitter_proto.bus.embedded.connecting.database import Database
 from outfitter_proto.bus.embedded.connecting.location import parse
 from outfitter_proto.bus.embedded.housekeeping import DAY_MS, Housekeeping
 from outfitter_proto.bus.reading import fetch_what_is_left, read_to
+from support.committed import committed
 
 COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
 
@@ -41,13 +42,7 @@ class Kept:
         await Housekeeping(self._reading, self._writing, now_ms=now_ms).run()
 
     async def messages(self, start: int | None = None) -> list[Message]:
-        end = await self.bus.stable_end("t", 0)
-        found: list[Message] = []
-        async with await self.bus.open_reader("t", 0, start=start, committed=True) as reader:
-            with anyio.fail_after(10):
-                while reader.position < end:
-                    found += await reader.fetch(timeout=0)
-        return found
+        return await committed(self.bus, "t", start=start)
 
     async def offsets_kept(self) -> list[int]:
         return [message.offset for message in await self.messages()]

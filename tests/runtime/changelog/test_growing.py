@@ -28,6 +28,7 @@ from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.processor.processor import Limits
 from outfitter_service.runtime.sweeper.group_member import SweeperMember
 from support.broker import KafkaBroker
+from support.committed import committed
 from support.faulty_bus import FaultyBus, Killed, no_faults
 from support.in_process_manager import HOST, InProcessManager, deregister, heartbeat, register, serving, static
 from support.remaking import add_partitions, ledger
@@ -201,10 +202,7 @@ async def letters(bus: Bus, cluster: str) -> list[str]:
     found: list[str] = []
     topic = topics(cluster).dead_letters
     for partition in range((await bus.topic(topic)).partitions):
-        end = await bus.stable_end(topic, partition)
-        async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
-            while reader.position < end:
-                found += [json.loads(message.value or b"")["reason"] for message in await reader.fetch(timeout=0.2)]
+        found += [json.loads(message.value or b"")["reason"] for message in await committed(bus, topic, partition)]
     return found
 
 

@@ -34,6 +34,7 @@ from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.processor.processor import Limits
 from outfitter_service.runtime.sweeper.group_member import SweeperMember
+from support.committed import committed
 from support.faulty_bus import FaultyBus
 from support.in_process_manager import InProcessManager, serving, static
 from support.remaking import ledger
@@ -189,10 +190,8 @@ class Town:
     async def _letters(self, size: int) -> list[Any]:
         found: list[Any] = []
         for number in range(size):
-            end = await self.bus.stable_end(TOPICS.dead_letters, number)
-            async with await self.bus.open_reader(TOPICS.dead_letters, number, start=None, committed=True) as reader:
-                while reader.position < end:
-                    found += [json.loads(message.value or b"") for message in await reader.fetch(timeout=0.1)]
+            letters = await committed(self.bus, TOPICS.dead_letters, number)
+            found += [json.loads(message.value or b"") for message in letters]
         return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import anyio
 import pytest
 from msgspec import structs
 
@@ -100,9 +99,7 @@ async def test_a_rival_that_came_between_the_look_and_the_fence_is_found(
 
     counting.script = one_more
     async with serve(static(2), on=counting, identity=another(), ready=False) as house:
-        with anyio.fail_after(20):
-            await house.ended.wait()
-        assert isinstance(house.failure, ForeignManagerError)
+        await house.ended_by(ForeignManagerError)
 
 
 async def test_a_log_that_ends_before_what_was_read_is_another_one(bus: FaultyBus, serve: Serve) -> None:

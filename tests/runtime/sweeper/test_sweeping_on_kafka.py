@@ -22,6 +22,7 @@ from outfitter_proto.records import DeadLetter
 from outfitter_service.runtime.dead_letter_quota import A_MINUTE
 from outfitter_verify import verify
 from support.broker import KafkaBroker
+from support.committed import committed
 from support.in_process_manager import register
 from support.manager import Manager, StartManager
 
@@ -70,12 +71,8 @@ class Stage:
         found: list[DeadLetter] = []
         async with connect(self.url) as bus:
             for partition in range(PARTITIONS):
-                end = await bus.stable_end(self.topics.dead_letters, partition)
-                async with await bus.open_reader(
-                    self.topics.dead_letters, partition, start=None, committed=True
-                ) as reader:
-                    while reader.position < end:
-                        found += [decode_dead_letter(m.value or b"") for m in await reader.fetch(timeout=1.0)]
+                letters = await committed(bus, self.topics.dead_letters, partition)
+                found += [decode_dead_letter(message.value or b"") for message in letters]
         return found
 
     def wait_for_letters(self, count: int, within: float = 60.0) -> list[DeadLetter]:

@@ -20,6 +20,7 @@ from aiokafka.errors import KafkaError
 from outfitter_proto.bus import Entry, TopicSpec, connect
 from outfitter_proto.bus.kafka import bear_emptied_control_batches
 from support.broker import KafkaBroker
+from support.committed import committed
 
 pytestmark = pytest.mark.kafka
 
@@ -49,11 +50,7 @@ async def test_a_restore_and_a_repaired_consumer_read_past_an_emptied_control_ba
                     await anyio.sleep(1)
             await writer.commit([(topic, [Entry(b"last", b"1")])])
         end = await bus.stable_end(topic, 0)
-
-        found: dict[bytes | None, bytes | None] = {}
-        async with await bus.open_reader(topic, 0, start=None, committed=True) as reader:
-            while reader.position < end:
-                found |= {message.key: message.value for message in await reader.fetch(timeout=0.1)}
+        found = {message.key: message.value for message in await committed(bus, topic)}
         assert found == {b"key": b"%d" % number, b"last": b"1"}
 
         assert await plain_consumer_dies(kafka_broker, topic)  # it is still there

@@ -23,6 +23,7 @@ from outfitter_proto.bus.kafka.writing import open_transactions
 from outfitter_proto.bus.kafka.writing.producer import Last, TransactionalProducer
 from outfitter_proto.bus.kafka.writing.writer import KafkaWriter
 from support.broker import LAUNCHER
+from support.committed import committed
 from support.kafka_proxy import ADD_PARTITIONS_TO_TXN, INIT_PRODUCER_ID, Harm
 
 pytestmark = pytest.mark.kafka
@@ -74,16 +75,9 @@ class Case:
 
     async def read(self) -> list[list[bytes | None]]:
         """What is committed in the ledger and in the history, once nothing there is undecided."""
-        found = []
-        for topic in self.ledger, self.history:
-            with anyio.fail_after(30):
-                end = await self.bus.stable_end(topic, 0)
-                async with await self.bus.open_reader(topic, 0, start=None, committed=True) as reader:
-                    values: list[bytes | None] = []
-                    while reader.position < end:
-                        values += [message.value for message in await reader.fetch(timeout=0.2)]
-            found.append(values)
-        return found
+        return [
+            [message.value for message in await committed(self.bus, topic)] for topic in (self.ledger, self.history)
+        ]
 
 
 @pytest.fixture
