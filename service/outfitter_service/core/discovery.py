@@ -13,8 +13,9 @@ from outfitter_service.core.decision import DecisionBuilder
 from outfitter_service.core.hosts import host_record, refreshed, with_health
 from outfitter_service.core.placement import policy
 from outfitter_service.core.state import held_back_devices
-from outfitter_service.core.state.host_state import HostState, Inventory, QueueEntry
+from outfitter_service.core.state.host_state import HostState, QueueEntry
 from outfitter_service.core.state.infos import other_names
+from outfitter_service.core.state.inventory import Inventory
 from outfitter_service.core.state.ledger import PutRecord, SetInventory, SetScan
 from outfitter_service.core.state.overlay import HostOverlay
 from outfitter_service.core.state.sizes import FullError, OversizeError

@@ -13,8 +13,8 @@ from outfitter_service.core import reasons
 from outfitter_service.core.decision import Rules
 from outfitter_service.core.model import KnownDevice, ResourceSpec, SpecState
 from outfitter_service.core.state.held_back_devices import names_to_keep
-from outfitter_service.core.state.host_state import Inventory
 from outfitter_service.core.state.infos import info
+from outfitter_service.core.state.inventory import Inventory
 
 MAX_KNOWN_NAMES = 1024
 """Most names of known devices in a host's record while others are held back. After a restart, more count as new."""

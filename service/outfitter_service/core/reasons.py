@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from outfitter_proto.records import MAX_REASON
 from outfitter_service.core.model import ResourceSpec, SpecState
-from outfitter_service.core.state.host_state import Inventory
+from outfitter_service.core.state.inventory import Inventory
 
 NAMED_DEVICES = 8
 """Most devices that a reason names."""

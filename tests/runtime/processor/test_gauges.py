@@ -16,7 +16,8 @@ from msgspec import structs
 
 from outfitter_proto.records import Allocation, AllocationState, Health, ReasonCode, ResolvedRequest, Source
 from outfitter_service.core.model import KnownDevice
-from outfitter_service.core.state.host_state import HostState, Inventory
+from outfitter_service.core.state.host_state import HostState
+from outfitter_service.core.state.inventory import Inventory
 from outfitter_service.core.state.ledger import Ledger, SetInventory
 from outfitter_service.metrics import StateCounts
 from outfitter_service.runtime.processor.reporting import gauges

@@ -16,8 +16,8 @@ from outfitter_service.core import reasons
 from outfitter_service.core.model import Devices, KnownDevice, OnFailure, ResourceSpec, SpecState
 from outfitter_service.core.placement.shared_devices import DeviceChoice
 from outfitter_service.core.state import matching
-from outfitter_service.core.state.host_state import Inventory
 from outfitter_service.core.state.infos import grant_infos
+from outfitter_service.core.state.inventory import Inventory
 from outfitter_service.core.state.overlay import HostOverlay
 
 _HEALTHY = Health.HEALTHY

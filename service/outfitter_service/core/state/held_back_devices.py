@@ -14,7 +14,9 @@ from msgspec import UNSET, Struct, UnsetType, structs
 
 from outfitter_proto.records import ResourceInventory
 from outfitter_service.core.model import KnownDevice, ResourceSpec, SpecState
-from outfitter_service.core.state.host_state import HostState, Inventory, Suspect, one_name_each
+from outfitter_service.core.state.device_names import one_name_each
+from outfitter_service.core.state.host_state import HostState
+from outfitter_service.core.state.inventory import Inventory, Suspect
 
 Specs = Mapping[str, ResourceSpec]
 Inventories = Mapping[str, Inventory]

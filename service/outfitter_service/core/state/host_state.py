@@ -9,133 +9,22 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from itertools import accumulate
 
-from msgspec import UNSET, Struct, structs
+from msgspec import UNSET
 
-from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Health, Host, ReasonCode
-from outfitter_service.core.model import DriverFailure, KnownDevice
-from outfitter_service.core.state.infos import GrantInfos, grant_infos
+from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Host, ReasonCode
+from outfitter_service.core.model import KnownDevice
+from outfitter_service.core.state.device_names import NO_CLASSES, Classes, one_name_each
+from outfitter_service.core.state.free_list import FreeList
+from outfitter_service.core.state.inventory import NOT_REPORTED, Inventory
 from outfitter_service.core.state.matching import Viewers, counts
-from outfitter_service.core.state.sizes import granted_bytes, info_bytes
 from outfitter_service.core.states import PENDING
 
-
-class Suspect(Struct, frozen=True):
-    """The record under `key` holds device `id`, granted as `resource`, which is no longer reported."""
-
-    key: str
-    resource: str
-    id: str
-
-    def __str__(self) -> str:
-        return f"{self.key} holds {self.id} of {self.resource}, which is no longer reported"
-
-
-class Inventory(Struct, frozen=True, kw_only=True):
-    """A driver's last report of one resource of one host.
-
-    `reported`: there is a report. `asked`: the amount of the last question to an on-demand driver; `asking`: that of
-    the question under way (0: none); `least`: the amount that its worker wants. `is_retry_due`: the delay after a
-    failure ended during a question. `healthy` counts the healthy devices. `linked`: names that earlier reports
-    connected, until the records of all holders have them.
-
-    `as_reported`: the devices as the driver named them. `devices`: the same for grants. Devices in `held_back` have
-    unknown health there, because `suspect` may be one of them; `known` then has the names that were known before (None:
-    all are known). See `held_back_devices`.
-    """
-
-    devices: tuple[KnownDevice, ...] = ()
-    as_reported: tuple[KnownDevice, ...] = ()
-    linked: tuple[tuple[str, ...], ...] = ()
-    failure: DriverFailure | None = None
-    reported: bool = False
-    asked: int = 0
-    asking: int = 0
-    least: int = 0
-    is_retry_due: bool = False
-    healthy: int = 0
-    known: tuple[str, ...] | None = None
-    held_back: frozenset[str] = frozenset()
-    suspect: Suspect | None = None
-
-    @classmethod
-    def of(cls, devices: tuple[KnownDevice, ...], *, asked: int = 0) -> Inventory:
-        """The inventory of a driver's report. Devices that share a name are one device."""
-        distinct = _distinct(devices)
-        return cls(devices=distinct, as_reported=distinct, reported=True, asked=asked, healthy=_count_healthy(distinct))
-
-    def with_held_back(self, ids: frozenset[str], suspect: Suspect) -> Inventory:
-        """A copy with exactly these devices held back, because of `suspect`."""
-        back = frozenset([one.id for one in self.as_reported if one.id in ids and one.health == Health.HEALTHY])
-        reason = f"held back: {suspect} and may be this device"
-        devices = tuple(
-            [
-                structs.replace(one, health=Health.UNKNOWN, reason=reason) if one.id in back else one
-                for one in self.as_reported
-            ]
-        )
-        if devices == self.devices:
-            devices = self.devices
-        healthy = _count_healthy(devices)
-        return structs.replace(self, devices=devices, healthy=healthy, held_back=back, suspect=suspect)
-
-    def with_all_known(self) -> Inventory:
-        """A copy with no device held back."""
-        healthy = _count_healthy(self.as_reported)
-        return structs.replace(
-            self, devices=self.as_reported, healthy=healthy, known=None, held_back=frozenset(), suspect=None
-        )
-
-    @property
-    def names(self) -> list[tuple[str, ...]]:
-        """The names of each device that has several: reported ones, then those that are only `linked`."""
-        groups = [(device.id, *device.aliases) for device in self.devices if device.aliases]
-        return [*groups, *self.linked] if self.linked else groups
-
-    @property
-    def names_of_all(self) -> tuple[str, ...]:
-        """The names of all reported devices, and the names that are only `linked`."""
-        reported = [name for device in self.as_reported for name in (device.id, *device.aliases)]
-        return (*reported, *[name for names in self.linked for name in names])
-
-
-def _count_healthy(devices: Iterable[KnownDevice]) -> int:
-    well = Health.HEALTHY
-    return sum(device.health == well for device in devices)
-
-
-def _distinct(devices: tuple[KnownDevice, ...]) -> tuple[KnownDevice, ...]:
-    """Merge devices of a report that share a name, directly or through others: the first of them, with all their names,
-    and unhealthy if any of them is."""
-    if len({device.id for device in devices}) == len(devices) and not any(device.aliases for device in devices):
-        return devices
-    _, classes = one_name_each((device.id, *device.aliases) for device in devices)
-    alike: dict[tuple[str, ...], list[KnownDevice]] = {}
-    for device in devices:
-        alike.setdefault(classes.get(device.id, (device.id,)), []).append(device)
-    return tuple([_merged(each) if len(each) > 1 else each[0] for each in alike.values()])
-
-
-def _merged(devices: list[KnownDevice]) -> KnownDevice:
-    first = devices[0]
-    names = dict.fromkeys(name for device in devices for name in (device.id, *device.aliases))
-    del names[first.id]
-    worst = next((device for device in devices if device.health != Health.HEALTHY), first)
-    return structs.replace(first, aliases=tuple(names), health=worst.health, reason=worst.reason)
-
-
-NOT_REPORTED = Inventory()
 CLOCK_SLACK = timedelta(seconds=2)
 """If a record began further in the future than this, it was written before the clock was set back."""
 
 QueueEntry = tuple[int, int, str]
 """(-priority, offset of the first registration, allocation key): the queue's order."""
-
-Classes = Mapping[str, tuple[str, ...]]
-"""All names of one device, sorted, by each of its names. Only devices with several names."""
-
-NO_CLASSES: Classes = {}
 
 Run = tuple[int, str]
 """(offset of the first registration, allocation key) of one incarnation. The last in order is the newest."""
@@ -176,85 +65,6 @@ class Tally(dict[str, int]):
         else:
             self.pop(name, None)
         return total
-
-
-class FreeList:
-    """One resource's devices on one host: their positions, and which of them are free.
-
-    `free` holds negated positions in ascending order, so that the driver's preferred device is the last item. `names`
-    are the devices' canonical names. `alone` has the infos of a grant of each device alone. `repeats`: one device is
-    listed more than once. No device takes more than `largest` bytes of a grant.
-    """
-
-    __slots__ = (
-        "_classes", "_least", "alone", "devices", "free", "largest", "names", "positions", "repeats", "resource",
-    )  # fmt: skip
-
-    def __init__(self, resource: str, devices: tuple[KnownDevice, ...], host_state: HostState) -> None:
-        self.resource = resource
-        self.devices = devices
-        self.names = [host_state.canonical(device.id) for device in devices]
-        self._classes = host_state.classes
-        self.alone = [grant_infos({resource: (device,)}, self._classes) for device in devices]
-        self.largest = max(map(granted_bytes, self.alone), default=0)
-        smallest_first = sorted([info_bytes(infos.infos[resource][0]) for infos in self.alone])
-        self._least = list(accumulate(smallest_first, initial=0))
-        self.positions: dict[str, list[int]] = {}
-        self.free: list[int] = []
-        healthy = Health.HEALTHY
-        for position, (name, device) in enumerate(zip(self.names, devices, strict=True)):
-            self.positions.setdefault(name, []).append(position)
-            if device.health == healthy and host_state.unused(name):
-                self.free.append(-position)
-        self.free.reverse()
-        self.repeats = len(self.positions) < len(devices)
-
-    def serves(self, name: str) -> bool:
-        """Whether the device of that name is healthy in this resource."""
-        return any(self.devices[position].health == Health.HEALTHY for position in self.positions.get(name, ()))
-
-    def least_bytes(self, amount: int) -> int:
-        """The least bytes of a grant of `amount` devices, or of all if there are fewer."""
-        return self._least[min(amount, len(self.devices))]
-
-    def offer(self, amount: int) -> tuple[GrantInfos, list[str]] | None:
-        """The infos and canonical names of the preferred free devices; None: there are too few."""
-        free = self.free
-        if amount > len(free):
-            return None
-        if amount == 1:
-            position = -free[-1]
-            return self.alone[position], [self.names[position]]
-        return self._together(self._first(amount))
-
-    def _together(self, positions: list[int]) -> tuple[GrantInfos, list[str]]:
-        infos = grant_infos({self.resource: [self.devices[position] for position in positions]}, self._classes)
-        return infos, [self.names[position] for position in positions]
-
-    def _first(self, enough: int) -> list[int]:
-        """The positions of the preferred free devices, at most `enough`."""
-        return [-position for position in self.free[: -enough - 1 : -1]]
-
-    def pop(self, amount: int) -> None:
-        """Remove the preferred free devices: those of `offer`."""
-        del self.free[len(self.free) - amount :]  # -amount would mean all of them where amount is 0
-
-    def remove(self, name: str) -> None:
-        free = self.free
-        for position in self.positions[name]:
-            if free and free[-1] == -position:  # nearly always: the preferred one
-                free.pop()
-                continue
-            at = bisect_left(free, -position)
-            if at < len(free) and free[at] == -position:
-                del free[at]
-
-    def put_back(self, name: str) -> None:
-        free = self.free
-        for position in self.positions[name]:
-            at = bisect_left(free, -position)
-            if self.devices[position].health == Health.HEALTHY and free[at : at + 1] != [-position]:
-                free.insert(at, -position)
 
 
 class HostState:
@@ -398,10 +208,14 @@ class HostState:
             self._rename()
             return
         if inventory.devices:
-            self.free_lists[resource] = FreeList(resource, inventory.devices, self)
+            self.free_lists[resource] = self._free_list(resource, inventory.devices)
         else:
             self.free_lists.pop(resource, None)
         self._show()
+
+    def _free_list(self, resource: str, devices: tuple[KnownDevice, ...]) -> FreeList:
+        names = [self.canonical(device.id) for device in devices]
+        return FreeList(resource, devices, names=names, classes=self.classes, unused=self.unused)
 
     def connected(self, resource: str) -> Sequence[Sequence[str]]:
         """The names of each device in one resource: as its driver reports them or, until the first report, as the
@@ -444,7 +258,7 @@ class HostState:
             for name in self.names(record, shared_ids(record)):
                 self.sharers.add(name, 1)
         self.free_lists = {
-            resource: FreeList(resource, inventory.devices, self)
+            resource: self._free_list(resource, inventory.devices)
             for resource, inventory in self.inventories.items()
             if inventory.devices
         }
@@ -598,33 +412,3 @@ class HostState:
                     free_list.remove(name)
                 else:
                     free_list.put_back(name)
-
-
-def one_name_each(groups: Iterable[Sequence[str]]) -> tuple[dict[str, str], Classes]:
-    """Names that share a group, directly or through others, form a class. Returns the least name of each class by its
-    other names, and the whole class by each of its names."""
-    parent: dict[str, str] = {}
-
-    def root(name: str) -> str:
-        while (above := parent.setdefault(name, name)) != name:
-            parent[name] = parent.setdefault(above, above)
-            name = parent[name]
-        return name
-
-    for first, *others in groups:
-        for other in others:
-            one, two = sorted((root(first), root(other)))
-            parent[two] = one
-    members: dict[str, list[str]] = {}
-    for name in sorted(parent):
-        members.setdefault(root(name), []).append(name)
-    same: dict[str, str] = {}
-    classes: dict[str, tuple[str, ...]] = {}
-    for top, names in members.items():
-        if len(names) > 1:
-            whole = tuple(names)
-            for name in names:
-                classes[name] = whole
-                if name != top:
-                    same[name] = top
-    return same, classes

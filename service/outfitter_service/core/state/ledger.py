@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from outfitter_proto.keys import StateKey, host_of
 from outfitter_proto.records import Allocation, StateRecord
-from outfitter_service.core.state.host_state import HostState, Inventory, QueueEntry, exclusive_ids
+from outfitter_service.core.state.host_state import HostState, QueueEntry, exclusive_ids
+from outfitter_service.core.state.inventory import Inventory
 from outfitter_service.core.state.record_kinds import KINDS
 
 __all__ = [

@@ -11,15 +11,9 @@ from itertools import islice
 
 from outfitter_proto.records import Allocation, Health
 from outfitter_service.core.model import KnownDevice
-from outfitter_service.core.state.host_state import (
-    NOT_REPORTED,
-    FreeList,
-    HostState,
-    Inventory,
-    Tally,
-    exclusive_ids,
-    shared_ids,
-)
+from outfitter_service.core.state.free_list import FreeList
+from outfitter_service.core.state.host_state import HostState, Tally, exclusive_ids, shared_ids
+from outfitter_service.core.state.inventory import NOT_REPORTED, Inventory
 
 NO_COUNTS = Tally()
 """The counts of an overlay before its first count. Never written to."""

@@ -12,7 +12,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from outfitter_proto.records import HOLDING_STATES, Allocation, Health
-from outfitter_service.core.state.host_state import HostState, Inventory
+from outfitter_service.core.state.host_state import HostState
+from outfitter_service.core.state.inventory import Inventory
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.core.states import PENDING
 from outfitter_service.metrics import HELD_BACK, StateCounts

@@ -1,0 +1,40 @@
+"""Devices with several names: which names mean one device, and which of them stands for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+Classes = Mapping[str, tuple[str, ...]]
+"""All names of one device, sorted, by each of its names. Only devices with several names."""
+
+NO_CLASSES: Classes = {}
+
+
+def one_name_each(groups: Iterable[Sequence[str]]) -> tuple[dict[str, str], Classes]:
+    """Names that share a group, directly or through others, form a class. Returns the least name of each class by its
+    other names, and the whole class by each of its names."""
+    parent: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while (above := parent.setdefault(name, name)) != name:
+            parent[name] = parent.setdefault(above, above)
+            name = parent[name]
+        return name
+
+    for first, *others in groups:
+        for other in others:
+            one, two = sorted((root(first), root(other)))
+            parent[two] = one
+    members: dict[str, list[str]] = {}
+    for name in sorted(parent):
+        members.setdefault(root(name), []).append(name)
+    same: dict[str, str] = {}
+    classes: dict[str, tuple[str, ...]] = {}
+    for top, names in members.items():
+        if len(names) > 1:
+            whole = tuple(names)
+            for name in names:
+                classes[name] = whole
+                if name != top:
+                    same[name] = top
+    return same, classes
