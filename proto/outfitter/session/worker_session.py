@@ -22,6 +22,7 @@ import anyio
 from outfitter.errors import AllocationEndedError, LeaseLostError, NoManagerError, WaitedTooLongError
 from outfitter.session import status
 from outfitter.session.heartbeats import RETRY_BACKOFF_S, LeaseKeeper
+from outfitter.session.host_partition import HostPartition
 from outfitter.session.manager_lookup import ManagerLookup
 from outfitter.session.outage_log import WorkerOutageLog
 from outfitter.session.watch import AllocationWatch
@@ -34,10 +35,8 @@ from outfitter_proto.bus.port import (
     Entry,
     Message,
     OffsetOutOfRangeError,
-    Reader,
     UnknownTopicError,
 )
-from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import (
     Allocation,
     AllocationState,
@@ -64,11 +63,6 @@ DEREGISTER_WITHIN = 3.0
 VERDICT_GRACE = 10.0
 """Seconds after `wait_s` for which the session still waits for the manager's own verdict."""
 
-PARTITION_CHECK_S = 30.0
-"""Seconds between two checks of a silent session whether its host's partition has changed. The session also checks
-before each message, because no manager reads a message in the wrong partition."""
-
-_FETCH_TIMEOUT = 5.0
 _TOPIC_POLL = 0.2
 _CAUGHT_UP_POLL = 0.02
 _FOLLOWING = "following the allocation"
@@ -121,12 +115,7 @@ class WorkerSession:
         self._logged_left_out: set[str] = set()
         self._registered_anew = False
         self._outage_log = WorkerOutageLog(self._key.decode(), self.allocation_watch.lease.clock)
-        self._partitions = 0
-        self._partition = 0
-        self._checkpoint_keys: frozenset[bytes] = frozenset()
-        self._read_partition = 0
-        self._checked_at = 0.0
-        self._reader: Reader | None = None
+        self._host_partition = HostPartition(bus, self._topics, registration.host, worker=self._key.decode())
         self._registered = False
         self._running: AbstractAsyncContextManager[None] | None = None
 
@@ -182,18 +171,14 @@ class WorkerSession:
             BusError: see the bus port. Call `deregister` afterwards: the registration may be published nevertheless.
             AllocationEndedError: there is no allocation to attach to.
         """
-        topic = self._topics.allocations
-        self._partitions = await self._partition_count()
-        self._compute_partition()
-        self._read_partition = self._partition
-        self._checked_at = anyio.current_time()
+        self._host_partition.assign(await self._partition_count())
         if self._attach:
-            self._reader = await self._bus.open_reader(topic, self._partition, start=None, committed=True)
-            await self._catch_up(await self._bus.stable_end(topic, self._partition))
+            await self._host_partition.open(start=None)
+            await self._catch_up(await self._host_partition.stable_end())
             return
         # The answer comes after the ledger's current end, so the session reads from there.
-        _, end = await self._bus.offsets(topic, self._partition)
-        self._reader = await self._bus.open_reader(topic, self._partition, start=end, committed=True)
+        _, end = await self._bus.offsets(self._topics.allocations, self._host_partition.number)
+        await self._host_partition.open(start=end)
         self._registered = True
         self.allocation_watch.lease.begin(self.allocation_watch.lease.clock())
         await self._publish(self.registration)
@@ -268,9 +253,7 @@ class WorkerSession:
 
     async def aclose(self) -> None:
         """Close the reader. Repeatable."""
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            await reader.aclose()
+        await self._host_partition.aclose()
 
     # --- inside ------------------------------------------------------------------------------------------
 
@@ -308,11 +291,11 @@ class WorkerSession:
         entry = Entry(self.registration.host.encode(), codec.encode(message))
         await self._check_partition()
         if not isinstance(message, Register):
-            await self._bus.publish(self._topics.registrations, self._partition, entry)
+            await self._bus.publish(self._topics.registrations, self._host_partition.number, entry)
             return
         sent_at, self._reached, self._registering = self.allocation_watch.lease.clock(), 0, True
         try:
-            offset = await self._bus.publish(self._topics.registrations, self._partition, entry)
+            offset = await self._bus.publish(self._topics.registrations, self._host_partition.number, entry)
         finally:
             self._registering = False
         self.allocation_watch.lease.claim(sent_at, offset)
@@ -326,39 +309,20 @@ class WorkerSession:
         """
         end = self._catch_up_to
         if end is None:
-            end = self._catch_up_to = await self._bus.stable_end(self._topics.allocations, self._partition)
-        while self._is_behind(end) and not self._over:  # noqa: ASYNC110  (no event to wait for)
+            end = self._catch_up_to = await self._host_partition.stable_end()
+        while self._host_partition.is_behind(end) and not self._over:  # noqa: ASYNC110  (no event to wait for)
             await anyio.sleep(_CAUGHT_UP_POLL)
         if not self._over and not self.allocation_watch.lease.claimed_lately:
             await self._publish(self.registration)
 
     async def _check_partition(self) -> None:
-        """Compute the host's partition again: their number may have grown (`outfitter topics grow`)."""
-        topic = self._topics.allocations
-        shape = (await self._bus.shapes([topic])).get(topic)
-        self._checked_at = anyio.current_time()
-        if shape is not None and shape.partitions != self._partitions:
-            log.info("%s: there are %d partitions now", self._key.decode(), shape.partitions)
-            self._partitions = shape.partitions
-            self._compute_partition()
+        if await self._host_partition.has_changed():
             # records in this partition do not answer messages in the former one
             self.allocation_watch.lease.withdraw_claims()
             self._catch_up_to = None
 
-    def _compute_partition(self) -> None:
-        self._partition = partition_of(self.registration.host, self._partitions)
-        writers = keys.host_writer(self.registration.host), keys.partition_writer(self._partition)
-        self._checkpoint_keys = frozenset(keys.checkpoint_key(writer).encode() for writer in writers)
-
-    async def _move_reader(self) -> None:
-        """Read the host's new partition from the beginning."""
-        reader = await self._bus.open_reader(self._topics.allocations, self._partition, start=None, committed=True)
-        former, self._reader, self._read_partition = self._reader, reader, self._partition
-        if former is not None:
-            await former.aclose()
-
     async def _catch_up(self, end: int) -> None:
-        while self._reader is not None and self._reader.position < end:
+        while (position := self._host_partition.position) is not None and position < end:
             await self._fetch()
         if self.record is None:
             raise AllocationEndedError(
@@ -366,35 +330,30 @@ class WorkerSession:
                 "it has ended, or was never registered there"
             )
 
-    def _is_behind(self, end: int) -> bool:
-        reader = self._reader
-        return reader is not None and (self._read_partition != self._partition or reader.position < end)
-
     async def _fetch(self) -> None:
-        if self._reader is None:
+        if self._host_partition.position is None:
             raise RuntimeError("the session is not open")
-        if anyio.current_time() - self._checked_at > PARTITION_CHECK_S:
+        if self._host_partition.is_check_due():
             await self._check_partition()
-        if self._read_partition != self._partition:
-            await self._move_reader()
+        await self._host_partition.follow()
         self._fetched_before, self._fetching_since = self._fetching_since, self.allocation_watch.lease.clock()
         try:
-            messages = await self._reader.fetch(timeout=_FETCH_TIMEOUT)
+            messages = await self._host_partition.fetch()
         except OffsetOutOfRangeError as error:
             # Compaction has deleted records that we had not read. The first record of our key is newer than ours.
-            await self._reader.seek(error.start)
+            await self._host_partition.seek(error.start)
             self._catch_up_to = None
             return
         for message in messages:
             if message.key == self._key:
                 if message.value is None:
                     await self._check_partition()
-                    if self._read_partition != self._partition:
+                    if self._host_partition.is_left:
                         return  # not deleted, but moved
                 self._apply_own(message.value)
             elif message.key == self._host_key:
                 self._apply_host(_decoded(message))
-            elif message.key in self._checkpoint_keys and self._needs_checkpoint:
+            elif message.key in self._host_partition.checkpoint_keys and self._needs_checkpoint:
                 self._apply_checkpoint(_decoded(message))
 
     def _apply_host(self, record: LedgerRecord | None) -> None:
@@ -423,7 +382,7 @@ class WorkerSession:
         if self._watcher is None:
             self._watcher = record
             self._update_watched()
-        if record.input.partition == self._partition:
+        if record.input.partition == self._host_partition.number:
             self._reached = max(record.input.to, (record.input.ahead or {}).get(self.registration.host, 0))
             self._note_reached(self._reached)
 
@@ -492,7 +451,7 @@ class WorkerSession:
                 with anyio.move_on_after(max(0.0, patience - SURVEY_WITHIN)):
                     await self._first_answer()
                 if not self._answered:
-                    group.start_soon(lookup.run, self._partitions)
+                    group.start_soon(lookup.run, self._host_partition.count)
                     await self._first_answer()
             group.cancel_scope.cancel()
         if not self._answered:

@@ -1,0 +1,113 @@
+"""The partition of one host's messages and records, and a reader of its ledger."""
+
+from __future__ import annotations
+
+import logging
+
+import anyio
+
+from outfitter_proto import keys
+from outfitter_proto.bus.port import Bus, Message, Reader
+from outfitter_proto.names import Topics
+from outfitter_proto.partitioning import partition_of
+
+PARTITION_CHECK_S = 30.0
+"""Seconds between two checks of a silent session whether its host's partition has changed. The session also checks
+before each message, because no manager reads a message in the wrong partition."""
+
+_FETCH_TIMEOUT = 5.0
+
+log = logging.getLogger("outfitter")
+
+
+class HostPartition:
+    """The host's partition, which may change: the number of partitions may grow (`outfitter topics grow`).
+
+    `number` is the partition's, `count` the number of partitions. `checkpoint_keys` are the keys under which its
+    managers commit checkpoints.
+    """
+
+    def __init__(self, bus: Bus, topics: Topics, host: str, *, worker: str) -> None:
+        """`worker`: the name of the session in log lines."""
+        self.number = 0
+        self.count = 0
+        self.checkpoint_keys: frozenset[bytes] = frozenset()
+        self._bus = bus
+        self._topic = topics.allocations
+        self._host = host
+        self._worker = worker
+        self._checked_at = 0.0
+        self._reader: Reader | None = None
+        self._read_number = 0
+
+    @property
+    def position(self) -> int | None:
+        """The reader's; None: there is no reader."""
+        return self._reader.position if self._reader is not None else None
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the reader still reads the host's former partition."""
+        return self._read_number != self.number
+
+    def assign(self, partitions: int) -> None:
+        """Compute the partition for this number of partitions."""
+        self.count = partitions
+        self.number = partition_of(self._host, partitions)
+        writers = keys.host_writer(self._host), keys.partition_writer(self.number)
+        self.checkpoint_keys = frozenset(keys.checkpoint_key(writer).encode() for writer in writers)
+        self._checked_at = anyio.current_time()
+
+    async def open(self, *, start: int | None) -> None:
+        """Read the partition from the offset `start`; None: from the earliest."""
+        self._read_number = self.number
+        self._reader = await self._bus.open_reader(self._topic, self.number, start=start, committed=True)
+
+    async def stable_end(self) -> int:
+        """See `Bus.stable_end`."""
+        return await self._bus.stable_end(self._topic, self.number)
+
+    async def has_changed(self) -> bool:
+        """Compute the partition again. True: the number of partitions has changed."""
+        shape = (await self._bus.shapes([self._topic])).get(self._topic)
+        if shape is None or shape.partitions == self.count:
+            self._checked_at = anyio.current_time()
+            return False
+        log.info("%s: there are %d partitions now", self._worker, shape.partitions)
+        self.assign(shape.partitions)
+        return True
+
+    def is_check_due(self) -> bool:
+        return anyio.current_time() - self._checked_at > PARTITION_CHECK_S
+
+    def is_behind(self, end: int) -> bool:
+        """Whether the reader has not read the partition up to the offset `end` yet."""
+        reader = self._reader
+        return reader is not None and (self.is_left or reader.position < end)
+
+    async def follow(self) -> None:
+        """If the host has left the partition, read its new one from the beginning."""
+        if not self.is_left:
+            return
+        number = self.number
+        reader = await self._bus.open_reader(self._topic, number, start=None, committed=True)
+        former, self._reader, self._read_number = self._reader, reader, number
+        if former is not None:
+            await former.aclose()
+
+    async def fetch(self) -> list[Message]:
+        """See `Reader.fetch`."""
+        if self._reader is None:
+            raise RuntimeError("the partition is not open")
+        return await self._reader.fetch(timeout=_FETCH_TIMEOUT)
+
+    async def seek(self, offset: int) -> None:
+        """See `Reader.seek`."""
+        if self._reader is not None:
+            await self._reader.seek(offset)
+
+    async def aclose(self) -> None:
+        """Close the reader. Repeatable."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await reader.aclose()
