@@ -20,7 +20,7 @@ from outfitter_proto.partitioning import partition_of
 from outfitter_service.runtime.identity import of_partition, replica_identity
 from outfitter_service.runtime.input.scope import PartitionScope
 from outfitter_service.runtime.processor.limits import Limits
-from runtime.processor.test_large_commits import NarrowBus
+from runtime.processor.commit.test_large_commits import NarrowBus
 from support.broker import KafkaBroker
 from support.faulty_bus import FaultyBus
 from support.fleet import PARTITIONS, Fleet

@@ -14,7 +14,7 @@ from aiokafka.record.util import calc_crc32c
 from outfitter_proto.bus import Entry
 from outfitter_proto.codec import MAX_MESSAGE_BYTES
 from runtime.conftest import Serve
-from runtime.processor.test_size_of_answers import packed, read
+from runtime.processor.commit.test_size_of_answers import packed, read
 from support.faulty_bus import FaultyBus
 from support.in_process_manager import HOST, TOPICS, InProcessManager, bulky, deregister, heartbeat, register, static
 from support.verdict import verdict

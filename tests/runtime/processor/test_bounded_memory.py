@@ -19,7 +19,7 @@ from outfitter_service.runtime.processor import commit_loop
 from outfitter_service.runtime.processor.commit import batch
 from outfitter_service.runtime.processor.processor import Limits
 from runtime.conftest import Serve
-from runtime.processor.test_large_commits import NarrowBus
+from runtime.processor.commit.test_large_commits import NarrowBus
 from support.faulty_bus import FaultyBus, no_faults
 from support.in_process_manager import HOST, TOPICS, InProcessManager, bulky, deregister, heartbeat, register, static
 from support.verdict import verdict

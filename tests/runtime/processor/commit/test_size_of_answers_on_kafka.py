@@ -16,7 +16,7 @@ from outfitter_proto import topics as all_topics
 from outfitter_proto.bus.kafka import KafkaBus
 from outfitter_proto.bus.kafka.reading import answer_allowance, batches
 from outfitter_proto.names import topics
-from runtime.processor.test_size_of_answers import packed
+from runtime.processor.commit.test_size_of_answers import packed
 from support.broker import KafkaBroker
 from support.in_process_manager import InProcessManager, deregister, register, serving, static
 

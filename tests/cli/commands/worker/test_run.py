@@ -4,60 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from cli.commands.worker.conftest import PATIENCE, finish, line_of
 from outfitter.testing import FakeOutfitter
-from support.manager import OUTFITTER, Manager, StartManager, environment
+from support.manager import OUTFITTER, Manager, environment
 from support.processes import wait_until_ended
 from support.scripted_manager import ScriptedManager
-
-PATIENCE = 30.0
-
-SAY_SIGNALS = """
-import signal, sys
-for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH"):
-    signal.signal(getattr(signal, name), lambda number, frame: print(signal.Signals(number).name, flush=True))
-print("ready", flush=True)
-for line in sys.stdin:
-    pass
-"""
-
-
-def line_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=PATIENCE)
-    return process.returncode, out, err
-
-
-@pytest.fixture(autouse=True)
-def _signals_are_not_ignored() -> Iterator[None]:
-    """Shells start what runs in the background with Ctrl-C ignored, and `outfitter run` respects that."""
-    ignored = {
-        number: signal.signal(number, signal.SIG_DFL)
-        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-        if signal.getsignal(number) is signal.SIG_IGN
-    }
-    yield
-    for number, handler in ignored.items():
-        signal.signal(number, handler)
-
-
-@pytest.fixture
-def one_gpu(start_manager: StartManager) -> Manager:
-    return start_manager(gpus=1)
-
 
 # --- exit codes ----------------------------------------------------------------------------------------
 
@@ -288,167 +246,6 @@ def test_it_says_what_it_waits_for_and_then_what_it_got(one_gpu: Manager) -> Non
     assert "gpu=1" in waits
     assert "position 1 in the queue" in waits
     assert "has gpu: 0" in has
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
-def test_a_signal_while_waiting_withdraws(one_gpu: Manager, number: signal.Signals) -> None:
-    with one_gpu.popen("run", "--worker", "holder", "--", "cat", stdin=subprocess.PIPE) as holder:
-        one_gpu.wait_for_state("holder", "allocated")
-        with one_gpu.popen("run", "--worker", "waiter", "--", "true") as waiter:
-            one_gpu.wait_for_state("waiter", "pending")
-            waiter.send_signal(number)
-            code, out, err = finish(waiter)
-        assert (code, out) == (128 + number, "")
-        assert "Traceback" not in err
-        record = one_gpu.wait_for_state("waiter", "ended")
-        assert record["reason_code"] == "withdrawn"
-        assert holder.poll() is None
-        holder.communicate(timeout=PATIENCE)
-
-
-def test_signals_that_are_for_the_command_do_not_end_the_waiting(one_gpu: Manager) -> None:
-    with one_gpu.popen("run", "--worker", "holder", "--", "cat", stdin=subprocess.PIPE) as holder:
-        one_gpu.wait_for_state("holder", "allocated")
-        with one_gpu.popen("run", "--worker", "waiter", "--", "true") as waiter:
-            one_gpu.wait_for_state("waiter", "pending")
-            for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH):
-                waiter.send_signal(number)
-            holder.communicate(timeout=PATIENCE)
-            assert finish(waiter)[0] == 0
-
-
-def test_signals_to_the_process_group_while_waiting_never_reach_the_command(one_gpu: Manager) -> None:
-    with one_gpu.popen("run", "--worker", "holder", "--", "cat", stdin=subprocess.PIPE) as holder:
-        one_gpu.wait_for_state("holder", "allocated")
-        with one_gpu.popen("run", "--worker", "waiter", "--", "true", start_new_session=True) as waiter:
-            one_gpu.wait_for_state("waiter", "pending")
-            os.killpg(waiter.pid, signal.SIGUSR1)
-            holder.communicate(timeout=PATIENCE)
-            assert finish(waiter)[0] == 0
-
-
-# --- signals to the command --------------------------------------------------------------------------------
-
-
-def test_signals_are_passed_on_and_the_command_decides(shared_manager: Manager) -> None:
-    names = ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH"]
-    with shared_manager.popen("run", "--", sys.executable, "-c", SAY_SIGNALS, stdin=subprocess.PIPE) as process:
-        assert line_of(process) == "ready"
-        for name in names:
-            process.send_signal(getattr(signal, name))
-            assert line_of(process) == name
-        assert finish(process)[0] == 0
-
-
-def test_a_command_that_a_signal_ends_is_128_and_the_signal(shared_manager: Manager) -> None:
-    with shared_manager.popen("run", "--", "sh", "-c", "echo ready; exec sleep 1000") as process:
-        assert line_of(process) == "ready"
-        process.send_signal(signal.SIGTERM)
-        assert finish(process)[0] == 128 + signal.SIGTERM
-
-
-def test_ctrl_c_in_a_terminal_reaches_the_command_once(shared_manager: Manager, tmp_path: Path) -> None:
-    counts = """
-import signal, sys
-count = 0
-def interrupted(number, frame):
-    global count
-    count += 1
-    print("interrupted", count, flush=True)
-signal.signal(signal.SIGINT, interrupted)
-signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(count))
-print("ready", flush=True)
-while True:
-    signal.pause()
-"""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execve(sys.executable, [*OUTFITTER, "run", "--", sys.executable, "-c", counts], shared_manager.environment)  # noqa: S606
-    try:
-        said = b""
-        while b"ready" not in said:
-            said += os.read(terminal, 1000)
-        os.kill(pid, signal.SIGSTOP)  # the command sees Ctrl-C first, so that a second one would not melt into it
-        os.write(terminal, b"\x03")
-        while b"interrupted" not in said:
-            said += os.read(terminal, 1000)
-        os.kill(pid, signal.SIGCONT)
-        os.kill(pid, signal.SIGTERM)  # passed on by `run`, after whatever it makes of the terminal's signal
-        _, status = os.waitpid(pid, 0)
-    finally:
-        os.close(terminal)
-    assert os.waitstatus_to_exitcode(status) == 1
-
-
-INTERRUPTED_AT_THE_GRANT = """
-import os, select, sys
-from outfitter_service.cli import main
-
-class Warnings:
-    def write(self, text):
-        if "goes on without infos" in text:  # said last before the command is started
-            print("granted", flush=True)
-            names = {os.path.realpath(f"/proc/self/fd/{number}"): int(number) for number in os.listdir("/proc/self/fd")}
-            select.select([number for name, number in names.items() if "signalfd" in name], [], [])
-        return len(text)
-
-    def flush(self):
-        pass
-
-sys.stderr = Warnings()
-main(["run", "--worker", "interrupted", "--", "echo", "the command ran"])
-"""
-
-
-def test_ctrl_c_in_the_moment_of_the_grant_withdraws(tmp_path: Path) -> None:
-    """The terminal's signal is there, not yet read, and the command has not been within its reach."""
-    manager = Manager(tmp_path, 'external-resources = ["paper"]\n[external-resource.paper]\namount = 1\n')
-    manager.start()
-    try:
-        pid, terminal = pty.fork()
-        if pid == 0:
-            os.execve(sys.executable, [sys.executable, "-c", INTERRUPTED_AT_THE_GRANT], manager.environment)  # noqa: S606
-        said = b""
-        try:
-            while b"granted" not in said:
-                said += os.read(terminal, 1000)
-            os.write(terminal, b"\x03")
-            with suppress(OSError):  # all who had the terminal have ended
-                while more := os.read(terminal, 1000):
-                    said += more
-            _, status = os.waitpid(pid, 0)
-        finally:
-            os.close(terminal)
-        assert b"the command ran" not in said
-        assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGINT
-        record = manager.wait_for_state("interrupted", "ended")
-        assert record["reason"] == "deregistered: withdrawn"
-    finally:
-        manager.kill9()
-
-
-def test_signals_that_were_ignored_at_the_start_stay_ignored(one_gpu: Manager) -> None:
-    with one_gpu.popen("run", "--worker", "holder", "--", "cat", stdin=subprocess.PIPE) as holder:
-        one_gpu.wait_for_state("holder", "allocated")
-        nohup = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *OUTFITTER, "run", "--worker", "waiter", "--", "true"]
-        with subprocess.Popen(nohup, env=one_gpu.environment, stderr=subprocess.DEVNULL) as waiter:
-            one_gpu.wait_for_state("waiter", "pending")
-            waiter.send_signal(signal.SIGHUP)
-            holder.communicate(timeout=PATIENCE)
-            assert waiter.wait(PATIENCE) == 0
-
-
-def test_the_command_starts_with_the_signals_as_they_were(shared_manager: Manager) -> None:
-    show = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
-
-    def standard_signals(text: str) -> list[int]:
-        """What is blocked, and what is ignored; 32 and 33 are the C library's own."""
-        return [int(line.split()[1], 16) & 0x7FFFFFFF for line in text.splitlines()]
-
-    directly = subprocess.run(show, capture_output=True, text=True, timeout=60)
-    within = shared_manager.outfitter("run", "--", *show)
-    assert standard_signals(within.stdout) == standard_signals(directly.stdout)
-    assert len(standard_signals(within.stdout)) == 2
 
 
 # --- sudden ends ---------------------------------------------------------------------------------------------
