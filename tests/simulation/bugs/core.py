@@ -12,7 +12,7 @@ from msgspec import UNSET, structs
 
 from outfitter_proto.codec import encode
 from outfitter_proto.records import FINAL_STATES, Allocation, Deregister, Register, Source
-from outfitter_service.core import decide, discovery, fast_path
+from outfitter_service.core import decide, discovery, ending, fast_path, registration
 from outfitter_service.core.decision import DecisionBuilder
 from outfitter_service.core.placement.shared_devices import DeviceChoice
 from outfitter_service.core.state import infos
@@ -75,7 +75,7 @@ def _unruly() -> AbstractContextManager[Any]:
 
 @contextmanager
 def _another_request() -> Iterator[None]:
-    again = decide._register_again
+    again = registration.register_again
 
     def take_it(builder: DecisionBuilder, key: str, known: Allocation, message: Register) -> None:
         asked = {name: one.amount for name, one in (message.resources or {}).items()}
@@ -85,13 +85,13 @@ def _another_request() -> Iterator[None]:
         else:
             again(builder, key, known, message)
 
-    with patch.object(decide, "_register_again", take_it), _unruly():
+    with patch.object(registration, "register_again", take_it), _unruly():
         yield
 
 
 @contextmanager
 def _goodbye_of_the_eldest() -> Iterator[None]:
-    deregister = decide._deregister
+    deregister = registration.deregister
 
     def deregister_eldest(builder: DecisionBuilder, message: Deregister, source: Source) -> None:
         if message.incarnation is None:
@@ -101,7 +101,7 @@ def _goodbye_of_the_eldest() -> Iterator[None]:
                 message = structs.replace(message, incarnation=live[0].rpartition("/")[2])
         deregister(builder, message, source)
 
-    with patch.object(decide, "_deregister", deregister_eldest), _unruly():
+    with patch.object(registration, "deregister", deregister_eldest), _unruly():
         yield
 
 
@@ -112,12 +112,12 @@ def _changing() -> AbstractContextManager[Any]:
 
 @contextmanager
 def _let_go_as_configured() -> Iterator[None]:
-    lets_go = decide._lets_go
+    lets_go = ending.lets_go
 
     def lets_go_now(rules: decide.Rules, record: Allocation) -> bool:
         return lets_go(rules, structs.replace(record, prepared=UNSET))
 
-    with patch.object(decide, "_lets_go", lets_go_now), _changing():
+    with patch.object(ending, "lets_go", lets_go_now), _changing():
         yield
 
 
@@ -126,7 +126,7 @@ BUGS: tuple[Bug, ...] = (
         name="lent-without-taking-back",
         what="a device that a driver prepared is free at once when its worker is gone",
         within=40,
-        patches=lambda: patch.object(decide, "_lets_go", lambda *_: False),
+        patches=lambda: patch.object(ending, "lets_go", lambda *_: False),
     ),
     Bug(
         name="names-apart",

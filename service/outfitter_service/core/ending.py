@@ -1,0 +1,194 @@
+"""How allocations end: by a message, a death or time; through a driver that takes devices back; until deletion."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from itertools import islice
+
+from msgspec import UNSET, structs
+
+from outfitter_proto.keys import host_key
+from outfitter_proto.records import (
+    FINAL_STATES,
+    Allocation,
+    AllocationState,
+    ReasonCode,
+)
+from outfitter_service.core import model as m
+from outfitter_service.core import queue
+from outfitter_service.core.decision import DecisionBuilder, Rules
+from outfitter_service.core.state.host_state import Ending, HostState
+from outfitter_service.core.state.ledger import DropRecord, Ledger, PutRecord
+from outfitter_service.core.state.sizes import FullError
+from outfitter_service.core.states import ALLOCATED, ENDED, FAILED, PENDING, PREPARING, RELEASING, Step
+
+
+def end_if_live(builder: DecisionBuilder, key: str, code: ReasonCode, reason: str) -> None:
+    """End the record under `key`, unless it is gone or final."""
+    record = builder.record(key)
+    if record is not None and record.state not in FINAL_STATES:
+        end(builder, record, code, reason)
+
+
+def end(builder: DecisionBuilder, record: Allocation, code: ReasonCode, reason: str) -> None:
+    """End a record, through `releasing` where a driver must take the devices back first."""
+    state = record.state
+    if state == RELEASING:
+        builder.decision.kind = "repeated"
+        return
+    if state == PREPARING or (state == ALLOCATED and lets_go(builder.rules, record)):
+        _release(builder, record, code, reason, outcome=ENDED)
+        return
+    builder.step(
+        Step.WITHDRAW if state == PENDING else Step.END,
+        reason,
+        record,
+        confirmed=False if state == ALLOCATED and record.resources else None,
+        reason=reason,
+        reason_code=code,
+        queue_position=None,
+        wait_until=None,
+    )
+    if builder.host_state(record.host).queue:
+        queue.schedule(builder, record.host)
+
+
+def _release(
+    builder: DecisionBuilder, record: Allocation, code: ReasonCode, reason: str, *, outcome: AllocationState
+) -> None:
+    builder.step(Step.RELEASE, reason, record, reason=reason, reason_code=code, outcome=outcome)
+    builder.decision.commands.append(m.Unprepare(allocation=record.key, token=record.token or 0))
+
+
+def lets_go(rules: Rules, record: Allocation) -> bool:
+    """A driver must take back some of the record's devices, by the configuration of now or of the grant."""
+    if record.prepared:
+        return True
+    for resource in record.resources:
+        spec = rules.specs.get(resource)
+        if spec is not None and (spec.confirms or spec.prepares):
+            return True
+    return False
+
+
+def prepared(builder: DecisionBuilder, event: m.Prepared) -> None:
+    """A driver has prepared the devices, or failed to: the grant stands, or its devices are released."""
+    record = builder.record(event.allocation)
+    if record is None or record.state != PREPARING or record.token != event.token:
+        return
+    if event.error is None:
+        builder.step(Step.PREPARED, "prepared", record)
+    else:
+        _release(builder, record, ReasonCode.PREPARE_FAILED, event.error, outcome=FAILED)
+
+
+def unprepared(builder: DecisionBuilder, event: m.Unprepared) -> None:
+    """A driver has taken the devices back: the record is final, and its devices are free."""
+    record = builder.record(event.allocation)
+    if record is None or record.state != RELEASING or record.token != event.token:
+        return
+    step = Step.GIVE_UP if record.outcome == FAILED else Step.END
+    builder.step(
+        step,
+        "released" if event.confirmed else "released (unconfirmed: no in-use check)",
+        record,
+        confirmed=event.confirmed,
+        outcome=None,
+        reason=_release_reason(record),
+        delayed_by=UNSET,
+    )
+    queue.schedule(builder, record.host)
+
+
+def release_delayed(builder: DecisionBuilder, event: m.ReleaseDelayed) -> None:
+    """Say in the record what delays the release."""
+    record = builder.record(event.allocation)
+    if record is None or record.state != RELEASING or record.token != event.token or record.delayed_by == event.reason:
+        return
+    why = _release_reason(record)
+    reason = f"{why}; {event.reason}" if why else event.reason
+    builder.step(Step.REFRESH, event.reason, record, reason=reason, delayed_by=event.reason)
+
+
+def _release_reason(record: Allocation) -> str | None:
+    """Why a record is being released, without the reason of its delay."""
+    if record.reason is None or record.delayed_by is UNSET:
+        return record.reason
+    return record.reason.removesuffix(record.delayed_by).removesuffix("; ") or None
+
+
+def is_due(ledger: Ledger, rules: Rules, host: str, now: datetime) -> bool:
+    """Whether a tick of `host` would change anything."""
+    host_state = ledger.hosts[host]
+    over = now - timedelta(seconds=rules.retention_s)
+    due = host_state.has_due(now=now, over_before=over, max_final=rules.max_final)
+    return due or (rules.forgets_hosts and host_state.is_idle(since=over))
+
+
+def tick(builder: DecisionBuilder, host: str) -> None:
+    """Fail the waiters whose `wait_s` is over, and delete final records after their retention."""
+    host_state = builder.host_state(host)
+    rules = builder.rules
+    late, full = _give_up_late(builder, host_state)
+    if late:
+        queue.reschedule(builder, host)
+    if host_state.scan_from is not None:
+        builder.reschedule(host)
+    if host_state.is_ahead(builder.now):
+        _correct_clock(builder, host)
+        return
+    over_before = builder.now - timedelta(seconds=rules.retention_s)
+    if rules.forgets_hosts and host_state.is_idle(since=over_before):
+        builder.decision.changes.append(DropRecord(host_key(host)))
+        return
+    room = rules.chunk - late
+    surplus = max(host_state.final_count - rules.max_final, bisect_left(host_state.endings, (over_before, "")))
+    forgotten = forgettable(builder, host_state.endings, min(surplus, room))
+    left = builder.forget(forgotten)
+    if full or left or (forgotten and surplus > room):
+        builder.decision.follow_ups.append(m.Tick(host=host))
+
+
+def _correct_clock(builder: DecisionBuilder, host: str) -> None:
+    """The clock was ahead when some records were written: count their times from now."""
+    host_state, now = builder.host_state(host), builder.now
+    if host_state.record is not None and host_state.record.since > now:
+        builder.decision.changes.append(PutRecord(structs.replace(host_state.record, since=now)))
+    for key in host_state.ahead(now, builder.rules.chunk - len(builder.decision.changes)):
+        record = builder.record(key)
+        if record is None or record.since <= now:
+            continue  # this decision has failed it already
+        until = record.wait_until
+        if until is not None:
+            until = now + max(until - record.since, timedelta())
+        try:
+            builder.step(Step.REFRESH, "the clock was set back", record, grows=False, since=now, wait_until=until)
+        except FullError:
+            break
+    builder.decision.follow_ups.append(m.Tick(host=host))
+
+
+def _give_up_late(builder: DecisionBuilder, host_state: HostState) -> tuple[int, bool]:
+    """Fail the waiters whose `wait_s` is over. Returns how many, and whether the decision is full."""
+    late = 0
+    with suppress(FullError):
+        for at, key in islice(host_state.deadlines, builder.rules.chunk):
+            if at > builder.now:
+                return late, False
+            waiter = builder.ledger.allocations[key]
+            if queue.is_answered(waiter):
+                queue.give_up(builder, waiter)
+                late += 1
+        return late, late == builder.rules.chunk
+    return late, True
+
+
+def forgettable(builder: DecisionBuilder, endings: Sequence[Ending], most: int) -> list[str]:
+    """The first `most` final records whose end is in a commit: before that, nobody can have read it."""
+    allocations, sealed = builder.ledger.allocations, builder.ledger.commits
+    # where the clock was set back, records that ended just now are among the first
+    keys = (key for _, key in endings if allocations[key].commit <= sealed and key not in builder.records)
+    return list(islice(keys, max(most, 0)))

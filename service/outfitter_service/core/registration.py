@@ -1,0 +1,216 @@
+"""The rules of workers' messages: register, heartbeat and deregister, and what they mean for other incarnations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from msgspec import UNSET, structs
+
+from outfitter_proto.codec import encode
+from outfitter_proto.keys import allocation_key
+from outfitter_proto.records import (
+    FINAL_STATES,
+    HOLDING_STATES,
+    Allocation,
+    Deregister,
+    Heartbeat,
+    ReasonCode,
+    Register,
+    Registration,
+    ResolvedRequest,
+    Source,
+)
+from outfitter_service.core import discovery, ending, queue, reasons
+from outfitter_service.core import model as m
+from outfitter_service.core.decision import DecisionBuilder
+from outfitter_service.core.request_check import differences, resolve
+from outfitter_service.core.state.ledger import PutAllocation
+from outfitter_service.core.states import ENDED, PENDING, RELEASING, Step
+
+MIN_FORGOTTEN = 2
+"""A message may delete this many final records, however small `Rules.chunk` is. It adds fewer, so that no flood of
+messages outruns the deletion."""
+
+UNSEEN = -1
+"""The source offset of a record whose deregistration came before its registration."""
+
+
+def register(builder: DecisionBuilder, message: Register, source: Source, warnings: Sequence[str]) -> None:
+    """Answer a registration: grant, queue or refuse. `warnings` go into the record."""
+    key = allocation_key(message.host, message.worker, message.incarnation)
+    earlier = builder.record(key)
+    if earlier is not None:
+        register_again(builder, key, earlier, message)
+        return
+    newest = builder.host_state(message.host).newest(message.worker)
+    if newest is not None:
+        _supersede(builder, newest, message.incarnation)  # it superseded the earlier ones itself
+    resolved = resolve(builder.rules, message)
+    wait_s = message.wait_s if message.wait_s is not None else builder.rules.wait_s
+    record = Allocation(
+        host=message.host,
+        worker=message.worker,
+        incarnation=message.incarnation,
+        state=PENDING,
+        request=resolved.request,
+        since=builder.now,
+        writer=builder.rules.writer,
+        commit=0,
+        source=source,
+        unavailable=resolved.unavailable,
+        warnings=list(warnings) or UNSET,
+        wait_until=builder.now + timedelta(seconds=wait_s) if wait_s is not None else None,
+    )
+    if resolved.problem is not None:
+        code, reason = resolved.problem
+        builder.step(Step.FAIL, reason, record, new=True, reason=reason, reason_code=code, wait_until=None)
+    elif queue.admit(builder, record).state not in FINAL_STATES:
+        builder.decision.renewed.append(key)
+
+
+def make_room(builder: DecisionBuilder, message: Registration) -> None:
+    """Delete the oldest final records where a worker has too many incarnations, or the host too many records."""
+    if not builder.records:
+        return
+    host_state, rules = builder.host_state(message.host), builder.rules
+    runs = len(host_state.incarnations.get(message.worker, ()))
+    if runs < rules.max_incarnations and host_state.final_count < rules.max_final - MIN_FORGOTTEN:
+        return
+    new = sum(key not in builder.ledger.allocations for key in builder.records)
+    ended = sum(record.state in FINAL_STATES for record in builder.records.values())
+    room = max(MIN_FORGOTTEN, rules.chunk - len(builder.decision.changes))
+    surplus = runs + new - rules.max_incarnations
+    forgotten = ending.forgettable(builder, host_state.past.get(message.worker, ()), min(surplus, room))
+    if ended:
+        surplus = host_state.final_count + ended - len(forgotten) - rules.max_final
+        oldest = ending.forgettable(builder, host_state.endings, min(surplus, room))
+        forgotten += [key for key in oldest if key not in forgotten]
+    builder.forget(forgotten[:room])
+
+
+def register_again(builder: DecisionBuilder, key: str, record: Allocation, message: Register) -> None:
+    """The same incarnation again: publish its record unchanged, and renew its lease if it is current."""
+    decision = builder.decision
+    decision.changes.append(PutAllocation(key, record))
+    if record.state == ENDED:
+        decision.kind = "late"
+        return
+    decision.kind = "repeated"
+    fields = differences(record, message)
+    if fields:
+        decision.refused = (
+            f"incarnation {message.incarnation!r} of worker {message.worker!r} registered before with other "
+            f"{', '.join(fields)}; its grant is unchanged. Deregister first, or register under a new incarnation"
+        )
+    elif record.state not in FINAL_STATES and _is_current(builder, key, record):
+        decision.renewed.append(key)
+
+
+def _is_current(builder: DecisionBuilder, key: str, record: Allocation) -> bool:
+    """No newer incarnation has ever registered, whether its record is retained or not."""
+    newest = builder.host_state(record.host).newest(record.worker)
+    return newest == key and record.reason_code != ReasonCode.SUPERSEDED
+
+
+def _supersede(builder: DecisionBuilder, key: str, newer: str) -> None:
+    """A newer incarnation registered: the older one can renew nothing, but holds its devices until it is dead."""
+    older = builder.ledger.allocations[key]
+    reason = f"superseded by incarnation {newer}"
+    if older.state == PENDING:
+        builder.step(
+            Step.WITHDRAW,
+            reason,
+            older,
+            reason=reason,
+            reason_code=ReasonCode.SUPERSEDED,
+            queue_position=None,
+            wait_until=None,
+        )
+        # workers behind it are evaluated once the newer incarnation has its place in the queue
+        queue.reschedule(builder, older.host)
+    elif older.state in HOLDING_STATES:
+        builder.decision.final_leases.append(key)
+        if not discovery.lacks_superseded_mark(older):
+            return
+        if len(encode(older)) > builder.rules.max_bytes // 2:
+            builder.reschedule(older.host)  # the newer record may not fit into the commit beside it
+        else:
+            discovery.mark_superseded(builder, older, newer)
+
+
+def unwatched(builder: DecisionBuilder, event: m.OwnerUnwatched) -> None:
+    """The manager cannot see the owner's end: say so in the record, and set a lease if the worker asked for none."""
+    record = builder.record(event.allocation)
+    if record is None or record.state in FINAL_STATES or record.state == RELEASING:
+        return
+    if record.reason_code == ReasonCode.SUPERSEDED:
+        return  # it has a last lease already, and no heartbeat renews it
+    request, explanation = record.request, f"its owner process is not watched: {event.reason}"
+    if request.lease_s is None:
+        request = structs.replace(request, lease_s=event.lease_s)
+        explanation = f"{explanation}; a lease of {event.lease_s:g} s applies instead"
+    elif record.unwatched == event.code:
+        return
+    builder.step(Step.REFRESH, explanation, record, grows=False, request=request, unwatched=event.code)
+
+
+def heartbeat(builder: DecisionBuilder, message: Heartbeat) -> None:
+    """Renew the lease of a current incarnation."""
+    decision = builder.decision
+    key = allocation_key(message.host, message.worker, message.incarnation)
+    record = builder.record(key)
+    if record is None:
+        decision.refused = f"heartbeat from {key}, which is not registered here; register first"
+    elif record.state in FINAL_STATES:
+        decision.refused = f"heartbeat from {key}, which is over ({record.state}: {record.reason})"
+    elif not _is_current(builder, key, record):
+        decision.refused = f"heartbeat from {key}, an older incarnation of its worker: it renews nothing"
+    else:
+        decision.renewed.append(key)
+
+
+def deregister(builder: DecisionBuilder, message: Deregister, source: Source) -> None:
+    """End the named incarnation, or the worker's newest one."""
+    decision = builder.decision
+    key: str | None
+    if message.incarnation is None:
+        key = builder.host_state(message.host).newest(message.worker)
+    else:
+        key = allocation_key(message.host, message.worker, message.incarnation)
+    record = builder.record(key) if key is not None else None
+    text = f"deregistered: {reasons.shortened(message.reason)}" if message.reason else "deregistered"
+    if record is None or (message.incarnation is None and record.source.offset == UNSEEN):
+        _deregister_unseen(builder, message, source, text)
+    elif record.state in FINAL_STATES:
+        decision.kind = "late"
+    else:
+        code = ReasonCode.WITHDRAWN if record.state == PENDING else ReasonCode.DEREGISTERED
+        ending.end(builder, record, code, text)
+
+
+def _deregister_unseen(builder: DecisionBuilder, message: Deregister, source: Source, text: str) -> None:
+    """Nobody is registered under that name. A named incarnation gets an `ended` record as the answer: its registration
+    may be late, and a registration after its own deregistration grants nothing."""
+    if message.incarnation is None:
+        builder.decision.refused = f"deregistration of {message.host}/{message.worker}, which is not registered here"
+        return
+    reason = f"{text} before it was registered"
+    builder.step(
+        Step.END,
+        reason,
+        Allocation(
+            host=message.host,
+            worker=message.worker,
+            incarnation=message.incarnation,
+            state=PENDING,
+            request=ResolvedRequest(amounts={}),
+            since=builder.now,
+            writer=builder.rules.writer,
+            commit=0,
+            source=Source(partition=source.partition, offset=UNSEEN),
+        ),
+        new=True,
+        reason=reason,
+        reason_code=ReasonCode.DEREGISTERED,
+    )
