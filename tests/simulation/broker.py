@@ -80,8 +80,6 @@ class Broker:
         self.groups: dict[str, Group] = {}
         self.gone: list[Log] = []
         """What topics held that were deleted and made anew, in the order in which that happened."""
-        self.untold: set[str] = set()
-        """The writers of whose last transaction somebody was told since then that it was not committed."""
         self.timed_out = 0
         self.takes_bytes: int | None = None
         """What its topics say that they take; None: they do not say."""
@@ -121,7 +119,6 @@ class Broker:
             self.gone.append(old)
             self.logs[name, number] = Log(name, number, compact=old.compact)
             old.tell()
-        self.untold.clear()
 
     def lives(self, topic: str, partition: int) -> list[Log]:
         """A partition of all topics that had a name, one after the other."""
@@ -164,10 +161,7 @@ class Broker:
     def has_committed(self, identity: str) -> bool:
         """DescribeTransactions: whether a writer's last transaction was committed."""
         own = self.transactions.get(identity)
-        committed = own is not None and own.state in (PREPARE, COMPLETE) and own.commit
-        if not committed:
-            self.untold.add(identity)
-        return committed
+        return own is not None and own.state in (PREPARE, COMPLETE) and own.commit
 
     def init_producer(self, identity: str, timeout: float) -> Producer:
         """InitProducerId: fence whoever had the identity, and end what it left open."""

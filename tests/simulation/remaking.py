@@ -14,7 +14,7 @@ from outfitter_proto.bus import Entry
 from outfitter_proto.keys import host_writer, partition_writer
 from outfitter_proto.names import Topics, transactional_id
 from outfitter_proto.partitioning import partition_of
-from simulation.broker import COMPLETE, PREPARE, Broker
+from simulation.broker import Broker
 from simulation.managers import CLUSTER, TOPICS, Manager
 from simulation.network import LATEST_S
 
@@ -66,8 +66,7 @@ def remaking(topics: Topics, seed: int, trouble_s: float) -> Remaking | None:
 def is_told(broker: Broker, identities: Collection[str]) -> bool:
     """Whether the broker tells of each of these writers that is not new that it has committed something: that is what
     a manager knows of a ledger that is gone."""
-    found = [broker.transactions[each] for each in identities if each in broker.transactions]
-    return all(each.commit and each.state in (PREPARE, COMPLETE) for each in found)
+    return all(broker.has_committed(each) for each in identities if each in broker.transactions)
 
 
 def fill(broker: Broker, topics: Topics, partition: int, end: int) -> None:
@@ -99,14 +98,18 @@ async def remake(world: World, plan: Remaking) -> None:
     await anyio.sleep(plan.after_s)
     identities = _identities(world)
     late_s = LATEST_S + 1 if plan.of_ledger and world.setting.weather.late else 0.0
-    if plan.down:
+    # without history nobody can tell a ledger made anew within a transaction, which that aborts, from a new one
+    between_transactions = plan.of_ledger and any(job.limits.history is None for job in world.jobs)
+    if plan.down or between_transactions:
         for job in world.jobs:
             job.begins_at = world.loop.time() + late_s + (plan.fill_s or 0.0) + 1.0
             world.later(job.begins_at - world.loop.time(), world.ensure, job)
         for manager in world.managers:
             world.loop.kill(manager.process)
         await anyio.sleep(late_s)
-    while plan.of_ledger and not is_told(world.broker, identities):  # noqa: ASYNC110 - it tells nobody
+    while plan.of_ledger and not is_told(world.broker, identities):
+        if between_transactions:
+            return
         await anyio.sleep(0.05)
     if world.over:
         return
@@ -129,10 +132,7 @@ async def adopt(world: World, plan: Remaking) -> None:
     await anyio.sleep(plan.look_s + ENDS_WITHIN_S)
     names = _identities(world)
     for manager in world.managers:
-        # without history it cannot know where a transaction of the last moment was aborted
-        excused = world.broker.untold if manager.job.limits.history is None else set()
-        served = {names[number] for number in _numbers(world, manager)} if manager.up else set()
-        if served & world.written - excused:
+        if manager.up and any(names[number] in world.written for number in _numbers(world, manager)):
             world.complaints.append(f"PROMISE 3: {manager.process.name} serves on although its ledger was made anew")
     ends = [held.until for worker in world.workers for held in worker.holdings]
     while max(ends, default=0.0) > world.loop.time():
