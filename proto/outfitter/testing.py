@@ -28,13 +28,16 @@ from outfitter.session.watch import AllocationWatch, lease_lost
 from outfitter_proto import keys, names
 from outfitter_proto.records import (
     FINAL_STATES,
+    NO_COMMIT,
     Allocation,
     AllocationState,
+    CommitNumber,
     OperatorShare,
     ReasonCode,
     Register,
     ResolvedRequest,
     Source,
+    Token,
     Unavailable,
 )
 
@@ -81,7 +84,7 @@ class FakeOutfitter:
         self.absent = False
         """True: entering a context raises `NoManagerError`."""
         self._now = 0.0
-        self._commit = 0
+        self._commit = NO_COMMIT
         self._lock = threading.Condition()
         for name, devices in (resources or {}).items():
             self.set(name, devices)
@@ -212,7 +215,7 @@ class FakeOutfitter:
     def _answer(self, worker: _Worker) -> Allocation:
         """A worker's current record."""
         asked = worker.registration
-        self._commit += 1
+        self._commit = CommitNumber(self._commit + 1)
         everything = (*self._devices, *self._unavailable)
         amounts = (
             {name: max(1, len(self._devices.get(name, ()))) for name in everything}
@@ -250,7 +253,7 @@ class FakeOutfitter:
             writer=keys.host_writer(asked.host),
             commit=self._commit,
             source=Source(partition=0, offset=worker.number),
-            token=worker.number if granted else None,
+            token=Token(worker.number) if granted else None,
             resources=devices if granted else {},
             operators=_shares(asked, devices, shared, self._env) if granted else {},
             shared=shared if granted else [],

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from outfitter_proto.records.ledger import Allocation, Checkpoint, Source, StateRecord
-from outfitter_proto.records.values import Utc
+from outfitter_proto.records.values import CommitNumber, Utc
 
 
 class Transition(Struct, frozen=True, kw_only=True, tag_field="type", tag="transition", gc=False):
@@ -76,7 +76,7 @@ class Snapshot(Struct, frozen=True, kw_only=True, tag_field="type", tag="snapsho
     """
 
     writer: str
-    begun: int
+    begun: CommitNumber
     part: int
     records: dict[str, msgspec.Raw]
     last: bool = False

@@ -7,7 +7,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from outfitter_proto import keys
 from outfitter_proto.records.registrations import Owner, Requests
-from outfitter_proto.records.values import Health, Utc
+from outfitter_proto.records.values import CommitNumber, Health, Token, Utc
 
 
 class Source(Struct, frozen=True, kw_only=True, gc=False):
@@ -80,9 +80,9 @@ class Allocation(Struct, frozen=True, kw_only=True, tag_field="type", tag="alloc
     request: ResolvedRequest
     since: Utc
     writer: str
-    commit: int
+    commit: CommitNumber
     source: Source
-    token: int | None = None
+    token: Token | None = None
     resources: dict[str, list[dict[str, str]]] = {}
     operators: dict[str, OperatorShare] = {}
     env: dict[str, str] = {}
@@ -259,8 +259,8 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag_field="type", tag="check
     instance: str
     cluster: str
     scope: str
-    commit: int
-    token: int
+    commit: CommitNumber
+    token: Token
     input: InputPosition
     at: Utc
     machine_id: str | None = None

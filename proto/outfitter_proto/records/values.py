@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, NewType
 
 from msgspec import Meta
 
@@ -41,6 +41,15 @@ Seconds = Annotated[float, Meta(gt=0, le=366 * 86_400)]
 KernelNumber = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": MAX_KERNEL_NUMBER})]
 """`outfitter_proto.decoding.bounds` checks its upper bound, because msgspec's bounds have 63 bits."""
 Utc = Annotated[datetime, Meta(tz=True)]
+
+Token = NewType("Token", int)
+"""A grant's fencing token. Each grant of a writer has a higher one than those before."""
+NO_TOKEN = Token(0)
+"""Lower than every grant's."""
+CommitNumber = NewType("CommitNumber", int)
+"""A writer's first commit has the number 1."""
+NO_COMMIT = CommitNumber(0)
+"""Before a writer's first commit."""
 
 
 class AllocationState(enum.StrEnum):

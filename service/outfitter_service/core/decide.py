@@ -15,6 +15,7 @@ from datetime import datetime
 from msgspec import structs
 
 from outfitter_proto.records import (
+    NO_TOKEN,
     Allocation,
     Deregister,
     Heartbeat,
@@ -123,7 +124,7 @@ def renumber(ledger: Ledger, rules: Rules, host: str) -> list[PutAllocation]:
 def implied(record: Allocation) -> m.Command | None:
     """The command that a record implies. The manager issues it again after a restart."""
     if record.state == PREPARING:
-        return m.Prepare(allocation=record.key, token=record.token or 0)
+        return m.Prepare(allocation=record.key, token=record.token or NO_TOKEN)
     if record.state == RELEASING:
-        return m.Unprepare(allocation=record.key, token=record.token or 0)
+        return m.Unprepare(allocation=record.key, token=record.token or NO_TOKEN)
     return None

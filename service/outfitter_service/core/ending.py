@@ -13,6 +13,7 @@ from msgspec import UNSET, structs
 from outfitter_proto.keys import host_key
 from outfitter_proto.records import (
     FINAL_STATES,
+    NO_TOKEN,
     Allocation,
     AllocationState,
     ReasonCode,
@@ -60,7 +61,7 @@ def _release(
     builder: DecisionBuilder, record: Allocation, code: ReasonCode, reason: str, *, outcome: AllocationState
 ) -> None:
     builder.step(Step.RELEASE, reason, record, reason=reason, reason_code=code, outcome=outcome)
-    builder.decision.commands.append(m.Unprepare(allocation=record.key, token=record.token or 0))
+    builder.decision.commands.append(m.Unprepare(allocation=record.key, token=record.token or NO_TOKEN))
 
 
 def lets_go(rules: Rules, record: Allocation) -> bool:

@@ -12,7 +12,7 @@ from typing import final
 from msgspec import Raw, Struct, structs
 
 from outfitter_proto.keys import allocation_key
-from outfitter_proto.records import Allocation, Register, ResolvedRequest, Source, Transition
+from outfitter_proto.records import NO_COMMIT, Allocation, Register, ResolvedRequest, Source, Transition
 from outfitter_service.core import model as m
 from outfitter_service.core.decision import Rules
 from outfitter_service.core.request_check import resolve
@@ -32,7 +32,7 @@ _BLANK = Allocation(
     request=ResolvedRequest(amounts={}),
     since=_EPOCH,
     writer="",
-    commit=0,
+    commit=NO_COMMIT,
     source=Source(partition=0, offset=0),
     resources=m.NO_ITEMS,
     operators=m.NO_ITEMS,

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from outfitter_proto.records import Deregister, Health, Heartbeat, Register, Source, Unwatched
+from outfitter_proto.records import Deregister, Health, Heartbeat, Register, Source, Token, Unwatched
 
 NO_ITEMS: dict[str, Any] = {}
 NO_NAMES: list[str] = []
@@ -141,7 +141,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     """`Prepare` succeeded (`error` None) or failed."""
 
     allocation: str
-    token: int
+    token: Token
     error: str | None = None
 
 
@@ -149,7 +149,7 @@ class Unprepared(Struct, frozen=True, kw_only=True):
     """`Unprepare` succeeded. `confirmed`: an in-use check found the devices unused."""
 
     allocation: str
-    token: int
+    token: Token
     confirmed: bool
 
 
@@ -158,7 +158,7 @@ class ReleaseDelayed(Struct, frozen=True, kw_only=True):
     that wait for the devices read it in the record."""
 
     allocation: str
-    token: int
+    token: Token
     reason: str
 
 
@@ -210,14 +210,14 @@ class Prepare(Struct, frozen=True, kw_only=True):
     """Prepare the devices of all the allocation's resources. One `Prepared` answers."""
 
     allocation: str
-    token: int
+    token: Token
 
 
 class Unprepare(Struct, frozen=True, kw_only=True):
     """Take the allocation's devices back and check that nobody uses them. One `Unprepared` answers."""
 
     allocation: str
-    token: int
+    token: Token
 
 
 Command = Discover | Prepare | Unprepare

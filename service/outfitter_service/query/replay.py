@@ -17,14 +17,14 @@ from msgspec import Raw, Struct
 
 from outfitter_proto.codec import encode
 from outfitter_proto.keys import AllocationKey, allocation_key
-from outfitter_proto.records import Checkpoint
+from outfitter_proto.records import Checkpoint, CommitNumber
 
 
 class _Stamp(Struct):
     """The writer and the commit of a record."""
 
     writer: str
-    commit: int
+    commit: CommitNumber
 
 
 class _Transition(Struct, tag_field="type", tag="transition"):
@@ -50,7 +50,7 @@ class _Put(Struct, tag_field="type", tag="put"):
 
 class _Snapshot(Struct, tag_field="type", tag="snapshot"):
     writer: str
-    begun: int
+    begun: CommitNumber
     part: int
     records: dict[str, Raw]
     last: bool = False
@@ -88,13 +88,13 @@ class Progress:
         self.whole: datetime | None = None
         self.checkpoint: Checkpoint | None = None
         self.over = False
-        self.first: int | None = None
-        self.begun: int | None = None
+        self.first: CommitNumber | None = None
+        self.begun: CommitNumber | None = None
         self.part = 0
         self.pending: list[_Transition | _Refresh | _Put | _Snapshot] = []
 
     @property
-    def commit(self) -> int | None:
+    def commit(self) -> CommitNumber | None:
         return self.checkpoint.commit if self.checkpoint is not None else None
 
     @property
@@ -107,7 +107,7 @@ class Replay:
     """The replay of one partition. Add its history in order. `records`: the ledger after the last commit of each writer
     that was `at` or before `until`, and not after its number in `commits`."""
 
-    def __init__(self, *, until: datetime | None = None, commits: Mapping[str, int] | None = None) -> None:
+    def __init__(self, *, until: datetime | None = None, commits: Mapping[str, CommitNumber] | None = None) -> None:
         self._until = until
         self._commits = commits or {}
         self._kept: dict[str, Kept] = {}

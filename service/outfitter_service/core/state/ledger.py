@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from outfitter_proto.keys import StateKey, host_of
-from outfitter_proto.records import Allocation, StateRecord
+from outfitter_proto.records import NO_COMMIT, NO_TOKEN, Allocation, CommitNumber, StateRecord, Token
 from outfitter_service.core.state.host_state import HostState, QueueEntry, exclusive_ids
 from outfitter_service.core.state.inventory import Inventory
 from outfitter_service.core.state.record_kinds import KINDS
@@ -93,13 +93,13 @@ class Ledger:
         """Records of `KINDS`, by key."""
         self.reported: set[str] = set()
         """Hosts whose inventories may have changed since the gauges last emptied this."""
-        self.token = 0
-        self.commits = 0
+        self.token = NO_TOKEN
+        self.commits = NO_COMMIT
         self._undo: list[Change] = []
         self._sealed: list[Change] = []
         self._sealing = False
-        self._sealed_token = 0
-        self._settled_token = 0
+        self._sealed_token = NO_TOKEN
+        self._settled_token = NO_TOKEN
 
     def host_state(self, host: str) -> HostState:
         """The state of `host`, made empty if it is new."""
@@ -133,7 +133,7 @@ class Ledger:
     def grant(self, key: str, record: Allocation, names: list[str]) -> None:
         """Put a new worker's record, with the next token. It holds exclusively the free devices with these canonical
         names. A shorter way to the result of `change`."""
-        self.token += 1
+        self.token += 1  # type: ignore[assignment]  # calling a NewType takes longer than the sum
         self.allocations[key] = record
         self.hosts[record.host].grant(key, record, names)
         self._undo.append(DropAllocation(key))
@@ -145,7 +145,7 @@ class Ledger:
         else:
             self._apply(change)
 
-    def resume(self, *, commit: int, token: int) -> None:
+    def resume(self, *, commit: CommitNumber, token: Token) -> None:
         """Continue after the commit with that number, whose last fencing token was `token`."""
         self.commits = commit
         self.token = self._sealed_token = self._settled_token = token
@@ -176,7 +176,7 @@ class Ledger:
         self._sealed, self._undo = self._undo, []
         self._sealed_token = self.token
         self._sealing = True
-        self.commits += 1
+        self.commits = CommitNumber(self.commits + 1)
 
     def settle(self) -> None:
         """The sealed changes are committed."""
@@ -196,7 +196,7 @@ class Ledger:
         self.token = self._sealed_token = self._settled_token
         if self._sealing:
             self._sealing = False
-            self.commits -= 1
+            self.commits = CommitNumber(self.commits - 1)
 
     def _apply(self, change: Change) -> Change:
         """Apply one change and return the one that undoes it."""

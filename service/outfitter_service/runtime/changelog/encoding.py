@@ -19,6 +19,7 @@ from outfitter_proto.names import Topics
 from outfitter_proto.records import (
     HOLDING_STATES,
     MAX_DEAD_LETTER_BODY,
+    NO_TOKEN,
     Allocation,
     Checkpoint,
     Commit,
@@ -30,6 +31,7 @@ from outfitter_proto.records import (
     Note,
     Put,
     StateRecord,
+    Token,
     Transition,
 )
 from outfitter_service.core.state.ledger import Ledger
@@ -55,19 +57,19 @@ def ledger_batch(
     between they would look like the old ones, changed.
     """
     before = [Entry(key.encode(), None) for key in reborn]
-    grants: list[tuple[int, Entry]] = []
+    grants: list[tuple[Token, Entry]] = []
     after: list[Entry] = []
     for key, (record, value) in values.items():
         entry = Entry(key.encode(), value)
         # `type is`: isinstance costs a microsecond where the answer is no
         if type(record) is Allocation and record.state in HOLDING_STATES:
-            grants.append((record.token or 0, entry))
+            grants.append((record.token or NO_TOKEN, entry))
         else:
             kind = KINDS.get(type(record))
             (after if kind is not None and kind.after_grants else before).append(entry)
     granted = [entry for _, entry in plain.values()]
     if grants:
-        grants += [(record.token or 0, entry) for record, entry in plain.values()]
+        grants += [(record.token or NO_TOKEN, entry) for record, entry in plain.values()]
         granted = [entry for _, entry in sorted(grants, key=itemgetter(0))]
     return [*before, *granted, *after, Entry(checkpoint.key.encode(), encode(checkpoint))]
 

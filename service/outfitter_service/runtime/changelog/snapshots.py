@@ -12,7 +12,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from outfitter_proto.bus import Entry
 from outfitter_proto.codec import encode
-from outfitter_proto.records import Checkpoint, Snapshot
+from outfitter_proto.records import Checkpoint, CommitNumber, Snapshot
 from outfitter_service.core.state.ledger import Ledger
 
 PIECE_BYTES = 256 * 1024
@@ -48,7 +48,7 @@ class Piece(Struct, frozen=True, kw_only=True):
 class _Underway:
     """A snapshot in the making: the keys it began with, and how far it has been handed out and committed."""
 
-    def __init__(self, keys: list[str], begun: int, at: datetime) -> None:
+    def __init__(self, keys: list[str], begun: CommitNumber, at: datetime) -> None:
         """`begun`: the number of the commit that it begins with."""
         self.keys = keys
         self.begun = begun
@@ -109,7 +109,7 @@ class Snapshots:
         """What was written to history is gone: the next commit begins a snapshot."""
         self._since = self._underway = None
 
-    def piece(self, ledger: Ledger, now: datetime, *, commit: int) -> Piece | None:
+    def piece(self, ledger: Ledger, now: datetime, *, commit: CommitNumber) -> Piece | None:
         """What is due of a snapshot, as the ledger is now, with all that was decided for the commit of that number."""
         if self._underway is None and self._is_due(now):
             self._underway = _Underway(ledger.keys(), commit, now)

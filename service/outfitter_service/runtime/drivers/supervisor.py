@@ -16,7 +16,7 @@ import structlog
 from msgspec import Struct, structs
 
 from outfitter_drivers import api
-from outfitter_proto.records import Allocation
+from outfitter_proto.records import NO_TOKEN, Allocation, Token
 from outfitter_proto.support.backoff import Backoff
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
@@ -70,7 +70,7 @@ class Supervisor:
     def grant(self, record: Allocation, infos: Sequence[Mapping[str, str]]) -> api.Grant:
         return api.Grant(
             allocation=record.key,
-            token=record.token or 0,
+            token=record.token or NO_TOKEN,
             worker=self._worker(record),
             device_ids=tuple(info["id"] for info in infos),
             devices=tuple(infos),
@@ -268,7 +268,7 @@ class Supervisor:
                 words = f"the driver of {self.name} says: {reason}"[:LONGEST_WORDS]
                 if words != told and time.monotonic() - told_at >= DELAY_TOLD_EVERY_S:
                     told, told_at = words, time.monotonic()
-                    self._emit(m.ReleaseDelayed(allocation=grant.allocation, token=grant.token, reason=words))
+                    self._emit(m.ReleaseDelayed(allocation=grant.allocation, token=Token(grant.token), reason=words))
                 await anyio.sleep(_delay(backoff, error))
             else:
                 return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
-from outfitter_proto.records import Checkpoint
+from outfitter_proto.records import NO_TOKEN, Checkpoint
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import implied
 from outfitter_service.runtime.changelog.restore import Restored
@@ -63,7 +63,7 @@ class Adoption:
         answered = event_queue.answered()
         for record in ledger.allocations.values():
             command = implied(record)
-            if command is not None and (_ANSWERS[type(command)], record.key, record.token or 0) not in answered:
+            if command is not None and (_ANSWERS[type(command)], record.key, record.token or NO_TOKEN) not in answered:
                 self._drivers.perform(command, record)
 
     async def cursor(self, restored: Restored) -> Cursor:

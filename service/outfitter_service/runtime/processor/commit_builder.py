@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from outfitter_proto.records import Checkpoint
+from outfitter_proto.records import Checkpoint, CommitNumber
 from outfitter_service.core.decide import Rules
 from outfitter_service.runtime.changelog.encoding import checkpoint
 from outfitter_service.runtime.changelog.snapshots import Snapshots
@@ -90,7 +90,7 @@ class CommitBuilder:
         if stop.asked:
             batch.sum_up(self._quotas.letters.due(all_of_them=True))
             closing = self._announcer.say_stopped(batch, full, hosts=stop.parting)
-        output.add_piece(self._snapshots.piece(ledger, batch.now, commit=ledger.commits + 1))
+        output.add_piece(self._snapshots.piece(ledger, batch.now, commit=CommitNumber(ledger.commits + 1)))
         output.add_notes(event_queue.notes)
         ended_boot_id = event_queue.ended_boot_id
         deaths_left = ended_boot_id is not None and bool(unjudged_deaths or event_queue.deaths())

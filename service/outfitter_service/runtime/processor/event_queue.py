@@ -13,7 +13,7 @@ from itertools import chain
 
 import anyio
 
-from outfitter_proto.records import Note
+from outfitter_proto.records import Note, Token
 from outfitter_service.core import model as m
 from outfitter_service.runtime.clock import Clock
 
@@ -174,7 +174,7 @@ class EventQueue:
         self.queue.extendleft(self._reports.values())
         self.queue.extend(m.Reschedule(host=host) for host in hosts)
 
-    def answered(self) -> set[tuple[type[m.Event], str, int]]:
+    def answered(self) -> set[tuple[type[m.Event], str, Token]]:
         """The commands whose ends are here: kind, allocation and token."""
         return {
             (type(event), event.allocation, event.token)

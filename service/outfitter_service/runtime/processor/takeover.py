@@ -9,7 +9,7 @@ import anyio
 from outfitter_proto.bus import BusAuthorizationError, BusError, Entry, Writer
 from outfitter_proto.codec import encode
 from outfitter_proto.names import transactional_id
-from outfitter_proto.records import Host
+from outfitter_proto.records import CommitNumber, Host
 from outfitter_service.runtime.changelog.restore import Restored, restore, rivals_since, unchanged
 from outfitter_service.runtime.changelog.shape import Ground
 from outfitter_service.runtime.clock import Clock
@@ -52,9 +52,9 @@ class Takeover:
         self._writer_identity = transactional_id(assignment.identity.cluster, assignment.identity.writer)
         self._writer_tenure: str | None = None
         self._seen: tuple[Restored, float, datetime] | None = None
-        self._newest_commit: int | None = None
+        self._newest_commit: CommitNumber | None = None
 
-    def worked_until(self, commit: int) -> None:
+    def worked_until(self, commit: CommitNumber) -> None:
         """The ledger was read, or written to, up to this commit."""
         self._newest_commit = commit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from outfitter_proto.keys import sweeper_writer
-from outfitter_proto.records import Checkpoint, Growth, InputPosition
+from outfitter_proto.records import NO_COMMIT, NO_TOKEN, Checkpoint, CommitNumber, Growth, InputPosition
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import Identity
 
@@ -22,7 +22,7 @@ class SweepProgress:
         self._identity = identity
         self._partition = partition
         self._clock = clock
-        self._commits = 0
+        self._commits = NO_COMMIT
         self._written_at = 0.0
         self.position = 0
         self.claimed = 0
@@ -32,7 +32,7 @@ class SweepProgress:
     def begin(self, found: Checkpoint | None, input_id: str) -> int | None:
         """Go on as this checkpoint says; where to read from (None: from the first registration there is)."""
         self.input_id = input_id
-        self._commits = found.commit if found is not None else 0
+        self._commits = found.commit if found is not None else NO_COMMIT
         self._written_at = self._clock.monotonic()
         here = found is not None and found.input.topic_id == input_id
         self.claimed = (found.input.claimed or found.input.to) if found is not None and here else 0
@@ -66,8 +66,8 @@ class SweepProgress:
             instance=identity.instance,
             cluster=identity.cluster,
             scope="sweeper",
-            commit=self._commits + 1,
-            token=0,
+            commit=CommitNumber(self._commits + 1),
+            token=NO_TOKEN,
             input=InputPosition(
                 topic_id=self.input_id,
                 partition=self._partition,

@@ -13,7 +13,7 @@ from outfitter_proto.codec import encode
 from outfitter_proto.keys import checkpoint_key, host_writer, partition_writer, sweeper_writer, writer_names
 from outfitter_proto.names import Topics, topics, transactional_id
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.records import Checkpoint, InputPosition
+from outfitter_proto.records import NO_COMMIT, NO_TOKEN, Checkpoint, CommitNumber, InputPosition
 from outfitter_service.runtime.changelog.growth.stock import Stock, stock
 
 INSTANCE = "topics-grow"
@@ -31,7 +31,7 @@ class GrowingLedger:
         self._bus = bus
         self._history = history
         self._instance = f"{INSTANCE}-{secrets.token_hex(4)}"
-        self._commits: dict[tuple[int, str], int] = {}
+        self._commits: dict[tuple[int, str], CommitNumber] = {}
         """By partition and writer: the last commit that is known, of what was copied there or was written here."""
         self.cluster = cluster
         self.topics: Topics = topics(cluster)
@@ -78,8 +78,8 @@ class GrowingLedger:
     def first_checkpoint(self, writer: str, scope: str, position: InputPosition) -> Checkpoint:
         """The checkpoint of a writer that has none, before its first commit."""
         return Checkpoint(
-            writer=writer, instance=self._instance, cluster=self.cluster, scope=scope, commit=0, token=0,
-            input=position, at=datetime.now(UTC),
+            writer=writer, instance=self._instance, cluster=self.cluster, scope=scope,
+            commit=NO_COMMIT, token=NO_TOKEN, input=position, at=datetime.now(UTC),
         )  # fmt: skip
 
     # --- whether somebody else writes ---
@@ -108,7 +108,7 @@ class GrowingLedger:
 
         def end() -> Entry:
             nonlocal number
-            number += 1
+            number = CommitNumber(number + 1)
             told = structs.replace(
                 checkpoint, commit=number, instance=self._instance, input=nothing_read, at=datetime.now(UTC)
             )

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType, structs
 from outfitter_proto.bus import Entry
 from outfitter_proto.keys import CHECKPOINT, host_writer, partition_writer, sweeper_writer
 from outfitter_proto.partitioning import partition_of
-from outfitter_proto.records import Checkpoint, Growth, InputPosition
+from outfitter_proto.records import NO_COMMIT, NO_TOKEN, Checkpoint, Growth, InputPosition
 from outfitter_service.runtime.changelog.growth.growing_ledger import GrowingLedger
 from outfitter_service.runtime.changelog.growth.plan import GrowthPlan
 from outfitter_service.runtime.changelog.growth.stock import CannotGrowError, unfinished
@@ -57,8 +57,8 @@ class Relocation:
         return structs.replace(
             before,
             writer=writer,
-            commit=max(there.commit if there is not None else 0, before.commit if of_host else 0),
-            token=max(there.token if there is not None else 0, before.token),
+            commit=max(there.commit if there is not None else NO_COMMIT, before.commit if of_host else NO_COMMIT),
+            token=max(there.token if there is not None else NO_TOKEN, before.token),
             input=structs.replace(position, base=base or UNSET),
             snapshot=UNSET,
             partitions=MOVING,
