@@ -16,6 +16,7 @@ from outfitter_proto.records import NO_COMMIT, Allocation, Register, ResolvedReq
 from outfitter_service.core import model as m
 from outfitter_service.core.decision import Rules
 from outfitter_service.core.request_check import resolve
+from outfitter_service.core.state.device_names import CanonicalName
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.core.state.sizes import REQUEST_BYTES
 from outfitter_service.core.states import Step, advance
@@ -50,7 +51,7 @@ class FastGrant(Struct, frozen=True, gc=False):
 
     key: str
     record: Allocation
-    names: list[str]
+    names: list[CanonicalName]
 
     def step(self, encoded: Raw | None = None) -> Transition:
         """The history entry. `encoded` is the record, if it is encoded already."""

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from outfitter_service.core.model import Devices, KnownDevice, ResourceSpec
 from outfitter_service.core.state import matching
+from outfitter_service.core.state.device_names import CanonicalName
 from outfitter_service.core.state.overlay import HostOverlay
 
 
@@ -32,7 +33,7 @@ class DeviceChoice:
         """Free devices for exclusive resources, or None if there are too few. In the drivers' order of preference, as
         far as that leaves enough for each resource."""
         chosen: Devices = {}
-        used: set[str] = set()
+        used: set[CanonicalName] = set()
         for resource, amount in wanted.items():
             devices = self._first(self._left(resource), amount, used)
             if len(devices) < amount:
@@ -42,7 +43,7 @@ class DeviceChoice:
 
     def _match(self, wanted: Mapping[str, int]) -> Devices | None:
         candidates = {resource: [*self._left(resource)] for resource in wanted}
-        viewers: dict[str, matching.Viewers] = {}
+        viewers: dict[CanonicalName, matching.Viewers] = {}
         for resource, devices in candidates.items():
             for name in {self._canonical(device.id): None for device in devices}:
                 viewers[name] = (*viewers.get(name, ()), resource)
@@ -50,7 +51,7 @@ class DeviceChoice:
         if isinstance(matches, matching.Shortage):
             return None
         chosen: Devices = {}
-        used: set[str] = set()
+        used: set[CanonicalName] = set()
         for resource, remaining in matches.items():
             own: list[KnownDevice] = []
             for device in candidates[resource]:
@@ -62,7 +63,7 @@ class DeviceChoice:
             chosen[resource] = tuple(own)
         return chosen
 
-    def _first(self, devices: Iterable[KnownDevice], amount: int, used: set[str]) -> tuple[KnownDevice, ...]:
+    def _first(self, devices: Iterable[KnownDevice], amount: int, used: set[CanonicalName]) -> tuple[KnownDevice, ...]:
         """The first devices that are not `used` yet, and marks them as used."""
         first: list[KnownDevice] = []
         for device in devices:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NewType
+
+CanonicalName = NewType("CanonicalName", str)
+"""The name that stands for all names of a device on its host. A driver's id or alias need not be one."""
 
 Classes = Mapping[str, tuple[str, ...]]
 """All names of one device, sorted, by each of its names. Only devices with several names."""
@@ -10,7 +14,7 @@ Classes = Mapping[str, tuple[str, ...]]
 NO_CLASSES: Classes = {}
 
 
-def one_name_each(groups: Iterable[Sequence[str]]) -> tuple[dict[str, str], Classes]:
+def one_name_each(groups: Iterable[Sequence[str]]) -> tuple[dict[str, CanonicalName], Classes]:
     """Names that share a group, directly or through others, form a class. Returns the least name of each class by its
     other names, and the whole class by each of its names."""
     parent: dict[str, str] = {}
@@ -28,7 +32,7 @@ def one_name_each(groups: Iterable[Sequence[str]]) -> tuple[dict[str, str], Clas
     members: dict[str, list[str]] = {}
     for name in sorted(parent):
         members.setdefault(root(name), []).append(name)
-    same: dict[str, str] = {}
+    same: dict[str, CanonicalName] = {}
     classes: dict[str, tuple[str, ...]] = {}
     for top, names in members.items():
         if len(names) > 1:
@@ -36,5 +40,5 @@ def one_name_each(groups: Iterable[Sequence[str]]) -> tuple[dict[str, str], Clas
             for name in names:
                 classes[name] = whole
                 if name != top:
-                    same[name] = top
+                    same[name] = CanonicalName(top)
     return same, classes

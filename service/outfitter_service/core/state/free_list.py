@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from outfitter_proto.records import Health
 from outfitter_service.core.model import KnownDevice
-from outfitter_service.core.state.device_names import Classes
+from outfitter_service.core.state.device_names import CanonicalName, Classes
 from outfitter_service.core.state.infos import GrantInfos, grant_infos
 from outfitter_service.core.state.sizes import granted_bytes, info_bytes
 
@@ -31,9 +31,9 @@ class FreeList:
         resource: str,
         devices: tuple[KnownDevice, ...],
         *,
-        names: list[str],
+        names: list[CanonicalName],
         classes: Classes,
-        unused: Callable[[str], bool],
+        unused: Callable[[CanonicalName], bool],
     ) -> None:
         self.resource = resource
         self.devices = devices
@@ -43,7 +43,7 @@ class FreeList:
         self.largest = max(map(granted_bytes, self.alone), default=0)
         smallest_first = sorted([info_bytes(infos.infos[resource][0]) for infos in self.alone])
         self._least = list(accumulate(smallest_first, initial=0))
-        self.positions: dict[str, list[int]] = {}
+        self.positions: dict[CanonicalName, list[int]] = {}
         self.free: list[int] = []
         healthy = Health.HEALTHY
         for position, (name, device) in enumerate(zip(self.names, devices, strict=True)):
@@ -53,7 +53,7 @@ class FreeList:
         self.free.reverse()
         self.repeats = len(self.positions) < len(devices)
 
-    def serves(self, name: str) -> bool:
+    def serves(self, name: CanonicalName) -> bool:
         """Whether the device of that name is healthy in this resource."""
         return any(self.devices[position].health == Health.HEALTHY for position in self.positions.get(name, ()))
 
@@ -61,7 +61,7 @@ class FreeList:
         """The least bytes of a grant of `amount` devices, or of all if there are fewer."""
         return self._least[min(amount, len(self.devices))]
 
-    def offer(self, amount: int) -> tuple[GrantInfos, list[str]] | None:
+    def offer(self, amount: int) -> tuple[GrantInfos, list[CanonicalName]] | None:
         """The infos and canonical names of the preferred free devices; None: there are too few."""
         free = self.free
         if amount > len(free):
@@ -71,7 +71,7 @@ class FreeList:
             return self.alone[position], [self.names[position]]
         return self._together(self._first(amount))
 
-    def _together(self, positions: list[int]) -> tuple[GrantInfos, list[str]]:
+    def _together(self, positions: list[int]) -> tuple[GrantInfos, list[CanonicalName]]:
         infos = grant_infos({self.resource: [self.devices[position] for position in positions]}, self._classes)
         return infos, [self.names[position] for position in positions]
 
@@ -83,7 +83,7 @@ class FreeList:
         """Remove the preferred free devices: those of `offer`."""
         del self.free[len(self.free) - amount :]  # -amount would mean all of them where amount is 0
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: CanonicalName) -> None:
         free = self.free
         for position in self.positions[name]:
             if free and free[-1] == -position:  # nearly always: the preferred one
@@ -93,7 +93,7 @@ class FreeList:
             if at < len(free) and free[at] == -position:
                 del free[at]
 
-    def put_back(self, name: str) -> None:
+    def put_back(self, name: CanonicalName) -> None:
         free = self.free
         for position in self.positions[name]:
             at = bisect_left(free, -position)

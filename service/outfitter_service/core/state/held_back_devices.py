@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType, structs
 
 from outfitter_proto.records import ResourceInventory
 from outfitter_service.core.model import KnownDevice, ResourceSpec, SpecState
-from outfitter_service.core.state.device_names import one_name_each
+from outfitter_service.core.state.device_names import CanonicalName, one_name_each
 from outfitter_service.core.state.host_state import HostState
 from outfitter_service.core.state.inventory import Inventory, Suspect
 
@@ -29,7 +29,7 @@ class _Held(Struct, frozen=True, gc=False):
     key: str
     resource: str
     id: str
-    names: frozenset[str]
+    names: frozenset[CanonicalName]
     alone: bool
 
 
@@ -100,24 +100,26 @@ class _HostView:
         self._not_new = {name for held in self._held for name in held.names}
         for inventory in inventories.values():
             names = inventory.names_of_all if inventory.known is None else inventory.known
-            self._not_new.update(self._same.get(name, name) for name in names)
+            self._not_new.update(self._canonical(name) for name in names)
         reported = {self._name(device) for inventory in inventories.values() for device in inventory.as_reported}
         self._missing = [held for held in self._held if self._is_missing(held, reported)]
 
     def _holders(self) -> Iterator[_Held]:
-        same = self._same
         for key, record in sorted(self._host_state.live.items()):
             aliases = record.aliases or {}
             for resource, infos in record.resources.items():
                 alone = resource not in record.shared
                 for info in infos:
-                    names = [same.get(name, name) for name in (info["id"], *aliases.get(info["id"], ()))]
+                    names = [self._canonical(name) for name in (info["id"], *aliases.get(info["id"], ()))]
                     yield _Held(key, resource, info["id"], frozenset(names), alone)
 
-    def _name(self, device: KnownDevice) -> str:
-        return self._same.get(device.id, device.id)
+    def _name(self, device: KnownDevice) -> CanonicalName:
+        return self._canonical(device.id)
 
-    def _is_missing(self, held: _Held, reported: set[str]) -> bool:
+    def _canonical(self, name: str) -> CanonicalName:
+        return CanonicalName(self._same.get(name, name))
+
+    def _is_missing(self, held: _Held, reported: set[CanonicalName]) -> bool:
         """Whether no driver reports the device, and no on-demand driver may name it when it is asked again."""
         if not held.names.isdisjoint(reported):
             return False
@@ -134,7 +136,7 @@ class _HostView:
     def reassessed(self, resource: str) -> Inventory:
         """The resource's inventory with the devices that must be held back now."""
         spec, inventory = self._specs[resource], self._inventories[resource]
-        known = {self._same.get(name, name) for name in inventory.known or ()}
+        known = {self._canonical(name) for name in inventory.known or ()}
         suspect = self._suspect(spec, inventory, known)
         if suspect is None:
             return inventory.with_all_known()
@@ -144,7 +146,7 @@ class _HostView:
             inventory = structs.replace(inventory, known=tuple(dict.fromkeys([*inventory.known, *others])))
         return inventory.with_held_back(frozenset(new), Suspect(suspect.key, suspect.resource, suspect.id))
 
-    def _suspect(self, spec: ResourceSpec, inventory: Inventory, known: set[str]) -> _Held | None:
+    def _suspect(self, spec: ResourceSpec, inventory: Inventory, known: set[CanonicalName]) -> _Held | None:
         """A held device that may be a new device of this resource: one that its driver knew before. If the driver knew
         none, or the holder's resource is not configured any more: any that no driver reports."""
         reported = {self._name(device) for device in inventory.as_reported}
@@ -162,7 +164,7 @@ class _HostView:
         return spec is not None and spec.state == SpecState.OK
 
 
-def _same(host_state: HostState, inventories: Inventories) -> Mapping[str, str]:
+def _same(host_state: HostState, inventories: Inventories) -> Mapping[str, CanonicalName]:
     """The canonical names, as `HostState.canonical` has them, for these inventories."""
     recorded = host_state.record.resources if host_state.record is not None else {}
     groups: list[Sequence[str]] = []

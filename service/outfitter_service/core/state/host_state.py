@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Host, ReasonCode
 from outfitter_service.core.model import KnownDevice
-from outfitter_service.core.state.device_names import NO_CLASSES, Classes, one_name_each
+from outfitter_service.core.state.device_names import NO_CLASSES, CanonicalName, Classes, one_name_each
 from outfitter_service.core.state.free_list import FreeList
 from outfitter_service.core.state.inventory import NOT_REPORTED, Inventory
 from outfitter_service.core.state.matching import Viewers, counts
@@ -53,12 +53,12 @@ def shared_ids(record: Allocation) -> list[str]:
     return [info["id"] for resource in record.shared for info in record.resources.get(resource, ())]
 
 
-class Tally(dict[str, int]):
-    """Counts by name, without names that count zero."""
+class Tally(dict[CanonicalName, int]):
+    """Counts by device, without devices that count zero."""
 
     __slots__ = ()
 
-    def add(self, name: str, count: int) -> int:
+    def add(self, name: CanonicalName, count: int) -> int:
         total = self.get(name, 0) + count
         if total:
             self[name] = total
@@ -92,7 +92,7 @@ class HostState:
         self.inventories: dict[str, Inventory] = {}
         self.suspects: frozenset[str] = frozenset()
         self.free_lists: dict[str, FreeList] = {}
-        self.shown: dict[str, tuple[FreeList, ...]] = {}
+        self.shown: dict[CanonicalName, tuple[FreeList, ...]] = {}
         self.distinct = True
         self.overlapping: frozenset[str] = frozenset()
         self.live: dict[str, Allocation] = {}
@@ -110,18 +110,18 @@ class HostState:
         self.past: dict[str, list[Ending]] = {}
         self.endings: list[Ending] = []
         self.classes: Classes = NO_CLASSES
-        self._same: dict[str, str] = {}
+        self._same: dict[str, CanonicalName] = {}
         self._counts: dict[bool, dict[Viewers, int]] = {}
 
     def inventory(self, resource: str) -> Inventory:
         return self.inventories.get(resource, NOT_REPORTED)
 
-    def canonical(self, name: str) -> str:
+    def canonical(self, name: str) -> CanonicalName:
         """The one name that stands for all names of a device in the host's inventories."""
-        return self._same.get(name, name)
+        return self._same.get(name, name)  # type: ignore[arg-type]  # without another name it stands for itself
 
     @property
-    def synonyms(self) -> Mapping[str, str]:
+    def synonyms(self) -> Mapping[str, CanonicalName]:
         """The names that `canonical` replaces. A change makes a new object."""
         return self._same
 
@@ -131,22 +131,22 @@ class HostState:
         shown = self.shown.keys()
         return self.locks.keys() <= shown and self.sharers.keys() <= shown
 
-    def names(self, record: Allocation, ids: list[str]) -> list[str]:
+    def names(self, record: Allocation, ids: list[str]) -> list[CanonicalName]:
         """The canonical names of a record's devices; several for a device whose names no inventory connects (yet)."""
         same = self._same
         aliases = record.aliases
         if aliases is UNSET:
             if not same:
-                return ids
-            return [same.get(device_id, device_id) for device_id in ids]
+                return ids  # type: ignore[return-value]  # no device of the host has another name
+            return [same.get(device_id, device_id) for device_id in ids]  # type: ignore[arg-type]  # as in `canonical`
         return [
             name
             for device_id in ids
             for name in {same.get(other, other) for other in (device_id, *aliases.get(device_id, ()))}
         ]
 
-    def unused(self, name: str) -> bool:
-        """Whether nobody holds the device. `name` is canonical."""
+    def unused(self, name: CanonicalName) -> bool:
+        """Whether nobody holds the device."""
         return name not in self.locks and name not in self.sharers
 
     def has_due(self, *, now: datetime, over_before: datetime, max_final: int) -> bool:
@@ -332,7 +332,7 @@ class HostState:
             insort(self.endings, ending)
             insort(self.past.setdefault(record.worker, []), ending)
 
-    def grant(self, key: str, record: Allocation, names: list[str]) -> None:
+    def grant(self, key: str, record: Allocation, names: list[CanonicalName]) -> None:
         """Add the first record of a worker, which holds exclusively what its resource's free list has offered.
 
         `names` are these devices; a name stands there once for each of its devices.
@@ -404,7 +404,7 @@ class HostState:
         if record.shared:
             self._count(self.sharers, self.names(record, shared_ids(record)), count)
 
-    def _count(self, tally: Tally, names: list[str], count: int) -> None:
+    def _count(self, tally: Tally, names: list[CanonicalName], count: int) -> None:
         for name in names:
             used = tally.add(name, count) or name in self.locks or name in self.sharers
             for free_list in self.shown.get(name, ()):

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from outfitter_proto.keys import StateKey, host_of
 from outfitter_proto.records import NO_COMMIT, NO_TOKEN, Allocation, CommitNumber, StateRecord, Token
+from outfitter_service.core.state.device_names import CanonicalName
 from outfitter_service.core.state.host_state import HostState, QueueEntry, exclusive_ids
 from outfitter_service.core.state.inventory import Inventory
 from outfitter_service.core.state.record_kinds import KINDS
@@ -130,7 +131,7 @@ class Ledger:
         self._undo.append(self._put(key, record))
         return key
 
-    def grant(self, key: str, record: Allocation, names: list[str]) -> None:
+    def grant(self, key: str, record: Allocation, names: list[CanonicalName]) -> None:
         """Put a new worker's record, with the next token. It holds exclusively the free devices with these canonical
         names. A shorter way to the result of `change`."""
         self.token += 1  # type: ignore[assignment]  # calling a NewType takes longer than the sum

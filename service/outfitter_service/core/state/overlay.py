@@ -11,6 +11,7 @@ from itertools import islice
 
 from outfitter_proto.records import Allocation, Health
 from outfitter_service.core.model import KnownDevice
+from outfitter_service.core.state.device_names import CanonicalName
 from outfitter_service.core.state.free_list import FreeList
 from outfitter_service.core.state.host_state import HostState, Tally, exclusive_ids, shared_ids
 from outfitter_service.core.state.inventory import NOT_REPORTED, Inventory
@@ -45,7 +46,7 @@ class HostOverlay:
         if record.shared:
             self._count(self._sharers, self.host_state.names(record, shared_ids(record)), count)
 
-    def _count(self, tally: Tally, names: list[str], count: int) -> None:
+    def _count(self, tally: Tally, names: list[CanonicalName], count: int) -> None:
         shown = self.host_state.shown
         back: dict[str, list[int]] = {}
         for name in names:
@@ -90,7 +91,7 @@ class HostOverlay:
         name = self.host_state.canonical(device.id)
         return self.host_state.locks.get(name, 0) + self._locks.get(name, 0) > 0
 
-    def _unused(self, name: str) -> bool:
+    def _unused(self, name: CanonicalName) -> bool:
         host_state = self.host_state
         return (
             host_state.locks.get(name, 0) + self._locks.get(name, 0) == 0
