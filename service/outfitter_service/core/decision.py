@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from outfitter_proto.codec import encode
+from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Refresh, Source, Transition
 from outfitter_service.core import model as m
 from outfitter_service.core.state import sizes
@@ -62,8 +63,8 @@ class Decision(Struct, kw_only=True, gc=False):
     history: list[tuple[str, Transition | Refresh]] = []
     commands: list[m.Command] = []
     follow_ups: list[m.Event] = []
-    renewed: list[str] = []
-    final_leases: list[str] = []
+    renewed: list[AllocationKey] = []
+    final_leases: list[AllocationKey] = []
     refused: str | None = None
 
 
@@ -86,7 +87,7 @@ class DecisionBuilder:
         self.decision = Decision(kind=cause)
         self.token = ledger.token
         self.bytes = 0
-        self.records: dict[str, Allocation] = {}
+        self.records: dict[AllocationKey, Allocation] = {}
         self._overlay: HostOverlay | None = None
         self._moved: list[tuple[Allocation, int]] = []
 
@@ -105,7 +106,7 @@ class DecisionBuilder:
             self._moved.clear()
         return overlay
 
-    def record(self, key: str) -> Allocation | None:
+    def record(self, key: AllocationKey) -> Allocation | None:
         return self.records.get(key) or self.ledger.allocations.get(key)
 
     def reschedule(self, host: str) -> None:
@@ -114,7 +115,7 @@ class DecisionBuilder:
         if event not in self.decision.follow_ups:
             self.decision.follow_ups.append(event)
 
-    def forget(self, keys: Sequence[str]) -> int:
+    def forget(self, keys: Sequence[AllocationKey]) -> int:
         """Delete records, as many as fit into this decision. Returns how many are left."""
         for done, key in enumerate(keys):
             size = len(key) + ENTRY_BYTES
@@ -200,7 +201,9 @@ class DecisionBuilder:
                 self.reschedule(after.host)
         return after
 
-    def _measured(self, key: str, after: Allocation, step: Step, *, new: bool, grows: bool) -> tuple[Allocation, bytes]:
+    def _measured(
+        self, key: AllocationKey, after: Allocation, step: Step, *, new: bool, grows: bool
+    ) -> tuple[Allocation, bytes]:
         """The record as it can be written, and its bytes. Counts them.
 
         A message must be answered. A final record can always be written, if need be without its devices.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import UNSET, UnsetType, structs
 
-from outfitter_proto.keys import allocation_names
+from outfitter_proto.keys import AllocationKey, allocation_names
 from outfitter_proto.records import HOLDING_STATES, Allocation, ReasonCode
 from outfitter_service.core import model as m
 from outfitter_service.core.decision import DecisionBuilder
@@ -340,7 +340,13 @@ def retry(builder: DecisionBuilder, event: m.DriverRetry) -> None:
 
 
 def _ask(
-    builder: DecisionBuilder, overlay: HostOverlay, resource: str, amount: int, key: str, *, least: int | None = None
+    builder: DecisionBuilder,
+    overlay: HostOverlay,
+    resource: str,
+    amount: int,
+    key: AllocationKey,
+    *,
+    least: int | None = None,
 ) -> None:
     host = overlay.host_state.host
     total = overlay.held_count(resource) + amount

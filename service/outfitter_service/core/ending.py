@@ -10,7 +10,7 @@ from itertools import islice
 
 from msgspec import UNSET, structs
 
-from outfitter_proto.keys import host_key
+from outfitter_proto.keys import AllocationKey, host_key
 from outfitter_proto.records import (
     FINAL_STATES,
     NO_TOKEN,
@@ -27,7 +27,7 @@ from outfitter_service.core.state.sizes import FullError
 from outfitter_service.core.states import ALLOCATED, ENDED, FAILED, PENDING, PREPARING, RELEASING, Step
 
 
-def end_if_live(builder: DecisionBuilder, key: str, code: ReasonCode, reason: str) -> None:
+def end_if_live(builder: DecisionBuilder, key: AllocationKey, code: ReasonCode, reason: str) -> None:
     """End the record under `key`, unless it is gone or final."""
     record = builder.record(key)
     if record is not None and record.state not in FINAL_STATES:
@@ -187,7 +187,7 @@ def _give_up_late(builder: DecisionBuilder, host_state: HostState) -> tuple[int,
     return late, True
 
 
-def forgettable(builder: DecisionBuilder, endings: Sequence[Ending], most: int) -> list[str]:
+def forgettable(builder: DecisionBuilder, endings: Sequence[Ending], most: int) -> list[AllocationKey]:
     """The first `most` final records whose end is in a commit: before that, nobody can have read it."""
     allocations, sealed = builder.ledger.allocations, builder.ledger.commits
     # where the clock was set back, records that ended just now are among the first

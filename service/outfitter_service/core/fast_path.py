@@ -11,7 +11,7 @@ from typing import final
 
 from msgspec import Raw, Struct, structs
 
-from outfitter_proto.keys import allocation_key
+from outfitter_proto.keys import AllocationKey, allocation_key
 from outfitter_proto.records import NO_COMMIT, Allocation, Register, ResolvedRequest, Source, Transition
 from outfitter_service.core import model as m
 from outfitter_service.core.decision import Rules
@@ -49,7 +49,7 @@ class FastGrant(Struct, frozen=True, gc=False):
     """A decision that is one plain grant: the record, its key, and the canonical names of its devices. Its lease starts
     with it."""
 
-    key: str
+    key: AllocationKey
     record: Allocation
     names: list[CanonicalName]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Deregister, Health, Heartbeat, Register, Source, Token, Unwatched
 
 NO_ITEMS: dict[str, Any] = {}
@@ -117,7 +118,7 @@ class DriverRetry(Struct, frozen=True, kw_only=True):
 class OwnerDied(Struct, frozen=True, kw_only=True):
     """An allocation's owner process is dead."""
 
-    allocation: str
+    allocation: AllocationKey
     detail: str
 
 
@@ -125,7 +126,7 @@ class OwnerUnwatched(Struct, frozen=True, kw_only=True):
     """The manager cannot watch an allocation's owner process, or cannot identify it. A worker without a lease gets one
     of `lease_s`. `reason` says why, for people."""
 
-    allocation: str
+    allocation: AllocationKey
     code: Unwatched
     reason: str
     lease_s: float
@@ -134,13 +135,13 @@ class OwnerUnwatched(Struct, frozen=True, kw_only=True):
 class LeaseExpired(Struct, frozen=True, kw_only=True):
     """An allocation's lease and grace ended without a heartbeat, and the manager had read its whole input."""
 
-    allocation: str
+    allocation: AllocationKey
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
     """`Prepare` succeeded (`error` None) or failed."""
 
-    allocation: str
+    allocation: AllocationKey
     token: Token
     error: str | None = None
 
@@ -148,7 +149,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
 class Unprepared(Struct, frozen=True, kw_only=True):
     """`Unprepare` succeeded. `confirmed`: an in-use check found the devices unused."""
 
-    allocation: str
+    allocation: AllocationKey
     token: Token
     confirmed: bool
 
@@ -157,7 +158,7 @@ class ReleaseDelayed(Struct, frozen=True, kw_only=True):
     """`Unprepare` cannot end yet; `reason` has the driver's words. Emitted when they change, and not too often. Workers
     that wait for the devices read it in the record."""
 
-    allocation: str
+    allocation: AllocationKey
     token: Token
     reason: str
 
@@ -203,20 +204,20 @@ class Discover(Struct, frozen=True, kw_only=True):
     resource: str
     amount: int
     least: int
-    allocation: str
+    allocation: AllocationKey
 
 
 class Prepare(Struct, frozen=True, kw_only=True):
     """Prepare the devices of all the allocation's resources. One `Prepared` answers."""
 
-    allocation: str
+    allocation: AllocationKey
     token: Token
 
 
 class Unprepare(Struct, frozen=True, kw_only=True):
     """Take the allocation's devices back and check that nobody uses them. One `Unprepared` answers."""
 
-    allocation: str
+    allocation: AllocationKey
     token: Token
 
 

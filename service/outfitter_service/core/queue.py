@@ -16,6 +16,7 @@ from heapq import heapify, heappop, heappush
 
 from msgspec import UNSET, structs
 
+from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Allocation, ReasonCode, Token, Unavailable
 from outfitter_service.core import discovery, reasons
 from outfitter_service.core import model as m
@@ -183,7 +184,7 @@ class _QueuePass:
                 heappush(heads, (host_state.claims[resource][place + 1], resource, place + 1))
         return True
 
-    def evaluate(self, key: str) -> bool:
+    def evaluate(self, key: AllocationKey) -> bool:
         """Grant a waiter what it wants, or refresh its reason. Returns False if this decision has no room for that."""
         try:
             self._evaluate(key)
@@ -202,7 +203,7 @@ class _QueuePass:
         if waiting:
             discovery.ask_next(self._builder, overlay, waiting)
 
-    def _evaluate(self, key: str) -> None:
+    def _evaluate(self, key: AllocationKey) -> None:
         builder = self._builder
         waiter = builder.record(key)
         if waiter is None or waiter.state != PENDING:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from msgspec import UNSET, structs
 
 from outfitter_proto.codec import encode
-from outfitter_proto.keys import allocation_key
+from outfitter_proto.keys import AllocationKey, allocation_key
 from outfitter_proto.records import (
     FINAL_STATES,
     HOLDING_STATES,
@@ -90,7 +90,7 @@ def make_room(builder: DecisionBuilder, message: Registration) -> None:
     builder.forget(forgotten[:room])
 
 
-def register_again(builder: DecisionBuilder, key: str, record: Allocation, message: Register) -> None:
+def register_again(builder: DecisionBuilder, key: AllocationKey, record: Allocation, message: Register) -> None:
     """The same incarnation again: publish its record unchanged, and renew its lease if it is current."""
     decision = builder.decision
     decision.changes.append(PutAllocation(key, record))
@@ -108,13 +108,13 @@ def register_again(builder: DecisionBuilder, key: str, record: Allocation, messa
         decision.renewed.append(key)
 
 
-def _is_current(builder: DecisionBuilder, key: str, record: Allocation) -> bool:
+def _is_current(builder: DecisionBuilder, key: AllocationKey, record: Allocation) -> bool:
     """No newer incarnation has ever registered, whether its record is retained or not."""
     newest = builder.host_state(record.host).newest(record.worker)
     return newest == key and record.reason_code != ReasonCode.SUPERSEDED
 
 
-def _supersede(builder: DecisionBuilder, key: str, newer: str) -> None:
+def _supersede(builder: DecisionBuilder, key: AllocationKey, newer: str) -> None:
     """A newer incarnation registered: the older one can renew nothing, but holds its devices until it is dead."""
     older = builder.ledger.allocations[key]
     reason = f"superseded by incarnation {newer}"
@@ -174,7 +174,7 @@ def heartbeat(builder: DecisionBuilder, message: Heartbeat) -> None:
 def deregister(builder: DecisionBuilder, message: Deregister, source: Source) -> None:
     """End the named incarnation, or the worker's newest one."""
     decision = builder.decision
-    key: str | None
+    key: AllocationKey | None
     if message.incarnation is None:
         key = builder.host_state(message.host).newest(message.worker)
     else:

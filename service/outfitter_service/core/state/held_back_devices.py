@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
+from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import ResourceInventory
 from outfitter_service.core.model import KnownDevice, ResourceSpec, SpecState
 from outfitter_service.core.state.device_names import CanonicalName, one_name_each
@@ -26,7 +27,7 @@ class _Held(Struct, frozen=True, gc=False):
     """A device that the record under `key` holds: resource and id of its grant, and its canonical names. `alone`: the
     record holds it exclusively."""
 
-    key: str
+    key: AllocationKey
     resource: str
     id: str
     names: frozenset[CanonicalName]

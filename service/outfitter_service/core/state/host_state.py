@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from msgspec import UNSET
 
+from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import FINAL_STATES, HOLDING_STATES, Allocation, Host, ReasonCode
 from outfitter_service.core.model import KnownDevice
 from outfitter_service.core.state.device_names import NO_CLASSES, CanonicalName, Classes, one_name_each
@@ -23,13 +24,13 @@ from outfitter_service.core.states import PENDING
 CLOCK_SLACK = timedelta(seconds=2)
 """If a record began further in the future than this, it was written before the clock was set back."""
 
-QueueEntry = tuple[int, int, str]
+QueueEntry = tuple[int, int, AllocationKey]
 """(-priority, offset of the first registration, allocation key): the queue's order."""
 
-Run = tuple[int, str]
+Run = tuple[int, AllocationKey]
 """(offset of the first registration, allocation key) of one incarnation. The last in order is the newest."""
 
-Ending = tuple[datetime, str]
+Ending = tuple[datetime, AllocationKey]
 """(when it ended or failed, allocation key). The first in order is deleted first."""
 
 
@@ -90,12 +91,12 @@ class HostState:
         self.host = host
         self.record: Host | None = None
         self.inventories: dict[str, Inventory] = {}
-        self.suspects: frozenset[str] = frozenset()
+        self.suspects: frozenset[AllocationKey] = frozenset()
         self.free_lists: dict[str, FreeList] = {}
         self.shown: dict[CanonicalName, tuple[FreeList, ...]] = {}
         self.distinct = True
         self.overlapping: frozenset[str] = frozenset()
-        self.live: dict[str, Allocation] = {}
+        self.live: dict[AllocationKey, Allocation] = {}
         self.without_exclusive = 0
         self.locks = Tally()
         self.sharers = Tally()
@@ -104,8 +105,8 @@ class HostState:
         self.claims: dict[str, list[QueueEntry]] = {}
         self.unanswered: dict[str, list[QueueEntry]] = {}
         self.scan_from: QueueEntry | None = None
-        self.deadlines: list[tuple[datetime, str]] = []
-        self.waiting_since: list[tuple[datetime, str]] = []
+        self.deadlines: list[tuple[datetime, AllocationKey]] = []
+        self.waiting_since: list[tuple[datetime, AllocationKey]] = []
         self.incarnations: dict[str, list[Run]] = {}
         self.past: dict[str, list[Ending]] = {}
         self.endings: list[Ending] = []
@@ -174,10 +175,10 @@ class HostState:
             or (self.record is not None and self.record.since > limit)
         )
 
-    def ahead(self, now: datetime, most: int) -> list[str]:
+    def ahead(self, now: datetime, most: int) -> list[AllocationKey]:
         """The keys of records that ended, or began to wait, in the future; at most `most`."""
         limit = now + CLOCK_SLACK
-        keys: list[str] = []
+        keys: list[AllocationKey] = []
         for known in (self.endings, self.waiting_since):
             for since, key in reversed(known):
                 if since <= limit or len(keys) >= most:
@@ -298,12 +299,12 @@ class HostState:
 
     # --- records ---
 
-    def newest(self, worker: str) -> str | None:
+    def newest(self, worker: str) -> AllocationKey | None:
         """The key of a worker's newest incarnation among the retained ones."""
         incarnations = self.incarnations.get(worker)
         return incarnations[-1][1] if incarnations else None
 
-    def index(self, key: str, record: Allocation) -> None:
+    def index(self, key: AllocationKey, record: Allocation) -> None:
         """Add a record that is new or was unindexed before."""
         run = (record.source.offset, key)
         runs = self.incarnations.get(record.worker)
@@ -332,7 +333,7 @@ class HostState:
             insort(self.endings, ending)
             insort(self.past.setdefault(record.worker, []), ending)
 
-    def grant(self, key: str, record: Allocation, names: list[CanonicalName]) -> None:
+    def grant(self, key: AllocationKey, record: Allocation, names: list[CanonicalName]) -> None:
         """Add the first record of a worker, which holds exclusively what its resource's free list has offered.
 
         `names` are these devices; a name stands there once for each of its devices.
@@ -354,7 +355,7 @@ class HostState:
             for free_list in shown.get(name, ()):
                 free_list.remove(name)
 
-    def unindex(self, key: str, record: Allocation) -> None:
+    def unindex(self, key: AllocationKey, record: Allocation) -> None:
         """Remove what `index` added, except the worker's incarnations: those stay until `forget`."""
         state = record.state
         if state in HOLDING_STATES:
@@ -387,7 +388,7 @@ class HostState:
             return self.waiting, self.claims
         return (self.waiting, self.unanswered) if record.reason_code == ReasonCode.NOT_REPORTED else (self.waiting,)
 
-    def forget(self, key: str, record: Allocation) -> None:
+    def forget(self, key: AllocationKey, record: Allocation) -> None:
         """The record is deleted."""
         runs = self.incarnations[record.worker]
         del runs[bisect_left(runs, (record.source.offset, key))]

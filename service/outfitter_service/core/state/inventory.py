@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct, structs
 
+from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Health
 from outfitter_service.core.model import DriverFailure, KnownDevice
 from outfitter_service.core.state.device_names import one_name_each
@@ -14,7 +15,7 @@ from outfitter_service.core.state.device_names import one_name_each
 class Suspect(Struct, frozen=True):
     """The record under `key` holds device `id`, granted as `resource`, which is no longer reported."""
 
-    key: str
+    key: AllocationKey
     resource: str
     id: str
 

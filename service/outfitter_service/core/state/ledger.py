@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from outfitter_proto.keys import StateKey, host_of
+from outfitter_proto.keys import AllocationKey, StateKey, host_of
 from outfitter_proto.records import NO_COMMIT, NO_TOKEN, Allocation, CommitNumber, StateRecord, Token
 from outfitter_service.core.state.device_names import CanonicalName
 from outfitter_service.core.state.host_state import HostState, QueueEntry, exclusive_ids
@@ -35,13 +35,13 @@ class PutAllocation(Struct, frozen=True, gc=False):
     """`key` is the record's own key: making it takes a third of a microsecond. `value` is the encoded record, if it is
     encoded already."""
 
-    key: str
+    key: AllocationKey
     record: Allocation
     value: bytes | None = None
 
 
 class DropAllocation(Struct, frozen=True, gc=False):
-    key: str
+    key: AllocationKey
 
 
 class PutRecord(Struct, frozen=True, gc=False):
@@ -89,7 +89,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.hosts: dict[str, HostState] = {}
-        self.allocations: dict[str, Allocation] = {}
+        self.allocations: dict[AllocationKey, Allocation] = {}
         self.records: dict[str, StateRecord] = {}
         """Records of `KINDS`, by key."""
         self.reported: set[str] = set()
@@ -131,7 +131,7 @@ class Ledger:
         self._undo.append(self._put(key, record))
         return key
 
-    def grant(self, key: str, record: Allocation, names: list[CanonicalName]) -> None:
+    def grant(self, key: AllocationKey, record: Allocation, names: list[CanonicalName]) -> None:
         """Put a new worker's record, with the next token. It holds exclusively the free devices with these canonical
         names. A shorter way to the result of `change`."""
         self.token += 1  # type: ignore[assignment]  # calling a NewType takes longer than the sum
@@ -165,7 +165,7 @@ class Ledger:
 
     def record(self, key: str) -> Allocation | StateRecord | None:
         """The record under a key."""
-        return self.allocations.get(key) or self.records.get(key)
+        return self.allocations.get(key) or self.records.get(key)  # type: ignore[call-overload]  # a key of any kind
 
     @property
     def dirty(self) -> bool:
@@ -221,7 +221,7 @@ class Ledger:
             case DropRecord(key=key):
                 return self._drop_record(key)
 
-    def _put(self, key: str, record: Allocation) -> Change:
+    def _put(self, key: AllocationKey, record: Allocation) -> Change:
         host_state = self.hosts.get(record.host) or self.host_state(record.host)
         old = self.allocations.get(key)
         if old is not None:
@@ -230,7 +230,7 @@ class Ledger:
         host_state.index(key, record)
         return DropAllocation(key) if old is None else PutAllocation(key, old)
 
-    def _drop(self, key: str) -> Change:
+    def _drop(self, key: AllocationKey) -> Change:
         old = self.allocations.pop(key)
         host_state = self.hosts[old.host]
         host_state.unindex(key, old)

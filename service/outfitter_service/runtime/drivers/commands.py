@@ -9,6 +9,7 @@ import structlog
 from anyio.abc import TaskGroup
 
 from outfitter_drivers import api
+from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Allocation
 from outfitter_service.core import model as m
 from outfitter_service.runtime.drivers.supervisor import Emit, Supervisor
@@ -32,7 +33,7 @@ class CommandRunner:
         self._configured = configured
         self._supervisors = supervisors
         self._emit = emit
-        self._lines: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
+        self._lines: dict[AllocationKey, deque[Callable[[], Awaitable[None]]]] = {}
         self._under_way: set[m.Command] = set()
 
     def perform(self, command: m.Command, record: Allocation | None) -> None:
@@ -57,7 +58,7 @@ class CommandRunner:
             if supervisor is not None:
                 yield supervisor, supervisor.grant(record, infos)
 
-    def _in_turn(self, key: str, call: Callable[[], Awaitable[None]]) -> None:
+    def _in_turn(self, key: AllocationKey, call: Callable[[], Awaitable[None]]) -> None:
         """Calls about one allocation are serial, in the order in which they were asked for (one commit may grant and
         release): tasks that were started one after the other may begin in any order. Its devices are no other
         allocation's meanwhile."""
@@ -68,7 +69,7 @@ class CommandRunner:
             line = self._lines[key] = deque([call])
             self._tasks.start_soon(self._work_off, key, line)
 
-    async def _work_off(self, key: str, line: deque[Callable[[], Awaitable[None]]]) -> None:
+    async def _work_off(self, key: AllocationKey, line: deque[Callable[[], Awaitable[None]]]) -> None:
         try:
             while line:
                 await line.popleft()()

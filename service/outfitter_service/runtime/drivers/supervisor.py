@@ -16,6 +16,7 @@ import structlog
 from msgspec import Struct, structs
 
 from outfitter_drivers import api
+from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import NO_TOKEN, Allocation, Token
 from outfitter_proto.support.backoff import Backoff
 from outfitter_service.core import model as m
@@ -268,7 +269,11 @@ class Supervisor:
                 words = f"the driver of {self.name} says: {reason}"[:LONGEST_WORDS]
                 if words != told and time.monotonic() - told_at >= DELAY_TOLD_EVERY_S:
                     told, told_at = words, time.monotonic()
-                    self._emit(m.ReleaseDelayed(allocation=grant.allocation, token=Token(grant.token), reason=words))
+                    self._emit(
+                        m.ReleaseDelayed(
+                            allocation=AllocationKey(grant.allocation), token=Token(grant.token), reason=words
+                        )
+                    )
                 await anyio.sleep(_delay(backoff, error))
             else:
                 return

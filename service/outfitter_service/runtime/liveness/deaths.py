@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from msgspec import Struct
 
+from outfitter_proto.keys import AllocationKey
 from outfitter_service.core import model as m
 from outfitter_service.runtime.clock import Clock
 
@@ -33,25 +34,25 @@ class OwnerDeaths:
         """`suspect` is called when the input's end is to be sampled for a death."""
         self._now = clock.monotonic
         self._suspect = suspect
-        self._deaths: dict[str, Death] = {}
+        self._deaths: dict[AllocationKey, Death] = {}
 
-    def __contains__(self, key: str) -> bool:
+    def __contains__(self, key: AllocationKey) -> bool:
         return key in self._deaths
 
     def __len__(self) -> int:
         return len(self._deaths)
 
-    def keys(self) -> set[str]:
+    def keys(self) -> set[AllocationKey]:
         """The allocations whose owners are dead."""
         return set(self._deaths)
 
-    def seen(self, key: str, detail: str) -> None:
+    def seen(self, key: AllocationKey, detail: str) -> None:
         """The allocation's owner is dead; `detail` says why that is known."""
         if key not in self._deaths:
             self._deaths[key] = Death(detail, self._now())
             self._suspect()
 
-    def forget(self, keys: Iterable[str]) -> None:
+    def forget(self, keys: Iterable[AllocationKey]) -> None:
         """These allocations are over, or their deaths were handed out."""
         for key in keys:
             self._deaths.pop(key, None)

@@ -10,6 +10,8 @@ import heapq
 import itertools
 import math
 
+from outfitter_proto.keys import AllocationKey
+
 _IN_ROUNDS = -math.inf
 """The look at a key whose deadline has passed: it is in no heap."""
 
@@ -20,40 +22,40 @@ class Leases:
     def __init__(self, grace_s: float) -> None:
         """`grace_s`: seconds between a lease's end and its deadline."""
         self.grace_s = grace_s
-        self._length: dict[str, float] = {}
-        self._deadline: dict[str, float] = {}
+        self._length: dict[AllocationKey, float] = {}
+        self._deadline: dict[AllocationKey, float] = {}
         # one look at each key, at the latest at its deadline; a renewal moves the deadline and not the look. Those
         # whose deadline has passed are looked at in rounds instead: they are to be told in this one, or have been
-        self._look: dict[str, float] = {}
-        self._heap: list[tuple[float, str]] = []
-        self._to_tell: dict[str, None] = {}
-        self._told: dict[str, None] = {}
+        self._look: dict[AllocationKey, float] = {}
+        self._heap: list[tuple[float, AllocationKey]] = []
+        self._to_tell: dict[AllocationKey, None] = {}
+        self._told: dict[AllocationKey, None] = {}
         self.left = False
 
-    def __contains__(self, key: str) -> bool:
+    def __contains__(self, key: AllocationKey) -> bool:
         return key in self._deadline
 
     def __len__(self) -> int:
         return len(self._deadline)
 
-    def keys(self) -> set[str]:
+    def keys(self) -> set[AllocationKey]:
         """The allocations that have a lease."""
         return set(self._deadline)
 
-    def start(self, key: str, length_s: float, now: float) -> None:
+    def start(self, key: AllocationKey, length_s: float, now: float) -> None:
         """Begin a lease, or begin it anew with another length."""
         self._length[key] = length_s
         self._deadline[key] = now + length_s + self.grace_s
         if self._look.get(key, math.inf) > self._deadline[key]:
             self._look_at(key, self._deadline[key])
 
-    def renew(self, key: str, now: float) -> None:
+    def renew(self, key: AllocationKey, now: float) -> None:
         """A sign of life: one whole lease from now, if there is one."""
         length = self._length.get(key)
         if length is not None:
             self._deadline[key] = now + length + self.grace_s
 
-    def drop(self, key: str) -> None:
+    def drop(self, key: AllocationKey) -> None:
         """The allocation is over, or its owner is watched."""
         self._length.pop(key, None)
         for by_key in (self._deadline, self._look, self._to_tell, self._told):
@@ -71,18 +73,18 @@ class Leases:
         for key in self._deadline:
             self.renew(key, now)
 
-    def deadline(self, key: str) -> float:
+    def deadline(self, key: AllocationKey) -> float:
         """When the key's lease and grace end. Raises KeyError when it has no lease."""
         return self._deadline[key]
 
-    def due(self, now: float, most: int | None = None) -> list[str]:
+    def due(self, now: float, most: int | None = None) -> list[AllocationKey]:
         """Keys whose deadline has passed, the earliest first; they stay until dropped or renewed.
 
         At most `most` of them, and the others in the next calls: each is told once in a round, and `left` says that
         the round is not over. So those of which nothing comes keep nobody else waiting.
         """
         self._gather(now, most)
-        due: list[str] = []
+        due: list[AllocationKey] = []
         for key in list(itertools.islice(self._to_tell, most)):
             del self._to_tell[key]
             if self._deadline[key] <= now:
@@ -109,7 +111,7 @@ class Leases:
             else:
                 self._look_at(key, self._deadline[key])
 
-    def _look_at(self, key: str, at: float) -> None:
+    def _look_at(self, key: AllocationKey, at: float) -> None:
         self._look[key] = at
         heapq.heappush(self._heap, (at, key))
         if len(self._heap) > 2 * len(self._look) + 64:

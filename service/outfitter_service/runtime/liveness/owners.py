@@ -9,6 +9,7 @@ import anyio
 import structlog
 from msgspec import UNSET
 
+from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Allocation, Unwatched
 from outfitter_service.core import model as m
 from outfitter_service.runtime.clock import Clock
@@ -33,7 +34,7 @@ class Owners:
         identity: Identity,
         clock: Clock,
         *,
-        died: Callable[[str, str], None],
+        died: Callable[[AllocationKey, str], None],
         owner_watch: Callable[..., ProcessWatch],
     ) -> None:
         """`died` is called with an allocation's key, and why it is known that its owner is dead. `owner_watch` makes
@@ -43,12 +44,12 @@ class Owners:
         self._died = died
         self._owner_watch = owner_watch
         self._processes: ProcessWatch | None = None
-        self._to_tell: set[str] = set()
+        self._to_tell: set[AllocationKey] = set()
         self._look_again = anyio.Event()
         self._said: frozenset[str] = frozenset()
         self._said_at = -SAID_EVERY_S
 
-    def __contains__(self, key: str) -> bool:
+    def __contains__(self, key: AllocationKey) -> bool:
         """Whether the allocation's owner is watched."""
         return self._processes is not None and key in self._processes
 
@@ -67,7 +68,7 @@ class Owners:
         """How many live allocations' owners are not watched, by why."""
         return self._processes.unwatched() if self._processes is not None else Counter()
 
-    def keys(self) -> set[str]:
+    def keys(self) -> set[AllocationKey]:
         """The allocations whose owners are known here, watched or not."""
         return self._processes.keys() if self._processes is not None else set()
 
@@ -83,7 +84,7 @@ class Owners:
                 died=self._died,
             )
 
-    def watch(self, key: str, record: Allocation) -> bool:
+    def watch(self, key: AllocationKey, record: Allocation) -> bool:
         """Watch a live allocation's owner, if it has one; whether that very owner is watched."""
         owner, lease_s = record.request.owner, record.request.lease_s
         if self._processes is None or owner is None:
@@ -97,7 +98,7 @@ class Owners:
             self._to_tell.add(key)
         return watched
 
-    def forget(self, key: str) -> None:
+    def forget(self, key: AllocationKey) -> None:
         """The allocation is over."""
         self._to_tell.discard(key)
         if self._processes is not None:
@@ -119,7 +120,7 @@ class Owners:
                     )
         return events
 
-    async def look(self, settled: Callable[[str], None]) -> None:
+    async def look(self, settled: Callable[[AllocationKey], None]) -> None:
         """Look again at owners that no descriptor tells of; runs until cancelled. `settled` is called with allocations
         of which it is known only now who their owner is, or that nobody can tell."""
         while True:

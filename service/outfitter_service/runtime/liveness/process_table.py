@@ -15,6 +15,7 @@ from collections.abc import Callable, Set
 
 from msgspec import Struct
 
+from outfitter_proto.keys import AllocationKey
 from outfitter_proto.support.processes import read_start_ticks
 from outfitter_service.runtime.liveness import descriptors
 
@@ -32,7 +33,7 @@ class Process(Struct):
     pid: int
     started: int | None
     pidfd: int | None
-    keys: set[str]
+    keys: set[AllocationKey]
 
 
 class ProcessTable:
@@ -42,10 +43,10 @@ class ProcessTable:
         """`ended` is called when one has ended; it detaches the keys of that process."""
         self._ended = ended
         self._processes: dict[int, Process] = {}
-        self._pids: dict[str, int] = {}
+        self._pids: dict[AllocationKey, int] = {}
         self._turns: OrderedDict[int, Process] = OrderedDict()
 
-    def __contains__(self, key: str) -> bool:
+    def __contains__(self, key: AllocationKey) -> bool:
         """Whether this allocation names one of them."""
         return key in self._pids
 
@@ -57,7 +58,7 @@ class ProcessTable:
         """How many of them are looked at in turns."""
         return len(self._turns)
 
-    def keys(self) -> Set[str]:
+    def keys(self) -> Set[AllocationKey]:
         """The allocations that name one of them."""
         return self._pids.keys()
 
@@ -72,12 +73,12 @@ class ProcessTable:
         process = self._processes.get(pid)
         return process if process is not None and self._lives(process) else self._open(pid)
 
-    def attach(self, key: str, process: Process) -> None:
+    def attach(self, key: AllocationKey, process: Process) -> None:
         """This allocation names the process."""
         process.keys.add(key)
         self._pids[key] = process.pid
 
-    def detach(self, key: str) -> None:
+    def detach(self, key: AllocationKey) -> None:
         """This allocation names no process any more. A process that nobody names is not watched."""
         pid = self._pids.pop(key, None)
         if pid is not None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from msgspec import UNSET
 
+from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Owner, Unwatched
 from outfitter_service.runtime.liveness.process_table import LOOKS, SCARCE, Process, ProcessTable, start_seen
 
@@ -44,7 +45,7 @@ class ProcessWatch:
         pid_ns: int | None,
         time_ns: int | None,
         earlier_boot_id: str | None,
-        died: Callable[[str, str], None],
+        died: Callable[[AllocationKey, str], None],
     ) -> None:
         """`boot_id`, `pid_ns` and `time_ns` are as in `Identity`. `earlier_boot_id` is the boot in which this machine's
         previous manager worked: owners of that boot have died with it."""
@@ -54,10 +55,10 @@ class ProcessWatch:
         self._earlier_boot_id = earlier_boot_id if earlier_boot_id != boot_id else None
         self._died = died
         self._processes = ProcessTable(self._ended)
-        self._unwatched: dict[str, Unwatched] = {}
-        self._waiting: dict[str, Owner] = {}
+        self._unwatched: dict[AllocationKey, Unwatched] = {}
+        self._waiting: dict[AllocationKey, Owner] = {}
 
-    def __contains__(self, key: str) -> bool:
+    def __contains__(self, key: AllocationKey) -> bool:
         """Whether the allocation's owner is watched, and known to be the one that was meant."""
         return key in self._processes and key not in self._unwatched
 
@@ -75,10 +76,10 @@ class ProcessWatch:
         """Whether there is something to `look` at."""
         return bool(self._processes.polled or self._waiting)
 
-    def keys(self) -> set[str]:
+    def keys(self) -> set[AllocationKey]:
         return self._processes.keys() | self._unwatched.keys()
 
-    def reason(self, key: str) -> Unwatched | None:
+    def reason(self, key: AllocationKey) -> Unwatched | None:
         """Why the allocation's owner is not watched; None where it is, or there is none."""
         return self._unwatched.get(key)
 
@@ -86,7 +87,7 @@ class ProcessWatch:
         """How many allocations' owners are not watched, by why."""
         return Counter(self._unwatched.values())
 
-    def watch(self, key: str, owner: Owner) -> bool:
+    def watch(self, key: AllocationKey, owner: Owner) -> bool:
         """Begin to watch; whether this very owner is watched. A dead one is reported at once, and nothing is left of
         it."""
         if key in self._processes or key in self._unwatched:
@@ -100,11 +101,11 @@ class ProcessWatch:
             self._unwatched[key] = reason
         return reason is None
 
-    def look(self) -> list[str]:
+    def look(self) -> list[AllocationKey]:
         """Look again at those that no descriptor tells of, so many at a time; who has ended is reported. The
         allocations of which it is known only now who their owner is, or that nobody can tell."""
         self._processes.look()
-        settled: list[str] = []
+        settled: list[AllocationKey] = []
         for key, owner in list(self._waiting.items())[:LOOKS]:
             del self._waiting[key], self._unwatched[key]
             self.watch(key, owner)
@@ -113,7 +114,7 @@ class ProcessWatch:
             settled.append(key)
         return settled
 
-    def forget(self, key: str) -> None:
+    def forget(self, key: AllocationKey) -> None:
         """The allocation is over."""
         self._unwatched.pop(key, None)
         self._waiting.pop(key, None)
@@ -134,7 +135,7 @@ class ProcessWatch:
             return Unwatched.MACHINE
         return None if owner.pid_ns == self._pid_ns else Unwatched.PID_NAMESPACE
 
-    def _attach(self, key: str, owner: Owner) -> Unwatched | None:
+    def _attach(self, key: AllocationKey, owner: Owner) -> Unwatched | None:
         """Watch the process that has the owner's pid; why it may be another one.
 
         Raises:
@@ -154,7 +155,7 @@ class ProcessWatch:
         self._processes.attach(key, process)
         return reason
 
-    def _cannot_open(self, key: str, owner: Owner, error: OSError) -> Unwatched:
+    def _cannot_open(self, key: AllocationKey, owner: Owner, error: OSError) -> Unwatched:
         if error.errno in SCARCE:
             self._waiting[key] = owner
             return Unwatched.DESCRIPTORS

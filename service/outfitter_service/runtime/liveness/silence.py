@@ -10,7 +10,7 @@ from operator import attrgetter
 import structlog
 from msgspec import Struct
 
-from outfitter_proto.keys import allocation_names
+from outfitter_proto.keys import AllocationKey, allocation_names
 from outfitter_service.core import model as m
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import SuspendWatch
@@ -70,7 +70,7 @@ class SilenceJudge:
         samples, deadline = self._samples, self._leases.deadline
         if due:
             self._earliest = min(self._earliest, deadline(due[0]))
-        judged: list[str] = []
+        judged: list[AllocationKey] = []
         for key in due:
             # each lease has its own sample: where the input is never read to its end, the newest one is never come to
             first = bisect_left(samples, deadline(key), key=_AT)

@@ -15,6 +15,7 @@ import anyio.lowlevel
 import structlog
 
 from outfitter_proto.bus import BusError
+from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import FINAL_STATES, Allocation, ReasonCode
 from outfitter_service.core import model as m
 from outfitter_service.core.state.ledger import Ledger
@@ -65,7 +66,9 @@ class LivenessTracker:
         """How many deaths have been seen and not been handed out."""
         return len(self._deaths)
 
-    async def restart(self, ledger: Ledger, earlier_boot_id: str | None, *, told: Collection[str] = ()) -> None:
+    async def restart(
+        self, ledger: Ledger, earlier_boot_id: str | None, *, told: Collection[AllocationKey] = ()
+    ) -> None:
         """Begin with a replayed ledger: whoever is live has one whole lease anew, and owners are looked at again.
 
         `earlier_boot_id`: a boot of this machine that is over, so that its owners are dead. `told`: the allocations
@@ -87,7 +90,7 @@ class LivenessTracker:
         self._deaths.forget(told)
         self.renew_all()
 
-    def follow(self, changed: Mapping[str, Allocation | None]) -> None:
+    def follow(self, changed: Mapping[AllocationKey, Allocation | None]) -> None:
         """Attend to what was just committed, by key (None: deleted)."""
         now = self._now()
         for key, record in changed.items():
@@ -96,13 +99,13 @@ class LivenessTracker:
             else:
                 self.forget(key)
 
-    def forget(self, key: str) -> None:
+    def forget(self, key: AllocationKey) -> None:
         """The allocation is over."""
         self.leases.drop(key)
         self._deaths.forget([key])
         self.owners.forget(key)
 
-    def renew(self, keys: Iterable[str]) -> None:
+    def renew(self, keys: Iterable[AllocationKey]) -> None:
         """These have given a sign of life."""
         now = self._now()
         for key in keys:
@@ -114,7 +117,7 @@ class LivenessTracker:
         self.leases.renew_all(self._now())
         self._deaths.listen_anew()
 
-    def cut(self, keys: Iterable[str], ledger: Ledger) -> None:
+    def cut(self, keys: Iterable[AllocationKey], ledger: Ledger) -> None:
         """A worker's older incarnations: nothing renews them any more, so a lease must end them if no owner does."""
         now = self._now()
         for key in keys:
@@ -123,7 +126,7 @@ class LivenessTracker:
             if record is not None and live and key not in self.owners and key not in self.leases:
                 self.leases.start(key, record.request.lease_s or self._default_lease_s, now)
 
-    def _attend(self, key: str, record: Allocation, now: float) -> None:
+    def _attend(self, key: AllocationKey, record: Allocation, now: float) -> None:
         if self.owners.watch(key, record):
             self.leases.drop(key)
             return
@@ -138,7 +141,7 @@ class LivenessTracker:
     async def look(self) -> None:
         """Look again at owners that no descriptor tells of; runs until cancelled."""
 
-        def settled(key: str) -> None:
+        def settled(key: AllocationKey) -> None:
             if key in self.owners or key in self._deaths:
                 self.leases.drop(key)
 

@@ -13,6 +13,7 @@ from itertools import chain
 
 import anyio
 
+from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import Note, Token
 from outfitter_service.core import model as m
 from outfitter_service.runtime.clock import Clock
@@ -104,7 +105,7 @@ class EventQueue:
         self.notes: list[Note] = []
         self.ended_boot_id: str | None = None
         self._reports: dict[tuple[str, str], m.DriverReport] = {}
-        self._delays: dict[str, m.ReleaseDelayed] = {}
+        self._delays: dict[AllocationKey, m.ReleaseDelayed] = {}
         self.wakeup = wakeup
 
     def add(self, event: m.Event) -> None:
@@ -174,7 +175,7 @@ class EventQueue:
         self.queue.extendleft(self._reports.values())
         self.queue.extend(m.Reschedule(host=host) for host in hosts)
 
-    def answered(self) -> set[tuple[type[m.Event], str, Token]]:
+    def answered(self) -> set[tuple[type[m.Event], AllocationKey, Token]]:
         """The commands whose ends are here: kind, allocation and token."""
         return {
             (type(event), event.allocation, event.token)
@@ -182,7 +183,7 @@ class EventQueue:
             if isinstance(event, m.Prepared | m.Unprepared)
         }
 
-    def deaths(self) -> set[str]:
+    def deaths(self) -> set[AllocationKey]:
         """The allocations whose owners' deaths are here."""
         return {event.allocation for event in chain(self.queue, self.retries) if isinstance(event, m.OwnerDied)}
 

@@ -14,7 +14,7 @@ from msgspec import Struct, field, structs
 
 from outfitter_proto.bus import Message
 from outfitter_proto.codec import WireError, decode_registration, encode
-from outfitter_proto.keys import allocation_key
+from outfitter_proto.keys import AllocationKey, allocation_key
 from outfitter_proto.records import Allocation, DeadLetter, Heartbeat, Host, Register, Registration, Source, Transition
 from outfitter_service.core import model as m
 from outfitter_service.core.decide import Decision, Rules, decide, renumber
@@ -61,12 +61,12 @@ class Effects(Struct):
     commands: list[m.Command] = []
     follow_ups: dict[m.Event, None] = {}
     undecided: list[m.Event] = []
-    renewed: dict[str, None] = {}
-    final_leases: dict[str, None] = {}
+    renewed: dict[AllocationKey, None] = {}
+    final_leases: dict[AllocationKey, None] = {}
     announced: dict[str, None] = {}
     hosts: set[str] = set()
-    allocations: dict[str, Allocation | None] = {}
-    before: dict[str, Allocation] = {}
+    allocations: dict[AllocationKey, Allocation | None] = {}
+    before: dict[AllocationKey, Allocation] = {}
 
 
 class Refusals(Struct):
@@ -247,16 +247,16 @@ class Batch:
             if type(change) is PutAllocation:
                 record = change.record
                 effects.hosts.add(record.host)
-                effects.allocations[key] = record
+                effects.allocations[change.key] = record
                 output.put(key, record, change.value)
             elif key:
                 if type(change) is DropAllocation:
-                    effects.allocations[key] = None
+                    effects.allocations[change.key] = None
                 elif type(change) is PutRecord or type(change) is DropRecord:
                     effects.announced[change.host] = None
                 output.put_without_step(key, change.record if type(change) is PutRecord else None)
 
-    def _remember(self, key: str) -> None:
+    def _remember(self, key: AllocationKey) -> None:
         """Keep what is under a key before this batch changes it."""
         if key not in self.effects.allocations:
             record = self.ledger.allocations.get(key)

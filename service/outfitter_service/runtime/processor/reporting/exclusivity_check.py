@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from msgspec import UNSET
 
+from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import HOLDING_STATES, Allocation
 
 
@@ -18,15 +19,15 @@ class Violation(NamedTuple):
     """A `device` that `key` was given to itself while `other` has it to itself."""
 
     device: str
-    key: str
-    other: str
+    key: AllocationKey
+    other: AllocationKey
 
 
 class Holders:
     """The holder of each exclusive device, by host and what was committed."""
 
     def __init__(self) -> None:
-        self._holders: dict[str, dict[str, str]] = {}
+        self._holders: dict[str, dict[str, AllocationKey]] = {}
 
     def clear(self) -> None:
         """Nobody holds anything."""
@@ -36,7 +37,9 @@ class Holders:
         """The names of the devices of `host` that somebody has alone."""
         return self._holders.get(host, {}).keys()
 
-    def take(self, changed: Mapping[str, Allocation | None], *, before: Mapping[str, Allocation]) -> list[Violation]:
+    def take(
+        self, changed: Mapping[AllocationKey, Allocation | None], *, before: Mapping[AllocationKey, Allocation]
+    ) -> list[Violation]:
         """Take in one commit's allocations by key (None: deleted), what lets go first, as the ledger has them.
         `before` are those of them that there were already, as they were."""
         for key, left in before.items():

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
+from outfitter_proto.keys import AllocationKey
 from outfitter_proto.records import HOLDING_STATES, Allocation, Health
 from outfitter_service.core.state.host_state import HostState
 from outfitter_service.core.state.inventory import Inventory
@@ -57,7 +58,7 @@ class StateGauges:
         self._stale: set[str] = set()
         """The hosts of which something is new since."""
 
-    def replay(self, records: Mapping[str, Allocation], *, hosts: Iterable[str] = ()) -> list[Violation]:
+    def replay(self, records: Mapping[AllocationKey, Allocation], *, hosts: Iterable[str] = ()) -> list[Violation]:
         """Begin anew with all records of a ledger, by key, and its `hosts`; return what the self-check finds of the
         records."""
         self._records = 0
@@ -69,7 +70,9 @@ class StateGauges:
         self._holders.clear()
         return self.take(records, before={})
 
-    def take(self, changed: Mapping[str, Allocation | None], *, before: Mapping[str, Allocation]) -> list[Violation]:
+    def take(
+        self, changed: Mapping[AllocationKey, Allocation | None], *, before: Mapping[AllocationKey, Allocation]
+    ) -> list[Violation]:
         """Take in one commit's allocations by key (None: deleted), which were so `before`, as far as they were; return
         what the self-check finds of them."""
         self._count(before.values(), -1)
