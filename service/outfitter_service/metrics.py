@@ -105,13 +105,13 @@ class StateCounts(Struct, frozen=True, kw_only=True):
         )
 
 
-class _StandingCollector(Collector):
-    def __init__(self, resources: Iterable[str], standing: Callable[[], StateCounts | None]) -> None:
+class _StateCollector(Collector):
+    def __init__(self, resources: Iterable[str], state_counts: Callable[[], StateCounts | None]) -> None:
         self._resources = list(resources)
-        self._standing = standing
+        self._state_counts = state_counts
 
     def collect(self) -> Iterator[Metric]:
-        now = self._standing() or StateCounts.together(())
+        now = self._state_counts() or StateCounts.together(())
         devices = GaugeMetricFamily(
             "outfitter_devices", "Devices known to the manager, by resource and state.", labels=["resource", "state"]
         )
@@ -289,9 +289,9 @@ class Metrics:
                 self.driver_failures.labels(name, call)
                 self.driver_seconds.labels(name, call)
 
-    def show(self, standing: Callable[[], StateCounts | None]) -> None:
+    def show(self, state_counts: Callable[[], StateCounts | None]) -> None:
         """Register the source of the gauges of state; called once."""
-        self.registry.register(_StandingCollector(self.resources, standing))
+        self.registry.register(_StateCollector(self.resources, state_counts))
 
     def count_refusals(self, count: Callable[[], int]) -> None:
         """Register the counter of refused connections; called once."""

@@ -195,7 +195,7 @@ async def manager(bus: Bus, folder: Path, flood: Flood) -> AsyncIterator[InProce
         identity = of_partition(replica_identity(CLUSTER), 0)
         scope = {"identity": identity, "scope": PartitionScope(0, 1, identity.writer)}
     async with serving(bus, config, folder, limits=Limits(lease_grace_s=0.1), **scope, **flood.rules) as house:
-        house.metrics.show(house.processor.standing)
+        house.metrics.show(house.processor.state_counts)
         yield house
 
 

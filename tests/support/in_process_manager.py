@@ -211,7 +211,7 @@ async def serving(
     *,
     identity: Identity | None = None,
     scope: Scope | None = None,
-    still_mine: Callable[[], Awaitable[bool]] | None = None,
+    owns_partition: Callable[[], Awaitable[bool]] | None = None,
     limits: Limits | None = None,
     clock: Clock = SYSTEM,
     ready: bool = True,
@@ -237,7 +237,7 @@ async def serving(
         limits=limits or Limits(lease_grace_s=0.1),
         instruments=Instruments.of(metrics, clock),
         drivers=pool,
-        still_mine=still_mine,
+        owns_partition=owns_partition,
     )
     house = InProcessManager(bus, processor, pool, metrics, cluster=cluster, partition=partition)
 

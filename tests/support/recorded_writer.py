@@ -212,7 +212,7 @@ class RecordedWriter:
         checkpoint says that a snapshot was begun, and from the beginning."""
         anew = StateGauges(self.rules.specs)
         assert anew.replay(self.ledger.allocations, hosts=self.ledger.hosts) == []
-        assert self.state_gauges.standing(self.ledger) == anew.standing(self.ledger)
+        assert self.state_gauges.state_counts(self.ledger) == anew.state_counts(self.ledger)
         checkpoint = self.last_checkpoint()
         if checkpoint.snapshot is UNSET:
             return

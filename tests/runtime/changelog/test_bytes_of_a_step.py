@@ -115,7 +115,7 @@ class Writing:
         )  # fmt: skip
         written = dict(self.batch.output.transaction(NAMES, checkpoint))
         self.ledger.settle()
-        self.state_gauges.take(self.batch.effects.allocations, before=self.batch.effects.before)
+        self.state_gauges.update(self.batch.effects.allocations, before=self.batch.effects.before)
         return written, checkpoint
 
 
@@ -209,7 +209,7 @@ def test_a_record_that_is_forgotten_and_made_anew_in_one_commit_is_another_one(*
     assert len(writing.batch.report.granted["gpu"]) == short
     assert list(writing.batch.effects.renewed) == (["h/w/1"] if short else [])  # the lease of before is still known
     written, checkpoint = writing.commit()
-    told = writing.state_gauges.standing(Ledger())
+    told = writing.state_gauges.state_counts(Ledger())
     assert (told.records, told.allocations) == (1, Counter([("gpu", "allocated") if short else ("(none)", "ended")]))
     forgotten, anew, _ = written[NAMES.allocations]
     assert forgotten == Entry(b"h/w/1", None)

@@ -85,7 +85,7 @@ def serve(request: pytest.FixtureRequest, bus: Bus, cluster: str, tmp_path: Path
                 number = partition_of(HOST, count)
                 identity = of_partition(replica_identity(cluster), number)
                 scope = PartitionScope(number, count, identity.writer)
-                options |= {"identity": identity, "scope": scope, "still_mine": always}
+                options |= {"identity": identity, "scope": scope, "owns_partition": always}
             self._house = serving(bus, static(count=1), tmp_path, **options)
             return await self._house.__aenter__()
 
@@ -238,7 +238,7 @@ async def looking_after(bus: Bus, cluster: str, scope: str, folder: Path) -> Asy
         identity = of_partition(replica_identity(cluster), OLD)
         mine = PartitionScope(OLD, MANY, identity.writer)
         async with serving(
-            bus, static(), folder, cluster=cluster, partition=OLD, identity=identity, scope=mine, still_mine=always
+            bus, static(), folder, cluster=cluster, partition=OLD, identity=identity, scope=mine, owns_partition=always
         ):
             yield
         return

@@ -138,7 +138,7 @@ class Town:
         for number in range(size):
             identity = of_partition(replica_identity(CLUSTER), number)
             scope = PartitionScope(number, size, identity.writer)
-            yield {"identity": identity, "partition": number, "scope": scope, "still_mine": always}
+            yield {"identity": identity, "partition": number, "scope": scope, "owns_partition": always}
 
     @asynccontextmanager
     async def served(self, hosts: list[str], *, ready: bool = True) -> AsyncIterator[list[InProcessManager]]:

@@ -117,7 +117,7 @@ async def test_what_was_read_long_before_the_fence_is_read_again(
     counting: Counting, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tombstones may be gone by then."""
-    monkeypatch.setattr(takeover, "SEEN_S", -1.0)
+    monkeypatch.setattr(takeover, "RESTORE_REUSE_S", -1.0)
     async with serve(static(2)) as house:
         await house.say(register("a", gpu=1))
         await house.state("a", "allocated")

@@ -87,7 +87,7 @@ def _serving(scope: str, tmp_path: Path, bus: Bus, cluster: str) -> Serve:
                 number = partition_of(HOST, count)
                 identity = of_partition(replica_identity(cluster), number)
                 partition_scope = PartitionScope(number, count, identity.writer)
-                self._options |= {"identity": identity, "scope": partition_scope, "still_mine": always}
+                self._options |= {"identity": identity, "scope": partition_scope, "owns_partition": always}
             self._house = serving(bus, static(count=1), tmp_path, cluster=cluster, **self._options)  # type: ignore[arg-type]
             return await self._house.__aenter__()
 

@@ -249,7 +249,7 @@ async def test_a_worker_without_a_lease_whose_owner_nobody_watches_is_given_one_
         assert (given["state"], given["unwatched"], given["request"]["lease_s"]) == ("allocated", code, 0.5)
         assert (await house.state("w", "ended"))["reason_code"] == "lease-expired"
         await house.told()
-        assert house.processor.standing().unwatched_owners == {}
+        assert house.processor.state_counts().unwatched_owners == {}
 
 
 async def test_heartbeats_renew_the_lease_that_a_worker_did_not_ask_for(serve: Serve) -> None:
@@ -260,7 +260,7 @@ async def test_heartbeats_renew_the_lease_that_a_worker_did_not_ask_for(serve: S
         await house.until(lambda records: (found := records.get("h/w/1")) and found.get("unwatched"))
         await house.told()
         assert len(house.processor.liveness.leases) == 1
-        assert house.processor.standing().unwatched_owners == {"pid-namespace": 1}
+        assert house.processor.state_counts().unwatched_owners == {"pid-namespace": 1}
         # the same registration once more asks for nothing else
         await house.say(asked, heartbeat("w"), deregister("w"))
         assert (await house.state("w", "ended"))["reason_code"] == "deregistered"

@@ -89,7 +89,7 @@ async def test_nothing_large_is_left_of_a_partition_that_is_lost(tmp_path: Path)
                     while not _serves(replica, "a/w/1"):  # noqa: ASYNC110 - it tells nobody
                         await anyio.sleep(0.01)
                 host_state = weakref.ref(replica.servers[0].processor.ledger.host_state("a"))
-                state_gauges = replica.servers[0].processor.standing
+                state_gauges = replica.servers[0].processor.state_counts
                 bus.member.lost.set()
                 with anyio.fail_after(20):
                     while replica.servers:  # noqa: ASYNC110 - it tells nobody

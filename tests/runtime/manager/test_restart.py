@@ -157,7 +157,7 @@ async def test_devices_under_new_ids_are_lent_when_whoever_holds_one_by_its_old_
         assert (await house.state("w", "allocated"))["resources"]["gpu"][0]["id"] == "gpu:0"
     for _ in range(2):
         async with serve(after.format(name=resource, script=script), identity=another()) as house:
-            house.metrics.show(house.processor.standing)
+            house.metrics.show(house.processor.state_counts)
             await house.say(register("next", **{resource: 1}))
             waiter = await house.until(
                 lambda records: "held back" in (records.get("h/next/1", {}).get("reason") or "") and records["h/next/1"]

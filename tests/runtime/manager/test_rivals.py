@@ -88,7 +88,7 @@ async def test_a_partition_is_not_taken_by_who_is_told_that_it_is_anothers(tmp_p
 
     async with FaultyBus(url, script) as bus:
         scope = PartitionScope(0, 1, identity.writer)
-        house = serving(bus, static(1), tmp_path, ready=False, identity=identity, scope=scope, still_mine=anothers)
+        house = serving(bus, static(1), tmp_path, ready=False, identity=identity, scope=scope, owns_partition=anothers)
         async with house as serving_none:
             with anyio.fail_after(20):
                 await asked.wait()

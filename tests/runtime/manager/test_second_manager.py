@@ -125,14 +125,14 @@ async def test_a_ledger_whose_end_stays_undecided_is_taken_all_the_same(
     bus: FaultyBus, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What keeps it open may be this manager's own transaction, which taking the partition ends."""
-    monkeypatch.setattr(takeover, "LOOK_WITHIN_S", 0.2)
+    monkeypatch.setattr(takeover, "END_WAIT_S", 0.2)
     await take_the_undecided(bus, serve, told=False)
 
 
 async def test_a_manager_that_nobody_replaced_goes_on_without_waiting_for_what_it_has_open_itself(
     bus: FaultyBus, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(takeover, "LOOK_WITHIN_S", 3600.0)
+    monkeypatch.setattr(takeover, "END_WAIT_S", 3600.0)
     await take_the_undecided(bus, serve, told=True)
     assert (await verdict(bus.url)).violations == ()
 
@@ -140,7 +140,7 @@ async def test_a_manager_that_nobody_replaced_goes_on_without_waiting_for_what_i
 async def test_a_managers_first_look_waits_for_nothing_that_a_crash_of_its_own_left_open(
     bus: FaultyBus, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(takeover, "LOOK_WITHIN_S", 3600.0)
+    monkeypatch.setattr(takeover, "END_WAIT_S", 3600.0)
     taken = False
 
     async def hang(point: str) -> None:

@@ -79,7 +79,7 @@ async def shown(house: InProcessManager, name: str, value: float) -> None:
 
 async def test_what_piles_up_behind_a_slow_bus_stays_on_the_bus_and_is_counted(bus: FaultyBus, serve: Serve) -> None:
     async with serve(static(1)) as house:
-        house.metrics.show(house.processor.standing)
+        house.metrics.show(house.processor.state_counts)
         async with stuck(bus):
             await flood(bus, *[register(f"w{n}", gpu=1) for n in range(FLOOD)])
             kept = await settled(house)
@@ -170,7 +170,7 @@ async def test_after_a_flood_of_one_workers_runs_a_good_registration_is_answered
     runs = [f"{number:05d}".ljust(200, "x") for number in range(5000)]
     say = deregister if kind == "deregistrations of unseen runs" else partial(register, gpu=9)
     async with serve(static(2)) as house:
-        house.metrics.show(house.processor.standing)
+        house.metrics.show(house.processor.state_counts)
         await flood(bus, *[say("w", run) for run in runs])
         await shown(house, "outfitter_input_lag_records", 0)
         await house.say(register("w", "good", gpu=1), register("other", gpu=1))

@@ -31,7 +31,7 @@ async def test_an_event_that_meets_a_defect_once_is_decided_at_the_next_try(
         return well(ledger, rules, event, now)
 
     monkeypatch.setattr(batch, "decide", decide)
-    monkeypatch.setattr(event_queue, "AGAIN_S", 0.1)
+    monkeypatch.setattr(event_queue, "RETRY_AFTER_S", 0.1)
     BENCHES[str(tmp_path)] = bench = Bench(str(tmp_path), 1)
     async with serve(workshop(bench.name)) as house:
         owner = to_builtins(process_owner()) if kind is m.OwnerDied else None

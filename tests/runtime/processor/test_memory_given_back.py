@@ -239,7 +239,7 @@ async def test_a_processor_that_lets_go_holds_nothing_large(serve: Serve) -> Non
         await house.say(register("first", gpu=1, lease_s=60))
         await house.state("first", "allocated")
         await house.told()
-        assert house.processor.standing().leases == 1
+        assert house.processor.state_counts().leases == 1
     processor = house.processor
     message = Message(TOPICS.registrations, 0, 1, HOST.encode(), b"", 0)
     place = Cursor(topic_id="", position=0)
@@ -249,8 +249,8 @@ async def test_a_processor_that_lets_go_holds_nothing_large(serve: Serve) -> Non
     )
     lookahead_buffer.put([message])
     processor.inputs.reader.put([message])
-    await processor.let_go()
-    assert (processor.standing().leases, processor.standing().records) == (0, 0)
+    await processor.release_memory()
+    assert (processor.state_counts().leases, processor.state_counts().records) == (0, 0)
     assert [
         len(each) for each in (processor.ledger.hosts, processor.inputs.reader.messages, lookahead_buffer.messages)
     ] == [0, 0, 0]

@@ -126,7 +126,7 @@ class Replica:
                     with anyio.move_on_after(settings.shutdown_timeout / 4):
                         await self._until_nothing_is_served()
                 for server in self.servers.values():
-                    server.processor.stop(parting=settings.on_stop == "leave")
+                    server.processor.stop(mark_stopped=settings.on_stop == "leave")
                 await self._until_nothing_is_served()
             finally:
                 self._membership = None
@@ -189,7 +189,7 @@ class Replica:
             self._settings,
             self._loaded,
             instruments=self._instruments,
-            still_mine=lambda: self._still_mine(partition),
+            owns_partition=lambda: self._owns_partition(partition),
             limits=self._limits,
         )
 
@@ -207,7 +207,7 @@ class Replica:
         lost = scope.cancelled_caught and not self._stopping.is_set()
         if lost and membership is not None and partition in membership.partitions:
             self._begin(partition, tasks)
-        await processor.let_go()
+        await processor.release_memory()
 
     async def _patiently(self, partition: int) -> None:
         """Serve; where the ledger is refused, look at it again now and then: the other partitions go on meanwhile."""
@@ -229,10 +229,10 @@ class Replica:
                 return
             self._served[partition] = structs.replace(self._served[partition], server=self._server(partition))
 
-    async def _still_mine(self, partition: int) -> bool:
+    async def _owns_partition(self, partition: int) -> bool:
         """Asked before a partition is taken anew: the group's coordinator has the answer, not this replica's memory."""
         if self._stopping.is_set():
-            self._served[partition].server.processor.stop(parting=False)
+            self._served[partition].server.processor.stop(mark_stopped=False)
             return False
         membership = self._membership
         return membership is not None and await membership.confirmed(partition)

@@ -27,10 +27,10 @@ class PartitionServer:
         loaded: Mapping[str, Loaded],
         *,
         instruments: Instruments,
-        still_mine: Callable[[], Awaitable[bool]] | None = None,
+        owns_partition: Callable[[], Awaitable[bool]] | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        """`loaded`: the drivers, by resource. `still_mine` is as in `Processor`. `limits` are replaced by what the
+        """`loaded`: the drivers, by resource. `owns_partition` is as in `Processor`. `limits` are replaced by what the
         settings say, where they do."""
         identity = self.identity = assignment.identity
         self._pool = DriverPool(loaded, metrics=instruments.metrics)
@@ -52,7 +52,7 @@ class PartitionServer:
             ),
             instruments=instruments,
             drivers=self._pool,
-            still_mine=still_mine,
+            owns_partition=owns_partition,
         )
 
     async def run(self) -> None:

@@ -193,7 +193,7 @@ class Service:
             raise LedgerUnsafeError("; ".join(fatal) + ". See `outfitter topics check`")
 
     async def _serve(self, bus: Bus, registrations: TopicInfo) -> None:
-        self.metrics.show(self._standing)
+        self.metrics.show(self._state_counts)
         try:
             async with anyio.create_task_group() as tasks:
                 if bus.local:
@@ -245,8 +245,8 @@ class Service:
             self._server.processor.stop()
         return self._server
 
-    def _standing(self) -> StateCounts:
-        return StateCounts.together(processor.standing() for processor in self._processors())
+    def _state_counts(self) -> StateCounts:
+        return StateCounts.together(processor.state_counts() for processor in self._processors())
 
     def _processors(self) -> list[Processor]:
         if self._replica is not None:

@@ -1,4 +1,4 @@
-"""Makes a restored ledger the state of a processor: what was under way when the last tenure ended goes on."""
+"""Adopts a restored ledger as a processor's state, and continues what was under way when the last tenure ended."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Adoption:
         self._input_loss = input_loss
 
     async def restart(self, restored: Restored) -> None:
-        """Observe levels anew (the last inventories, liveness), and do what each unfinished record implies."""
+        """Observe levels again (the last inventories, liveness), and issue the command of each unfinished record."""
         ledger, event_queue = restored.ledger, self._event_queue
         self._reporter.replayed(restored)
         self._snapshots.adopt(restored.checkpoint)
@@ -67,39 +67,37 @@ class Adoption:
                 self._drivers.perform(command, record)
 
     async def cursor(self, restored: Restored) -> Cursor:
-        """Where the input goes on.
+        """Where the input continues.
 
         Raises:
             BusError: the bus did not answer.
         """
-        assignment, found = self._assignment, restored.checkpoint
+        assignment, last = self._assignment, restored.checkpoint
         bus, registrations = assignment.bus, assignment.topics.registrations
         topic_id = (await bus.topic(registrations)).id
-        base = (found.input.base or 0) if found is not None else 0
-        if found is not None and found.input.topic_id == topic_id:
-            here = found.input
-            assignment.scope.note_growth(found.grown)
-            ahead = {host.encode(): offset for host, offset in (here.ahead or {}).items()}
-            return Cursor(topic_id=topic_id, position=here.to, base=base, begin=here.begin or 0, ahead=ahead)
-        if found is not None:
-            base += found.input.reach
-            self._input_loss.accept(
-                f"the registrations topic is another one than before (it was {found.input.topic_id})"
-            )
+        base = (last.input.base or 0) if last is not None else 0
+        if last is not None and last.input.topic_id == topic_id:
+            read = last.input
+            assignment.scope.note_growth(last.grown)
+            ahead = {host.encode(): offset for host, offset in (read.ahead or {}).items()}
+            return Cursor(topic_id=topic_id, position=read.to, base=base, begin=read.begin or 0, ahead=ahead)
+        if last is not None:
+            base += last.input.reach
+            self._input_loss.accept(f"the registrations topic was replaced (its id was {last.input.topic_id})")
         earliest, _ = await assignment.input_bounds()
-        is_new = found is None and assignment.identity.host is not None
+        is_new = last is None and assignment.identity.host is not None
         swept = restored.swept.input if is_new and restored.swept is not None else None
         if swept is not None and swept.topic_id == topic_id:
-            # what comes before had no manager, and is the sweeper's to answer
+            # earlier messages had no manager, and the sweeper answers them
             earliest = max(earliest, swept.claimed or swept.to)
             return Cursor(topic_id=topic_id, position=earliest, base=base, begin=earliest)
         return Cursor(topic_id=topic_id, position=earliest, base=base)
 
-    def _ended_boot(self, found: Checkpoint | None) -> str | None:
-        """The boot in which the last manager worked, if it was another one and is known to be over: of this very
-        machine, or of one that is gone for good."""
+    def _ended_boot(self, last: Checkpoint | None) -> str | None:
+        """The boot in which the last manager worked, if that boot has ended for certain: an earlier one of this
+        machine, or of a machine that is gone for good."""
         identity = self._assignment.identity
-        if found is None or found.boot_id == identity.boot_id or identity.boot_id is None:
+        if last is None or last.boot_id == identity.boot_id or identity.boot_id is None:
             return None
-        same = identity.machine_id is not None and found.machine_id == identity.machine_id
-        return found.boot_id if same or self._take_over else None
+        same = identity.machine_id is not None and last.machine_id == identity.machine_id
+        return last.boot_id if same or self._take_over else None

@@ -1,4 +1,4 @@
-"""Opens each commit of a tenure and seals it: how large it may be, when it is due, what it says besides decisions."""
+"""Opens and seals the commits of a tenure: how large they are, when they are due, what they have besides decisions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from outfitter_service.runtime.processor.taken_partition import TakenPartition
 
 
 class CommitBuilder:
-    """The commits of one tenure. Some of what they say is spread over several: host records, queue positions,
-    snapshots, summaries of dead letters."""
+    """The commits of one tenure. Host records, queue positions, snapshots and summaries of dead letters may be spread
+    over several commits."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class CommitBuilder:
         self._event_queue = event_queue
         self._clock = clock
         self._announcer = HostAnnouncer(taken.assignment, taken.ledger, most=limits.hosts)
-        self._stale_positions = set(taken.ledger.hosts)  # who was here before may have left that to its next commit
-        self._written_to = taken.cursor.position  # what comes after the last commit's input
+        self._stale_positions = set(taken.ledger.hosts)  # the last manager may have left them to its next commit
+        self._written_to = taken.cursor.position  # the next offset after the last commit's input
         self._written_at = 0.0
         self.batch_limits = batch_limits
         batch_limits.take(taken.batch_bytes)
@@ -66,10 +66,10 @@ class CommitBuilder:
         ahead = {key: offset for key, offset in after.ahead.items() if offset > after.position}
         return PendingCommit(batch=batch, position=after.position, ahead=ahead, opening=opening)
 
-    def go_on(self, batch: Batch) -> None:
-        """Decide as of now, and announce the hosts that wait for it, as many as there is room for."""
+    def start_slice(self, batch: Batch) -> None:
+        """Set the batch's time, and announce waiting hosts as far as there is room."""
         batch.set_time(self._clock.utc())
-        self._announcer.go_on(batch, self.batch_limits.full, self.batch_limits.records)
+        self._announcer.announce_waiting(batch, self.batch_limits.full, self.batch_limits.records)
 
     def is_due(self, commit: PendingCommit) -> bool:
         """Whether there is anything to write (heartbeats move leases in memory only)."""
@@ -80,16 +80,16 @@ class CommitBuilder:
         return self._clock.monotonic() - self._written_at >= self._limits.checkpoint_interval_s
 
     def seal(self, commit: PendingCommit, stop: StopRequest, *, unjudged_deaths: int) -> Checkpoint:
-        """Nothing more goes into this commit. What follows from it is decided for the next one."""
+        """Complete this commit. Its follow-ups are decided for the next one."""
         event_queue, batch, output = self._event_queue, commit.batch, commit.batch.output
         ledger, assignment, full = self._taken.ledger, self._taken.assignment, self.batch_limits.full
         stale = self._stale_positions = self._stale_positions | batch.effects.hosts
-        if self.batch_limits.whole:
+        if self.batch_limits.is_normal:
             self._stale_positions = {host for host in stale if not batch.renumber(host, full)}
         closing = False
         if stop.asked:
             batch.sum_up(self._quotas.letters.due(all_of_them=True))
-            closing = self._announcer.say_stopped(batch, full, hosts=stop.parting)
+            closing = self._announcer.say_stopped(batch, full, hosts=stop.mark_stopped)
         output.add_piece(self._snapshots.piece(ledger, batch.now, commit=CommitNumber(ledger.commits + 1)))
         output.add_notes(event_queue.notes)
         ended_boot_id = event_queue.ended_boot_id
@@ -107,11 +107,11 @@ class CommitBuilder:
         return checkpoint(
             assignment.identity,
             ledger,
-            commit.reading(self._taken.cursor, assignment.partition, self._written_to),
+            commit.input_position(self._taken.cursor, assignment.partition, self._written_to),
             shape=self._taken.shape,
             grown=assignment.scope.grown,
             at=batch.now,
-            # whoever goes on after a crash must see the same deaths: the boot that ended stays named until they are in
+            # the ended boot stays in the checkpoint until all its deaths are, so that a crash loses none
             boot_id=ended_boot_id if deaths_left else assignment.identity.boot_id,
             snapshot=self._snapshots.newest(output.piece),
         )
@@ -119,7 +119,7 @@ class CommitBuilder:
     # --- afterwards ---
 
     def settled(self, commit: PendingCommit, *, idle: bool) -> None:
-        """The commit succeeded, or nothing of it had to be written. `idle`: no event of the manager's own waits."""
+        """The commit succeeded, or nothing of it had to be written. `idle`: no internal event waits."""
         self.batch_limits.grow(commit.position, idle=idle)
         if commit.done:
             self._written_to, self._written_at = commit.position, self._clock.monotonic()
@@ -128,7 +128,7 @@ class CommitBuilder:
             self._quotas.letters.omit(host, omitted)
 
     def taken_back(self, *commits: PendingCommit) -> None:
-        """These commits came to nothing: what they were the first to say is said again."""
+        """These commits failed: later ones write again what they would have written."""
         self._snapshots.take_back()
         for commit in commits:
             self._quotas.letters.give_back(commit.batch.refusals.rationed)
@@ -147,5 +147,5 @@ class CommitBuilder:
         )
 
     def begin_again(self) -> None:
-        """The input goes on elsewhere: see the cursor."""
+        """The cursor was moved to the input's new beginning."""
         self._written_to = self._taken.cursor.position

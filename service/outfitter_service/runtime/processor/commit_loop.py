@@ -1,10 +1,10 @@
-"""The one loop in which everything happens, for as long as one writer holds the partition:
+"""The one loop in which everything happens while one writer holds the partition:
 
     event → decide → records and commands → commit the records → act on the commands → events …
 
-While one commit is under way the next one is decided, on the ledger as it will be. A commit that fails takes its
-decisions back, and those that were built on them (settlement.py). The loop knows no rules of allocation (core/), no
-driver, and not how a partition is taken (takeover.py).
+While one commit is under way, the next one is decided on the ledger as it will be. A failed commit undoes its decisions
+and those that build on them (settlement.py). The loop knows no rules of allocation (core/), no driver, and not how a
+partition is taken (takeover.py).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from outfitter_service.runtime.processor.settlement import Settlement
 from outfitter_service.runtime.processor.taken_partition import RecycledError, TakenPartition
 
 SLICE = 48
-"""Events decided at a stretch: a commit under way must not wait for long until its answer is seen."""
+"""Most events decided in one slice, so that the answer to a commit is seen soon."""
 SLICE_S = 0.01
-"""Seconds of deciding at a stretch, whatever events cost: a probe, too, waits at most so long, and for the last one."""
-TURNS = 6
-"""Of the event loop after each slice: a commit takes several for each of its steps, and while it is slower than the
-decisions of the next one, that is what everybody waits for."""
+"""Most seconds of deciding in one slice. A probe waits at most this long, plus one event."""
+YIELDS = 6
+"""Turns of the event loop after each slice: a commit needs several for each of its steps, and is usually slower than
+the decisions of the next one."""
 
 
 class CommitLoop:
-    """Decides and commits as long as one tenure lasts."""
+    """Decides and commits during one tenure."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class CommitLoop:
         self._open = builder.open(taken.cursor, opening=True)
 
     def oldest(self) -> Message | None:
-        """The message that has waited longest for a decision to be settled."""
+        """The message that has waited longest for the commit of its answer."""
         for messages in (
             self._sent.messages if self._sent else (),
             self._open.messages,
@@ -76,17 +76,17 @@ class CommitLoop:
                 return messages[0]
         return None
 
-    # --- the turn of the wheel ---
+    # --- the loop ---
 
     async def run(self, ready: Callable[[bool], None]) -> BusError | None:
-        """Work until something fails (returned; nothing of it is left in the ledger) or the last commit of an orderly
-        shutdown is made (None). `ready` is called with whether registrations are being answered."""
+        """Work until something fails (returned; the ledger is rolled back) or the last commit of an orderly shutdown is
+        written (None). Calls `ready` with whether registrations are being answered."""
         async with anyio.create_task_group() as commits:
-            trouble = await self._turn(commits, ready)
+            trouble = await self._run_loop(commits, ready)
         self._settlement.report()
         return trouble
 
-    async def _turn(self, commits: TaskGroup, ready: Callable[[bool], None]) -> BusError | None:
+    async def _run_loop(self, commits: TaskGroup, ready: Callable[[bool], None]) -> BusError | None:
         while True:
             self._settlement.report()
             if self._sent is not None and self._sent.done:
@@ -96,7 +96,7 @@ class CommitLoop:
                     return trouble
             self._decide()
             if self._sent is None and not self._more:
-                trouble = await self._go_on(commits)
+                trouble = await self._send(commits)
                 if trouble is not None:
                     return trouble
                 if self.first_commit.is_set():
@@ -104,7 +104,7 @@ class CommitLoop:
             await self._wait()
 
     def _conclude(self, sent: PendingCommit) -> BusError | None:
-        """A commit has ended: act on it, or take it back. What ends the tenure is returned."""
+        """A commit has ended: act on it, or take it back. Returns an error that ends the tenure."""
         writer = self._taken.writer
         if sent.trouble is None:
             self._settle(sent)
@@ -124,14 +124,13 @@ class CommitLoop:
                 return None
         return sent.trouble
 
-    async def _go_on(self, commits: TaskGroup) -> BusError | None:
-        """Nothing is under way: send off what was decided, if it has to be written; what ends the tenure is
-        returned."""
+    async def _send(self, commits: TaskGroup) -> BusError | None:
+        """No commit is under way: send the open one if it has to be written. Returns an error that ends the tenure."""
         commit, cursor, reader = self._open, self._taken.cursor, self._inputs.reader
         if self._outages != reader.outages and not self._taken.assignment.bus.local and not self._stop.asked:
-            # brokers that were away may have lost the last commit's end (`kafka.producer`), and nothing else may follow
+            # brokers that were away may have lost the last commit's end (`kafka.producer`), and must see it first
             self._take_back(commit)
-            return RecycledError("the bus was away: the last commit is seen to its end")
+            return RecycledError("the bus was away: the end of the last commit must be confirmed")
         if self._stop.asked or self._builder.is_due(commit):
             checkpoint = self._builder.seal(commit, self._stop, unjudged_deaths=self._deadlines.unjudged_deaths)
             commits.start_soon(self._commit, commit, checkpoint)
@@ -153,10 +152,10 @@ class CommitLoop:
         return trouble
 
     async def _wait(self) -> None:
-        """Wait for something to decide or to settle, at most until deadlines are to be looked at again."""
+        """Wait for something to decide or to settle, at most until the next check of deadlines."""
         self._deadlines.check_deaths()
         if self._settlement.unreported or self._deadlines.unfinished or self._more:
-            for _ in range(TURNS):
+            for _ in range(YIELDS):
                 await asyncio.sleep(0)  # anyio's own way takes some microseconds more, each time
             return
         if self._sent is None and self._stop.asked:
@@ -172,17 +171,17 @@ class CommitLoop:
     # --- deciding ---
 
     def _decide(self) -> None:
-        """Decide some of what has piled up, without awaiting anything."""
+        """Decide one slice of the waiting events, without awaiting anything."""
         commit, event_queue, input_reader = self._open, self._event_queue, self._inputs.reader
         batch, output, limits = commit.batch, commit.batch.output, self._builder.batch_limits
-        self._builder.go_on(batch)
+        self._builder.start_slice(batch)
         self._deadlines.check(batch)
         until, now = batch.events + SLICE, self._clock.monotonic
         end = now() + SLICE_S
         while event_queue.queue and batch.events < until and now() < end and commit.has_room(limits):
             event = event_queue.take()
             if type(event) is m.DriverReport and event.host not in self._taken.ledger.hosts:
-                event_queue.forget(event.host)  # it was forgotten while its driver was being asked
+                event_queue.forget(event.host)  # the host was deleted while its driver was being asked
                 continue
             commit.decide_event(event)
         scope = self._taken.assignment.scope
@@ -192,7 +191,7 @@ class CommitLoop:
                 commit.decide_ahead(lookahead_buffer, scope, limits)
         waiting = input_reader.messages
         most, full, full_history = min(until, limits.records), limits.full, limits.history_bytes
-        # `has_room`, spelled out: this is asked for every message
+        # `has_room`, written out, because it runs for every message
         while (
             waiting
             and batch.events < most
@@ -205,10 +204,10 @@ class CommitLoop:
             commit.read_to(input_reader.position)
 
     def _lookahead_buffer(self) -> LookAheadBuffer | None:
-        """What may be decided before its turn. It begins where the input reader once ended: what is before that comes
-        first, some of it being of the same hosts."""
-        found = self._inputs.lookahead.lookahead_buffer
-        return found if found and found.messages and self._open.position >= found.start else None
+        """The messages that may be decided before their turn, once the input is decided up to the buffer's start: it
+        may have earlier messages of the same hosts."""
+        buffer = self._inputs.lookahead.lookahead_buffer
+        return buffer if buffer and buffer.messages and self._open.position >= buffer.start else None
 
     # --- committing ---
 
@@ -226,7 +225,7 @@ class CommitLoop:
         self._settlement.settle(commit, idle=not (self._event_queue.queue or self._open.internal))
 
     def _take_back(self, *commits: PendingCommit) -> None:
-        """These commits, the latest first, come to nothing; a new one is opened."""
+        """Take back these commits, the latest first, and open a new one."""
         self._settlement.take_back(*commits)
         self._open_anew()
 
@@ -235,8 +234,8 @@ class CommitLoop:
 
 
 def _frameless(error: BusError) -> BusError:
-    """An error that may be kept: the frames of its traceback hold the loop that keeps it, and with it a ledger that
-    nobody needs any more. Those of its causes do so as well, for frames know their callers from Python 3.12 on."""
+    """An error without tracebacks, so that keeping it does not keep the loop and its ledger alive. The causes lose
+    theirs as well, because frames know their callers from Python 3.12 on."""
     link: BaseException | None = error
     while link is not None:
         link.__traceback__ = None

@@ -1,6 +1,6 @@
-"""Finds out whose deadlines have passed: leases, deaths, hosts, quotas. What it finds is queued as events.
+"""Checks deadlines of leases, deaths, hosts and quotas, and queues an event for each that has passed.
 
-Of many hosts and many leases it looks at some in each turn of the commit loop.
+With many hosts or leases it checks some in each turn of the commit loop.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from outfitter_service.runtime.processor.event_queue import EventQueue
 from outfitter_service.runtime.processor.taken_partition import TakenPartition
 
 TICK_S = 0.25
-"""How often deadlines are looked at."""
+"""Seconds between two checks of all deadlines."""
 HOSTS_AT_ONCE = 500
-"""Hosts whose deadlines are looked at in one turn: a partition may have 10,000 of them."""
+"""Hosts that are checked in one turn: a partition may have 10,000 of them."""
 
 
 class Deadlines:
@@ -35,7 +35,7 @@ class Deadlines:
         quotas: Quotas,
         clock: Clock,
     ) -> None:
-        """Silence and deaths are judged by what `inputs` have settled. `quotas` have minutes that end."""
+        """`inputs`: silence and deaths are judged by their settled messages. `quotas`: reset each minute."""
         self._ledger = taken.ledger
         self._cursor = taken.cursor
         self._rules = rules
@@ -55,11 +55,11 @@ class Deadlines:
 
     @property
     def unjudged_deaths(self) -> int:
-        """How many deaths have been seen and not been queued."""
+        """How many deaths were seen and are not queued yet."""
         return self._liveness.unjudged
 
     def check(self, batch: Batch) -> None:
-        """Queue what is due by the time of `batch`, to which quotas that are over are written."""
+        """Queue what is due by the time of `batch`. Summaries of ended quotas are written to it."""
         liveness, event_queue = self._liveness, self._event_queue
         if self.unfinished:
             if liveness.more_suspects:
@@ -70,7 +70,7 @@ class Deadlines:
             return
         self._looked_at = self._clock.monotonic()
         batch.sum_up(self._quotas.letters.due())
-        self._quotas.naming.due()  # their minutes begin anew
+        self._quotas.naming.due()  # starts its next minute
         self._judge_silence()
         event_queue.extend(liveness.untold())
         event_queue.extend(event_queue.retries.due())
@@ -79,12 +79,12 @@ class Deadlines:
         self._check_hosts(batch)
 
     def check_deaths(self) -> None:
-        """Queue the deaths that can be judged by what is settled: if the worker deregistered before, there is none."""
+        """Queue the deaths whose worker cannot have deregistered before, by the settled input."""
         self._event_queue.extend(self._liveness.deaths(self._cursor.position))
 
     def _judge_silence(self) -> None:
         if self._inputs.reader.hearing:
-            # by what is settled: the renewals of what is under way are not counted yet
+            # by the settled input, because renewals of the commit under way do not count yet
             self._event_queue.extend(self._liveness.expired(self._inputs.lookahead.heard))
 
     def _check_hosts(self, batch: Batch) -> None:

@@ -1,8 +1,8 @@
-"""What happened inside a manager and is to be decided: reports, deaths, timers, ends of commands.
+"""The manager's internal events that wait for a decision: reports, deaths, timers, ends of commands.
 
 An event stays here, or with the commit that includes it, until that commit has returned. When the partition is taken
-anew, levels are observed again (inventories, the queue) and edges that nobody says twice are kept (deaths, commands'
-ends). It decides nothing.
+again, levels are observed again (inventories, the queue). Edges, which happen once, are kept (deaths, commands' ends).
+The queue decides nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from outfitter_proto.records import Note, Token
 from outfitter_service.core import model as m
 from outfitter_service.runtime.clock import Clock
 
-AGAIN_S = 30.0
+RETRY_AFTER_S = 30.0
 
 
 class DelayedEvents:
-    """The events kept for later, each once."""
+    """Events that are tried again later, each once."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -32,35 +32,35 @@ class DelayedEvents:
         return iter(self._due_at)
 
     def keep(self, event: m.Event) -> None:
-        """Keep an event if it is one that nothing says again."""
+        """Keep an event if it is an edge, which nothing repeats."""
         if isinstance(event, m.OwnerDied | m.OwnerUnwatched | m.Prepared | m.Unprepared | m.DriverRetry):
-            self._due_at[event] = self._clock.monotonic() + AGAIN_S
+            self._due_at[event] = self._clock.monotonic() + RETRY_AFTER_S
 
     def due(self) -> list[m.Event]:
-        """Hand out those whose time has come: who fails once more is to be kept once more."""
+        """Remove and return the events whose time has come. An event that fails again must be kept again."""
         now = self._clock.monotonic()
-        found = [event for event, at in self._due_at.items() if at <= now]
-        for event in found:
+        events = [event for event, at in self._due_at.items() if at <= now]
+        for event in events:
             del self._due_at[event]
-        return found
+        return events
 
 
-def edges(queued: Iterable[m.Event], aside: Iterable[m.Event]) -> deque[m.Event]:
-    """What is not observed anew when the partition is taken anew: each death once, however often it was seen
-    meanwhile, and not while it is set `aside`."""
-    deaths = {event.allocation for event in aside if isinstance(event, m.OwnerDied)}
-    kept: dict[object, m.Event] = {}
+def edges(queued: Iterable[m.Event], delayed: Iterable[m.Event]) -> deque[m.Event]:
+    """The queued events that nothing observes again when the partition is taken again. Each death once, and none that
+    is `delayed`."""
+    deaths = {event.allocation for event in delayed if isinstance(event, m.OwnerDied)}
+    unique: dict[object, m.Event] = {}
     for event in queued:
         if isinstance(event, m.OwnerDied):
             if event.allocation not in deaths:
-                kept.setdefault((m.OwnerDied, event.allocation), event)
+                unique.setdefault((m.OwnerDied, event.allocation), event)
         elif not isinstance(event, m.DriverReport | m.Reschedule | m.LeaseExpired | m.OwnerUnwatched | m.Tick):
-            kept[event] = event
-    return deque(kept.values())
+            unique[event] = event
+    return deque(unique.values())
 
 
 class Wakeup:
-    """Anybody may set it, and one task waits for it. If it is set while nobody waits, the next wait ends at once."""
+    """One task waits for it, and everybody may set it. If it is set while nobody waits, the next wait ends at once."""
 
     def __init__(self) -> None:
         self._event = anyio.Event()
@@ -76,14 +76,14 @@ class Wakeup:
 
 
 class StopRequest:
-    """A wish to stop after one last commit. `parting`: that commit says that nobody manages the hosts any more."""
+    """A request to stop after one last commit. `mark_stopped`: that commit says that nobody manages the hosts."""
 
     def __init__(self) -> None:
-        self.parting = True
+        self.mark_stopped = True
         self._asked = anyio.Event()
 
-    def ask(self, *, parting: bool) -> None:
-        self.parting = parting
+    def ask(self, *, mark_stopped: bool) -> None:
+        self.mark_stopped = mark_stopped
         self._asked.set()
 
     @property
@@ -95,9 +95,9 @@ class StopRequest:
 
 
 class EventQueue:
-    """`queue` is in order. `retries` are tried again later, `notes` are for the history with the next commit.
-    `ended_boot_id` is the boot in which the last manager worked, as long as deaths by its end may be undecided.
-    `wakeup` is set when there is something to decide or to settle."""
+    """`queue` is in order. `retries` are tried again later. `notes` go into history with the next commit.
+    `ended_boot_id`: the boot in which the last manager worked, until all deaths by its end are decided. `wakeup` is set
+    when there is something to decide or to settle."""
 
     def __init__(self, clock: Clock, wakeup: Wakeup) -> None:
         self.queue: deque[m.Event] = deque()
@@ -109,19 +109,19 @@ class EventQueue:
         self.wakeup = wakeup
 
     def add(self, event: m.Event) -> None:
-        """Queue an event, and wake the loop up. The next inventory replaces one that nobody has looked at yet; so
-        do a driver's words: drivers that report again and again while the bus is away pile up nothing."""
+        """Queue an event, and wake the loop up. A new inventory replaces one that still waits, and so does the reason
+        of a delayed release: so repeated reports during an outage need no memory."""
         before = self._replaced(event)
         if before is not None:
-            for place, queued in enumerate(self.queue):
+            for index, queued in enumerate(self.queue):
                 if queued is before:
-                    self.queue[place] = event
+                    self.queue[index] = event
                     return
         self.queue.append(event)
         self.wakeup.set()
 
     def _replaced(self, event: m.Event) -> m.Event | None:
-        """What an event says anew, if that may still be in the queue."""
+        """The earlier event that this one replaces, if it may still be queued."""
         before: m.Event | None = None
         match event:
             case m.DriverReport():
@@ -136,11 +136,11 @@ class EventQueue:
         return before
 
     def extend(self, events: Iterable[m.Event]) -> None:
-        """Queue events that the commit loop itself has found: nobody needs to be woken."""
+        """Queue events from the commit loop itself, which needs no wake-up."""
         self.queue.extend(events)
 
     def take(self) -> m.Event:
-        """Hand out the next event. It comes back only by `give_back`."""
+        """Remove and return the next event. It comes back only by `give_back`."""
         return self.queue.popleft()
 
     def note(self, note: Note) -> None:
@@ -152,7 +152,7 @@ class EventQueue:
         del self.notes[:count]
 
     def boot_ended(self, boot_id: str | None) -> None:
-        """The last manager worked in this boot, which is over. None: nothing new is known of that."""
+        """The last manager worked in this boot, which has ended. None: nothing new is known."""
         self.ended_boot_id = boot_id or self.ended_boot_id
 
     def boot_judged(self) -> None:
@@ -160,23 +160,23 @@ class EventQueue:
         self.ended_boot_id = None
 
     def give_back(self, events: Iterable[m.Event], *, but: Iterable[m.Event]) -> None:
-        """The commit that included `events` failed: they come first again, without what that commit led to."""
-        gone = {id(event) for event in but}
-        if gone:
-            self.queue = deque(event for event in self.queue if id(event) not in gone)
-        # only now: an event that was not done with is its own follow-up
+        """The commit that included `events` failed: put them first again, and remove its follow-ups (`but`)."""
+        removed = {id(event) for event in but}
+        if removed:
+            self.queue = deque(event for event in self.queue if id(event) not in removed)
+        # only now, because an unfinished event is its own follow-up
         self.queue.extendleft(reversed([*events]))
 
     def restart(self, hosts: Iterable[str]) -> None:
-        """The partition was taken anew: levels are observed anew, for each of its hosts."""
+        """The partition was taken again: observe levels again, for each of its hosts."""
         hosts = dict.fromkeys(hosts)
-        self._reports = {place: report for place, report in self._reports.items() if place[0] in hosts}
+        self._reports = {key: report for key, report in self._reports.items() if key[0] in hosts}
         self.queue = edges(self.queue, self.retries)
         self.queue.extendleft(self._reports.values())
         self.queue.extend(m.Reschedule(host=host) for host in hosts)
 
     def answered(self) -> set[tuple[type[m.Event], AllocationKey, Token]]:
-        """The commands whose ends are here: kind, allocation and token."""
+        """The commands whose end is queued: kind, allocation and token."""
         return {
             (type(event), event.allocation, event.token)
             for event in chain(self.queue, self.retries)
@@ -184,7 +184,7 @@ class EventQueue:
         }
 
     def deaths(self) -> set[AllocationKey]:
-        """The allocations whose owners' deaths are here."""
+        """The allocations whose owner's death is queued."""
         return {event.allocation for event in chain(self.queue, self.retries) if isinstance(event, m.OwnerDied)}
 
     def forget(self, host: str) -> None:

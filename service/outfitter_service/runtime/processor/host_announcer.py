@@ -1,6 +1,6 @@
-"""What the ledger says of who manages a processor's hosts: at the beginning, for a host that is new, and at the end.
+"""Writes into host records who manages a processor's hosts: at the start, for a new host, and at the end.
 
-With many hosts it takes several commits, each as full as the others. It only writes into batches.
+Many hosts need several commits. The announcer only writes into batches.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class HostAnnouncer:
     """The announcements of one tenure."""
 
     def __init__(self, assignment: Assignment, ledger: Ledger, *, most: int) -> None:
-        """`most`: how many hosts are served at most."""
+        """`most`: the most hosts that one manager serves here."""
         self._assignment = assignment
         self._ledger = ledger
         self._most = most
         self._waiting = deque(self._unannounced())
-        self._parting: deque[str] | None = None
+        self._unstopped: deque[str] | None = None
 
     def _unannounced(self) -> list[str]:
-        """The hosts whose records do not say that they are managed now. The one of a host's own manager always is
-        said anew; who owns a partition of many leaves those that were managed as they are."""
+        """The hosts whose records must be rewritten. In host scope our own record is always rewritten; in cluster scope
+        only records that say nobody manages the host."""
         own = self._assignment.identity.host
         if own is not None:
             return [own]
@@ -43,37 +43,37 @@ class HostAnnouncer:
         ]
 
     def on_new_host(self, batch: Batch, host: str) -> str | None:
-        """A host that was never heard of: it is served from now on, or this is why not."""
+        """Announce a host that the ledger does not know, or return why it is not served."""
         if len(self._ledger.hosts) >= self._most:
             return f"host {host!r} is new, and this manager serves at most {self._most} hosts of one partition"
         self.announce(batch, host)
         return None
 
-    def go_on(self, batch: Batch, full: float, most: int) -> None:
-        """Announce those that wait for it, as many as there is room for. Each counts as an event, of which a batch may
-        have `most`: where commits are too large, each of them is one of its own."""
+    def announce_waiting(self, batch: Batch, full: float, most: int) -> None:
+        """Announce waiting hosts as far as there is room. Each counts as an event, of which a batch may have `most`: so
+        each gets a commit of its own where commits are too large."""
         while self._waiting and batch.output.ledger_bytes < full and batch.events < most:
             self.announce(batch, self._waiting.popleft())
 
     def announce(self, batch: Batch, host: str) -> None:
-        """Say who manages `host`, and what its resources are."""
+        """Write into the record of `host` who manages it, and its resources."""
         host_state = self._ledger.host_state(host)
         manager = self._assignment.manager()
         before = host_state.record or Host(host=host, manager=manager, since=batch.now)
-        named = structs.replace(before, manager=manager)
-        batch.announce(host_record(named, batch.rules, host_state.inventories, batch.now) or named)
+        record = structs.replace(before, manager=manager)
+        batch.announce(host_record(record, batch.rules, host_state.inventories, batch.now) or record)
 
     def say_stopped(self, batch: Batch, full: float, *, hosts: bool) -> bool:
-        """Say since when nobody manages the hosts (with `hosts`), as far as there is room; whether all is said."""
-        if self._parting is None:
-            self._parting = deque(self._ledger.hosts if hosts else ())
-        while self._parting:
-            record = self._ledger.host_state(self._parting[0]).record
+        """Write since when nobody manages the hosts (with `hosts`), as far as there is room. Returns whether all hosts
+        are done."""
+        if self._unstopped is None:
+            self._unstopped = deque(self._ledger.hosts if hosts else ())
+        while self._unstopped:
+            record = self._ledger.host_state(self._unstopped[0]).record
             if record is not None:
-                manager = self._assignment.manager(batch.now)
-                told = structs.replace(record, manager=manager)
-                if batch.output.ledger_bytes and batch.output.ledger_bytes + len(encode(told)) > full:
+                stopped = structs.replace(record, manager=self._assignment.manager(batch.now))
+                if batch.output.ledger_bytes and batch.output.ledger_bytes + len(encode(stopped)) > full:
                     return False
-                batch.apply([PutRecord(told)])
-            self._parting.popleft()
+                batch.apply([PutRecord(stopped)])
+            self._unstopped.popleft()
         return True

@@ -1,4 +1,4 @@
-"""How much and how long: what a manager's settings say to its processors."""
+"""The limits that a manager's settings give its processors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     A commit has at most `batch_records` events. `lease_grace_s`: seconds between a lease's end and its judgement.
     A position is written after `checkpoint_interval_s` seconds or `checkpoint_records` messages, although nothing else
     is. `hosts`: how many one partition may have. `take_over`: accept a ledger that another machine wrote, `adopt`: one
-    that was written to another topic, or is gone. `look_s`: how often it looks at the shape of its topics. `history`:
+    that was written to another topic, or is gone. `look_s`: how often the shape of its topics is checked. `history`:
     how often that topic gets snapshots; None: nothing is written to it. `read_ahead` and `quiet_limit` are as in
     input_reader.py and lookahead.py."""
 

@@ -1,7 +1,7 @@
-"""The partition processor: takes a partition (takeover.py), makes its ledger the state (adoption.py), and runs the
-commit loop (commit_loop.py) from there.
+"""The partition processor: takes a partition (takeover.py), adopts its ledger (adoption.py), and runs the commit loop
+(commit_loop.py).
 
-When the loop fails the partition is taken anew, unless somebody else has taken it meanwhile. The processor decides
+When the loop fails, the processor takes the partition again, unless another manager has taken it meanwhile. It decides
 nothing about allocations, and knows no driver.
 """
 
@@ -47,14 +47,14 @@ FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
 JITTER = 0.5
 AHEAD_SHARE = 32
-"""What checkpoints say of hosts that are ahead takes at most such a part of a ledger batch."""
+"""One part in so many of a ledger batch is for the hosts that are ahead, in the checkpoint."""
 SUPERSEDED_LEASE_S = 30.0
-"""The lease that an older incarnation without any gets when a newer one registers and none is configured."""
+"""The last lease of a superseded incarnation if neither it nor the configuration has one."""
 
 
 class Processor:
     """Serves the hosts of one scope from one partition of the bus. It has many attributes, because it puts its parts
-    together: nobody else sees them all."""
+    together: no other class knows them all."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class Processor:
         limits: Limits,
         instruments: Instruments,
         drivers: DriverCalls,
-        still_mine: Callable[[], Awaitable[bool]] | None = None,
+        owns_partition: Callable[[], Awaitable[bool]] | None = None,
         owner_watch: Callable[..., ProcessWatch] = ProcessWatch,
     ) -> None:
-        """`still_mine` is asked before the partition is taken anew; left out, the ledger is: whoever wrote to it since
-        then works here now. `owner_watch` makes what watches owner processes."""
+        """`owns_partition`: asked before the partition is taken again; by default the ledger says who wrote to it.
+        `owner_watch`: makes what watches owner processes."""
         identity, partition, clock = assignment.identity, assignment.partition, instruments.clock
         place: dict[str, str | int] = {"host": identity.host} if identity.host else {"partition": partition}
         self._assignment = assignment
@@ -76,7 +76,7 @@ class Processor:
         self._limits = limits
         self._instruments = instruments
         self._drivers = drivers
-        self._still_mine = still_mine
+        self._owns_partition = owns_partition
         self._activity = f"answering registrations of partition {partition}"
         self._stop = StopRequest()
         wakeup = Wakeup()
@@ -132,7 +132,7 @@ class Processor:
             limits=limits,
             clock=clock,
             reporter=self._reporter,
-            judges_successors=still_mine is None,
+            judges_successors=owns_partition is None,
         )
         self._adoption = Adoption(
             assignment,
@@ -150,7 +150,7 @@ class Processor:
 
     @property
     def instance(self) -> str:
-        """The manager that this is, as in checkpoints."""
+        """This manager's name in checkpoints."""
         return self._assignment.identity.instance
 
     @property
@@ -160,20 +160,20 @@ class Processor:
 
     @property
     def condition(self) -> str:
-        """What it does, for people: why registrations are not answered, if they are not."""
+        """What the processor does, for people: if it answers no registrations, why."""
         if self.ready:
             return "serving"
         if self._loop is not None and self.inputs.reader.obstacle is not None:
             return f"cannot read registrations: {self.inputs.reader.obstacle}"
         return self._doing
 
-    def standing(self) -> StateCounts:
-        """What the gauges of state show now."""
+    def state_counts(self) -> StateCounts:
+        """The values of the state gauges now."""
         liveness = self.liveness
         oldest = self._loop.oldest() if self._loop is not None else None
         waits = self._instruments.clock.utc().timestamp() - oldest.timestamp_ms / 1000 if oldest is not None else 0.0
         return structs.replace(
-            self._reporter.state_gauges.standing(self.ledger),
+            self._reporter.state_gauges.state_counts(self.ledger),
             watched_owners=liveness.owners.watched,
             polled_owners=liveness.owners.polled,
             unwatched_owners=liveness.owners.unwatched,
@@ -182,15 +182,15 @@ class Processor:
             oldest_unanswered_s=max(0.0, waits),
         )
 
-    def stop(self, *, parting: bool = True) -> None:
-        """Finish the commit under way, say in the ledger that nobody manages the hosts now (unless not `parting`: a
-        successor is expected), and return from `run`."""
-        self._stop.ask(parting=parting)
+    def stop(self, *, mark_stopped: bool = True) -> None:
+        """Finish the commit under way and return from `run`. With `mark_stopped` the last commit says that nobody
+        manages the hosts; without it a successor is expected."""
+        self._stop.ask(mark_stopped=mark_stopped)
         self.event_queue.wakeup.set()
 
-    async def let_go(self) -> None:
-        """Hold nothing large any more, once `run` has ended. What is cancelled stays in tracebacks, and the collector
-        would come to those, with all that has lived for long, after days."""
+    async def release_memory(self) -> None:
+        """Drop all large objects once `run` has ended. Tracebacks of cancelled tasks keep them alive, and the garbage
+        collector would reach those only after days."""
         self._takeover.clear()
         self.inputs.clear()
         self.liveness.leases.clear()
@@ -203,36 +203,36 @@ class Processor:
         Raises:
             ForeignManagerError: another manager works for this writer or for its hosts.
             LedgerRefusedError: the ledger cannot be worked on by this version.
-            TopicsChangedError: the topics are other ones than those that the ledger was written for.
-            BusConfigurationError: the file of a bus on this machine is another one than before.
+            TopicsChangedError: the ledger was written for other topics.
+            BusConfigurationError: the file of a bus on this machine was replaced.
         """
         backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, jitter=JITTER)
         clock = self._instruments.clock
         try:
-            await self._takeover.look_before_fencing()
-            if self._still_mine is not None:
-                # the ledger may be long, and this process may have slept over it
-                await self._wait_while_not_mine()
+            await self._takeover.check_before_fencing()
+            if self._owns_partition is not None:
+                # reading a long ledger takes time, and the partition may have been assigned elsewhere meanwhile
+                await self._wait_for_ownership()
             while not self._stop.asked:
                 served_since = clock.monotonic()
                 trouble = await self._serve()
                 recycled = isinstance(trouble, RecycledError)
-                # the file of a local bus was removed or replaced: what comes next would be another ledger
+                # the file of a local bus was removed or replaced: the new file would be another ledger
                 final = self._assignment.bus.local and isinstance(trouble, BusConfigurationError)
                 if trouble is not None and not recycled and not final:
                     self._instruments.outage.met(self._activity, trouble)
                 self._set_ready(False)
                 if trouble is None:
                     return
-                self._doing = f"taking the partition anew, since {trouble}"
+                self._doing = f"taking the partition again, because {trouble}"
                 if final:
                     raise trouble
                 if recycled:
                     backoff.reset()
-                    self._say("taking the partition anew", reason=str(trouble))
-                del trouble  # its traceback holds all that the tenure worked with
+                    self._say("taking the partition again", reason=str(trouble))
+                del trouble  # its traceback keeps all objects of the tenure alive
                 await self._pause(backoff.next_delay(lasted=clock.monotonic() - served_since))
-                await self._wait_while_not_mine()
+                await self._wait_for_ownership()
         finally:
             self._set_ready(False)
             self._instruments.outage.drop(self._activity)
@@ -242,19 +242,19 @@ class Processor:
         with anyio.move_on_after(delay):
             await self._stop.wait()
 
-    async def _wait_while_not_mine(self) -> None:
-        """After having served: look before fencing back."""
-        if self._still_mine is None:
+    async def _wait_for_ownership(self) -> None:
+        """Before fencing back: make sure that no other manager works here now."""
+        if self._owns_partition is None:
             await self._takeover.refuse_if_replaced()
             return
         backoff = Backoff(FIRST_DELAY_S, FIRST_DELAY_S, jitter=JITTER)
-        while not self._stop.asked and not await self._still_mine():
+        while not self._stop.asked and not await self._owns_partition():
             await self._pause(backoff.next_delay())
 
     # --- a tenure ---
 
     async def _serve(self) -> BusError | None:
-        """Take the partition and work until something fails (returned) or it is over (None)."""
+        """Take the partition and work until something fails (returned) or the processor is stopped (None)."""
         try:
             writer = await self._takeover.fence()
         except BusError as error:
@@ -270,15 +270,15 @@ class Processor:
                 return await self._work(taken, loop)
             finally:
                 if loop.first_commit.is_set():
-                    self._takeover.worked_until(self.ledger.commits)
+                    self._takeover.note_commit(self.ledger.commits)
 
     async def _adopt(self, writer: Writer, restored: Restored) -> TakenPartition:
         """Make a restored ledger the state."""
-        # emptied, and not only let go of: an error of the last tenure may be kept, whose traceback has it
+        # emptied, because the traceback of the last tenure's error may keep it alive
         await discard(self.ledger)
         self.neighbours.clear()
         self.ledger, self.neighbours = restored.ledger, restored.neighbours
-        self._takeover.worked_until(self.ledger.commits)
+        self._takeover.note_commit(self.ledger.commits)
         await self._adoption.restart(restored)
         self._say(
             "ledger replayed",
@@ -366,5 +366,5 @@ class Processor:
             self._instruments.outage.passed(self._activity)
 
     def _say(self, event: str, **details: object) -> None:
-        """A line, unless it is part of an outage, of which there is one already."""
+        """Log a line, at debug level during an outage, which has a line already."""
         (self._reporter.log.debug if self._instruments.outage.on else self._reporter.log.info)(event, **details)

@@ -1,6 +1,6 @@
-"""What follows from a commit: the manager acts on it once it is written, or takes it back and makes the next smaller.
+"""Settles commits: the manager acts on a written commit; it takes a failed one back and makes the next one smaller.
 
-Nothing is acted on or reported before the commit that says so has returned.
+It acts on nothing and reports nothing before the commit has returned.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
 from outfitter_service.runtime.processor.commit.pending_commit import PendingCommit
 from outfitter_service.runtime.processor.commit_builder import CommitBuilder
 from outfitter_service.runtime.processor.event_queue import EventQueue
-from outfitter_service.runtime.processor.reporting.reporter import CommitReporter, concerned
+from outfitter_service.runtime.processor.reporting.reporter import CommitReporter, subject_of
 from outfitter_service.runtime.processor.taken_partition import TakenPartition
 
 
 class InputLoss(Struct, frozen=True, kw_only=True):
-    """What a processor does when registrations are gone unread. `writer`: whose history says so."""
+    """What a processor does when registrations were lost unread. `writer`: the writer of the note in history."""
 
     writer: str
     clock: Clock
@@ -35,7 +35,7 @@ class InputLoss(Struct, frozen=True, kw_only=True):
     event_queue: EventQueue
 
     def accept(self, explanation: str) -> None:
-        """Go on at the earliest registrations that there are, with a whole lease for everybody."""
+        """Continue at the earliest registrations, with a whole new lease for every worker."""
         self.reporter.input_lost(explanation)
         self.batch_limits.forget()
         self.inputs.lookahead.rest(until=0)
@@ -72,16 +72,16 @@ class Settlement:
 
     @property
     def unreported(self) -> bool:
-        """Whether something that is settled is left to be reported."""
+        """Whether a settled commit is not reported yet."""
         return self._reporter.behind
 
     def report(self) -> None:
-        """Count and log what was settled: once the next commit is on its way, which must not wait for that."""
+        """Count and log settled commits. Runs while the next commit is under way, to delay none."""
         self._reporter.catch_up(self._taken.ledger)
 
     def settle(self, commit: PendingCommit, *, idle: bool) -> None:
-        """The decisions are the truth now: forget what led to them, and act. `idle`: no event of the manager's own
-        waits, or is decided for the next commit."""
+        """The decisions are final: drop their input, and act. `idle`: no internal event waits, or is decided for the
+        next commit."""
         ledger, event_queue, liveness, effects = (
             self._taken.ledger, self._event_queue, self._liveness, commit.batch.effects,
         )  # fmt: skip
@@ -95,24 +95,24 @@ class Settlement:
             if not commit.sealed.deaths_left:
                 event_queue.boot_judged()
         else:
-            # nothing was written: what follows is decided for the next commit
+            # nothing was written: follow-ups are decided for the next commit
             ledger.keep()
             event_queue.extend(effects.follow_ups)
         liveness.renew(effects.renewed)
         liveness.follow(effects.allocations)
         liveness.cut(effects.final_leases, ledger)
-        for event in effects.undecided:
+        for event in effects.failed_events:
             self._set_aside(event)
         for host in effects.announced:
-            self._serve(host)
+            self._update_drivers(host)
         for command in effects.commands:
             record, _ = commit.batch.output.values.get(command.allocation, (None, None))
-            known = record if isinstance(record, Allocation) else ledger.allocations.get(command.allocation)
-            self._drivers.perform(command, known)
+            allocation = record if isinstance(record, Allocation) else ledger.allocations.get(command.allocation)
+            self._drivers.perform(command, allocation)
         self._reporter.settled(commit.batch)
 
-    def _serve(self, host: str) -> None:
-        """Look at a host's devices from now on, or no more where its record is gone."""
+    def _update_drivers(self, host: str) -> None:
+        """Start the host's drivers, or stop them where its record is gone."""
         ledger = self._taken.ledger
         host_state = ledger.hosts.get(host)
         if host_state is not None and host_state.record is not None:
@@ -123,7 +123,7 @@ class Settlement:
             ledger.forget(host)
 
     def take_back(self, *commits: PendingCommit) -> None:
-        """These commits, the latest first, come to nothing: what led to them is to be decided again."""
+        """Take back these commits, the latest first. Their events must be decided again."""
         self._taken.ledger.rollback()
         for commit in commits:
             self._event_queue.give_back(commit.internal, but=commit.batch.effects.follow_ups)
@@ -133,9 +133,8 @@ class Settlement:
         self._builder.taken_back(*commits)
 
     def narrow(self, commit: PendingCommit, trouble: TooLargeError) -> bool:
-        """A commit was too large: try with fewer events, then with less of one event's effects than the bus promised to
-        take. An event whose own record is too large even so is given up, for itself alone; False: there is nothing to
-        give up."""
+        """A commit was too large: try fewer events, then smaller pieces of one event's effects. An event whose own
+        record is too large even then is given up alone. Returns False if nothing can be given up."""
         self._reporter.log.warning(
             "a commit is too large, splitting it", error=str(trouble), events=commit.batch.events
         )
@@ -147,30 +146,30 @@ class Settlement:
         else:
             narrowed = commit.newest >= 0 and self._builder.batch_limits.refuse(commit.newest)
         if narrowed:
-            # all of it comes again, behind what is said of hosts or observed anew: the pieces stay small until then
+            # the same events come again, behind announcements and reports, and the pieces stay small until then
             self._builder.batch_limits.stay_small(until=commit.position)
         return narrowed
 
     def _give_up(self, event: m.Event, trouble: TooLargeError) -> None:
-        """The one record that an event changes is more than the allocations topic takes now: it took more before."""
+        """The one record that an event changes is larger than the allocations topic takes now. It took more before."""
         self._reporter.log.error(
             "an event's effects are too large to commit",
             event_kind=type(event).__name__,
-            **concerned(event),
+            **subject_of(event),
             error=str(trouble),
         )
         self._set_aside(event)
 
     def _set_aside(self, event: m.Event) -> None:
-        """An event came to nothing: its record must not be stuck by that."""
+        """Keep an event that could not be committed for later, so that its record is not stuck."""
         if isinstance(event, m.LeaseExpired):
-            # one lease more, and it is judged again
+            # the allocation gets one more lease, and is judged again
             self._liveness.cut([event.allocation], self._taken.ledger)
         else:
             self._event_queue.retries.keep(event)
 
     async def begin_again(self, lost: OffsetOutOfRangeError) -> BusError | None:
-        """Go on where the input begins now. Where it began anew, what comes counts as later than all there was."""
+        """Continue where the input begins now. Messages of a recreated topic count as later than all earlier ones."""
         cursor, assignment = self._taken.cursor, self._taken.assignment
         try:
             topic_id = (await assignment.bus.topic(assignment.topics.registrations)).id

@@ -1,4 +1,4 @@
-"""Takes a partition: looks before it fences, restores the ledger, and refuses to work beside another manager."""
+"""Takes a partition: reads the ledger, fences, restores the ledger, and refuses to work beside another manager."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from outfitter_service.runtime.processor.limits import Limits
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
 from outfitter_service.runtime.processor.taken_partition import RecycledError
 
-LOOK_WITHIN_S = 20.0
-"""A host's transactions are ended by the broker sooner: 5 s, and at most 10 until it looks for such."""
-SEEN_S = 60.0
-"""How long what was read before the fence counts after it: no longer than tombstones stay, whoever makes the topic."""
+END_WAIT_S = 20.0
+"""Longer than a host writer's transaction can stay open: its 5 s time-out plus at most 10 s until the broker's next
+expiry scan."""
+RESTORE_REUSE_S = 60.0
+"""How long a restore done before fencing may be reused. Must be below delete.retention.ms, however the topic was made.
+"""
 
 
 class ForeignManagerError(RuntimeError):
-    """Another manager works for this writer, or for its hosts: this one gives up instead of fencing back."""
+    """Another manager works for this writer or for its hosts. This one gives up instead of fencing back."""
 
 
 class Takeover:
-    """Takes one partition, again and again. It remembers what it has read before the fence, and the newest commit that
-    it knows of: whoever has committed since then has taken over."""
+    """Takes one partition, also repeatedly. It keeps the ledger that it restored before fencing, and the number of the
+    newest known commit: another manager that has committed since has taken over."""
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class Takeover:
         reporter: CommitReporter,
         judges_successors: bool,
     ) -> None:
-        """`judges_successors`: the ledger says whether somebody else works here now; nobody else does."""
+        """`judges_successors`: only the ledger says whether another manager works here now."""
         self._assignment = assignment
         self._ground = ground
         self._limits = limits
@@ -51,46 +53,46 @@ class Takeover:
         self._judges_successors = judges_successors
         self._writer_identity = transactional_id(assignment.identity.cluster, assignment.identity.writer)
         self._writer_tenure: str | None = None
-        self._seen: tuple[Restored, float, datetime] | None = None
+        self._early_restore: tuple[Restored, float, datetime] | None = None
         self._newest_commit: CommitNumber | None = None
 
-    def worked_until(self, commit: CommitNumber) -> None:
-        """The ledger was read, or written to, up to this commit."""
+    def note_commit(self, commit: CommitNumber) -> None:
+        """The ledger was read or written up to this commit."""
         self._newest_commit = commit
 
     def clear(self) -> None:
-        """Hold nothing large any more."""
-        self._seen = None
+        """Drop all large objects."""
+        self._early_restore = None
 
     # --- looking ---
 
-    async def look_before_fencing(self) -> None:
-        """A machine that must not serve these hosts does not disturb the one that does."""
+    async def check_before_fencing(self) -> None:
+        """Read the ledger before fencing, so that a wrong machine does not disturb the one that serves these hosts."""
         clock = self._clock
         at, at_utc = clock.monotonic(), clock.utc()
         try:
             await self._ground.look()
-            seen = await self._look(taking=self._writer_identity)
-            if seen is not None:
-                _refuse_foreign(self._assignment, seen, take_over=self._limits.take_over)
-                await self._ground.judge(seen, taken=False)
-                self._seen = seen, at, at_utc
+            early = await self._read_ledger(taking=self._writer_identity)
+            if early is not None:
+                _refuse_foreign(self._assignment, early, take_over=self._limits.take_over)
+                await self._ground.judge(early, taken=False)
+                self._early_restore = early, at, at_utc
         except BusError as error:
-            # taking the partition meets that again
+            # fencing will meet the error again
             self._log.debug("cannot look before the partition is taken", error=str(error))
 
-    async def _look(self, *, taking: str | None = None) -> Restored | None:
-        """What the ledger says, before anybody is fenced; None where it cannot be read: taking the partition meets that
-        again, and says so. A transaction of this very writer is no reason to wait for long: taking the partition ends
-        it. With `taking` it is none at all: a crash leaves one open, and whoever comes next begins at once."""
+    async def _read_ledger(self, *, taking: str | None = None) -> Restored | None:
+        """The ledger before fencing, or None if it cannot be read; fencing will meet and report that error again.
+        `taking`: a writer whose open transaction is no reason to wait, because fencing ends it. Other transactions are
+        waited for at most `END_WAIT_S`."""
         assignment = self._assignment
         ledger = assignment.topics.allocations
         end = 0
         try:
-            with anyio.move_on_after(LOOK_WITHIN_S) as waiting:
+            with anyio.move_on_after(END_WAIT_S) as waiting:
                 end = await assignment.bus.stable_end(ledger, assignment.partition, taking=taking)
             if waiting.cancelled_caught:
-                self._log.warning("the ledger's end stays undecided, taking the partition", after_s=LOOK_WITHIN_S)
+                self._log.warning("a transaction keeps the ledger's end open, taking the partition", after_s=END_WAIT_S)
                 return None
             return await restore(assignment.bus, ledger, assignment.partition, assignment.scope, end=end)
         except BusError:
@@ -99,7 +101,7 @@ class Takeover:
     # --- taking ---
 
     async def fence(self) -> Writer:
-        """Take the writer identity: whoever had it cannot commit any more.
+        """Take the writer identity, so that its earlier holder can commit nothing more.
 
         Raises:
             BusError: the bus did not answer, or refuses.
@@ -110,19 +112,19 @@ class Takeover:
             written = assignment.topics.written(history=self._limits.history is not None)
             writer = await assignment.bus.open_writer(self._writer_identity, assignment.partition, topics=written)
         except BusError:
-            self._seen = None  # who knows what becomes of the topic meanwhile
+            self._early_restore = None  # the topic may change until the next attempt
             raise
         self._writer_tenure = writer.tenure
         return writer
 
     async def restore(self, writer: Writer) -> Restored:
-        """Restore the ledger, now that nobody else writes to it.
+        """Restore the ledger after fencing, when nobody else writes to it.
 
         Raises:
             ForeignManagerError: another manager works for this writer or for its hosts.
             BusError: the ledger could not be read.
         """
-        restored = await self._restore_what_was_seen() or await self._restore()
+        restored = await self._reuse_early_restore() or await self._restore()
         _refuse_foreign(self._assignment, restored, take_over=self._limits.take_over)
         await self._ground.judge(restored, taken=True)
         if self._judges_successors:
@@ -135,28 +137,29 @@ class Takeover:
         assignment = self._assignment
         return await restore(assignment.bus, assignment.topics.allocations, assignment.partition, assignment.scope)
 
-    async def _restore_what_was_seen(self) -> Restored | None:
-        """What the look before the fence has read, if nothing was written since: a long ledger is replayed once."""
-        if self._seen is None:
+    async def _reuse_early_restore(self) -> Restored | None:
+        """The restore done before fencing, if nothing was written since: a long ledger is restored once."""
+        if self._early_restore is None:
             return None
-        (seen, at, at_utc), self._seen = self._seen, None
+        (early, at, at_utc), self._early_restore = self._early_restore, None
         assignment = self._assignment
-        # both clocks: one stands still while the machine is suspended, the other may be set
-        if self._clock.monotonic() - at > SEEN_S or abs((self._clock.utc() - at_utc).total_seconds()) > SEEN_S:
+        # both clocks: one stops while the machine is suspended, somebody may set the other
+        age_s = max(self._clock.monotonic() - at, abs((self._clock.utc() - at_utc).total_seconds()))
+        if age_s > RESTORE_REUSE_S:
             return None
         return await unchanged(
-            assignment.bus, assignment.topics.allocations, assignment.partition, assignment.scope, seen
+            assignment.bus, assignment.topics.allocations, assignment.partition, assignment.scope, early
         )
 
     async def _announce(self, writer: Writer) -> Restored | None:
-        """A host that is new to the ledger is named there before the ledger is read for where its input begins: so the
-        sweeper knows of it, or it knows of what the sweeper has claimed (host_registry.py)."""
+        """Write a new host's record before reading where its input begins. So either the sweeper knows of the host, or
+        the host knows what the sweeper has claimed (host_registry.py)."""
         host = self._assignment.identity.host
         if host is None:
             return None
         now = self._clock.utc()
-        named = Host(host=host, manager=self._assignment.manager(), since=now)
-        await writer.commit([(self._assignment.topics.allocations, [Entry(named.key.encode(), encode(named))])])
+        record = Host(host=host, manager=self._assignment.manager(), since=now)
+        await writer.commit([(self._assignment.topics.allocations, [Entry(record.key.encode(), encode(record))])])
         if writer.tainted:
             raise RecycledError("a request to the bus was retried: the writer is replaced")
         restored = await self._restore()
@@ -164,47 +167,47 @@ class Takeover:
         return restored
 
     async def batch_bytes(self, writer: Writer) -> int:
-        """What one commit may write: as the writer says, and no more than is taken by the topics that it writes to."""
+        """The most bytes of one commit: the limit of the writer and of the topics that it writes to."""
         assignment = self._assignment
         most = writer.max_batch_bytes
         for name in assignment.topics.written(history=self._limits.history is not None):
             try:
                 limit = (await assignment.bus.topic(name)).config.get("max.message.bytes")
             except BusAuthorizationError:
-                continue  # the commit says which right is missing: who may write may look
+                continue  # the commit will say which right is missing
             if limit is not None and name != assignment.topics.dead_letters:
-                # a batch has headers, and a step in history is more than its record
+                # room for the batch's headers, and for a history step around its record
                 most = min(most, int(limit) * 15 // 16)
         return most
 
     # --- other managers ---
 
     async def look_for_rivals(self, opened: anyio.Event, end: int) -> None:
-        """Two managers of different scopes that start at the same moment do not see each other before they have
-        written: look once more after the first commit, from the `end` of what was read before it."""
+        """Look for managers of the other scope again after the first commit, from the restore's `end` on: two managers
+        that start at the same moment see each other only then."""
         assignment = self._assignment
         await opened.wait()
         try:
-            found = await rivals_since(
+            rivals = await rivals_since(
                 assignment.bus, assignment.topics.allocations, assignment.partition, assignment.scope, end
             )
         except BusError as error:
             self._log.debug("cannot look for managers of the other scope", error=str(error))
             return
-        _refuse_rivals(assignment, found)
+        _refuse_rivals(assignment, rivals)
 
     async def refuse_if_replaced(self) -> None:
-        """Look before fencing back, unless nobody can have taken over: the ledger may be long, and a transaction that
-        failed is open in it until it has timed out. What cannot be read now is looked at again once the partition is
-        taken."""
+        """Read the ledger before fencing back, and give up if another manager has taken over. Skipped while the bus
+        says that this manager holds the writer: the ledger may be long, and a failed transaction stays open until its
+        time-out. If the ledger cannot be read now, the check comes after fencing."""
         if self._newest_commit is None or await self._is_held():
             return
-        seen = await self._look()
-        if seen is not None:
-            self._refuse_successor(seen)
+        restored = await self._read_ledger()
+        if restored is not None:
+            self._refuse_successor(restored)
 
     async def _is_held(self) -> bool:
-        """Whether the bus says that nobody has taken the writer identity since this one did."""
+        """Whether the bus says that nobody has taken the writer identity since this manager did."""
         try:
             return (
                 self._writer_tenure is not None
@@ -214,28 +217,28 @@ class Takeover:
             return False
 
     def _refuse_successor(self, restored: Restored) -> None:
-        """Somebody who wrote since this one did works here now, and goes on when it finds itself fenced by mistake."""
-        identity, found = self._assignment.identity, restored.checkpoint
-        if self._newest_commit is None or found is None or found.instance == identity.instance:
+        """Give up if another manager wrote since this one did: fencing it back would only start a fight."""
+        identity, last = self._assignment.identity, restored.checkpoint
+        if self._newest_commit is None or last is None or last.instance == identity.instance:
             return
-        if found.commit > self._newest_commit:
+        if last.commit > self._newest_commit:
             raise ForeignManagerError(
-                f"another manager (instance {found.instance}, machine {found.machine_id or 'unknown'}) has taken over "
-                f"host {identity.host!r} at {found.at:%Y-%m-%dT%H:%M:%SZ}; this one gives up"
+                f"another manager (instance {last.instance}, machine {last.machine_id or 'unknown'}) has taken over "
+                f"host {identity.host!r} at {last.at:%Y-%m-%dT%H:%M:%SZ}; this one gives up"
             )
 
 
 def _refuse_foreign(assignment: Assignment, restored: Restored, *, take_over: bool) -> None:
     identity = assignment.identity
     _refuse_rivals(assignment, restored.rivals)
-    found = restored.checkpoint
-    mine = identity.machine_id
-    if identity.host is None or found is None or take_over:
+    last = restored.checkpoint
+    own_id = identity.machine_id
+    if identity.host is None or last is None or take_over:
         return
-    if not (mine and found.machine_id) or found.machine_id == mine:
+    if not (own_id and last.machine_id) or last.machine_id == own_id:
         return
     raise ForeignManagerError(
-        f"the ledger of host {identity.host!r} was written by machine {found.machine_id}, this is {mine}: "
+        f"the ledger of host {identity.host!r} was written by machine {last.machine_id}, this is {own_id}: "
         "two machines must not serve one host's name. If that machine is gone for good, start with --take-over; "
         "else give this one another --host"
     )
@@ -248,5 +251,5 @@ def _refuse_rivals(assignment: Assignment, rivals: list[str]) -> None:
             f"the ledger in {assignment.topics.allocations}/{assignment.partition} is written by "
             f"{', '.join(rivals[:3])} as well: managers of host scope and of cluster scope must not share topics. "
             f"This one ({identity.writer}, {identity.scope} scope) gives up; give it another --cluster, or stop "
-            "the others and make the topics anew"
+            "the others and create the topics again"
         )

@@ -166,7 +166,9 @@ class SweeperMember:
             self._sweeps.pop(gone)[1].cancel()
         for new in partitions - self._sweeps.keys():
             scope = anyio.CancelScope()
-            sweep = PartitionSweeper(self._task(new), still_mine=partial(membership.confirmed, new), served=self._hosts)
+            sweep = PartitionSweeper(
+                self._task(new), owns_partition=partial(membership.confirmed, new), served=self._hosts
+            )
             self._sweeps[new] = sweep, scope
             tasks.start_soon(self._sweep, sweep, scope)
         self._instruments.metrics.swept_partitions.set(len(self._sweeps))

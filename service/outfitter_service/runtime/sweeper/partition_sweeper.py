@@ -79,12 +79,13 @@ class PartitionSweeper:
     """Sweeps one partition for as long as `run` runs."""
 
     def __init__(
-        self, task: SweepContext, *, still_mine: Callable[[], Awaitable[bool]], served: Callable[[], Iterable[str]]
+        self, task: SweepContext, *, owns_partition: Callable[[], Awaitable[bool]], served: Callable[[], Iterable[str]]
     ) -> None:
-        """`still_mine` is asked before the partition is taken anew; `served` are the hosts that a dead letter names."""
+        """`owns_partition` is asked before the partition is taken again. `served`: the hosts that a dead letter
+        names."""
         self._task = task
         self._activity = f"looking after what is nobody's in partition {task.partition}"
-        self._still_mine = still_mine
+        self._owns_partition = owns_partition
         self._served = served
         self._held = HeldMessages()
         self._progress = SweepProgress(task.identity, task.partition, task.instruments.clock)
@@ -112,7 +113,7 @@ class PartitionSweeper:
             except BusError as error:
                 self._task.instruments.outage.met(self._activity, error)
             await anyio.sleep(backoff.next_delay(lasted=self._task.instruments.clock.monotonic() - begun))
-            while not await self._still_mine():  # noqa: ASYNC110  (an answer of the bus, no event of ours)
+            while not await self._owns_partition():  # noqa: ASYNC110  (an answer of the bus, no event of ours)
                 await anyio.sleep(FIRST_DELAY_S)
 
     # --- taking the partition ------------------------------------------------------------------------------

@@ -185,7 +185,7 @@ async def test_queue_positions_are_put_right_although_a_commit_that_did_so_was_t
 async def test_an_end_that_is_too_large_to_write_down_delays_nobody_else_and_is_tried_again(
     url: str, serve: Serve, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_queue, "AGAIN_S", 0.2)
+    monkeypatch.setattr(event_queue, "RETRY_AFTER_S", 0.2)
     async with NarrowBus(url) as bus, serve(static(2), on=bus) as house:
         bus.refused = f'"{cause}"'.encode()
         await house.say(register("w", gpu=1, lease_s=0.2 if cause == "lease-expired" else None))

@@ -39,7 +39,7 @@ class Ledger:
             changed[dropped] = None
         before = {key: self.records[key] for key in changed.keys() & self.records.keys()}
         self.records |= {each.key: each for each in records}
-        return self.holders.take(changed, before=before)
+        return self.holders.update(changed, before=before)
 
 
 @pytest.mark.parametrize("state", ["preparing", "allocated", "releasing"])

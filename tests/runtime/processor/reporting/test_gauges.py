@@ -87,10 +87,10 @@ def test_counts_are_those_of_the_records_there_are_whatever_came_before(
     state_gauges = StateGauges(["gpu", "fpga"])
     now: dict[str, Allocation] = {}
     for changed in history:
-        state_gauges.take(changed, before={key: now[key] for key in changed if key in now})
+        state_gauges.update(changed, before={key: now[key] for key in changed if key in now})
         now |= {key: one for key, one in changed.items() if one is not None}
         now = {key: one for key, one in now.items() if changed.get(key, one) is not None}
-    told = state_gauges.standing(reported(*[device(f"D{n}") for n in range(4)]))
+    told = state_gauges.state_counts(reported(*[device(f"D{n}") for n in range(4)]))
     assert told.allocations == Counter((name, one.state) for one in now.values() for name in one.request.amounts)
     assert told.pending == Counter(
         (name, one.reason_code) for one in now.values() if one.state == "pending" for name in one.request.amounts
@@ -118,40 +118,40 @@ def test_running_totals_are_what_a_walk_over_all_hosts_says(steps: list[tuple[st
                 ledger.change(SetInventory(host, "gpu", Inventory.of(tuple(known))))
             case "hold" if key not in now:
                 now[key] = structs.replace(record(more, "allocated", more), host=host)
-                state_gauges.take({key: now[key]}, before={})
+                state_gauges.update({key: now[key]}, before={})
             case "end" if key in now:
-                state_gauges.take({key: None}, before={key: now.pop(key)})
+                state_gauges.update({key: None}, before={key: now.pop(key)})
             case "forget":
                 ledger.forget(host)
             case "scrape":
-                state_gauges.standing(ledger)
+                state_gauges.state_counts(ledger)
             case "catch up":
                 state_gauges.catch_up(ledger)
             case "roll back":
                 ledger.rollback()
     anew = StateGauges(["gpu"])
     anew.replay(now, hosts=ledger.hosts)
-    assert state_gauges.standing(ledger) == anew.standing(ledger)
+    assert state_gauges.state_counts(ledger) == anew.state_counts(ledger)
 
 
 @pytest.mark.parametrize("anew", [{}, {"b": record("b", "allocated", "D0")}], ids=["nothing", "another holder"])
 def test_a_replay_begins_with_nothing_of_what_was_counted(anew: dict[str, Allocation]) -> None:
     state_gauges = StateGauges(["gpu"])
-    state_gauges.take({"a": record("a", "allocated", "D0", "D1")}, before={})
+    state_gauges.update({"a": record("a", "allocated", "D0", "D1")}, before={})
     assert state_gauges.replay(anew) == []
-    told = state_gauges.standing(reported(device("D0"), device("D1")))
+    told = state_gauges.state_counts(reported(device("D0"), device("D1")))
     assert (told.records, told.devices["gpu", "held"]) == (len(anew), len(anew))
 
 
 def test_a_device_is_held_under_any_of_its_names_and_counts_by_its_health_else() -> None:
     state_gauges = StateGauges(["gpu"])
     other = record("b", "allocated", "G2")
-    state_gauges.take({"a": record("a", "allocated", "old", aliases=["0000:01:00.0"]), "b": other}, before={})
+    state_gauges.update({"a": record("a", "allocated", "old", aliases=["0000:01:00.0"]), "b": other}, before={})
     known = [
         device("G0", Health.HEALTHY, "0000:01:00.0"), device("G1"), device("G2", Health.UNHEALTHY),
         device("G3", Health.UNHEALTHY), device("G4", Health.UNKNOWN),
     ]  # fmt: skip
-    told = state_gauges.standing(reported(*known))
+    told = state_gauges.state_counts(reported(*known))
     assert told.devices == {
         ("gpu", "held"): 2, ("gpu", "free"): 1, ("gpu", "unhealthy"): 1, ("gpu", "unknown"): 1,
     }  # fmt: skip
@@ -159,11 +159,11 @@ def test_a_device_is_held_under_any_of_its_names_and_counts_by_its_health_else()
 
 def test_a_report_that_changes_names_or_health_is_seen() -> None:
     state_gauges = StateGauges(["gpu"])
-    state_gauges.take({"a": record("a", "allocated", "other")}, before={})
+    state_gauges.update({"a": record("a", "allocated", "other")}, before={})
     found = reported(device("Z0"))
 
     def shown() -> dict[str, int]:
-        devices = state_gauges.standing(found).devices
+        devices = state_gauges.state_counts(found).devices
         return {state: count for (resource, state), count in devices.items() if resource == "gpu" and count}
 
     assert shown() == {"free": 1}
@@ -178,11 +178,11 @@ def test_a_report_that_changes_names_or_health_is_seen() -> None:
 
 def test_resources_that_workers_make_up_share_one_label() -> None:
     state_gauges = StateGauges(["gpu"])
-    state_gauges.take({name: record(name, "failed", resource=f"made-up-{name}") for name in "abc"}, before={})
-    told = state_gauges.standing(Ledger())
+    state_gauges.update({name: record(name, "failed", resource=f"made-up-{name}") for name in "abc"}, before={})
+    told = state_gauges.state_counts(Ledger())
     assert told.allocations == {(OTHER, "failed"): 3}
     state_gauges.replay({"a": record("a", "allocated", "D0", resource="no-longer-configured")})
-    assert state_gauges.standing(Ledger()).allocations == {("no-longer-configured", "allocated"): 1}
+    assert state_gauges.state_counts(Ledger()).allocations == {("no-longer-configured", "allocated"): 1}
 
 
 class _Looked(Ledger):
@@ -212,21 +212,21 @@ def hosts_with_a_holder(count: int) -> tuple[_Looked, dict[str, Allocation]]:
 def test_a_scrape_looks_only_at_hosts_of_which_something_is_new() -> None:
     ledger, records = hosts_with_a_holder(50)
     state_gauges = StateGauges(["gpu"])
-    state_gauges.take(records, before={})
-    assert state_gauges.standing(ledger).devices == {("gpu", "held"): 50}
+    state_gauges.update(records, before={})
+    assert state_gauges.state_counts(ledger).devices == {("gpu", "held"): 50}
     ledger.looks = 0
-    assert state_gauges.standing(ledger).devices == {("gpu", "held"): 50}
+    assert state_gauges.state_counts(ledger).devices == {("gpu", "held"): 50}
     assert ledger.looks == 0
     [one] = [each for each in records.values() if each.host == "h7"]
-    state_gauges.take({one.key: structs.replace(one, state="ended")}, before={one.key: one})
-    assert state_gauges.standing(ledger).devices == {("gpu", "held"): 49, ("gpu", "free"): 1}
+    state_gauges.update({one.key: structs.replace(one, state="ended")}, before={one.key: one})
+    assert state_gauges.state_counts(ledger).devices == {("gpu", "held"): 49, ("gpu", "free"): 1}
     assert ledger.looks == 1
 
 
 def test_many_hosts_are_counted_anew_in_parts_before_a_scrape_comes_upon_them() -> None:
     ledger, records = hosts_with_a_holder(5 * gauges.AT_ONCE + 1)
     state_gauges = StateGauges(["gpu"])
-    state_gauges.take(records, before={})
+    state_gauges.update(records, before={})
     turns, more = 0, True
     while more:
         ledger.looks = 0
@@ -235,7 +235,7 @@ def test_many_hosts_are_counted_anew_in_parts_before_a_scrape_comes_upon_them() 
         assert ledger.looks <= gauges.AT_ONCE
     assert turns == 5
     ledger.looks = 0
-    assert state_gauges.standing(ledger).devices == {("gpu", "held"): len(records)}
+    assert state_gauges.state_counts(ledger).devices == {("gpu", "held"): len(records)}
     assert ledger.looks <= gauges.AT_ONCE
 
 
@@ -248,13 +248,13 @@ def test_nothing_is_kept_of_a_host_that_is_forgotten() -> None:
     state_gauges, host = StateGauges(["gpu"]), _Name("gone")
     granted = structs.replace(record("a", "allocated", "D1"), host=host)
     remembered = reported(device("D1"), host=host)
-    state_gauges.take({granted.key: granted}, before={})
-    assert state_gauges.standing(remembered).devices["gpu", "held"] == 1
+    state_gauges.update({granted.key: granted}, before={})
+    assert state_gauges.state_counts(remembered).devices["gpu", "held"] == 1
     ended = structs.replace(granted, state="ended")
-    state_gauges.take({granted.key: ended}, before={granted.key: granted})
-    state_gauges.take({granted.key: None}, before={granted.key: ended})
+    state_gauges.update({granted.key: ended}, before={granted.key: granted})
+    state_gauges.update({granted.key: None}, before={granted.key: ended})
     remembered.forget(host)
-    assert not state_gauges.standing(remembered).devices
+    assert not state_gauges.state_counts(remembered).devices
     kept = weakref.ref(host)
     del granted, ended, remembered, host
     gc.collect()
@@ -263,7 +263,7 @@ def test_nothing_is_kept_of_a_host_that_is_forgotten() -> None:
 
 async def test_the_gauges_show_a_grant_only_when_it_is_committed(bus: FaultyBus, serve: Serve) -> None:
     async with serve(static(2)) as house:
-        house.metrics.show(house.processor.standing)
+        house.metrics.show(house.processor.state_counts)
         await house.say(register("first", gpu=1))
         await house.state("first", "allocated")
         await house.told()

@@ -51,7 +51,7 @@ async def test_waits_and_grants_are_counted_by_resource(serve: Serve) -> None:
             await house.state(worker, "pending")
         await house.told()
         # whoever wants several counts for each of them, as with allocations and grants
-        assert house.processor.standing().pending == {("fpga", "busy"): 2, ("gpu", "busy"): 2}
+        assert house.processor.state_counts().pending == {("fpga", "busy"): 2, ("gpu", "busy"): 2}
         for resource, count in (("gpu", 2), ("fpga", 1), ("(none)", 1)):
             assert house.metric("outfitter_allocation_seconds_count", resource=resource) == count
         await house.say(deregister("both"))

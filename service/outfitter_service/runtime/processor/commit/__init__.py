@@ -1,1 +1,1 @@
-"""One commit: its decisions, what led to them, what it writes, and how large it may be."""
+"""One commit: its events and decisions, what it writes, and how large it may be."""

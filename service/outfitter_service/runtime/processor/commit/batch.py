@@ -1,6 +1,6 @@
-"""One commit in the making: events decided one after the other on the ledger, and what they come to.
+"""The decisions of one commit: events are decided one after the other, and applied to the ledger.
 
-Synchronous throughout: nobody awaits while half a batch is decided. Committing and acting are the processor's.
+Synchronous throughout, so that nobody awaits while half a batch is decided. The processor commits and acts.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from outfitter_service.runtime.processor.commit.output import CommitOutput
 log = structlog.get_logger("outfitter.processor")
 
 LOGGED = 20
-"""How many transitions of one commit get a line each: a flood of workers must not become a flood of lines."""
+"""Most transitions of one commit that get a log line each: a flood of workers must not become a flood of lines."""
 
 
 class Report(Struct):
-    """What metrics and log say of a commit. `kinds`: events by kind. `steps`: of plain grants no more than are logged;
+    """A commit's part in metrics and log. `kinds`: events by kind. `steps`: of plain grants only those that are logged;
     `unlogged` counts the others. `granted`: when the registrations of plain grants were sent, by resource, in ms since
-    1970; `registered_ms`: those of other registrations, by key. `unknown_fields`: messages with warnings. `about`:
-    whose message a dead letter answers, by the letter's key."""
+    1970; `registered_ms`: the same of other registrations, by key. `unknown_fields`: messages with warnings. `about`:
+    the sender of a dead letter's message, by the letter's key."""
 
     kinds: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     steps: list[tuple[str, Transition]] = []
@@ -45,7 +45,7 @@ class Report(Struct):
     about: dict[str, dict[str, str | None]] = {}
 
     def plain_step(self, key: str, step: Transition) -> None:
-        """A plain grant's step: most commits consist of such steps."""
+        """Add a plain grant's step, of which most commits consist."""
         if len(self.steps) < LOGGED:
             self.steps.append((key, step))
         else:
@@ -54,13 +54,13 @@ class Report(Struct):
 
 class Effects(Struct):
     """What the manager does once the commit is settled: it sends `commands` to drivers, and decides the `follow_ups`.
-    It begins empty, and a batch fills it: nobody passes its fields. `undecided`: events that met a defect.
+    It begins empty, and a batch fills it: nobody passes its fields. `failed_events`: events that met a defect.
     `renewed`: allocations that gave a sign of life. `final_leases`: those whose last lease starts. `announced`: hosts
     whose records changed. `hosts`, `allocations`: changed records, None where deleted; `before`: the records before."""
 
     commands: list[m.Command] = []
     follow_ups: dict[m.Event, None] = {}
-    undecided: list[m.Event] = []
+    failed_events: list[m.Event] = []
     renewed: dict[AllocationKey, None] = {}
     final_leases: dict[AllocationKey, None] = {}
     announced: dict[str, None] = {}
@@ -70,8 +70,8 @@ class Effects(Struct):
 
 
 class Refusals(Struct):
-    """What a commit takes from the quotas of dead letters: letters `rationed`, messages `omitted` for want of quota,
-    and those `summed` up in one letter."""
+    """A commit's use of the quotas of dead letters: letters `rationed`, messages `omitted` beyond the quota, and those
+    `summed` up in one letter."""
 
     rationed: defaultdict[Payer, int] = field(default_factory=lambda: defaultdict(int))
     omitted: dict[Payer, Omitted] = {}
@@ -79,8 +79,8 @@ class Refusals(Struct):
 
 
 class Batch:
-    """The decisions of one commit, applied to the ledger as they are made (`Ledger.rollback` takes them back). What led
-    to them, and where the input stands, is in its `PendingCommit`."""
+    """The decisions of one commit, applied to the ledger at once (`Ledger.rollback` undoes them). Its `PendingCommit`
+    has their events and the input's position."""
 
     def __init__(
         self,
@@ -94,11 +94,10 @@ class Batch:
         dead_letter_quota: DeadLetterQuota | None = None,
         naming: DeadLetterQuota | None = None,
     ) -> None:
-        """`base` is added to offsets to make numbers that only grow: see `records.InputPosition`. `on_new_host` is
-        called with a host that the ledger does not know, before its first registration is decided; it may announce the
-        host here, or answer why that registration is refused. `dead_letter_quota` limits how many dead letters are
-        written, `naming` of how many messages the unknown fields are named; None: no limit. `history`: whether that is
-        written."""
+        """`base` is added to offsets, so that they only grow: see `records.InputPosition`. `on_new_host` gets each host
+        that the ledger does not know, before its first registration is decided. It announces the host, or returns why
+        the registration is refused. `dead_letter_quota` limits the dead letters, and `naming` the messages whose
+        unknown fields are named; None: no limit. `history`: whether history is written."""
         self.ledger = ledger
         self.rules = rules
         self.now = now
@@ -113,14 +112,14 @@ class Batch:
         self._naming = naming
 
     def decide(self, event: m.Event) -> Decision | FastGrant:
-        """Decide one event and apply what it changes. One that meets a defect of ours changes nothing, for itself
-        alone: raising would end the manager, and again after every restart."""
+        """Decide one event and apply its changes. An event that meets a defect of ours changes nothing: raising would
+        end the manager, and again after every restart."""
         self.events += 1
         try:
             decision = decide(self.ledger, self.rules, event, self.now)
         except Exception as error:
             log.exception("an event could not be decided: a defect of Outfitter", event_kind=type(event).__name__)
-            self.effects.undecided.append(event)
+            self.effects.failed_events.append(event)
             decision = Decision(kind="defect", refused=f"internal error: {type(error).__name__}: {error}")
         if type(decision) is FastGrant:
             self._grant(decision)
@@ -144,7 +143,7 @@ class Batch:
         return decision
 
     def message(self, message: Message) -> None:
-        """Decide one message of this writer's host; what cannot be understood or obeyed becomes a dead letter."""
+        """Decide one message for this writer's hosts. A message that is invalid or refused becomes a dead letter."""
         warnings: list[str] = []
         dead_letter_quota, naming = self._dead_letter_quota, self._naming
         exact = (
@@ -163,9 +162,9 @@ class Batch:
         if type(registration) is not Heartbeat:
             host_state = self.ledger.hosts.get(registration.host)
             if host_state is None or host_state.record is None:
-                stranger = self._on_new_host(self, registration.host)
-                if stranger is not None:
-                    self.refuse(message, stranger)
+                reason = self._on_new_host(self, registration.host)
+                if reason is not None:
+                    self.refuse(message, reason)
                     return
         source = Source(partition=message.partition, offset=message.offset + self._base)
         if warnings:
@@ -185,11 +184,11 @@ class Batch:
             self.report.registered_ms[key] = message.timestamp_ms
 
     def _grant(self, grant: FastGrant) -> None:
-        """Apply a plain grant, as `decide` does with what has more to it."""
+        """Apply a plain grant, as `decide` applies other decisions."""
         key, record, output, effects = grant.key, grant.record, self.output, self.effects
         self.ledger.grant(key, record, grant.names)
         if key in output.stepless:
-            # that its record was forgotten before will not be seen, so the lease of that one goes on, from now
+            # nobody will see that an earlier record was deleted under this key, so that its lease is renewed
             effects.renewed[key] = None
         effects.allocations[key] = record
         self.report.plain_step(key, output.grant(grant))
@@ -197,16 +196,16 @@ class Batch:
     def refuse(
         self, message: Message, reason: str, field: str | None = None, *, understood: bool = True
     ) -> DeadLetter | None:
-        """Send a message to the dead letters, or count it where there are enough of those."""
+        """Make a message a dead letter, or only count it where the quota is used up."""
         self.report.kinds["dead-letter"] += 1
         self.events += 1
         payer = self._known_host(message), understood
         if self._dead_letter_quota is not None and not self._dead_letter_quota.take(payer):
-            known = self.refusals.omitted.get(payer)
+            omitted = self.refusals.omitted.get(payer)
             self.refusals.omitted[payer] = (
                 Omitted(first=self._letter(message, reason, field), until=message.offset + 1)
-                if known is None
-                else known.with_one(message.offset)
+                if omitted is None
+                else omitted.with_one(message.offset)
             )
             return None
         self.refusals.rationed[payer] += 1
@@ -215,7 +214,7 @@ class Batch:
         return letter
 
     def _known_host(self, message: Message) -> str:
-        """The host that a message is from, if it is one of the ledger's, else nothing."""
+        """The host of a message if the ledger knows it, else an empty text."""
         host = (message.key or b"")[:300].decode("utf-8", "replace")
         return host if host in self.ledger.hosts else ""
 
@@ -223,13 +222,13 @@ class Batch:
         return dead_letter(message, reason, field, writer=self.rules.writer, at=self.now)
 
     def sum_up(self, omitted: Mapping[Payer, Omitted]) -> None:
-        """Write one dead letter for what was refused beyond each quota in a minute that is over."""
+        """Write one dead letter for all messages that exceeded a quota in its last minute."""
         for payer, of_one in omitted.items():
             self.refusals.summed[payer] = of_one
             self.output.add_letter(of_one.summary())
 
     def set_time(self, now: datetime) -> None:
-        """Decide from now on as of `now`."""
+        """Decide with this time from now on."""
         self.now = now
 
     def announce(self, host: Host) -> None:
@@ -242,7 +241,7 @@ class Batch:
         output, effects = self.output, self.effects
         for change in changes:
             if type(change) is PutAllocation or type(change) is DropAllocation:
-                self._remember(change.key)
+                self._keep_previous(change.key)
             key = self.ledger.change(change)
             if type(change) is PutAllocation:
                 record = change.record
@@ -256,15 +255,15 @@ class Batch:
                     effects.announced[change.host] = None
                 output.put_without_step(key, change.record if type(change) is PutRecord else None)
 
-    def _remember(self, key: AllocationKey) -> None:
-        """Keep what is under a key before this batch changes it."""
+    def _keep_previous(self, key: AllocationKey) -> None:
+        """Keep the record under a key before this batch changes it."""
         if key not in self.effects.allocations:
             record = self.ledger.allocations.get(key)
             if record is not None:
                 self.effects.before[key] = record
 
     def renumber(self, host: str, full: float) -> bool:
-        """Bring the queue positions that are shown up to date, as far as it fits; False if something is left."""
+        """Refresh the queue positions that are shown. Returns False if some do not fit."""
         output = self.output
         for change in renumber(self.ledger, self.rules, host):
             record = change.record

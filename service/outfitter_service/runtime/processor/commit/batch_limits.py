@@ -1,25 +1,25 @@
-"""How much goes into one commit: as much as piled up, until one was too large; then smaller and smaller pieces.
+"""How much goes into one commit: everything that waits, and smaller pieces after a commit was too large.
 
-A commit that the bus refuses for its size is taken back and tried again with fewer events, then with less than the bus
-has promised to take, so that the core cuts one event's effects into smaller pieces and finds out whose grant is too
-large. What cannot be committed even so stands alone.
+A commit that the bus refuses for its size is tried again with fewer events, then with a lower limit of bytes. With that
+the core divides one event's effects into smaller pieces, and finds the grant that is too large. An event that cannot be
+committed even then is alone in its commit.
 """
 
 from __future__ import annotations
 
-KEPT_BACK = 16
-"""Such a part of a commit is for what stands beside decisions: the checkpoint, half of it for hosts that are ahead, and
-the reason for which a grant ends that has all the rest."""
+RESERVED_SHARE = 16
+"""One part in so many of a commit is for what it has beside decisions: the checkpoint, half of it for hosts that are
+ahead, and the final reason of a grant that fills all the rest."""
 FILL = 0.8
-"""How full of the largest possible ledger batch a commit is made: the next event's output must still fit."""
+"""A commit fills this part of the largest possible ledger batch, so that the next event's output still fits."""
 SMALLEST_BYTES = 4096
-"""Less is in no commit: a record without devices takes some hundred."""
+"""The lowest limit of bytes: a record without devices takes some hundred."""
 
 
 class BatchLimits:
-    """`records`: events in a commit at most. `max_bytes`: what one event may write, see `Rules`. `rejected_offset`: the
-    offset of a message that is refused, since the answer to it is too large by itself. `full` and `history_bytes`: from
-    so many bytes in the ledger's batch, and in history's, a commit has no room for more."""
+    """`records`: most events in a commit. `max_bytes`: most bytes of one event, see `Rules`. `rejected_offset`: a
+    message that is refused because its answer alone is too large. `full` and `history_bytes`: a commit with so many
+    bytes in the ledger's batch, or in history's, has no room for more."""
 
     def __init__(self, *, records: int, max_bytes: int) -> None:
         self._most = (records, max_bytes)
@@ -31,47 +31,47 @@ class BatchLimits:
         self.history_bytes = max_bytes
 
     @property
-    def whole(self) -> bool:
-        """Effects are not cut smaller than usual."""
+    def is_normal(self) -> bool:
+        """Whether effects have their usual size."""
         return self.max_bytes == self._most[1]
 
     def take(self, batch_bytes: int) -> None:
-        """The bus takes so many bytes with one commit, as far as it says."""
+        """The bus says that it takes so many bytes in one commit."""
         self.full = batch_bytes * FILL
-        self.history_bytes = batch_bytes  # in one batch: a second one waits for the first
-        most = batch_bytes - batch_bytes // KEPT_BACK
+        self.history_bytes = batch_bytes  # in one batch, because a second one would wait for the first
+        most = batch_bytes - batch_bytes // RESERVED_SHARE
         self._most = (self._most[0], most)
         self.max_bytes = most if self._small_until is None else min(self.max_bytes, most)
 
     def shrink(self, events: int, size: int) -> bool:
-        """A commit of so many events and bytes was too large: less from now on. False if that would not help."""
+        """A commit of so many events and bytes was too large: allow less. Returns False if that would not help."""
         if self.records > 1:
             self.records = max(1, min(self.records, events) // 2)
         elif self._refused_bytes is None or size < self._refused_bytes * 9 // 10:
             self._refused_bytes = size
             self.max_bytes = max(SMALLEST_BYTES, min(self.max_bytes, size) // 2)
         else:
-            return False  # the event's own record: with a lower bound it was as large as before
+            return False  # the event's own record: with a lower limit it was as large as before
         return True
 
     def refuse(self, offset: int) -> bool:
-        """The message at `offset` is too large by itself. False if it was refused already, and that did not help."""
-        news = self.rejected_offset != offset
+        """The answer to the message at `offset` is too large. Returns False if it was refused already."""
+        is_new = self.rejected_offset != offset
         self.rejected_offset = offset
-        return news
+        return is_new
 
     def stay_small(self, *, until: int) -> None:
-        """What was too large comes again, in the input before `until`, behind what is observed anew."""
+        """Keep the low limits until the events that were too large come again: in the input before `until`."""
         self._small_until = max(until, self._small_until or 0)
 
     def grow(self, position: int, *, idle: bool) -> None:
-        """A commit succeeded, up to `position`: back to the usual size, once what was too large is through. `idle`: no
-        event of the manager's own waits, or is decided and not committed."""
+        """A commit up to `position` succeeded: restore the usual limits if the events that were too large are done.
+        `idle`: no internal event waits, or is decided and not committed."""
         if self._small_until is None or (position >= self._small_until and idle):
             self._small_until = self._refused_bytes = None
             self.records, self.max_bytes = self._most
 
     def forget(self) -> None:
-        """The input began again: positions of before mean nothing now."""
+        """The input began again, so that earlier positions mean nothing."""
         self._small_until = self._refused_bytes = None
         self.rejected_offset = None

@@ -1,4 +1,4 @@
-"""What one commit writes, encoded as it is decided: the ledger's records, history's steps, dead letters."""
+"""The output of one commit, encoded when it is decided: the ledger's records, history's steps, dead letters."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class CommitOutput(Struct, kw_only=True):
     """It begins empty, and a batch fills it: nobody passes its fields but `history`.
 
     `history`: whether history is written. `letters`: dead letters; `notes`: those of the event queue. `values`: the
-    last record of each changed key with its bytes; None is a tombstone. `plain`: the plain grants besides, in the order
-    of their tokens. `stepless`: the keys that were put or deleted without a step in history. `positions`: the queue
-    positions that changed. `steps`: history's entries. `piece`: of a snapshot. `ledger_bytes` and `history_bytes`: the
-    size of the ledger's batch, letters included, and of history's; upper bounds."""
+    last record of each changed key with its bytes; None is a tombstone. `plain`: the plain grants, in the order of
+    their tokens. `stepless`: keys that were put or deleted without a step in history. `positions`: changed queue
+    positions. `steps`: history's entries. `piece`: of a snapshot. `ledger_bytes`, `history_bytes`: upper bounds of the
+    sizes of the ledger's batch, letters included, and of history's."""
 
     history: bool
     values: dict[str, tuple[Allocation | StateRecord | None, bytes | None]] = {}
@@ -42,25 +42,25 @@ class CommitOutput(Struct, kw_only=True):
 
     @property
     def empty(self) -> bool:
-        """Nothing to write (heartbeats move leases in memory only)."""
+        """Whether there is nothing to write (heartbeats move leases in memory only)."""
         return not (self.values or self.plain or self.notes or self.letters)
 
     def put(self, key: str, record: Allocation | StateRecord | None, value: bytes | None = None) -> None:
-        """Write a record, or a tombstone. `value`: the record as it is encoded, where it is already."""
+        """Write a record, or a tombstone. `value`: the encoded record, if it is encoded already."""
         if value is None and record is not None:
             value = encode(record)
         self.plain.pop(key, None)
         self.values[key] = (record, value)
-        # what an earlier value of this key took is counted as well: few have any, and it is a bound
+        # an earlier value of this key stays counted: few keys have one, and this is an upper bound
         self.ledger_bytes += len(key) + 16 + (0 if value is None else len(value))
 
     def put_without_step(self, key: str, record: StateRecord | None) -> None:
-        """Write a record that is no allocation's, or a tombstone: history says so at the end of the commit."""
+        """Write a record other than an allocation, or a tombstone. History has it at the end of the commit."""
         self.stepless[key] = None
         self.put(key, record)
 
     def grant(self, grant: FastGrant) -> Transition:
-        """Write a plain grant and its step, which is returned."""
+        """Write a plain grant and its step. Returns the step."""
         key, record = grant.key, grant.record
         name, value = key.encode(), encode(record)
         size = len(name) + 16
@@ -76,7 +76,7 @@ class CommitOutput(Struct, kw_only=True):
         return step
 
     def step(self, key: str, step: Transition | Refresh) -> None:
-        """Encode a step here and now: its record's bytes are mostly those that were just made for the ledger."""
+        """Encode a step at once, because its record's bytes were mostly just made for the ledger."""
         if not self.history:
             return
         if type(step) is Transition:
@@ -97,11 +97,11 @@ class CommitOutput(Struct, kw_only=True):
         self.notes += notes
 
     def add_piece(self, piece: Piece | None) -> None:
-        """Write a piece of a snapshot to history; None: none is due."""
+        """Write a piece of a snapshot to history, if one is due."""
         self.piece = piece
 
     def transaction(self, topics: Topics, checkpoint: Checkpoint) -> list[tuple[str, list[Entry]]]:
-        """What the commit writes, topic by topic, in order."""
+        """The entries of the commit, by topic, in order."""
         last = {key: self.values.get(key) for key in self.stepless}
         reborn = [key for key, value in last.items() if value is None or type(value[0]) is Allocation]
         ledger = ledger_batch(self.values, self.plain, checkpoint, reborn=reborn)

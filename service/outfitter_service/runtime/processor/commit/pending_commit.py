@@ -1,4 +1,4 @@
-"""One commit in the making, or under way: its decisions, and what led to them, to be decided again if it fails."""
+"""One commit, open or under way: its decisions, and their events, which are decided again if it fails."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
 
 
 class Sealed(Struct, frozen=True, kw_only=True):
-    """What is known of a commit once nothing more is decided in it. `notes`: how many of the event queue's notes it
-    writes. `stale_positions`: hosts whose queue positions it had to bring up to date. `deaths_left`: deaths by the end
-    of an earlier boot are left for later commits. `closing`: it is the last one of the tenure."""
+    """The facts of a completed commit. `notes`: how many of the event queue's notes it writes. `stale_positions`: hosts
+    whose queue positions it had to refresh. `deaths_left`: later commits have more deaths by the end of an earlier
+    boot. `closing`: it is the last one of the tenure."""
 
     notes: int = 0
     stale_positions: frozenset[str] = frozenset()
@@ -28,11 +28,11 @@ class Sealed(Struct, frozen=True, kw_only=True):
 class PendingCommit(Struct, kw_only=True):
     """It is begun with four fields, and its own methods write the others.
 
-    `batch`: the decisions. `position`: the input's next offset after it; `ahead`: how much further it goes for some
-    hosts. `internal`: the manager's own events. `messages` come from the input reader, `looked_ahead` from the
-    look-ahead, whether they had been decided before or not; `newest` is the offset of the last decided one. Messages of
-    others are not kept. `opening`: it is the first one of the tenure. `done`: the bus has answered, after so many
-    `seconds`; `trouble`: why it failed."""
+    `batch`: the decisions. `position`: the input's next offset after it; `ahead`: the same for hosts that are ahead.
+    `internal`: the manager's own events. `messages` come from the input reader, `looked_ahead` from the look-ahead,
+    including those that were decided before; messages of other scopes are dropped. `newest`: the offset of the last
+    decided one. `opening`: the first commit of the tenure. `done`: the bus has answered, after so many `seconds`.
+    `trouble`: why it failed."""
 
     batch: Batch
     position: int
@@ -48,7 +48,7 @@ class PendingCommit(Struct, kw_only=True):
     seconds: float = 0.0
 
     def decide_event(self, event: m.Event) -> None:
-        """Decide an event of the manager's own."""
+        """Decide an internal event."""
         self.internal.append(event)
         self.batch.decide(event)
 
@@ -60,15 +60,15 @@ class PendingCommit(Struct, kw_only=True):
             self.messages.append(message)
 
     def read_to(self, position: int) -> None:
-        """Nothing is left to decide before `position`: what comes before it has holes."""
+        """Nothing is left to decide before `position`; the offsets before it may have gaps."""
         self.position = max(self.position, position)
 
     def seal(self, sealed: Sealed) -> None:
-        """Nothing more is decided in it."""
+        """Nothing more is decided in this commit."""
         self.sealed = sealed
 
     def ended(self, trouble: BusError | None, seconds: float) -> None:
-        """The bus has answered after so many seconds: it is written, or it failed for this `trouble`."""
+        """The bus has answered after so many seconds: the commit is written, or failed with this `trouble`."""
         self.trouble = trouble
         self.seconds = seconds
         self.done = True
@@ -80,7 +80,7 @@ class PendingCommit(Struct, kw_only=True):
         return has_bytes and self.batch.events < limits.records
 
     def decide(self, message: Message, scope: Scope, batch_limits: BatchLimits) -> bool:
-        """Decide a message if it is this processor's; whether it is."""
+        """Decide a message if it belongs to this processor. Returns whether it does."""
         if message.offset == batch_limits.rejected_offset:
             self.batch.refuse(message, "the answer to it would be larger than the topics take")
         elif scope.serves(message):
@@ -93,23 +93,23 @@ class PendingCommit(Struct, kw_only=True):
         return True
 
     def decide_ahead(self, lookahead_buffer: LookAheadBuffer, scope: Scope, batch_limits: BatchLimits) -> None:
-        """Decide the look-ahead's next message before its turn. Each source passes over what was decided from the
-        other one, and keeps it all the same: if this commit fails, both come again as they were."""
+        """Decide the look-ahead's next message before its turn. Each source skips what the other one had decided, but
+        keeps it here: if this commit fails, both are restored."""
         message = lookahead_buffer.take()
         self.looked_ahead.append(message)
         if message.offset >= self.position:
             self.decide(message, scope, batch_limits)
             self.ahead[message.key or b""] = message.offset + 1
 
-    def reading(self, place: Cursor, partition: int, since: int) -> InputPosition:
-        """What this commit says of the input, of which it has read from `since` on."""
+    def input_position(self, cursor: Cursor, partition: int, since: int) -> InputPosition:
+        """The input position for the checkpoint. The commit has read the input from `since` on."""
         ahead = {key.decode(): offset for key, offset in self.ahead.items() if offset > self.position}
         return InputPosition(
-            topic_id=place.topic_id,
+            topic_id=cursor.topic_id,
             partition=partition,
             from_=since,
             to=self.position,
-            base=place.base or UNSET,
-            begin=place.begin or UNSET,
+            base=cursor.base or UNSET,
+            begin=cursor.begin or UNSET,
             ahead=ahead or UNSET,
         )

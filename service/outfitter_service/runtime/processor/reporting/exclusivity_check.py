@@ -1,7 +1,7 @@
-"""The self-check of exclusivity: who holds what, kept from committed records by means of its own.
+"""The self-check of exclusivity: an index of its own, built from committed records, of who holds which device.
 
-It keeps no index that decisions are made by, so that a defect there is seen here: it is told each commit's records, and
-what was under their keys before. It only looks.
+It uses none of the indexes that decisions use, so that it notices their defects. It gets each commit's records, and the
+ones before them. It only checks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outfitter_proto.records import HOLDING_STATES, Allocation
 
 
 class Violation(NamedTuple):
-    """A `device` that `key` was given to itself while `other` has it to itself."""
+    """A `device` that `key` was granted exclusively while `other` holds it exclusively."""
 
     device: str
     key: AllocationKey
@@ -24,32 +24,32 @@ class Violation(NamedTuple):
 
 
 class Holders:
-    """The holder of each exclusive device, by host and what was committed."""
+    """The holder of each exclusive device, by host, as committed."""
 
     def __init__(self) -> None:
         self._holders: dict[str, dict[str, AllocationKey]] = {}
 
     def clear(self) -> None:
-        """Nobody holds anything."""
+        """Drop all holders."""
         self._holders.clear()
 
     def held(self, host: str) -> Collection[str]:
-        """The names of the devices of `host` that somebody has alone."""
+        """The names of the devices of `host` that somebody holds exclusively."""
         return self._holders.get(host, {}).keys()
 
-    def take(
+    def update(
         self, changed: Mapping[AllocationKey, Allocation | None], *, before: Mapping[AllocationKey, Allocation]
     ) -> list[Violation]:
-        """Take in one commit's allocations by key (None: deleted), what lets go first, as the ledger has them.
-        `before` are those of them that there were already, as they were."""
-        for key, left in before.items():
-            holder = self._holders.get(left.host, {})
-            for device in _exclusive(left):
+        """Add one commit's allocations by key (None: deleted), releases first, as in the ledger. `before`: the records
+        that they replace. Returns the violations."""
+        for key, old in before.items():
+            holder = self._holders.get(old.host, {})
+            for device in _exclusive(old):
                 if holder.get(device) == key:
                     del holder[device]
             if not holder:
-                self._holders.pop(left.host, None)
-        found: list[Violation] = []
+                self._holders.pop(old.host, None)
+        violations: list[Violation] = []
         holders = self._holders
         for key, record in changed.items():
             if record is None or record.state not in HOLDING_STATES:
@@ -58,12 +58,12 @@ class Holders:
             for device in _exclusive(record):
                 other = holder.setdefault(device, key)
                 if other != key:
-                    found.append(Violation(device, key, other))
-        return found
+                    violations.append(Violation(device, key, other))
+        return violations
 
 
 def _exclusive(record: Allocation) -> list[str]:
-    """The devices that a record has to itself, or had, under every name that it knows them by."""
+    """The exclusive devices of a record, under every name that it knows."""
     shared = record.shared
     ids = []
     for resource, infos in record.resources.items():

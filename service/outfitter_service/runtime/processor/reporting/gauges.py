@@ -1,7 +1,7 @@
-"""What the gauges of state show, counted commit by commit: a scrape must not walk a ledger, nor see what is undecided.
+"""The values of the state gauges, counted commit by commit: a scrape must not walk a ledger, nor see what is undecided.
 
-It is told what each commit changed. Of a ledger it looks at the hosts of which something is new, for what drivers said
-last: many at once in parts, so that a scrape never comes upon more than some.
+They get the changes of each commit. Devices are counted again on hosts with changes, some hosts at a time, so that a
+scrape never has to count many.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from outfitter_service.metrics import HELD_BACK, StateCounts
 from outfitter_service.runtime.processor.reporting.exclusivity_check import Holders, Violation
 
 OTHER = "(other)"
-"""The resource of records that ask for one nobody has heard of: names that workers make up must not become labels."""
+"""The label for unknown resources: names that workers make up must not become labels."""
 
 NONE = "(none)"
-"""The resource of records that have none."""
+"""The label for records without a resource."""
 
 AT_ONCE = 200
-"""Hosts that are counted anew in one turn of the event loop."""
+"""Hosts that are counted again in one turn of the event loop."""
 
 _Ids = dict[str, frozenset[str]]
 
@@ -43,46 +43,45 @@ class _Shown(NamedTuple):
 
 
 class StateGauges:
-    """The committed records of one processor, counted by what the gauges show."""
+    """Counts one processor's committed records for the gauges."""
 
     def __init__(self, resources: Iterable[str]) -> None:
-        """`resources` are those the manager is configured with."""
+        """`resources`: the configured ones."""
         self._resources = frozenset(resources)
         self._records = 0
         self._allocations: dict[tuple[str, str], int] = {}
         self._pending: dict[tuple[str, str], int] = {}
         self._holders = Holders()
         self._devices: Counter[tuple[str, str]] = Counter()
-        self._known: dict[str, dict[str, _Shown]] = {}
-        """What `_devices` has of each host and resource."""
+        self._counted: dict[str, dict[str, _Shown]] = {}
+        """The share of each host and resource in `_devices`."""
         self._stale: set[str] = set()
-        """The hosts of which something is new since."""
+        """Hosts with changes since they were counted."""
 
     def replay(self, records: Mapping[AllocationKey, Allocation], *, hosts: Iterable[str] = ()) -> list[Violation]:
-        """Begin anew with all records of a ledger, by key, and its `hosts`; return what the self-check finds of the
-        records."""
+        """Start again with all records of a ledger, by key, and its `hosts`. Returns the violations among them."""
         self._records = 0
         self._allocations.clear()
         self._pending.clear()
         self._devices.clear()
-        self._known.clear()
+        self._counted.clear()
         self._stale = set(hosts)
         self._holders.clear()
-        return self.take(records, before={})
+        return self.update(records, before={})
 
-    def take(
+    def update(
         self, changed: Mapping[AllocationKey, Allocation | None], *, before: Mapping[AllocationKey, Allocation]
     ) -> list[Violation]:
-        """Take in one commit's allocations by key (None: deleted), which were so `before`, as far as they were; return
-        what the self-check finds of them."""
+        """Add one commit's allocations by key (None: deleted). `before`: the records that they replace. Returns the
+        violations among them."""
         self._count(before.values(), -1)
         self._count(changed.values(), 1)
         self._stale.update([record.host for record in before.values()])
         self._stale.update([record.host for record in changed.values() if record is not None])
-        return self._holders.take(changed, before=before)
+        return self._holders.update(changed, before=before)
 
     def _count(self, records: Iterable[Allocation | None], sign: int) -> None:
-        # nearly always those that want the same share what says so, and follow each other
+        # workers with equal requests nearly always share one object, and follow each other
         amounts: dict[str, int] = {}
         state, reason, alike = "", None, 0
         for record in records:
@@ -105,8 +104,8 @@ class StateGauges:
             if state == PENDING and reason is not None:
                 self._pending[name, reason] = self._pending.get((name, reason), 0) + count
 
-    def standing(self, ledger: Ledger) -> StateCounts:
-        """What is counted here; `ledger` is the one of which the records are."""
+    def state_counts(self, ledger: Ledger) -> StateCounts:
+        """The counts. `ledger`: the one that the records are from."""
         self._recount(ledger, None)
         return StateCounts(
             devices=+self._devices,
@@ -116,7 +115,7 @@ class StateGauges:
         )
 
     def catch_up(self, ledger: Ledger) -> bool:
-        """Where something is new of many hosts, count some of them anew; whether it is still of many."""
+        """If many hosts have changes, count some of them again. Returns whether many are left."""
         if len(self._stale) + len(ledger.reported) > AT_ONCE:
             self._recount(ledger, AT_ONCE)
         return len(self._stale) > AT_ONCE
@@ -127,11 +126,11 @@ class StateGauges:
         ledger.reported.clear()
         for host in list(islice(stale, most)):
             stale.discard(host)
-            before = self._known.pop(host, {})
+            before = self._counted.pop(host, {})
             self._add(before, -1)
             host_state = ledger.hosts.get(host)
             if host_state is not None and host_state.inventories:
-                self._known[host] = shown = self._shown(host_state, before)
+                self._counted[host] = shown = self._shown(host_state, before)
                 self._add(shown, 1)
 
     def _add(self, shown: Mapping[str, _Shown], sign: int) -> None:
@@ -141,28 +140,28 @@ class StateGauges:
                 devices[resource, state] += sign * count
 
     def _shown(self, host_state: HostState, before: Mapping[str, _Shown]) -> dict[str, _Shown]:
-        """The devices of a host as they are now; `before` is what they were."""
+        """The counts of a host's devices now. `before`: the last counts."""
         held: Iterable[str] = self._holders.held(host_state.host)
         if host_state.synonyms:
             held = {host_state.canonical(name) for name in held}
-        found: dict[str, _Shown] = {}
+        shown: dict[str, _Shown] = {}
         for resource, inventory in host_state.inventories.items():
-            known = before.get(resource)
-            if known is not None and known.inventory is inventory and known.synonyms is host_state.synonyms:
-                ids = known.ids
+            last = before.get(resource)
+            if last is not None and last.inventory is inventory and last.synonyms is host_state.synonyms:
+                ids = last.ids
             else:
                 ids = _ids(host_state, inventory)
             counts = {"held": 0}
-            for health, those in ids.items():
-                taken = len(those.intersection(held))
-                counts["held"] += taken
-                counts["free" if health == Health.HEALTHY else health] = len(those) - taken
-            found[resource] = _Shown(inventory, host_state.synonyms, ids, counts)
-        return found
+            for health, names in ids.items():
+                held_count = len(names.intersection(held))
+                counts["held"] += held_count
+                counts["free" if health == Health.HEALTHY else health] = len(names) - held_count
+            shown[resource] = _Shown(inventory, host_state.synonyms, ids, counts)
+        return shown
 
 
 def _ids(host_state: HostState, inventory: Inventory) -> _Ids:
-    """A resource's devices by health, under their canonical names; those that are held back apart."""
+    """The canonical names of a resource's devices by health; held-back devices have a group of their own."""
     grouped: dict[str, set[str]] = {}
     for device in inventory.devices:
         state = HELD_BACK if device.id in inventory.held_back else str(device.health)

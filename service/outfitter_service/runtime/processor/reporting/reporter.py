@@ -1,7 +1,4 @@
-"""What the service says of its commits: metrics, log lines, and the self-check of exclusivity.
-
-It looks at what was committed and changes nothing.
-"""
+"""Reports commits: metrics, log lines, and the self-check of exclusivity. It changes nothing."""
 
 from __future__ import annotations
 
@@ -30,26 +27,26 @@ LINES_A_SECOND = 50
 
 
 class LineLimiter:
-    """How many lines a processor may still write within this second: what many do at once is summed up."""
+    """Limits a processor's log lines per second. Lines beyond the limit are summed up."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` tells seconds that only grow."""
+        """`clock`: monotonic seconds."""
         self._clock = clock
         self._second = 0
         self._left = LINES_A_SECOND
 
     def take(self, wanted: int) -> int:
-        """So many of the lines that are wanted."""
+        """How many of the wanted lines may be written."""
         second = int(self._clock())
         if second != self._second:
             self._second, self._left = second, LINES_A_SECOND
-        given = min(wanted, self._left)
-        self._left -= given
-        return given
+        granted = min(wanted, self._left)
+        self._left -= granted
+        return granted
 
 
-def concerned(event: m.Event) -> dict[str, str]:
-    """Whom an event is about: a worker, a driver, or a host."""
+def subject_of(event: m.Event) -> dict[str, str]:
+    """The worker, driver or host of an event, as log fields."""
     if isinstance(event, m.Incoming):
         message = event.message
         return {"host": message.host, "worker": message.worker, "incarnation": message.incarnation or ""}
@@ -65,7 +62,7 @@ class CommitReporter:
     """Metrics and log lines of one processor."""
 
     def __init__(self, metrics: Metrics, **place: str | int) -> None:
-        """`place` is what every line says: the host, or the partition."""
+        """`place`: fields of every line, the host or the partition."""
         self._metrics = metrics
         self._registered_ms: dict[str, int] = {}
         self._warned_since = -60.0
@@ -80,15 +77,15 @@ class CommitReporter:
 
     @property
     def behind(self) -> bool:
-        """Whether settled commits are left to be reported or counted."""
+        """Whether some settled commits are not reported or counted yet."""
         return bool(self._settled) or self._counting
 
     def settled(self, batch: Batch) -> None:
-        """A commit is settled: it is reported by `catch_up`."""
+        """A commit is settled; `catch_up` will report it."""
         self._settled.append(batch)
 
     def catch_up(self, ledger: Ledger) -> None:
-        """Report what is settled; of many hosts some are counted at a time."""
+        """Report settled commits. Of many hosts it counts some at a time."""
         for batch in self._settled:
             self.committed(batch)
         self._settled.clear()
@@ -107,7 +104,7 @@ class CommitReporter:
         for letter in batch.output.letters[: self._lines.take(min(LOGGED, len(batch.output.letters)))]:
             about = batch.report.about.get(letter.key, {})
             self.log.warning("dead letter", reason=letter.reason, field=letter.field, source=letter.key, **about)
-        self._tell_unknown_fields(batch)
+        self._log_unknown_fields(batch)
         self._count(batch)
         logged = self._lines.take(min(LOGGED, len(batch.report.steps)))
         for _, step in batch.report.steps[:logged]:
@@ -124,18 +121,18 @@ class CommitReporter:
             self.log.info("and more transitions", more=self._unlogged)
             self._unlogged = 0
         for host in batch.effects.announced:
-            self._tell_held_back(host, batch.ledger)
-        self._complain(self.state_gauges.take(batch.effects.allocations, before=batch.effects.before))
+            self._log_held_back(host, batch.ledger)
+        self._report_violations(self.state_gauges.update(batch.effects.allocations, before=batch.effects.before))
 
-    def _tell_held_back(self, host: str, ledger: Ledger) -> None:
-        """Say when devices of a resource begin to be held back, and when none is any more."""
+    def _log_held_back(self, host: str, ledger: Ledger) -> None:
+        """Log when devices of a resource begin to be held back, and when none is any more."""
         host_state = ledger.hosts.get(host)
         inventories = host_state.inventories if host_state is not None else {}
         for resource, inventory in inventories.items():
             if inventory.held_back and (host, resource) not in self._held_back:
                 self._held_back.add((host, resource))
                 self.log.warning(
-                    "devices are held back: any of them may be one that is held",
+                    "devices are held back: each may be one that a worker still holds",
                     host=host,
                     resource=resource,
                     devices=len(inventory.held_back),
@@ -146,8 +143,8 @@ class CommitReporter:
                 self._held_back.discard((host, resource))
                 self.log.info("no devices are held back any more", host=host, resource=resource)
 
-    def _tell_unknown_fields(self, batch: Batch) -> None:
-        """Whoever misspells a field does so in each message: the counter has them all, the log some of each minute."""
+    def _log_unknown_fields(self, batch: Batch) -> None:
+        """A client that misspells a field does so in each message: count all, and log some of each minute."""
         for message, warnings in batch.report.unknown_fields:
             self._metrics.unknown_fields.labels(message.__struct_config__.tag).inc()
             now = time.monotonic()
@@ -165,13 +162,13 @@ class CommitReporter:
                 )
 
     def _count(self, batch: Batch) -> None:
-        """Count transitions; grants and their waits are summed up first, for there are many. What came to plain grants
-        the batch knows."""
+        """Count transitions. Grants and their waits are summed up first, because there are many; the batch has counted
+        the plain ones."""
         waits = {resource: Counter(arrived) for resource, arrived in batch.report.granted.items()}
         grants = defaultdict(int, {resource: len(arrived) for resource, arrived in batch.report.granted.items()})
         for key, step in batch.report.steps:
             record = step.record
-            if type(record) is not Allocation:  # a plain grant's is encoded already
+            if type(record) is not Allocation:  # a plain grant's record is encoded already
                 continue
             if step.to != ALLOCATED:
                 self._count_other(key, step, record)
@@ -197,7 +194,7 @@ class CommitReporter:
                 metrics.failures.labels(record.reason_code or "").inc()
             elif step.from_ is not None:  # else it deregistered before it was registered, and held nothing
                 metrics.releases.labels(record.reason_code or "").inc()
-        # what others are granted because of it has the same event
+        # grants to others because of it have the same event
         if step.event == "lease-expired" and record.reason_code == ReasonCode.LEASE_EXPIRED:
             metrics.lease_expiries.inc()
 
@@ -208,18 +205,18 @@ class CommitReporter:
         self._metrics.commits.labels(_outcome(trouble)).inc()
 
     def input_lost(self, explanation: str) -> None:
-        """Registrations are gone unread."""
-        self.log.error("registrations were lost, going on at the earliest there are", reason=explanation)
+        """Registrations were lost unread."""
+        self.log.error("registrations were lost, continuing at the earliest", reason=explanation)
         self._metrics.input_lost.inc()
 
     def replayed(self, restored: Restored) -> None:
-        """The processor begins with this ledger."""
+        """The processor starts with this ledger."""
         ledger = restored.ledger
         self._metrics.restore_seconds.set(restored.seconds)
         self._metrics.restored_records.set(restored.records)
-        self._complain(self.state_gauges.replay(ledger.allocations, hosts=ledger.hosts))
+        self._report_violations(self.state_gauges.replay(ledger.allocations, hosts=ledger.hosts))
 
-    def _complain(self, violations: list[Violation]) -> None:
+    def _report_violations(self, violations: list[Violation]) -> None:
         for violation in violations:
             self._metrics.violations.inc()
             host, worker, incarnation = allocation_names(violation.key)
