@@ -41,7 +41,7 @@ class WallClock:
 def main() -> None:
     from outfitter_service.runtime.changelog import shape
 
-    shape.LOOK_S = LOOK_S
+    shape.CHECK_S = LOOK_S
     from outfitter_service.cli import main as outfitter
     from outfitter_service.runtime import clock
 

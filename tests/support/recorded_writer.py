@@ -100,7 +100,7 @@ class RecordedWriter:
         self.log += [entry.value or b"" for entry in written.get(TOPICS.history, [])]
         self.ledger.seal()
         self.ledger.settle()
-        assert self.state_gauges.take(batch.effects.allocations, before=batch.effects.before) == []
+        assert self.state_gauges.update(batch.effects.allocations, before=batch.effects.before) == []
         snapshots.settle(batch.output.piece, batch.output.history_bytes)
         if self.history:
             self.ledgers[number] = dict(self.topic)

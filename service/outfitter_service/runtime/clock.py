@@ -1,6 +1,6 @@
-"""The machine's clocks, as the runtime reads them: whoever runs it under another time hands it another `Clock`.
+"""The machine's clocks, as the runtime reads them. Tests with another time pass another `Clock`.
 
-Durations that are only measured for metrics are not read here.
+Durations for metrics are measured elsewhere.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from datetime import UTC, datetime
 
 
 class Clock:
-    """What time it is. Waiting is the event loop's business: its time must pass as `monotonic` does."""
+    """Tells the time. The event loop does the waiting, and its time must pass as `monotonic` does."""
 
     def monotonic(self) -> float:
-        """Seconds that only grow, from an arbitrary start (CLOCK_MONOTONIC): they stand still while the machine
-        is suspended."""
+        """Seconds since an arbitrary start (CLOCK_MONOTONIC). They stop while the machine is suspended."""
         return time.monotonic()
 
     def utc(self) -> datetime:
-        """The wall's time, as far as this machine knows it; it may jump."""
+        """This machine's wall time, which may jump."""
         return datetime.now(UTC)
 
     def suspended(self) -> float:

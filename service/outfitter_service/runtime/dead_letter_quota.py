@@ -1,12 +1,11 @@
-"""Dead letters have quotas: so many of one host are written down a minute, and the rest is counted.
+"""Quotas of dead letters: so many of one host are written per minute, and the rest is counted.
 
-Whoever can write registrations can write bad ones, faster than anybody would read of them. What is beyond the quota
-is told in one letter when its minute is over: the first one of them, with their number. It knows no reasons. What
-cannot be understood has a quota of its own, because nobody waits for an answer to it: garbage must not take the
-letters that tell workers why they are refused.
+A client can write bad registrations faster than anybody would read about them. When its minute is over, one letter
+sums up the messages beyond the quota: the first of them, with their number. Invalid messages have a quota of their own,
+because nobody waits for an answer to them: garbage must not use up the letters that tell workers why they are refused.
 
-Naming the unknown fields of messages, which takes as long as finding faults, has a quota of its own: a worker that
-misspells a field in each heartbeat must not cost its host's dead letters.
+Naming unknown fields takes as long as finding faults, and has a quota of its own: a worker that misspells a field in
+each heartbeat must not use up its host's dead letters.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from msgspec import Struct, structs
 from outfitter_proto.records import DeadLetter
 
 A_MINUTE = 100
-"""Dead letters of one host, and of one kind, that are written down within `WINDOW_S`."""
+"""Dead letters of one host and kind that are written within `WINDOW_S`."""
 WINDOW_S = 60.0
 
 Payer = str | tuple[str, bool]
-"""Whose quota it is: a host's name with whether its messages were understood, or another name."""
+"""The owner of a quota: a host's name and whether its messages were valid, or another name."""
 
 
 class Omitted(Struct, kw_only=True, frozen=True, gc=False):
@@ -42,8 +41,8 @@ class Omitted(Struct, kw_only=True, frozen=True, gc=False):
     def summary(self) -> DeadLetter:
         """One dead letter for all of them."""
         reason = (
-            f"{self.count} messages before offset {self.until}, of which this is the first, were refused beyond the "
-            f"{A_MINUTE} a minute that have a dead letter each: {self.first.reason}"
+            f"{self.count} messages before offset {self.until} were refused, beyond the {A_MINUTE} a minute "
+            f"that have a dead letter each. This is the first one: {self.first.reason}"
         )
         return structs.replace(self.first, reason=reason, count=self.count, until=self.until)
 
@@ -57,15 +56,15 @@ class _Window(Struct):
 
 
 class DeadLetterQuota:
-    """The dead letters of one writer. Those of hosts that it does not know share their quotas, under an empty name."""
+    """The quotas of one writer. Unknown hosts share their quotas, under an empty name."""
 
     def __init__(self, clock: Callable[[], float], *, most: int = A_MINUTE) -> None:
-        """`clock` tells seconds that only grow. `most`: letters of one payer within `WINDOW_S`."""
+        """`clock`: monotonic seconds. `most`: letters of one payer within `WINDOW_S`."""
         self._clock = clock
         self._most = most
         self._windows: dict[Payer, _Window] = {}
         self.spent: set[Payer] = set()
-        """Those for whom nothing is left now: to look whether there are any costs nothing."""
+        """The owners with nothing left now."""
 
     def take(self, payer: Payer) -> bool:
         """Whether one more letter may be written now."""
@@ -80,19 +79,19 @@ class DeadLetterQuota:
         return True
 
     def give_back(self, taken: Mapping[Payer, int]) -> None:
-        """So many letters were not written after all."""
+        """So many letters were not written after all, because their commit failed."""
         for payer, count in taken.items():
             if (window := self._windows.get(payer)) is not None:
                 window.written = max(0, window.written - count)
                 self.spent.discard(payer)
 
     def omit(self, payer: Payer, omitted: Omitted) -> None:
-        """These were refused and not written down."""
+        """These messages were refused without a letter."""
         window = self._windows.setdefault(payer, _Window(0.0))
         window.omitted = omitted if window.omitted is None else window.omitted.with_more(omitted)
 
     def due(self, *, all_of_them: bool = False) -> dict[Payer, Omitted]:
-        """What was omitted in the minutes that are over; those begin anew."""
+        """The omitted messages of the minutes that are over. Starts the next minutes."""
         now = self._clock()
         over = [payer for payer, window in self._windows.items() if all_of_them or window.over_at <= now]
         self.spent.difference_update(over)

@@ -1,4 +1,4 @@
-"""Who a manager is: its instance, its machine, this boot."""
+"""A manager's identity: its instance, its machine, this boot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outfitter_proto.support.processes import boot_id, pid_namespace, time_names
 from outfitter_service.runtime.clock import Clock
 
 SUSPEND_THRESHOLD_S = 1.0
-"""How far boot time may run ahead of monotonic time before the machine counts as having been suspended."""
+"""The machine counts as suspended if boot time runs ahead of monotonic time by more than this."""
 
 
 class Identity(Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ def host_identity(cluster: str, host: str) -> Identity:
 
 def replica_identity(cluster: str) -> Identity:
     """The identity of a cluster-scope manager started now, before it has a partition (see `of_partition`). It watches
-    no processes: those of its hosts run elsewhere."""
+    no processes, because those of its hosts run elsewhere."""
     return Identity(
         cluster=cluster,
         scope="cluster",
@@ -88,19 +88,19 @@ def of_partition(identity: Identity, partition: int) -> Identity:
 
 
 def machine_id() -> str | None:
-    """The machine's id by machine-id(5), or None: then a foreign machine cannot be told apart."""
+    """The machine's id by machine-id(5), or None: then the manager cannot recognise another machine."""
     for path in (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id")):
         try:
-            found = path.read_text().strip()
+            content = path.read_text().strip()
         except OSError:
             continue
-        if found and found != "uninitialized":
-            return found
+        if content and content != "uninitialized":
+            return content
     return None
 
 
 class SuspendWatch:
-    """Notices that the machine was asleep: CLOCK_BOOTTIME goes on then, CLOCK_MONOTONIC does not (time(7))."""
+    """Notices that the machine was suspended: CLOCK_BOOTTIME continues then, CLOCK_MONOTONIC does not (time(7))."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

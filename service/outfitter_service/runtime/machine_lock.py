@@ -1,10 +1,10 @@
-"""The lock that keeps a manager alone with its host on a machine, whatever bus and cluster it serves.
+"""The lock that allows one manager per host on a machine, whatever bus and cluster it serves.
 
-Two places, because neither does alone. The first is an abstract Unix socket: the kernel drops it with its process, no
-file is left behind, and it is seen by every process of the network namespace, which is what a machine's services
-share. But every user may bind it, and so keep a manager from starting. Where the service has a directory of its own
-(`RUNTIME_DIRECTORY`, as systemd.exec(5) sets it), a file there is locked, too, and then a socket that is held by a user
-who is neither root nor this one counts as a stranger's: the manager says so and starts.
+There are two locks, because neither is enough alone. The first is an abstract Unix socket. The kernel drops it with its
+process, and every process of the network namespace sees it, which a machine's services share. But every user may bind
+it, and so keep a manager from starting. The second is a file in the service's own directory (`RUNTIME_DIRECTORY` of
+systemd.exec(5)), if it has one. Then a socket of a user other than root and this one does not count: the manager warns
+and starts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ManagerExistsError(RuntimeError):
 
 
 class Holder(Struct, frozen=True):
-    """Who holds a lock: the user (`uid`) and the process (`pid`), None where the kernel does not tell."""
+    """Who holds a lock: the user (`uid`) and the process (`pid`), None if the kernel does not tell."""
 
     uid: int | None = None
     pid: int | None = None
@@ -68,11 +68,10 @@ class Holder(Struct, frozen=True):
 def alone_on_machine(
     host: str, environment: Mapping[str, str] = os.environ, *, managers: Container[int] | None = None
 ) -> Iterator[None]:
-    """Hold the machine's lock for `host`. `managers` are the users whose managers are believed to be such; left out:
-    root and this user.
+    """Hold the machine's lock for `host`. `managers`: users that may run managers (default: root and this user).
 
     Raises:
-        ManagerExistsError: somebody else holds it; says who.
+        ManagerExistsError: another process holds it; the message says which.
     """
     with ExitStack() as held:
         directory = own_directory(environment)
@@ -93,26 +92,26 @@ def alone_on_machine(
 
 
 def own_directory(environment: Mapping[str, str]) -> Path | None:
-    """The service's runtime directory, if it has one where nobody else can make or lock files."""
+    """The service's runtime directory, if it has one where nobody else can create or lock files."""
     for name in environment.get("RUNTIME_DIRECTORY", "").split(":"):
         if not name:
             continue
         with suppress(OSError):
-            found = Path(name).lstat()
-            ours = found.st_uid in (0, os.geteuid()) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-            if stat.S_ISDIR(found.st_mode) and ours and os.access(name, os.W_OK | os.X_OK):
+            status = Path(name).lstat()
+            ours = status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+            if stat.S_ISDIR(status.st_mode) and ours and os.access(name, os.W_OK | os.X_OK):
                 return Path(name)
     return None
 
 
 def socket_name(host: str) -> str:
-    """The abstract socket's name: the host's own where it fits into the 107 bytes that unix(7) allows."""
+    """The abstract socket's name, with a digest of the host if it exceeds the 107 bytes that unix(7) allows."""
     name = f"\0outfitter-manager/{host}"
     return name if len(name) <= 107 else f"\0outfitter-manager/sha256/{_digest(host)}"
 
 
 def holder_of(name: str) -> Holder:
-    """Who has bound the abstract Unix socket `name`: its user by sock_diag(7), its process where /proc shows it."""
+    """The holder of the abstract Unix socket `name`: its user by sock_diag(7), its process if /proc shows it."""
     with suppress(OSError, struct.error):
         for inode, uid in _unix_sockets(name.encode()):
             peer = _peer(name)
@@ -121,11 +120,12 @@ def holder_of(name: str) -> Holder:
 
 
 def _peer(name: str) -> Holder:
-    """Who says by a second socket of the same name that it holds the first (SO_PEERCRED of unix(7))."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asked, suppress(OSError):
-        asked.setblocking(False)
-        asked.connect(name)
-        pid, uid, _ = struct.unpack("=3i", asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    """The process behind a second socket of the same name, by which the holder names itself (SO_PEERCRED of
+    unix(7))."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer, suppress(OSError):
+        peer.setblocking(False)
+        peer.connect(name)
+        pid, uid, _ = struct.unpack("=3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return Holder(uid, pid)
     return Holder()
 
@@ -144,7 +144,7 @@ def _socket(host: str) -> Iterator[None]:
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as name_plate,
     ):
         lock.bind(socket_name(host))
-        with suppress(OSError):  # somebody else's: then the process is not named, and nothing else
+        with suppress(OSError):  # another process has it: then the refusal names no process
             name_plate.bind(socket_name(host))
             name_plate.listen(8)
         yield
@@ -158,10 +158,8 @@ def _file(directory: Path, host: str) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            written = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-            holder = Holder(
-                os.fstat(descriptor).st_uid, int(written) if written.isascii() and written.isdigit() else None
-            )
+            text = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            holder = Holder(os.fstat(descriptor).st_uid, int(text) if text.isascii() and text.isdigit() else None)
             raise ManagerExistsError(_refusal(host, holder)) from error
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
@@ -180,12 +178,12 @@ def _unix_sockets(name: bytes) -> Iterator[tuple[int, int | None]]:
     Raises:
         OSError: the kernel does not tell.
     """
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as asked:
-        asked.settimeout(ANSWER_WITHIN_S)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as netlink:
+        netlink.settimeout(ANSWER_WITHIN_S)
         request = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFF_FFFF, 0, _SHOW_NAME | _SHOW_UID, 0, 0)
-        asked.send(_HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + request)
+        netlink.send(_HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + request)
         while True:
-            answer = asked.recv(1 << 16)
+            answer = netlink.recv(1 << 16)
             at = 0
             while at < len(answer):
                 length, kind, _, _, _ = _HEADER.unpack_from(answer, at)
@@ -193,33 +191,33 @@ def _unix_sockets(name: bytes) -> Iterator[tuple[int, int | None]]:
                     return
                 if kind == _ERROR or length < _HEADER.size:
                     raise OSError(errno.EPROTO, "the kernel does not list Unix sockets")
-                found = _attributes(answer[at + _HEADER.size + _MESSAGE.size : at + length])
-                if found.get(_DIAG_NAME) == name:
-                    uid = found.get(_DIAG_UID)
+                attributes = _attributes(answer[at + _HEADER.size + _MESSAGE.size : at + length])
+                if attributes.get(_DIAG_NAME) == name:
+                    uid = attributes.get(_DIAG_UID)
                     inode = _MESSAGE.unpack_from(answer, at + _HEADER.size)[4]
                     yield inode, int.from_bytes(uid, sys.byteorder) if uid is not None else None
                 at += (length + 3) & ~3
 
 
 def _attributes(packed: bytes) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
+    attributes: dict[int, bytes] = {}
     at = 0
     while at + _ATTRIBUTE.size <= len(packed):
         length, kind = _ATTRIBUTE.unpack_from(packed, at)
         if length < _ATTRIBUTE.size:
             break
-        found[kind] = packed[at + _ATTRIBUTE.size : at + length]
+        attributes[kind] = packed[at + _ATTRIBUTE.size : at + length]
         at += (length + 3) & ~3
-    return found
+    return attributes
 
 
 def _process_with(inode: int) -> int | None:
-    """A process that has this socket open, None where /proc does not show it to this user."""
-    wanted = f"socket:[{inode}]"
+    """A process that has this socket open, or None if /proc does not show it to this user."""
+    target = f"socket:[{inode}]"
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             for link in (process / "fd").iterdir():
                 with suppress(FileNotFoundError):  # closed by now
-                    if str(link.readlink()) == wanted:
+                    if str(link.readlink()) == target:
                         return int(process.name)
     return None

@@ -1,7 +1,7 @@
-"""What a manager's log says of a bus that is away: a line when that begins, one a minute, and one when it is over.
+"""Logs outages of the bus: a line at the start, one a minute, and one at the end.
 
-Several activities fail together, each again and again: reading, committing, sweeping. It is one outage. Each failure is
-a line at debug.
+Several activities fail together, each repeatedly: reading, committing, sweeping. They are one outage. Each failure is a
+line at debug level.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import structlog
 from outfitter_service.runtime.clock import SYSTEM, Clock
 
 SAY_AGAIN_S = 60.0
-"""Between two lines about one outage."""
+"""Seconds between two lines about one outage."""
 
 log = structlog.get_logger("outfitter.bus")
 
 
 class OutageLog:
-    """One manager's outages of its bus: one begins when the first activity fails, and is over when all go on."""
+    """One manager's outages of its bus. One begins when the first activity fails, and ends when all work again."""
 
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self._clock = clock
@@ -30,19 +30,20 @@ class OutageLog:
         return bool(self._failing)
 
     def met(self, activity: str, error: object) -> None:
-        """`activity` has failed, or failed once more, and is tried again."""
+        """`activity` has failed (again), and will be tried again."""
         now = self._clock.monotonic()
-        first, told = not self._failing, str(error)
-        self._failing[activity] = told
+        first, message = not self._failing, str(error)
+        self._failing[activity] = message
         if first:
             self._begun = self._said = now
-            log.warning("the bus is away, trying until it works", activity=activity, error=told)
+            log.warning("the bus is away, trying until it works", activity=activity, error=message)
         elif now - self._said >= SAY_AGAIN_S:
             self._said = now
             failing = sorted(self._failing)
-            log.warning("the bus is away for longer", after_s=round(now - self._begun), activities=failing, error=told)
+            seconds = round(now - self._begun)
+            log.warning("the bus is away for longer", after_s=seconds, activities=failing, error=message)
         else:
-            log.debug("the bus is still away", activity=activity, error=told)
+            log.debug("the bus is still away", activity=activity, error=message)
 
     def passed(self, activity: str) -> None:
         """`activity` works."""
@@ -50,5 +51,5 @@ class OutageLog:
             log.info("the bus works again", after_s=round(self._clock.monotonic() - self._begun, 1))
 
     def drop(self, activity: str) -> None:
-        """`activity` is not wanted any more."""
+        """`activity` has stopped."""
         self._failing.pop(activity, None)

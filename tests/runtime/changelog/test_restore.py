@@ -134,7 +134,7 @@ async def test_what_is_remembered_to_find_what_is_alike_is_bounded(
         writer = f"host/{number}" if unlike == "names" else first.writer
         written.append(structs.replace(first, worker=f"w{number}", request=request, writer=writer))
         await bus.publish(TOPICS.allocations, 0, Entry(written[-1].key.encode(), encode(written[-1])))
-    monkeypatch.setattr(restore_module, "MOST_ALIKE", 5)
+    monkeypatch.setattr(restore_module, "MOST_INTERNED", 5)
     kept = (await restore(bus, TOPICS.allocations, 0, REMIT)).ledger.allocations
     assert kept == {record.key: record for record in written}
     assert 1 < _different(record.host for record in kept.values()) < len(kept)

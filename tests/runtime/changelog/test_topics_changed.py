@@ -21,7 +21,7 @@ from outfitter_proto.names import topics, transactional_id
 from outfitter_proto.partitioning import partition_of
 from outfitter_service.cli._lib import ledger_location
 from outfitter_service.runtime.changelog.restore import restore as replay
-from outfitter_service.runtime.changelog.shape import Ground, TopicsChangedError
+from outfitter_service.runtime.changelog.shape import TopicCheck, TopicsChangedError
 from outfitter_service.runtime.identity import host_identity, of_partition, replica_identity
 from outfitter_service.runtime.input.scope import HostScope, PartitionScope
 from outfitter_service.runtime.processor.processor import Limits
@@ -134,7 +134,9 @@ async def test_more_partitions_are_refused_at_the_next_start(serve: Serve, bus: 
     await add_partitions(bus, cluster, MOVES)
     assert partition_of(HOST, MOVES) != partition_of(HOST, FEW)
     await bus.publish(topics(cluster).registrations, 5, Entry(HOST.encode(), json.dumps(register("w2")).encode()))
-    await refused(serve, r"by which .*allocations/5 is the place of h; but .* in .*allocations/1:.*topics grow")
+    await refused(
+        serve, r"so that .*allocations/5 is the place of h, but their grants are in .*allocations/1:.*topics grow"
+    )
     assert await holders(bus, cluster) == ["h/w1/1"]
 
 
@@ -181,7 +183,7 @@ async def test_a_ledger_made_anew_ends_a_manager_that_serves_and_no_next_one_sta
         await house.say(register("w1", gpu=1, lease_s=None))
         await house.state("w1", "allocated")
         await remake(bus, cluster, [topics(cluster).allocations])
-        await ended(house, r"allocations was deleted and made anew while this manager served.*--adopt-ledger")
+        await ended(house, r"allocations was deleted and recreated while this manager served.*--adopt-ledger")
     await refused(serve, r"before, and .*allocations/1 holds nothing of it.*--adopt-ledger")
     await refused(serve, "--adopt-ledger")
 
@@ -376,13 +378,13 @@ async def test_records_deleted_after_the_look_at_the_topics_are_noticed_once_the
     await granted(_serving("host", tmp_path, bus, cluster))
     names, identity = topics(cluster), host_identity(cluster, HOST)
     scope = HostScope(HOST, identity.writer)
-    ground = Ground(bus, names, 1, identity=identity, scope=scope, partitions=None, history=True, adopt=False)
-    await ground.look()
+    topic_check = TopicCheck(bus, names, 1, identity=identity, scope=scope, partitions=None, history=True, adopt=False)
+    await topic_check.check()
     await evaporate(bus, cluster, but=2)
     replayed = await replay(bus, names.allocations, 1, scope)
     assert replayed.checkpoint is not None
     with pytest.raises(TopicsChangedError, match=r"the records of .*allocations/1 before offset \d+ were deleted"):
-        await ground.judge(replayed, taken=False)
+        await topic_check.check_restored(replayed, taken=False)
 
 
 @pytest.mark.parametrize("beyond", [False, True])

@@ -61,7 +61,7 @@ async def test_a_ledger_that_somebody_made_anew_in_the_file_ends_a_manager(url: 
             await house.state("w1", "allocated")
             with sqlite3.connect(tmp_path / "bus.db") as file:
                 file.execute("UPDATE topic SET uuid = 'another' WHERE name = ?", (topics().allocations,))
-            await ended(house, "was deleted and made anew while this manager served.*--adopt-ledger")
+            await ended(house, "was deleted and recreated while this manager served.*--adopt-ledger")
         async with serving(bus, static(count=1), tmp_path, ready=False) as house:
             await ended(house, "was written to another topic of that name.*--adopt-ledger")
 

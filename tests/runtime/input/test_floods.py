@@ -185,7 +185,7 @@ async def test_an_input_that_begins_anew_is_looked_ahead_of_whatever_was_too_lar
 ) -> None:
     async with managed(bus, tmp_path, LITTLE) as house:
         await house.ready()
-        house.processor.inputs.lookahead.rest(until=10 * FLOOD)
+        house.processor.inputs.lookahead.pause(until=10 * FLOOD)
         house.processor._input_loss.accept("the topic was deleted and made anew")
         await say(bus, *flood(SMALL_FLOOD), register("quiet", host="other", gpu=1))
         assert (await place(bus, "other/quiet/1"))["to"] < SMALL_FLOOD

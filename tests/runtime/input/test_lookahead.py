@@ -77,7 +77,7 @@ class Partition:
         if lookahead_buffer is None or lookahead_buffer.full:
             return
         end = min(lookahead_buffer.position + 5, len(self.log))
-        lookahead_buffer.see(self.log[lookahead_buffer.position : end], end)
+        lookahead_buffer.add(self.log[lookahead_buffer.position : end], end)
         if self.read >= lookahead_buffer.position and not self.input_reader.full:
             self.lookahead_buffer = None
 
@@ -103,7 +103,7 @@ class Partition:
         assert isinstance(batch, Decided)
         self.settled += batch.seen
         self.place.advance(work.position, work.ahead)
-        told = work.reading(self.place, 0, 0)
+        told = work.input_position(self.place, 0, 0)
         ahead = {host.encode(): offset for host, offset in (told.ahead or {}).items()}
         self.told = Cursor(topic_id="t", position=told.to, ahead=ahead)
         self.judge()
@@ -129,7 +129,11 @@ class Partition:
         assert sum(len(key) + ENTRY_BYTES for key in place.ahead) <= 2 * self.room
         settled = {each.offset for each in self.settled}
         for host in filter(None, HOSTS):
-            heard = self.place.heard(host) if self.lookahead_buffer is None else self.lookahead_buffer.heard(host)
+            heard = (
+                self.place.decided_before(host)
+                if self.lookahead_buffer is None
+                else self.lookahead_buffer.decided_before(host)
+            )
             assert settled >= {each.offset for each in self.log[:heard] if each.key == host}
 
 
@@ -191,65 +195,67 @@ def kept(lookahead_buffer: LookAheadBuffer) -> list[int]:
 
 def test_of_a_flood_no_more_is_kept_than_a_light_hosts_messages() -> None:
     seen, _ = lookahead_buffer()
-    seen.see([message(offset, b"loud" if offset % 10 else b"quiet") for offset in range(10, 1010)], 1010)
+    seen.add([message(offset, b"loud" if offset % 10 else b"quiet") for offset in range(10, 1010)], 1010)
     assert kept(seen) == [10, 11, 12, 20]
 
 
 def test_a_host_that_was_left_to_its_turn_is_ahead_again_once_the_intake_has_been_there() -> None:
     seen, place = lookahead_buffer()
-    seen.see([message(offset, b"a") for offset in range(10, 15)], 15)
+    seen.add([message(offset, b"a") for offset in range(10, 15)], 15)
     assert kept(seen) == [10, 11]
     place.position = 14
-    seen.see([message(15, b"a")], 16)
+    seen.add([message(15, b"a")], 16)
     assert kept(seen) == [10, 11], "the message at 14 was left and is not decided"
     place.position = 16
-    seen.see([message(16, b"a")], 17)
+    seen.add([message(16, b"a")], 17)
     assert kept(seen) == [10, 11, 16]
 
 
 def test_a_host_may_be_ahead_by_its_share_of_what_was_decided_meanwhile() -> None:
     seen, place = lookahead_buffer()
-    seen.see([message(10, b"loud"), message(11, b"a"), message(12, b"a")], 13)
+    seen.add([message(10, b"loud"), message(11, b"a"), message(12, b"a")], 13)
     place.position = 14
-    seen.see([message(20, b"a")], 21)
+    seen.add([message(20, b"a")], 21)
     assert kept(seen) == [10, 11, 12, 20], "two of two hosts' four"
-    seen.see([message(21, b"a")], 22)
+    seen.add([message(21, b"a")], 22)
     assert kept(seen) == [10, 11, 12, 20]
 
 
 def test_what_checkpoints_say_of_hosts_ahead_is_bounded() -> None:
     seen, _ = lookahead_buffer(room=2 * (1 + ENTRY_BYTES))
-    seen.see([message(10 + number, key) for number, key in enumerate((b"a", b"b", b"c", b"a"))], 14)
+    seen.add([message(10 + number, key) for number, key in enumerate((b"a", b"b", b"c", b"a"))], 14)
     assert kept(seen) == [10, 11, 13]
 
 
 def test_after_a_restart_what_is_ahead_already_is_neither_kept_nor_counted() -> None:
     ahead = {b"a": 14, b"b": 20}
     seen, _ = lookahead_buffer(ahead=ahead, room=3 * (1 + ENTRY_BYTES))
-    seen.see([message(offset, b"a") for offset in range(10, 16)], 16)
+    seen.add([message(offset, b"a") for offset in range(10, 16)], 16)
     assert kept(seen) == [14, 15]
-    seen.see([message(16, b"c"), message(17, b"d")], 18)
+    seen.add([message(16, b"c"), message(17, b"d")], 18)
     assert kept(seen) == [14, 15, 16], "there is room for three hosts' names, and b is one of them"
 
 
 def test_a_host_is_heard_as_far_as_was_looked_unless_something_it_said_is_undecided() -> None:
     seen, place = lookahead_buffer(room=len("loudquiet") + 2 * ENTRY_BYTES)
-    seen.see([message(offset, b"loud") for offset in range(10, 20)], 20)
-    assert seen.heard(b"quiet") == 0, "what is before it is not decided"
+    seen.add([message(offset, b"loud") for offset in range(10, 20)], 20)
+    assert seen.decided_before(b"quiet") == 0, "what is before it is not decided"
     place.position = 10
-    assert (seen.heard(b"quiet"), seen.heard(b"loud")) == (20, 10)
-    seen.see([message(20, b"quiet"), message(21, b"loud")], 22)
-    assert seen.heard(b"quiet") == 10
+    assert (seen.decided_before(b"quiet"), seen.decided_before(b"loud")) == (20, 10)
+    seen.add([message(20, b"quiet"), message(21, b"loud")], 22)
+    assert seen.decided_before(b"quiet") == 10
     place.ahead = {b"quiet": 21}
-    assert seen.heard(b"quiet") == 22
-    seen.see([message(22, b"third")], 23)
-    assert (seen.heard(b"third"), seen.heard(b"fourth")) == (10, 10), "there was no room to say who it was"
-    assert seen.heard(b"quiet") == 23
+    assert seen.decided_before(b"quiet") == 22
+    seen.add([message(22, b"third")], 23)
+    assert (seen.decided_before(b"third"), seen.decided_before(b"fourth")) == (10, 10), (
+        "there was no room to say who it was"
+    )
+    assert seen.decided_before(b"quiet") == 23
     place.position = 30
-    assert seen.heard(b"loud") == 30
+    assert seen.decided_before(b"loud") == 30
 
 
 def test_messages_of_nobody_are_decided_in_turn() -> None:
     seen, _ = lookahead_buffer()
-    seen.see([message(10, None), message(11, b"no/name"), message(12, b"a")], 13)
+    seen.add([message(10, None), message(11, b"no/name"), message(12, b"a")], 13)
     assert kept(seen) == [12]

@@ -18,7 +18,7 @@ from outfitter_proto.bus import BusUnavailableError, CommitUnknownError, Entry, 
 from outfitter_proto.keys import host_writer
 from outfitter_proto.records import Allocation, ResolvedRequest, Source
 from outfitter_service.core.state.ledger import Ledger, PutAllocation
-from outfitter_service.runtime.changelog.restore import STRETCH, discard, restore, unchanged
+from outfitter_service.runtime.changelog.restore import SLICE, discard, restore, unchanged
 from outfitter_service.runtime.input.input_reader import Cursor
 from outfitter_service.runtime.input.lookahead import LookAheadBuffer
 from outfitter_service.runtime.input.scope import HostScope
@@ -166,7 +166,7 @@ def in_frames(error: BaseException, name: str) -> list[Any]:
 async def test_a_ledger_is_emptied_in_stretches_between_which_others_are_served() -> None:
     ledger = Ledger()
     since = datetime(2026, 1, 1, tzinfo=UTC)
-    for number in range(10 * STRETCH):
+    for number in range(10 * SLICE):
         record = Allocation(
             host=f"h{number % 100}", worker=str(number), incarnation="1", state="allocated",
             request=ResolvedRequest(amounts={}), since=since, writer="w", commit=1,
@@ -185,7 +185,7 @@ async def test_a_ledger_is_emptied_in_stretches_between_which_others_are_served(
         await discard(ledger)
     for (hosts, records), (hosts_left, records_left) in pairwise(sizes):
         assert hosts - hosts_left <= 2  # others may come to it after two stretches
-        assert records - records_left <= 2 * STRETCH
+        assert records - records_left <= 2 * SLICE
 
 
 class _OneByOne(FaultyBus):

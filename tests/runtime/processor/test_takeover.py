@@ -132,7 +132,7 @@ async def test_who_stops_after_an_outage_says_goodbye_instead_of_taking_the_part
         await house.say(register("w", gpu=1, lease_s=None))
         input_reader = house.processor.inputs.reader
         with anyio.fail_after(20):
-            while input_reader.hearing:  # noqa: ASYNC110 - it tells nobody
+            while input_reader.is_readable:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.01)
             deaf = False
             while not input_reader.outages:  # noqa: ASYNC110 - it tells nobody

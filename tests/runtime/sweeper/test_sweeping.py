@@ -18,7 +18,7 @@ from outfitter_service.metrics import Metrics
 from outfitter_service.runtime import dead_letter_quota
 from outfitter_service.runtime.dead_letter_quota import A_MINUTE
 from outfitter_service.runtime.identity import host_identity
-from outfitter_service.runtime.input.scope import PartitionScope, nobodys
+from outfitter_service.runtime.input.scope import PartitionScope, unroutable
 from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.sweeper.group_member import SweeperMember
 from runtime.sweeper.conftest import GRACE_S, letters, say, sweeping, swept
@@ -191,12 +191,12 @@ async def test_two_sweepers_share_the_partitions_and_repeat_nothing(bus: FaultyB
 def test_a_batch_that_cannot_be_read_says_so_to_its_sender_and_not_that_it_has_no_key() -> None:
     why = "the record batch at offset 7 unpacks to more than 2097152 bytes"
     batch = Message("t", 0, 7, None, b"packed", 0, why)
-    found = nobodys(batch, 1)
+    found = unroutable(batch, 1)
     assert found is not None
     assert found.code == "unreadable"
     assert found.reason.startswith(why)
     assert PartitionScope(0, 1, "partition/0").refusal(batch) == found.reason
-    keyless = nobodys(Message("t", 0, 7, None, b"{}", 0), 1)
+    keyless = unroutable(Message("t", 0, 7, None, b"{}", 0), 1)
     assert keyless is not None
     assert keyless.code == "no-key"
 

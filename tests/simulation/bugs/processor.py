@@ -50,7 +50,7 @@ def _ahead_whatever_came_of_it() -> Iterator[None]:
 
 @contextmanager
 def _taken_again() -> Iterator[None]:
-    keeps = LookAheadBuffer._keeps
+    keeps = LookAheadBuffer._accepts
 
     def keeps_the_next(self: LookAheadBuffer, message: Message) -> bool:
         kept = keeps(self, message)
@@ -58,7 +58,7 @@ def _taken_again() -> Iterator[None]:
             self._kept[message.key or b""] = 0
         return kept
 
-    with patch.object(LookAheadBuffer, "_keeps", keeps_the_next):
+    with patch.object(LookAheadBuffer, "_accepts", keeps_the_next):
         yield
 
 

@@ -1,7 +1,7 @@
-"""What one commit writes: history and dead letters first, then one ledger batch that ends in the checkpoint.
+"""Encodes one commit: history and dead letters first, then one ledger batch that ends in the checkpoint.
 
-The order inside the ledger batch keeps promise 1 at every prefix: what lets go of devices stands before
-what takes them. `record_kinds` has the place of each other kind of record.
+The order inside the ledger batch keeps promise 1 at every prefix: releases stand before grants. `record_kinds` has the
+place of each other kind of record.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from outfitter_service.runtime.changelog.shape import Shape
 from outfitter_service.runtime.identity import Identity
 
 LONGEST_REASON = 2000
-"""Characters: what a message has in it may be in the reason for which it is refused."""
+"""Most characters of a reason, which may quote the refused message."""
 
 
 def ledger_batch(
@@ -52,9 +52,9 @@ def ledger_batch(
 ) -> list[Entry]:
     """The ledger's entries in order: releases and tombstones, grants by their tokens, other records, the checkpoint.
 
-    `values` are the records and their bytes by key; None is a tombstone. `plain` are the plain grants besides, in the
-    order of their tokens. `reborn` are the keys of those that were deleted before they were put: without a tombstone in
-    between they would look like the old ones, changed.
+    `values`: records and their bytes by key; None is a tombstone. `plain`: the plain grants, in the order of their
+    tokens. `reborn`: keys that were deleted and put again; without a tombstone in between the new records would look
+    like changes of the old ones.
     """
     before = [Entry(key.encode(), None) for key in reborn]
     grants: list[tuple[Token, Entry]] = []
@@ -81,20 +81,20 @@ def commit_entries(
     positions: dict[str, int],
     piece: Entry | None,
 ) -> list[Entry]:
-    """What history says at the end of a commit, besides its steps: what was put or deleted without one, in the form of
-    `ledger_batch`, and the checkpoint, as in the ledger's `last` entry. `piece` is one of a snapshot."""
+    """History's entries at the end of a commit, after its steps: the records that were put or deleted without a step,
+    the `piece` of a snapshot, and the checkpoint, as in the ledger's `last` entry."""
     writer = checkpoint.writer
-    told: list[Entry] = []
+    entries: list[Entry] = []
     dropped: list[str] = []
     for key, (record, value) in stepless.items():
         if value is None:
             dropped.append(key)
         elif type(record) in KINDS:
-            told.append(Entry(key.encode(), encode(Put(writer=writer, key=key, record=Raw(value)))))
+            entries.append(Entry(key.encode(), encode(Put(writer=writer, key=key, record=Raw(value)))))
     if piece is not None:
-        told.append(piece)
+        entries.append(piece)
     end = Commit(writer=writer, checkpoint=Raw(last.value or b""), positions=positions, dropped=dropped)
-    return [*told, Entry(writer.encode(), encode(end))]
+    return [*entries, Entry(writer.encode(), encode(end))]
 
 
 def checkpoint(
@@ -108,7 +108,7 @@ def checkpoint(
     boot_id: str | None,
     snapshot: datetime | UnsetType,
 ) -> Checkpoint:
-    """The checkpoint of a commit that was just sealed. `shape` is that of the topics that the ledger stands on."""
+    """The checkpoint of a commit that was just sealed. `shape`: the topics' shape."""
     return Checkpoint(
         writer=identity.writer,
         instance=identity.instance,
@@ -136,15 +136,14 @@ def note_entry(note: Note) -> Entry:
 
 
 def step_entry(key: str, step: Transition, record: bytes | None) -> Entry:
-    """A step under its allocation's key; `record` is its record as encoded before, where there is such."""
-    told = step if record is None else structs.replace(step, record=Raw(record))
-    return Entry(key.encode(), encode(told))
+    """A step under its allocation's key. `record`: its record, if it is encoded already."""
+    return Entry(key.encode(), encode(step if record is None else structs.replace(step, record=Raw(record))))
 
 
 def dead_letter(
     message: Message, reason: str, field: str | None, *, writer: str, at: datetime, code: str | UnsetType = UNSET
 ) -> DeadLetter:
-    """The dead letter of a message: at most `MAX_DEAD_LETTER_BODY` of it, with its length and SHA-256."""
+    """The dead letter of a message: at most `MAX_DEAD_LETTER_BODY` bytes of it, with its length and SHA-256."""
     body = message.value or b""
     return DeadLetter(
         at=at,
@@ -170,10 +169,10 @@ def batches(
     topics: Topics, history: list[Entry], letters: Sequence[DeadLetter], ledger: list[Entry]
 ) -> list[tuple[str, list[Entry]]]:
     """One transaction's batches in the order in which they are written."""
-    found: list[tuple[str, list[Entry]]] = []
+    batches: list[tuple[str, list[Entry]]] = []
     if history:
-        found.append((topics.history, history))
+        batches.append((topics.history, history))
     if letters:
-        found.append((topics.dead_letters, letter_entries(letters)))
-    found.append((topics.allocations, ledger))
-    return found
+        batches.append((topics.dead_letters, letter_entries(letters)))
+    batches.append((topics.allocations, ledger))
+    return batches

@@ -1,7 +1,7 @@
-"""Replaying the ledger: what a manager knows when it starts is what the compacted topic says.
+"""Restores the ledger from the compacted topic when a manager starts.
 
-Reads one partition up to what was committed when it was called, keeps the last record of each key of its
-own, and builds the core's ledger from it. It repairs nothing: a record it cannot read refuses its host.
+Reads one partition up to its committed end, keeps the last record of each key in scope, and builds the core's ledger
+from them. It repairs nothing: the host of an unreadable record is refused.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _KNOWN_STATES = frozenset(AllocationState)
 LEDGER_FORMAT = 1
 """The newest `Checkpoint.format` that this version can work on."""
 
-STRETCH = 500
-"""Records taken in at a stretch: some 10 ms, decoding them included."""
+SLICE = 500
+"""Records between two pauses: some 10 ms, decoding included."""
 
-MOST_ALIKE = 1000
-"""Requests, labels and names that are remembered at most, to find those that are alike."""
+MOST_INTERNED = 1000
+"""Most requests, labels and names that are kept to share equal ones."""
 
 
 class LedgerRefusedError(RuntimeError):
-    """The ledger holds something of this writer that this version must not work on."""
+    """The ledger has a record of this writer that this version must not work on."""
 
 
 class Restored(Struct, frozen=True, kw_only=True):
-    """A replayed ledger: the state, the newest checkpoint of this writer (None: it is new here), and figures. `rivals`
-    are the writers of the other scope that wrote about this one's hosts, `neighbours` other hosts' records and
-    checkpoints, by key, as they are on the wire, `swept` the checkpoint of the partition's sweeper, `end` is the offset
-    up to which was read. It has read so many `records` in so many `seconds`."""
+    """A restored `ledger`. `checkpoint`: the newest of this writer (None: the writer is new). `rivals`: writers of the
+    other scope that wrote about this one's hosts. `neighbours`: other hosts' records and checkpoints by key, encoded.
+    `swept`: the checkpoint of the partition's sweeper. `end`: the offset up to which the topic was read: `records` in
+    so many `seconds`."""
 
     ledger: Ledger
     checkpoint: Checkpoint | None
@@ -59,19 +59,19 @@ class Restored(Struct, frozen=True, kw_only=True):
 
 
 async def restore(bus: Bus, topic: str, partition: int, scope: Scope, *, end: int | None = None) -> Restored:
-    """Replay what of the ledger is `scope`'s, up to `end`: all that is there now, if that is not given.
+    """Restore the ledger of `scope`, up to `end` (default: the current stable end).
 
     Raises:
-        LedgerRefusedError: a damaged record, or one of a later version, that is not about one of many hosts (then
-            that host alone is refused, see `Scope.refuse`); says which and what to do.
+        LedgerRefusedError: a record is damaged, or of a later version; the message says which, and what to do. If it
+            is about one of many hosts, only that host is refused (`Scope.refuse`).
         BusError: the bus could not be read.
     """
     begun = time.monotonic()
     if end is None:
         end = await bus.stable_end(topic, partition)
-    with _nothing_collected():
+    with _gc_paused():
         read = await _read_log(bus, topic, partition, scope, end)
-        with _emptied_by_failure(read.last, read.others):
+        with _cleared_on_error(read.last, read.others):
             ledger, checkpoint = await _build(read, scope, f"{topic}/{partition}")
     return Restored(
         ledger=ledger,
@@ -86,15 +86,15 @@ async def restore(bus: Bus, topic: str, partition: int, scope: Scope, *, end: in
 
 
 async def unchanged(bus: Bus, topic: str, partition: int, scope: Scope, seen: Restored) -> Restored | None:
-    """What was restored a moment ago, with others' records as they are now; None if something of the scope's was
-    written since, or the log is another one. A moment only: others' tombstones may be gone again after
-    `delete.retention.ms` (what the scope's writer does, its checkpoint tells, which is never one).
+    """A recent restore with the current records of others; None if the scope's own records have changed since, or the
+    topic was replaced. The restore must be recent, because tombstones of others disappear after `delete.retention.ms`
+    (the scope's own writer always writes a checkpoint).
 
     Raises:
         BusError: the bus could not be read.
     """
     others = dict(seen.neighbours)
-    with _emptied_by_failure(seen.ledger, seen.neighbours, others):
+    with _cleared_on_error(seen.ledger, seen.neighbours, others):
         end = await bus.stable_end(topic, partition)
         if end < seen.end:
             return None
@@ -107,17 +107,17 @@ async def unchanged(bus: Bus, topic: str, partition: int, scope: Scope, seen: Re
                 for message in messages:
                     if message.key is not None and scope.owns(message.key):
                         return None
-                    _keep(message, others)
+                    _keep_other(message, others)
     return structs.replace(
         seen, neighbours=others, rivals=_rivals(others, scope), swept=_swept(others, partition), end=end
     )
 
 
 @contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Collect no garbage while a ledger is built, and count the ledger as old afterwards: one look at a million records
-    takes a second, and young objects are looked at twice. If several ledgers are built at once, the first one that is
-    complete ends this for all."""
+def _gc_paused() -> Iterator[None]:
+    """Pause garbage collection while a ledger is built, and count the ledger as old afterwards: one pass over a million
+    records takes a second, and young objects get two. If several ledgers are built at once, the first complete one ends
+    the pause for all."""
     collects = gc.isenabled()
     if collects:
         gc.collect(1)  # garbage must not become old with the ledger
@@ -125,15 +125,15 @@ def _nothing_collected() -> Iterator[None]:
     try:
         yield
         gc.freeze()
-        gc.unfreeze()  # this puts what is frozen among the oldest objects
+        gc.unfreeze()  # puts frozen objects among the oldest ones
     finally:
         if collects:
             gc.enable()
 
 
 @contextmanager
-def _emptied_by_failure(*read: dict[bytes, Any] | Ledger | _Alike) -> Iterator[None]:
-    """An error that somebody keeps, as a bus does its last one, has a traceback, and that the frames that had these."""
+def _cleared_on_error(*read: dict[bytes, Any] | Ledger | _Interner) -> Iterator[None]:
+    """Clear these after an error. A bus keeps its last error, whose traceback would keep them alive."""
     try:
         yield
     except BaseException:
@@ -143,29 +143,29 @@ def _emptied_by_failure(*read: dict[bytes, Any] | Ledger | _Alike) -> Iterator[N
 
 
 async def discard(ledger: Ledger) -> None:
-    """Empty a ledger that nobody works with any more. It pauses now and then: freeing a million records takes 1.6 s."""
+    """Empty a ledger that nobody uses any more. It pauses now and then: freeing a million records takes 1.6 s."""
     while ledger.hosts:
         ledger.hosts.popitem()
         await anyio.lowlevel.checkpoint()
     while ledger.allocations:
-        for _ in range(min(STRETCH, len(ledger.allocations))):
+        for _ in range(min(SLICE, len(ledger.allocations))):
             ledger.allocations.popitem()
         await anyio.lowlevel.checkpoint()
     ledger.clear()
 
 
 async def _build(read: _Log, scope: Scope, place: str) -> tuple[Ledger, Checkpoint | None]:
-    """The ledger of a log. It pauses now and then: who replays a million records must not seem dead meanwhile."""
+    """The ledger of a log. It pauses now and then, so that the manager does not seem dead during a million records."""
     ledger = Ledger()
     checkpoint: Checkpoint | None = None
     allocations: list[Allocation] = []
     others: list[StateRecord] = []
     scope.admit_all()
-    for number, (key, found) in enumerate(read.last.items()):
-        if number % STRETCH == 0:
+    for number, (key, value) in enumerate(read.last.items()):
+        if number % SLICE == 0:
             await anyio.lowlevel.checkpoint()
         try:
-            record = _understood(key, found, place)
+            record = _checked_record(key, value, place)
         except LedgerRefusedError as error:
             host = host_of(key)
             if host is None or not scope.refuse(host, str(error)):
@@ -184,7 +184,7 @@ async def _build(read: _Log, scope: Scope, place: str) -> tuple[Ledger, Checkpoi
         if other.host not in scope.refused:
             ledger.restore(PutRecord(other))
     for number, allocation in enumerate(allocations):
-        if number % STRETCH == 0:
+        if number % SLICE == 0:
             await anyio.lowlevel.checkpoint()
         if allocation.host not in scope.refused:
             ledger.restore(PutAllocation(allocation.key, allocation))
@@ -198,7 +198,7 @@ def _rivals(others: dict[bytes, bytes], scope: Scope) -> list[str]:
 
 
 def _swept(others: dict[bytes, bytes], partition: int) -> Checkpoint | None:
-    """The sweeper's checkpoint, as far as this version understands it: it is not this writer's to refuse."""
+    """The sweeper's checkpoint, or None if this version cannot read it: this writer must not refuse it."""
     value = others.get(checkpoint_key(sweeper_writer(partition)).encode())
     try:
         record = decode_ledger(value) if value is not None else None
@@ -207,17 +207,17 @@ def _swept(others: dict[bytes, bytes], partition: int) -> Checkpoint | None:
     return record if isinstance(record, Checkpoint) else None
 
 
-def _understood(key: bytes, found: LedgerRecord | bytes, place: str) -> LedgerRecord:
-    """What stands under `key` at the end of the log, if this version can work on it."""
+def _checked_record(key: bytes, value: LedgerRecord | bytes, place: str) -> LedgerRecord:
+    """The last record under `key`, if this version can work on it."""
     try:
-        record = decode_ledger(found, key=key) if isinstance(found, bytes) else found
+        record = decode_ledger(value, key=key) if isinstance(value, bytes) else value
     except UnknownTypeError as error:
         raise LedgerRefusedError(
             f"{error}. A later version of Outfitter wrote it: run that version, or a newer one, here"
         ) from error
     except WireError as error:
         raise LedgerRefusedError(
-            f"{error}. The ledger in {place} is damaged there; to go on without this record, stop the manager, say "
+            f"{error}. The ledger in {place} is damaged there; to continue without this record, stop the manager, run "
             f"`outfitter ledger forget {key.decode('utf-8', 'backslashreplace')}`, and start again"
         ) from error
     if isinstance(record, Allocation) and record.state not in _KNOWN_STATES:
@@ -227,7 +227,7 @@ def _understood(key: bytes, found: LedgerRecord | bytes, place: str) -> LedgerRe
         )
     if isinstance(record, Checkpoint) and record.format > LEDGER_FORMAT:
         raise LedgerRefusedError(
-            f"{record.key} is of format {record.format} and this version knows {LEDGER_FORMAT}: run the version of "
+            f"{record.key} has format {record.format}, and this version knows {LEDGER_FORMAT}: run the version of "
             "Outfitter that wrote it, or a newer one, here"
         )
     return record
@@ -236,19 +236,19 @@ def _understood(key: bytes, found: LedgerRecord | bytes, place: str) -> LedgerRe
 async def rivals_since(bus: Bus, topic: str, partition: int, scope: Scope, start: int) -> list[str]:
     """The writers of the other scope that have written since `start`."""
     end = await bus.stable_end(topic, partition)
-    found: dict[str, None] = {}
+    rivals: dict[str, None] = {}
     async with await bus.open_reader(topic, partition, start=start, committed=True) as reader:
         async for messages in read_to(reader, end):
             for message in messages:
                 rival = scope.rival(message.key or b"")
                 if rival is not None and message.value is not None:
-                    found[rival] = None
-    return list(found)
+                    rivals[rival] = None
+    return list(rivals)
 
 
 class _Log(NamedTuple):
-    """What was read. `last`: the last record of each key that is the scope's (the bytes of one that cannot be decoded);
-    `others`: the last value of others' hosts and checkpoints. `records`: how many; `end`: the offset after them."""
+    """A partition that was read. `last`: the last record of each key in scope (bytes, if it cannot be decoded).
+    `others`: the last values of other hosts and checkpoints. `records`: how many were read, up to `end`."""
 
     last: dict[bytes, LedgerRecord | bytes]
     others: dict[bytes, bytes]
@@ -259,24 +259,24 @@ class _Log(NamedTuple):
 async def _read_log(bus: Bus, topic: str, partition: int, scope: Scope, end: int) -> _Log:
     last: dict[bytes, LedgerRecord | bytes] = {}
     others: dict[bytes, bytes] = {}
-    alike = _Alike()
+    interner = _Interner()
     count = 0
-    with _emptied_by_failure(last, others, alike):
+    with _cleared_on_error(last, others, interner):
         async with await bus.open_reader(topic, partition, start=None, committed=True) as reader:
             async for messages in read_to(reader, end):
                 count += len(messages)
-                await _take_in(messages, scope, last, others, alike)
+                await _add_batch(messages, scope, last, others, interner)
     return _Log(last, others, count, end)
 
 
-async def _take_in(
+async def _add_batch(
     messages: list[Message],
     scope: Scope,
     last: dict[bytes, LedgerRecord | bytes],
     others: dict[bytes, bytes],
-    alike: _Alike,
+    interner: _Interner,
 ) -> None:
-    """Keep what one fetch brought, as far as nothing of the same fetch supersedes it. It pauses now and then."""
+    """Keep the last record of each key in one fetch. It pauses now and then."""
     newest: dict[bytes, bytes | None] = {}
     for message in messages:
         key = message.key
@@ -285,31 +285,31 @@ async def _take_in(
         if scope.owns(key):
             newest[key] = message.value
         else:
-            _keep(message, others)
+            _keep_other(message, others)
     await anyio.lowlevel.checkpoint()
     for number, (key, value) in enumerate(newest.items(), start=1):
-        if number % STRETCH == 0:
+        if number % SLICE == 0:
             await anyio.lowlevel.checkpoint()
         if value is None:
             last.pop(key, None)
         else:
-            last[key] = _decoded(key, value, alike)
+            last[key] = _decoded(key, value, interner)
 
 
-def _decoded(key: bytes, value: bytes, alike: _Alike) -> LedgerRecord | bytes:
-    """A record, decoded at once, so that bytes and records are never all in memory together. What cannot be decoded
-    stays as it is: something later may supersede it."""
+def _decoded(key: bytes, value: bytes, interner: _Interner) -> LedgerRecord | bytes:
+    """A record, decoded at once, so that bytes and records are never all in memory together. A value that cannot be
+    decoded stays as it is, because a later one may supersede it."""
     try:
         record = decode_ledger(value, key=key)
     except WireError:
         return value
     if isinstance(record, Allocation):
-        alike.share(record)
+        interner.share(record)
     return record
 
 
-class _Alike:
-    """Has records share what they say alike, which is about a third of what they take in memory."""
+class _Interner:
+    """Has records share equal parts, which are about a third of their memory."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
@@ -317,16 +317,16 @@ class _Alike:
         self._labels: dict[bytes, dict[str, str]] = {}
 
     def share(self, record: Allocation) -> None:
-        """Change the record, which nobody else may have yet, in place: to what is equal."""
+        """Replace parts of the record by equal shared ones, in place. Nobody else may have the record yet."""
         names, requests, labels, request = self._names, self._requests, self._labels, record.request
-        if len(names) >= MOST_ALIKE or len(requests) >= MOST_ALIKE or len(labels) >= MOST_ALIKE:
+        if len(names) >= MOST_INTERNED or len(requests) >= MOST_INTERNED or len(labels) >= MOST_INTERNED:
             self.clear()
-        known = requests.setdefault(encode((request.amounts, request.resources, request.operators)), request)
+        shared = requests.setdefault(encode((request.amounts, request.resources, request.operators)), request)
         # one by one: a loop over the fields takes a third of a microsecond more
         put = structs.force_setattr
-        put(request, "amounts", known.amounts)
-        put(request, "resources", known.resources)
-        put(request, "operators", known.operators)
+        put(request, "amounts", shared.amounts)
+        put(request, "resources", shared.resources)
+        put(request, "operators", shared.operators)
         put(request, "labels", labels.setdefault(encode(request.labels), request.labels))
         put(record, "host", names.setdefault(record.host, record.host))
         put(record, "state", names.setdefault(record.state, record.state))
@@ -340,8 +340,8 @@ class _Alike:
         self._labels.clear()
 
 
-def _keep(message: Message, others: dict[bytes, bytes]) -> None:
-    """Keep what is not the scope's own, as far as it tells of other hosts and writers."""
+def _keep_other(message: Message, others: dict[bytes, bytes]) -> None:
+    """Keep another scope's record if it is a host or a checkpoint."""
     key = message.key
     if key is None or not key.startswith((HOST, CHECKPOINT)):
         return

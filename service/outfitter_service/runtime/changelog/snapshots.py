@@ -1,7 +1,7 @@
-"""When a writer's whole state goes into history, and in which pieces: a replay can begin only where that is done.
+"""Writes a writer's whole state into history, in pieces. A replay can begin only at such a snapshot.
 
-A snapshot is never more than a piece beside what a commit has to say anyway, however large the ledger is; what changes
-between the pieces is in history as always (`records.Snapshot`). It decides nothing and commits nothing.
+Each commit carries at most one piece, however large the ledger is. Changes between the pieces are in history as always
+(`records.Snapshot`). It decides nothing and commits nothing.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from outfitter_proto.records import Checkpoint, CommitNumber, Snapshot
 from outfitter_service.core.state.ledger import Ledger
 
 PIECE_BYTES = 256 * 1024
-"""Records in one piece: some hundred, a millisecond or two of a commit."""
+"""Bytes of one piece: some hundred records, a millisecond or two of a commit."""
 SMALLEST_PIECE_BYTES = 4096
 INTERVAL = timedelta(hours=24)
-"""How old the newest snapshot becomes at most while anything is committed: far less than what history is kept."""
+"""The newest snapshot becomes at most this old while anything is committed: far less than history's retention."""
 BETWEEN_BYTES = 1024**3
 BETWEEN_TIMES = 16
-"""History between two snapshots: so many bytes at least, and so many times the state, unless the interval is over. A
-replay reads it in well under a minute, and what snapshots add is a sixteenth at most."""
+"""History between two snapshots: at least so many bytes, and so many times the state, unless the interval is over. A
+replay reads that in well under a minute, and snapshots add a sixteenth at most."""
 
 
 class Pace(Struct, frozen=True, kw_only=True):
@@ -36,8 +36,8 @@ class Pace(Struct, frozen=True, kw_only=True):
 
 
 class Piece(Struct, frozen=True, kw_only=True):
-    """One commit's part of a snapshot. `upto` is how many of the snapshot's keys are through with it; `size`: the
-    bytes of their records; `last` is set where it completes the snapshot: when that was begun."""
+    """One commit's part of a snapshot. `upto`: how many of the snapshot's keys are done with it. `size`: the
+    bytes of their records. `last`: if it completes the snapshot, when that was begun."""
 
     entry: Entry
     upto: int
@@ -46,7 +46,7 @@ class Piece(Struct, frozen=True, kw_only=True):
 
 
 class _Underway:
-    """A snapshot in the making: the keys it began with, and how far it has been handed out and committed."""
+    """A snapshot under way: its keys, and how much of it has been handed out and committed."""
 
     def __init__(self, keys: list[str], begun: CommitNumber, at: datetime) -> None:
         """`begun`: the number of the commit that it begins with."""
@@ -60,11 +60,11 @@ class _Underway:
 
 
 class Snapshots:
-    """The snapshots of one writer. Ask for a `piece` when a commit's decisions are made, then say how it ended."""
+    """The snapshots of one writer. Get a `piece` when a commit's decisions are made, then report how it ended."""
 
     def __init__(self, writer: str, instance: str, pace: Pace | None) -> None:
-        """`writer`: whose state it is; `instance`: the manager that writes. `pace` None: nothing is written to history,
-        and hence no snapshot."""
+        """`writer`: whose state it is; `instance`: the manager that writes. `pace`: None if no history is
+        written, and so no snapshots."""
         self._writer = writer
         self._instance = instance
         self._pace = pace
@@ -75,42 +75,42 @@ class Snapshots:
         self._not_before: datetime | None = None
         self._underway: _Underway | None = None
 
-    def take(self, batch_bytes: int) -> None:
-        """The bus takes so many bytes with one batch: a piece is a quarter of it at most, or one record."""
+    def set_batch_bytes(self, batch_bytes: int) -> None:
+        """The bus takes so many bytes in one batch. A piece is at most a quarter of it, or one record."""
         if self._pace is not None:
             self._most = min(self._pace.piece_bytes, batch_bytes // 4)
             self._piece_bytes = min(self._piece_bytes, self._most)
 
     @property
     def underway(self) -> bool:
-        """There is more to write, with or without anything else to commit."""
+        """Whether pieces are left to write, even if nothing else is."""
         return self._underway is not None
 
     def newest(self, piece: Piece | None) -> datetime | UnsetType:
-        """What the checkpoint says: when the newest snapshot was begun that is complete with a commit of this piece."""
+        """For the checkpoint: when the newest snapshot was begun that is complete with this piece."""
         if piece is not None and piece.last is not None:
             return piece.last
         return self._since if self._since is not None else UNSET
 
     def adopt(self, checkpoint: Checkpoint | None) -> None:
-        """The ledger was replayed, up to this checkpoint: what another manager wrote may have holes in its history."""
+        """The ledger was restored up to this checkpoint. Another manager may have written no history."""
         self._since = None
         if self._pace is not None and checkpoint is not None and checkpoint.snapshot is not UNSET:
             self._since = checkpoint.snapshot
         underway = self._underway
         if underway is not None:
-            mine = checkpoint is not None and checkpoint.instance == self._instance
+            is_own = checkpoint is not None and checkpoint.instance == self._instance
             underway.handed = underway.committed
-            # of one that was never begun for certain, the keys are those of a commit that may not be
-            if not mine or self._since == underway.at or underway.committed[0] == 0:
+            # if no piece is committed, the keys may be those of a commit that failed
+            if not is_own or self._since == underway.at or underway.committed[0] == 0:
                 self._underway = None
 
-    def begin_anew(self) -> None:
-        """What was written to history is gone: the next commit begins a snapshot."""
+    def restart(self) -> None:
+        """The written history is gone: the next commit begins a snapshot."""
         self._since = self._underway = None
 
     def piece(self, ledger: Ledger, now: datetime, *, commit: CommitNumber) -> Piece | None:
-        """What is due of a snapshot, as the ledger is now, with all that was decided for the commit of that number."""
+        """The next piece that is due, from the ledger with all decisions of the commit with that number."""
         if self._underway is None and self._is_due(now):
             self._underway = _Underway(ledger.keys(), commit, now)
         underway = self._underway
@@ -131,16 +131,16 @@ class Snapshots:
             at += 1
         last = at == len(underway.keys)
         underway.handed = (part + 1, at)
-        told = Snapshot(writer=self._writer, begun=underway.begun, part=part, records=records, last=last)
+        snapshot = Snapshot(writer=self._writer, begun=underway.begun, part=part, records=records, last=last)
         return Piece(
-            entry=Entry(self._writer.encode(), encode(told)),
+            entry=Entry(self._writer.encode(), encode(snapshot)),
             upto=at,
             size=size,
             last=underway.at if last else None,
         )
 
     def settle(self, piece: Piece | None, written: int) -> None:
-        """A commit was made, with so many bytes of history."""
+        """A commit is settled, with so many bytes of history."""
         self._written += written
         underway = self._underway
         if piece is None or underway is None:
@@ -154,16 +154,16 @@ class Snapshots:
             self._underway = None
 
     def take_back(self) -> None:
-        """What was handed out and not committed is not: the same comes again."""
+        """Pieces that were handed out and not committed come again."""
         underway = self._underway
         if underway is not None:
             underway.handed = underway.committed
             if underway.committed[0] == 0:
-                self._underway = None  # it begins with another commit
+                self._underway = None  # the snapshot begins with another commit
 
     def shrink(self, piece: Piece | None, now: datetime) -> bool:
-        """A commit with this piece was too large: smaller ones from now on, and none for a while if that does not help.
-        False if there was none, and it is not for us to help."""
+        """A commit with this piece was too large: make smaller pieces, or none for a while if that does not help.
+        Returns False if the commit had no piece."""
         if piece is None or self._pace is None:
             return False
         self.take_back()

@@ -1,1 +1,1 @@
-"""The registrations topic as a processor reads it: ahead of its decisions, and within its scope."""
+"""Reads the registrations topic for a processor: ahead of its decisions, and within its scope."""

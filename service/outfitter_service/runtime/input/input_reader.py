@@ -1,6 +1,6 @@
-"""The input of a partition, read ahead in the background up to a bound, so that a batch is what piled up.
+"""Prefetches the input of a partition in the background, up to a bound: a batch takes what has piled up.
 
-Keeps reading through outages of the bus. It decodes nothing and decides nothing.
+Continues after outages of the bus. It decodes nothing and decides nothing.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ log = structlog.get_logger("outfitter.input")
 
 READ_AHEAD = 5000
 READ_AHEAD_BYTES = 16 * 1024 * 1024
-"""Records and bytes that may lie unread before fetching pauses: bounds the memory that a flood takes."""
+"""Fetching pauses while so many records or bytes are undecided. Bounds the memory that a flood takes."""
 
 RETRY_S = 0.5
 MEASURE_S = 5.0
-"""How often the input's end is looked up: what is read ahead is bounded, so only the bus knows how far behind it is."""
+"""Seconds between two look-ups of the input's end: the prefetch is bounded, so that only the bus knows the lag."""
 
 
 class Cursor(Struct, kw_only=True):
-    """Where in the input a processor is, as far as decisions are settled. `topic_id`: the topic that its offsets are
-    of. `position` is the next offset to decide; `base`, `begin` and `ahead` are as in `records.InputPosition`, the last
-    by key."""
+    """A processor's settled position in the input. `topic_id`: the topic of its offsets. `position`: the next offset to
+    decide. `base`, `begin` and `ahead`: as in `records.InputPosition`, the last by key."""
 
     topic_id: str
     position: int
@@ -38,13 +37,13 @@ class Cursor(Struct, kw_only=True):
     begin: int = 0
     ahead: dict[bytes, int] = {}
 
-    def heard(self, host: bytes) -> int:
-        """The offset before which everything is decided that `host` said."""
+    def decided_before(self, host: bytes) -> int:
+        """The offset before which all messages of `host` are decided."""
         return max(self.position, self.ahead.get(host, 0))
 
     @property
     def reach(self) -> int:
-        """The offset after everything that is decided, whosever it is."""
+        """The offset after all decided messages of all hosts."""
         return max([self.position, *self.ahead.values()])
 
     def advance(self, position: int, ahead: dict[bytes, int]) -> None:
@@ -52,7 +51,7 @@ class Cursor(Struct, kw_only=True):
         self.position, self.ahead = position, ahead
 
     def begin_again(self, start: int, topic_id: str) -> None:
-        """Go on at `start`. If the input itself began again there, its offsets count as later than all there were."""
+        """Continue at `start`. If the topic was recreated, its offsets count as later than all earlier ones."""
         if start < self.position or topic_id != self.topic_id:
             self.base += self.reach
             self.begin, self.ahead = 0, {}
@@ -60,8 +59,8 @@ class Cursor(Struct, kw_only=True):
 
 
 class PrefetchBuffer:
-    """Messages that were fetched and not yet decided, in order: `most` of them, or so many bytes, and what one fetch
-    brings besides."""
+    """Fetched messages that are not decided yet, in order. One fetch may exceed the limits of `most` messages and of
+    bytes."""
 
     def __init__(self, most: int) -> None:
         self.messages: deque[Message] = deque()
@@ -74,15 +73,15 @@ class PrefetchBuffer:
     def full(self) -> bool:
         return len(self.messages) >= self._most or self.bytes >= READ_AHEAD_BYTES
 
-    async def room(self) -> None:
-        """Wait until something more may be put in."""
+    async def wait_for_room(self) -> None:
+        """Wait until more may be put in."""
         if self.full:
             self._filled.set()
             self._drained = anyio.Event()
             await self._drained.wait()
 
-    async def overflow(self) -> None:
-        """Wait until there is no room for what comes next."""
+    async def wait_until_full(self) -> None:
+        """Wait until the buffer is full."""
         if not self.full:
             self._filled = anyio.Event()
             await self._filled.wait()
@@ -92,7 +91,7 @@ class PrefetchBuffer:
         self.bytes += sum(len(message.value or b"") for message in messages)
 
     def take(self) -> Message:
-        """Hand out the next message. It comes back only by `give_back`."""
+        """Remove and return the next message. It comes back only by `give_back`."""
         message = self.messages.popleft()
         self.bytes -= len(message.value or b"")
         if self._drained is not None and not self.full:
@@ -101,7 +100,7 @@ class PrefetchBuffer:
         return message
 
     def give_back(self, messages: Sequence[Message]) -> None:
-        """What was taken comes first again: its commit failed."""
+        """Put messages first again, because their commit failed."""
         self.messages.extendleft(reversed(messages))
         self.bytes += sum(len(message.value or b"") for message in messages)
 
@@ -114,29 +113,29 @@ class PrefetchBuffer:
 
 
 class InputReader(PrefetchBuffer):
-    """The window on what is decided in turn. `position` is the offset after the last fetched one, holes included;
-    `obstacle` why nothing can be fetched now; `outages` how many such times are over. `lost`: that position is out of
-    range; `trouble`: the bus is another one, and reading has ended."""
+    """The messages that are decided in turn. `position`: the offset after the last fetched one, gaps included.
+    `obstacle`: why nothing can be fetched now. `outages`: how many of those have ended. `lost`: that position is out of
+    range. `trouble`: the bus was replaced, and reading has ended."""
 
     def __init__(
         self,
         assignment: Assignment,
         *,
         wake: Callable[[], None],
-        healed: Callable[[], None],
+        on_recovery: Callable[[], None],
         outage: OutageLog,
         most: int = READ_AHEAD,
     ) -> None:
-        """`wake` is called when there is news, `healed` when the bus is heard again after an outage. `most`: records
-        that are read ahead."""
+        """`wake` is called when there is news, `on_recovery` when reading works again after an outage.
+        `most`: records that are read ahead."""
         super().__init__(most)
         self._outage = outage
         self._assignment = assignment
         self._wake = wake
-        self._healed = healed
+        self._on_recovery = on_recovery
         self._resumed = anyio.Event()
         self._fetching = anyio.CancelScope()
-        self._anew: OffsetOutOfRangeError | None = None
+        self._replaced: OffsetOutOfRangeError | None = None
         self.position = 0
         self.obstacle: str | None = None
         self.outages = 0
@@ -144,31 +143,31 @@ class InputReader(PrefetchBuffer):
         self.trouble: BusConfigurationError | None = None
 
     def reset(self, start: int) -> None:
-        """Forget what was fetched; `run` goes on at `start`."""
+        """Drop the fetched messages; `run` continues at `start`."""
         self.clear()
         self.position = start
-        self._anew = None
+        self._replaced = None
         self.obstacle = None
         self._outage.passed(self._activity)
         self.lost = None
         self.trouble = None
         self._resumed.set()
 
-    def begin_anew(self, error: OffsetOutOfRangeError) -> None:
-        """The topic is another one, whose records up to `position` were not fetched: as if that were out of range."""
-        self._anew = error
+    def replace_topic(self, error: OffsetOutOfRangeError) -> None:
+        """The topic was replaced, and its records up to `position` are unread: treat `position` as out of range."""
+        self._replaced = error
         self._fetching.cancel()
 
     async def run(self) -> None:
-        """Fetch from `position` until cancelled. Where that is out of range, `lost` says so until `reset`."""
+        """Fetch from `position` until cancelled. If that is out of range, `lost` has the error until `reset`."""
         while True:
             try:
                 with anyio.CancelScope() as self._fetching:
                     async with await self._assignment.open_input(self.position) as reader:
                         await self._fetch(reader)
-                anew, self._anew = self._anew, None
-                if anew is not None:
-                    raise anew
+                replaced, self._replaced = self._replaced, None
+                if replaced is not None:
+                    raise replaced
             except OffsetOutOfRangeError as error:
                 log.error("input position is out of range", wanted=self.position, start=error.start, end=error.end)
                 self._resumed = anyio.Event()
@@ -177,25 +176,25 @@ class InputReader(PrefetchBuffer):
                 await self._resumed.wait()
             except BusError as error:
                 if self._assignment.bus.local and isinstance(error, BusConfigurationError):
-                    self.trouble = error  # the file is another one: trying again cannot mend it
+                    self.trouble = error  # the file was replaced, and trying again cannot help
                     self._wake()
                     return
                 self._outage.met(self._activity, error)
-                if self.hearing:
+                if self.is_readable:
                     self._wake()
                 self.obstacle = str(error)
                 await anyio.sleep(RETRY_S)
 
     async def _fetch(self, reader: Reader) -> None:
         while True:
-            await self.room()
+            await self.wait_for_room()
             messages = await reader.fetch(max_records=self._most, timeout=1.0)
             self.position = reader.position
-            if not self.hearing and reader.heard:
+            if not self.is_readable and reader.heard:
                 self._outage.passed(self._activity)
                 self.obstacle = None
                 self.outages += 1
-                self._healed()
+                self._on_recovery()
                 self._wake()
             if messages:
                 self.put(messages)
@@ -206,8 +205,8 @@ class InputReader(PrefetchBuffer):
         return f"reading registrations of partition {self._assignment.partition}"
 
     @property
-    def hearing(self) -> bool:
-        """Whether the bus can be read, as far as is known; else `obstacle` says why not."""
+    def is_readable(self) -> bool:
+        """Whether the bus can be read; if not, `obstacle` says why."""
         return self.obstacle is None
 
 

@@ -1,8 +1,8 @@
-"""Which hosts a processor serves, and so which of its partition's messages and records are its own.
+"""The scope of a processor: which hosts it serves, and so which messages and records of its partition are its own.
 
-A host's manager serves that host and passes over all others of the partition in silence; who owns a whole partition
-serves every host that the partition function puts there, and answers for what is nobody's. In host scope the
-partition's sweeper does (sweeper.py).
+In host scope a manager serves one host and skips all others of the partition; the partition's sweeper answers
+unroutable messages (sweeper/). In cluster scope a manager serves every host that the partition function puts into its
+partition, and answers unroutable messages as well.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from outfitter_proto.names import InvalidNameError, check_name
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Era, Growth, NobodysCode
 
-REMEMBERED_KEYS = 10_000
-"""How many keys' verdicts are remembered at most."""
+CACHED_KEYS = 10_000
+"""Most keys whose refusal is cached."""
 
 LONGEST_KEY = 253
 """Bytes: a name's length."""
@@ -30,42 +30,44 @@ NO_KEY = (
 )
 
 
-class Nobodys(NamedTuple):
-    """Why a message is nobody's: the `code` for programs, the `reason` for people, with what to do about it."""
+class Unroutable(NamedTuple):
+    """Why a message is unroutable: a `code` for programs, and a `reason` with the remedy for people."""
 
     code: NobodysCode
     reason: str
 
 
-def nobodys(message: Message, partitions: int) -> Nobodys | None:
-    """Why no manager reads a message in its partition out of `partitions` as its own, whoever there is."""
+def unroutable(message: Message, partitions: int) -> Unroutable | None:
+    """Why a message is unroutable in its partition out of `partitions`, or None."""
     if message.key is None:
         return _without_key(message)
     return misdirected(message.key, message.partition, partitions)
 
 
-def misdirected(key: bytes, partition: int, partitions: int) -> Nobodys | None:
-    """Why no manager reads a message with `key` in `partition` out of `partitions` as its own."""
+def misdirected(key: bytes, partition: int, partitions: int) -> Unroutable | None:
+    """Why a message with `key` is unroutable in `partition` out of `partitions`, or None."""
     if len(key) > LONGEST_KEY:
-        return Nobodys(NobodysCode.BAD_KEY, f"its key names no host: it has {len(key)} bytes, at most {LONGEST_KEY} do")
+        return Unroutable(
+            NobodysCode.BAD_KEY, f"its key names no host: it has {len(key)} bytes, at most {LONGEST_KEY} do"
+        )
     try:
         host = check_name(key.decode(), "host")
     except (UnicodeDecodeError, InvalidNameError) as error:
-        return Nobodys(NobodysCode.BAD_KEY, f"its key names no host: {error}")
+        return Unroutable(NobodysCode.BAD_KEY, f"its key names no host: {error}")
     right = partition_of(host, partitions)
     if right == partition:
         return None
-    return Nobodys(
+    return Unroutable(
         NobodysCode.WRONG_PARTITION,
         f"host {host!r} belongs to partition {right} of {partitions}, not to {partition}: partition registrations "
         "by their key as Java does (librdkafka: partitioner=murmur2_random)",
     )
 
 
-def _without_key(message: Message) -> Nobodys:
+def _without_key(message: Message) -> Unroutable:
     if message.unreadable is None:
-        return Nobodys(NobodysCode.NO_KEY, NO_KEY)
-    return Nobodys(
+        return Unroutable(NobodysCode.NO_KEY, NO_KEY)
+    return Unroutable(
         NobodysCode.UNREADABLE,
         f"{message.unreadable}: nothing in it was read. Send its registrations again, each as a record of its own, "
         "uncompressed or with gzip, snappy, lz4 or zstd",
@@ -73,8 +75,8 @@ def _without_key(message: Message) -> Nobodys:
 
 
 def was_moved(message: Message, partition: int, partitions: int, grown: Growth | UnsetType) -> bool:
-    """Whether a message in `partition` out of `partitions` was right where it is when it was sent, and is answered in
-    another partition since some were added."""
+    """Whether a message in `partition` was right there when it was sent, but another partition answers it now that
+    there are `partitions` of them."""
     if grown is UNSET or message.key is None:
         return False
     later = [partitions]
@@ -88,9 +90,9 @@ def was_moved(message: Message, partition: int, partitions: int, grown: Growth |
 
 
 def _is_wrong(key: bytes, partition: int, partitions: int) -> bool:
-    """Whether a host's messages belong elsewhere among so many partitions; 0: how many is not known."""
-    found = misdirected(key, partition, partitions) if partitions else None
-    return found is not None and found.code is NobodysCode.WRONG_PARTITION
+    """Whether a host's messages belong to another one of so many partitions (0: unknown how many)."""
+    reason = misdirected(key, partition, partitions) if partitions else None
+    return reason is not None and reason.code is NobodysCode.WRONG_PARTITION
 
 
 class Scope(ABC):
@@ -101,16 +103,16 @@ class Scope(ABC):
     host: str | None
     """The one host that it serves, or None: many."""
     grown: Growth | UnsetType = UNSET
-    """What was in the input before partitions were added."""
+    """The input's offsets from before partitions were added."""
     refused: dict[str, str]
-    """Hosts that are not served although they are its own, and why: their part of the ledger cannot be worked on."""
+    """Its own hosts that it does not serve, and why: this version cannot work on their part of the ledger."""
 
     def admit_all(self) -> None:
-        """The ledger is read anew: nobody is refused before something is found."""
+        """Refuse nobody, because the ledger is read again."""
         self.refused = {}
 
     def refuse(self, host: str, reason: str) -> bool:
-        """Serve `host` no more; False where there is no other host to go on with."""
+        """Stop serving `host`. Returns False if it is the only host."""
         if host == self.host:
             return False
         self.refused[host] = f"host {host!r} is not served: {reason}"
@@ -134,12 +136,12 @@ class Scope(ABC):
 
     @abstractmethod
     def stray(self, key: bytes, partitions: int) -> str | None:
-        """The host that a ledger record's key is about, if this processor's partition is its place out of so many;
-        None: it is somebody else's. Asked of what lies in other partitions."""
+        """The host of a ledger key in another partition, if it belongs to this processor's partition out of so many;
+        else None."""
 
     @abstractmethod
     def rival(self, key: bytes) -> str | None:
-        """The writer whose checkpoint `key` is, if that one serves hosts of this processor in the other scope."""
+        """The writer of a checkpoint's key, if it serves this processor's hosts in the other scope; else None."""
 
 
 class HostScope(Scope):
@@ -159,14 +161,14 @@ class HostScope(Scope):
         return message.key == self._key
 
     def refusal(self, message: Message) -> str | None:
-        del message  # what is nobody's is the sweeper's
+        del message  # the sweeper answers unroutable messages
         return None
 
     def owns(self, key: bytes) -> bool:
         return key.startswith(self._prefixes) or key in self._exact
 
     def stray(self, key: bytes, partitions: int) -> str | None:
-        del partitions  # wherever it is, it is this host's
+        del partitions  # this host's in every partition
         return self.host if self.owns(key) else None
 
     def rival(self, key: bytes) -> str | None:
@@ -192,14 +194,14 @@ class PartitionScope(Scope):
         self._refusals.clear()
 
     def serves(self, message: Message) -> bool:
-        if message.key is None or self._judge(message.key) is not None:
+        if message.key is None or self._refusal_of(message.key) is not None:
             return False
         return self.grown is UNSET or not was_moved(message, self._partition, self._partitions, self.grown)
 
     def refusal(self, message: Message) -> str | None:
         if was_moved(message, self._partition, self._partitions, self.grown):
             return None
-        return _without_key(message).reason if message.key is None else self._judge(message.key)
+        return _without_key(message).reason if message.key is None else self._refusal_of(message.key)
 
     def owns(self, key: bytes) -> bool:
         return not key.startswith(CHECKPOINT) or key == self._checkpoint
@@ -211,21 +213,21 @@ class PartitionScope(Scope):
     def rival(self, key: bytes) -> str | None:
         return _writer(key, "host")
 
-    def _judge(self, key: bytes) -> str | None:
+    def _refusal_of(self, key: bytes) -> str | None:
         """Why a message with `key` is not served, or None."""
         try:
             return self._refusals[key]
         except KeyError:
             if len(key) > LONGEST_KEY:
                 return self._why_not(key)
-            if len(self._refusals) >= REMEMBERED_KEYS:
+            if len(self._refusals) >= CACHED_KEYS:
                 self._refusals.clear()
-            found = self._refusals[key] = self._why_not(key)
-            return found
+            reason = self._refusals[key] = self._why_not(key)
+            return reason
 
     def _why_not(self, key: bytes) -> str | None:
-        found = misdirected(key, self._partition, self._partitions)
-        return found.reason if found is not None else self.refused.get(key.decode())
+        unroutable = misdirected(key, self._partition, self._partitions)
+        return unroutable.reason if unroutable is not None else self.refused.get(key.decode())
 
 
 def _writer(key: bytes, kind: str) -> str | None:

@@ -48,8 +48,8 @@ class CommitBuilder:
         self._written_to = taken.cursor.position  # the next offset after the last commit's input
         self._written_at = 0.0
         self.batch_limits = batch_limits
-        batch_limits.take(taken.batch_bytes)
-        snapshots.take(taken.batch_bytes)
+        batch_limits.set_batch_bytes(taken.batch_bytes)
+        snapshots.set_batch_bytes(taken.batch_bytes)
 
     def open(self, after: PendingCommit | Cursor, *, opening: bool = False) -> PendingCommit:
         """A new commit that begins where `after` ends in the input. `opening`: it is the first one of the tenure."""

@@ -100,7 +100,7 @@ class CommitLoop:
                 if trouble is not None:
                     return trouble
                 if self.first_commit.is_set():
-                    ready(self._inputs.reader.hearing)
+                    ready(self._inputs.reader.is_readable)
             await self._wait()
 
     def _conclude(self, sent: PendingCommit) -> BusError | None:
@@ -118,7 +118,7 @@ class CommitLoop:
             self._open_anew()
             if narrowed and writer.tainted:
                 if sent.looked_ahead:
-                    self._inputs.lookahead.rest(until=sent.looked_ahead[-1].offset + 1)
+                    self._inputs.lookahead.pause(until=sent.looked_ahead[-1].offset + 1)
                 return RecycledError("the bus refused a commit for its size: the writer is replaced")
             if narrowed:
                 return None

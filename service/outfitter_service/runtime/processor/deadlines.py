@@ -51,7 +51,7 @@ class Deadlines:
     @property
     def unfinished(self) -> bool:
         """Whether some hosts or leases are left for the next turns."""
-        return bool(self._hosts) or (self._liveness.more_suspects and self._inputs.reader.hearing)
+        return bool(self._hosts) or (self._liveness.more_suspects and self._inputs.reader.is_readable)
 
     @property
     def unjudged_deaths(self) -> int:
@@ -83,9 +83,9 @@ class Deadlines:
         self._event_queue.extend(self._liveness.deaths(self._cursor.position))
 
     def _judge_silence(self) -> None:
-        if self._inputs.reader.hearing:
+        if self._inputs.reader.is_readable:
             # by the settled input, because renewals of the commit under way do not count yet
-            self._event_queue.extend(self._liveness.expired(self._inputs.lookahead.heard))
+            self._event_queue.extend(self._liveness.expired(self._inputs.lookahead.decided_before))
 
     def _check_hosts(self, batch: Batch) -> None:
         hosts, ledger = self._hosts, self._ledger

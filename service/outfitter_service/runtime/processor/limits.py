@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from outfitter_service.runtime.changelog.shape import LOOK_S
+from outfitter_service.runtime.changelog.shape import CHECK_S
 from outfitter_service.runtime.changelog.snapshots import Pace
 from outfitter_service.runtime.input.input_reader import READ_AHEAD
 from outfitter_service.runtime.input.lookahead import QUIET_LIMIT
@@ -27,7 +27,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     hosts: int = 10_000
     take_over: bool = False
     adopt: bool = False
-    look_s: float = LOOK_S
+    look_s: float = CHECK_S
     history: Pace | None = Pace()
     read_ahead: int = READ_AHEAD
     quiet_limit: int = QUIET_LIMIT

@@ -18,7 +18,7 @@ from outfitter_service.core.decide import Rules
 from outfitter_service.core.state.ledger import Ledger
 from outfitter_service.metrics import StateCounts
 from outfitter_service.runtime.changelog.restore import Restored, discard
-from outfitter_service.runtime.changelog.shape import Ground
+from outfitter_service.runtime.changelog.shape import TopicCheck
 from outfitter_service.runtime.changelog.snapshots import Snapshots
 from outfitter_service.runtime.changelog.topic_watch import TopicWatch
 from outfitter_service.runtime.dead_letter_quota import DeadLetterQuota, Quotas
@@ -80,7 +80,7 @@ class Processor:
         self._activity = f"answering registrations of partition {partition}"
         self._stop = StopRequest()
         wakeup = Wakeup()
-        self._ground = Ground(assignment, history=limits.history is not None, adopt=limits.adopt)
+        self._topic_check = TopicCheck(assignment, history=limits.history is not None, adopt=limits.adopt)
         self._loop: CommitLoop | None = None
         self._taken: TakenPartition | None = None
         self._doing = "taking the partition"
@@ -102,7 +102,7 @@ class Processor:
         reader = InputReader(
             assignment,
             wake=wakeup.set,
-            healed=self.liveness.renew_all,
+            on_recovery=self.liveness.renew_all,
             outage=instruments.outage,
             most=limits.read_ahead,
         )
@@ -128,7 +128,7 @@ class Processor:
         )
         self._takeover = Takeover(
             assignment,
-            ground=self._ground,
+            topic_check=self._topic_check,
             limits=limits,
             clock=clock,
             reporter=self._reporter,
@@ -144,7 +144,7 @@ class Processor:
             snapshots=self._snapshots,
             input_loss=self._input_loss,
         )
-        self._topic_watch = TopicWatch(assignment, self._ground, reader, self._snapshots, every_s=limits.look_s)
+        self._topic_watch = TopicWatch(assignment, self._topic_check, reader, self._snapshots, every_s=limits.look_s)
 
     # --- from outside ---
 
@@ -292,7 +292,7 @@ class Processor:
             writer=writer,
             ledger=self.ledger,
             cursor=await self._adoption.cursor(restored),
-            shape=self._ground.shape,
+            shape=self._topic_check.shape,
             batch_bytes=await self._takeover.batch_bytes(writer),
             end=restored.end,
         )

@@ -38,7 +38,7 @@ class InputLoss(Struct, frozen=True, kw_only=True):
         """Continue at the earliest registrations, with a whole new lease for every worker."""
         self.reporter.input_lost(explanation)
         self.batch_limits.forget()
-        self.inputs.lookahead.rest(until=0)
+        self.inputs.lookahead.pause(until=0)
         self.liveness.renew_all()
         self.event_queue.note(
             Note(at=self.clock.utc(), writer=self.writer, event="input-lost", explanation=explanation)

@@ -11,7 +11,7 @@ from outfitter_proto.codec import encode
 from outfitter_proto.names import transactional_id
 from outfitter_proto.records import CommitNumber, Host
 from outfitter_service.runtime.changelog.restore import Restored, restore, rivals_since, unchanged
-from outfitter_service.runtime.changelog.shape import Ground
+from outfitter_service.runtime.changelog.shape import TopicCheck
 from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.input.assignment import Assignment
 from outfitter_service.runtime.processor.limits import Limits
@@ -38,7 +38,7 @@ class Takeover:
         self,
         assignment: Assignment,
         *,
-        ground: Ground,
+        topic_check: TopicCheck,
         limits: Limits,
         clock: Clock,
         reporter: CommitReporter,
@@ -46,7 +46,7 @@ class Takeover:
     ) -> None:
         """`judges_successors`: only the ledger says whether another manager works here now."""
         self._assignment = assignment
-        self._ground = ground
+        self._topic_check = topic_check
         self._limits = limits
         self._clock = clock
         self._log = reporter.log
@@ -71,11 +71,11 @@ class Takeover:
         clock = self._clock
         at, at_utc = clock.monotonic(), clock.utc()
         try:
-            await self._ground.look()
+            await self._topic_check.check()
             early = await self._read_ledger(taking=self._writer_identity)
             if early is not None:
                 _refuse_foreign(self._assignment, early, take_over=self._limits.take_over)
-                await self._ground.judge(early, taken=False)
+                await self._topic_check.check_restored(early, taken=False)
                 self._early_restore = early, at, at_utc
         except BusError as error:
             # fencing will meet the error again
@@ -108,7 +108,7 @@ class Takeover:
         """
         assignment = self._assignment
         try:
-            await self._ground.look()
+            await self._topic_check.check()
             written = assignment.topics.written(history=self._limits.history is not None)
             writer = await assignment.bus.open_writer(self._writer_identity, assignment.partition, topics=written)
         except BusError:
@@ -126,7 +126,7 @@ class Takeover:
         """
         restored = await self._reuse_early_restore() or await self._restore()
         _refuse_foreign(self._assignment, restored, take_over=self._limits.take_over)
-        await self._ground.judge(restored, taken=True)
+        await self._topic_check.check_restored(restored, taken=True)
         if self._judges_successors:
             self._refuse_successor(restored)
         if restored.checkpoint is None:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from outfitter_proto.bus import Message
 from outfitter_proto.records import MAX_DEAD_LETTER_BODY
-from outfitter_service.runtime.input.scope import Nobodys
+from outfitter_service.runtime.input.scope import Unroutable
 from outfitter_service.runtime.sweeper.host_registry import HostRegistry, HostStatus
 
 HELD_MESSAGES, HELD_BYTES = 4000, 16 * 1024 * 1024
@@ -26,7 +26,7 @@ class Held(Struct, kw_only=True):
     message: Message
     due: float
     host: str = ""
-    why: Nobodys | None = None
+    why: Unroutable | None = None
 
     def is_served(self, host_registry: HostRegistry) -> bool:
         """Whether it turned out to be somebody's."""

@@ -31,10 +31,10 @@ from outfitter_proto.records import DeadLetter, NobodysCode, Register
 from outfitter_proto.support.backoff import Backoff
 from outfitter_service.runtime.changelog.encoding import dead_letter, letter_entries
 from outfitter_service.runtime.changelog.restore import LedgerRefusedError
-from outfitter_service.runtime.changelog.shape import LOOK_S
+from outfitter_service.runtime.changelog.shape import CHECK_S
 from outfitter_service.runtime.dead_letter_quota import DeadLetterQuota, Omitted, Payer
 from outfitter_service.runtime.identity import Identity
-from outfitter_service.runtime.input.scope import Nobodys, nobodys, was_moved
+from outfitter_service.runtime.input.scope import Unroutable, unroutable, was_moved
 from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.sweeper.held_messages import Held, HeldMessages
 from outfitter_service.runtime.sweeper.host_registry import HostRegistry, HostStatus
@@ -137,7 +137,7 @@ class PartitionSweeper:
                 task.instruments.outage.passed(self._activity)
                 log.debug("sweeping", partition=task.partition, position=reader.position)
                 while not writer.tainted:
-                    if task.instruments.clock.monotonic() - self._looked_at > LOOK_S:
+                    if task.instruments.clock.monotonic() - self._looked_at > CHECK_S:
                         await self._look_at_input(input_id)
                     await self._read(reader)
                     await self._answer(writer, host_registry, reader.position)
@@ -182,7 +182,7 @@ class PartitionSweeper:
         if was_moved(message, self._task.partition, self._task.partitions, self._progress.grown):
             return HostStatus.EARLIER
         key = message.key
-        why = nobodys(message, self._task.partitions)
+        why = unroutable(message, self._task.partitions)
         host = key.decode() if why is None and key is not None else ""
         standing = HostStatus.UNKNOWN
         if why is None and self.host_registry is not None:
@@ -254,18 +254,18 @@ class PartitionSweeper:
         for payer, of_one in omitted.items():
             self._dead_letter_quota.omit(payer, of_one)
 
-    def _reason(self, held: Held) -> Nobodys:
+    def _reason(self, held: Held) -> Unroutable:
         if held.why is not None:
             return held.why
         served = sorted(self._served())
         more = f" and {len(served) - _NAMED} more" if len(served) > _NAMED else ""
-        return Nobodys(
+        return Unroutable(
             NobodysCode.NO_MANAGER,
             f"no manager serves host {held.host!r}; hosts served: {', '.join(served[:_NAMED]) or 'none'}{more}. "
             f"Start one with `outfitter serve --host {held.host}`, and register again",
         )
 
-    def _tell(self, reasons: list[Nobodys], letters: list[Held], omitted: int) -> None:
+    def _tell(self, reasons: list[Unroutable], letters: list[Held], omitted: int) -> None:
         for code, count in Counter(why.code for why in reasons).items():
             self._task.instruments.metrics.swept.labels(code).inc(count)
         self._task.instruments.metrics.dead_letters.inc(len(letters))

@@ -35,7 +35,7 @@ class BatchLimits:
         """Whether effects have their usual size."""
         return self.max_bytes == self._most[1]
 
-    def take(self, batch_bytes: int) -> None:
+    def set_batch_bytes(self, batch_bytes: int) -> None:
         """The bus says that it takes so many bytes in one commit."""
         self.full = batch_bytes * FILL
         self.history_bytes = batch_bytes  # in one batch, because a second one would wait for the first
