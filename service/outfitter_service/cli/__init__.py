@@ -41,7 +41,7 @@ COMMANDS = {
     ),
     "demo": Entry(
         f"{_PACKAGE}.commands.worker.demo:demo",
-        "See registrations, allocations and a queue moving on, in a few seconds.",
+        "Show registrations, allocations and a queue at work, in a few seconds.",
     ),
     "register": Entry(f"{_PACKAGE}.commands.worker.register:register", "Ask for devices on behalf of a worker."),
     "deregister": Entry(f"{_PACKAGE}.commands.worker.deregister:deregister", "Give back what a worker holds."),
@@ -50,14 +50,14 @@ COMMANDS = {
     "devices": Entry(
         f"{_PACKAGE}.commands.view.devices:devices", "List the devices, their health, and who holds them."
     ),
-    "explain": Entry(f"{_PACKAGE}.commands.view.explain:explain", "Say why a worker has what it has, or why it waits."),
-    "history": Entry(f"{_PACKAGE}.commands.view.history:history", "Say what happened to workers and devices, and why."),
+    "explain": Entry(f"{_PACKAGE}.commands.view.explain:explain", "Explain what a worker holds, or why it waits."),
+    "history": Entry(f"{_PACKAGE}.commands.view.history:history", "List what happened to workers and devices."),
     "replay": Entry(
-        f"{_PACKAGE}.commands.view.replay:replay", "Show the workers as they stood at a moment in the past."
+        f"{_PACKAGE}.commands.view.replay:replay", "Show the workers as they were at a moment in the past."
     ),
     "dead-letters": Entry(
         f"{_PACKAGE}.commands.view.dead_letters:dead_letters",
-        "Show the messages that no manager could understand or obey.",
+        "Show the messages that managers refused, and why.",
     ),
     "ledger": Entry(f"{_PACKAGE}.commands.manager.ledger:ledger", "Repair the ledger by hand."),
     "discover": Entry(
@@ -66,7 +66,7 @@ COMMANDS = {
     "topics": Entry(f"{_PACKAGE}.commands.manager.topics:topics", "Create or check the topics."),
     "verify": Entry(
         f"{_PACKAGE}.commands.manager.verify:verify",
-        "Check on the bus that every promise was kept.",
+        "Check all committed records against the promises.",
         failure=VERIFY_FAILED,
     ),
     "config": Entry(f"{_PACKAGE}.commands.manager.config:config", "Check a configuration, or show what is in effect."),
@@ -74,7 +74,7 @@ COMMANDS = {
         f"{_PACKAGE}.commands.integration.schema:schema", "Print the wire contract as AsyncAPI or JSON Schema."
     ),
     "completion": Entry(
-        f"{_PACKAGE}.commands.integration.completion:completion", "Print a shell's completion of these commands."
+        f"{_PACKAGE}.commands.integration.completion:completion", "Print the completion script for a shell."
     ),
     "kubernetes": Entry(
         f"{_PACKAGE}.commands.integration.kubernetes:kubernetes", "Request the configured amounts in a pod template."
@@ -103,8 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _guarded(arguments: list[str]) -> int:
     context: click.Context | None = None
     try:
-        if (asked := os.environ.get("_OUTFITTER_COMPLETE")) is not None:
-            return _completed(asked)
+        if (instruction := os.environ.get("_OUTFITTER_COMPLETE")) is not None:
+            return _completed(instruction)
         context = outfitter.make_context("outfitter", arguments)
         with context:
             result = outfitter.invoke(context)
@@ -123,11 +123,11 @@ def _guarded(arguments: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _completed(asked: str) -> int:
+def _completed(instruction: str) -> int:
     """Answer a shell's completion request."""
     from outfitter_service.cli.commands.integration.completion import complete
 
-    return complete(outfitter, asked)
+    return complete(outfitter, instruction)
 
 
 def _accept_any_text() -> None:

@@ -93,7 +93,7 @@ def test_the_commands_and_a_context_show_them(
     anyio.run(say)
     manager.wait_for_state("w", "allocated")
     assert MISSPELT in manager.outfitter("status").stdout
-    assert f"Of its registration: {MISSPELT}." in manager.outfitter("explain", "w").stdout
+    assert f"Warning about its registration: {MISSPELT}." in manager.outfitter("explain", "w").stdout
     assert json.loads(manager.outfitter("explain", "w", "--json").stdout)[0]["warnings"] == [MISSPELT]
     for name, value in {"BUS": manager.bus_url, "HOST": manager.host, "WORKER": "w", "INCARNATION": "1"}.items():
         monkeypatch.setenv(f"OUTFITTER_{name}", value)  # as `outfitter run` does

@@ -30,5 +30,5 @@ def driver_of(config: ResourceConfig) -> ExternalResourceDriver | None:
     try:
         return build(config, lambda _: None)
     except Exception as error:  # noqa: BLE001 - foreign code: any error concerns this resource only
-        warn(f"resource {config.name} is left out of the request unless its key is configured: {error}")
+        warn(f"resource {config.name} is not in the request unless its key is configured: {error}")
         return None

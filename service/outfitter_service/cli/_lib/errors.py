@@ -36,11 +36,11 @@ def complain(error: BaseException, *, debug: bool) -> None:
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
     """The exceptions in perhaps nested groups, each message once."""
-    said: set[str] = set()
+    texts: set[str] = set()
     for leaf in _leaves(error):
-        words = describe(leaf)
-        if words not in said:
-            said.add(words)
+        text = describe(leaf)
+        if text not in texts:
+            texts.add(text)
             yield leaf
 
 

@@ -66,10 +66,10 @@ class LazyGroup(click.Group):
         """Complete from the table, so that a Tab does not import all commands."""
         from click.shell_completion import CompletionItem
 
-        found = [
+        items = [
             CompletionItem(name, help=one.help) for name, one in self.entries.items() if name.startswith(incomplete)
         ]
-        return found + click.Command.shell_complete(self, ctx, incomplete)
+        return items + click.Command.shell_complete(self, ctx, incomplete)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -79,7 +79,7 @@ class LazyGroup(click.Group):
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], self.entries, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else f" Known are: {', '.join(self.entries)}."
+            hint = f" Did you mean {near[0]!r}?" if near else f" Commands: {', '.join(self.entries)}."
             raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
 
@@ -93,7 +93,7 @@ class _Text(click.types.StringParamType):
         try:
             text.encode()
         except UnicodeEncodeError:
-            self.fail(f"{text[:80]!a} is no text in UTF-8", param, ctx)
+            self.fail(f"{text[:80]!a} is not UTF-8", param, ctx)
         return text
 
 

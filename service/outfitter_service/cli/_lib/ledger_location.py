@@ -14,8 +14,8 @@ from outfitter_service.runtime.changelog.shape import MOVING
 
 _SHOWN = 3
 _ADOPT = (
-    "make sure that no worker runs whose allocation `outfitter status` does not show, then start each manager once "
-    "with --adopt-ledger"
+    "make sure that `outfitter status` shows each running worker's allocation, then start each manager once with "
+    "--adopt-ledger"
 )
 
 
@@ -31,33 +31,33 @@ async def check(bus: Bus, cluster: str) -> list[Difference]:
     if len(shapes) < 2:
         return []
     ledger, registrations = shapes[names.allocations], shapes[names.registrations]
-    found: list[Difference] = []
+    differences: list[Difference] = []
     try:
         for partition in range(ledger.partitions):
             place = f"{names.allocations}/{partition}"
             here = await stock(bus, names.allocations, partition, ledger.partitions)
             if here.strays:
-                found.append(_strays(place, list(here.strays), ledger.partitions))
+                differences.append(_strays(place, list(here.strays), ledger.partitions))
             own = [each for each in here.checkpoints.values() if not is_sweeper(each.writer)]
-            found += _of_checkpoints(place, own, ledger, registrations)
+            differences += _of_checkpoints(place, own, ledger, registrations)
             if not bus.local:
                 start, _ = await bus.offsets(names.allocations, partition)
-                found += _deleted(place, own, start)
+                differences += _deleted(place, own, start)
     except BusAccessError as error:
-        why = "whether each host's records are where its manager looks for them cannot be told"
+        why = "it cannot be checked whether each host's records are where its manager looks for them"
         remedy = f"grant this principal Read on topic {names.allocations}: {error}"
-        found.append(
+        differences.append(
             Difference(names.allocations, "(records)", "not shown to this principal", "shown", why, remedy, False)
         )
-    return found
+    return differences
 
 
 def _strays(place: str, hosts: list[str], partitions: int) -> Difference:
     shown = ", ".join(hosts[:_SHOWN]) + (f" and {len(hosts) - _SHOWN} more" if len(hosts) > _SHOWN else "")
     return Difference(
         place, "records", f"those of {shown}", f"of hosts whose place it is among {partitions}",
-        "partitions were added, or it was restored with another number: managers look elsewhere, and would lend again "
-        "what is granted here, so they do not start",
+        "partitions were added, or it was restored with another number: managers look elsewhere, and would grant these "
+        "hosts' devices again, so they do not start",
         _growing(partitions), True,
     )  # fmt: skip
 
@@ -65,12 +65,12 @@ def _strays(place: str, hosts: list[str], partitions: int) -> Difference:
 def _of_checkpoints(
     place: str, checkpoints: list[Checkpoint], ledger: TopicShape, registrations: TopicShape
 ) -> list[Difference]:
-    found: list[Difference] = []
+    differences: list[Difference] = []
     for each in checkpoints:
         where = f"{place} ({each.writer})"
         if each.partitions not in (UNSET, ledger.partitions):
             was = "being moved" if each.partitions == MOVING else str(each.partitions)
-            found.append(
+            differences.append(
                 Difference(
                     where, "partitions", was, str(ledger.partitions),
                     "partitions were added, and not all records are where they belong: managers do not start",
@@ -78,30 +78,30 @@ def _of_checkpoints(
                 )
             )  # fmt: skip
         if each.ledger_id not in (UNSET, ledger.id):
-            found.append(
+            differences.append(
                 Difference(
                     where, "ledger", f"of topic id {each.ledger_id}", ledger.id,
-                    "the topic was made anew, or restored from a copy: grants may be missing, so managers do not start",
+                    "the topic was recreated, or restored from a copy: grants may be missing, so managers do not start",
                     _ADOPT, True,
                 )
             )  # fmt: skip
         if each.input.topic_id != registrations.id:
-            found.append(
+            differences.append(
                 Difference(
                     where, "input", f"of topic id {each.input.topic_id}", registrations.id,
-                    "the registrations topic was made anew: what was not answered before is lost, and what is there "
-                    "now is read from its beginning",
-                    "nothing: its manager goes on, and says so, when it starts", False,
+                    "the registrations topic was recreated: unanswered registrations are lost, and the new topic is "
+                    "read from its beginning",
+                    "none: its manager continues when it starts, and logs it", False,
                 )
             )  # fmt: skip
-    return found
+    return differences
 
 
 def _deleted(place: str, checkpoints: list[Checkpoint], start: int) -> list[Difference]:
     return [
         Difference(
             f"{place} ({each.writer})", "start", str(start), str(each.ledger_start or 0),
-            "records before it were deleted, by another cleanup.policy than compact or by hand: grants may be missing, "
+            "records before it were deleted, by hand or by a cleanup.policy other than compact: grants may be missing, "
             "so managers do not start",
             _ADOPT, True,
         )

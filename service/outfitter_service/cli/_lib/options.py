@@ -43,7 +43,7 @@ config = click.option(
     metavar="FILE",
     envvar="OUTFITTER_CONFIG",
     show_envvar=True,
-    help="The configuration: TOML, or Flink's. Else ./outfitter.toml, else /etc/outfitter/outfitter.toml.",
+    help="The configuration file: TOML, or Flink's. Default: ./outfitter.toml, then /etc/outfitter/outfitter.toml.",
 )
 host = click.option(
     "--host",
@@ -51,11 +51,11 @@ host = click.option(
     envvar="OUTFITTER_HOST",
     show_envvar=True,
     callback=_named("host"),
-    help="The host's name on the bus; the machine's hostname by default.",
+    help="The host's name on the bus. Default: the machine's hostname.",
 )
 only_host = click.option(
     "--host", metavar="NAME", callback=_named("host"),
-    help="Only of this host. All hosts otherwise, whatever OUTFITTER_HOST says: that is where to register.",
+    help="Only this host. Default: all hosts (OUTFITTER_HOST counts only for registrations).",
 )  # fmt: skip
 """For commands that show data: only `--host` restricts them to a host."""
 cluster = click.option(
@@ -64,7 +64,7 @@ cluster = click.option(
     envvar="OUTFITTER_CLUSTER",
     show_envvar=True,
     callback=_named("cluster"),
-    help="Whose topics to use, by prefix; `outfitter` by default.",
+    help="The cluster, which is the prefix of its topics. Default: outfitter.",
 )
 
 
@@ -77,16 +77,16 @@ def moment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> d
     except (ValueError, OverflowError):
         pass
     try:
-        found = datetime.fromisoformat(value.strip())
+        time = datetime.fromisoformat(value.strip())
     except ValueError:
-        found = None
-    if found is None or found.tzinfo is None:
+        time = None
+    if time is None or time.tzinfo is None:
         raise click.BadParameter(
-            f"{value!r} is no moment: write RFC 3339 with its time zone, such as 2026-01-31T12:00:00Z, or how long ago "
-            "it was, such as 10m"
+            f"{value!r} is no time: write RFC 3339 with a time zone, such as 2026-01-31T12:00:00Z, or a duration ago, "
+            "such as 10m"
         )
     try:
-        return found.astimezone(UTC)
+        return time.astimezone(UTC)
     except OverflowError as error:
         raise click.BadParameter(f"{value!r} is before the year 1 or after the year 9999 in UTC") from error
 
@@ -98,7 +98,7 @@ COUNT = click.IntRange(1, 1_000_000_000)
 json_output = click.option("--json", "as_json", is_flag=True, help="Print one JSON document for programs.")
 """Adds `--json` as parameter `as_json`."""
 
-json_lines = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs: one object on each line.")
+json_lines = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs: one object per line.")
 """The same for output that is endless or too long for one document."""
 
 SHARED = ("bus", "host", "cluster")
@@ -125,10 +125,10 @@ def given(ctx: click.Context, *more: str) -> dict[str, str]:
     """
     from click.core import ParameterSource
 
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for name in (*SHARED, *more):
         parameter = name.replace("-", "_")
         if ctx.params.get(parameter) is not None and ctx.get_parameter_source(parameter) is ParameterSource.COMMANDLINE:
             value = ctx.params[parameter]
-            found[name] = str(value).lower() if isinstance(value, bool) else str(value)
-    return found
+            values[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return values

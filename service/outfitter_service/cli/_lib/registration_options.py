@@ -47,22 +47,22 @@ def request(command: F) -> F:
 
 _OPTIONS: tuple[Callable[[F], F], ...] = (
     click.option(
-        "--worker", metavar="NAME", help="The worker's name [env: OUTFITTER_WORKER; else one is made up]."
+        "--worker", metavar="NAME", help="The worker's name [env: OUTFITTER_WORKER]. Default: a generated one."
     ),
     click.option(
         "--resource", "resources", metavar="NAME=AMOUNT", multiple=True,
-        help="How many devices; repeatable. Without any: the amounts that the manager is configured with.",
+        help="How many devices; repeatable. Default: the amounts in the manager's configuration.",
     ),
     click.option(
         "--operator", "operators", metavar="OPERATOR:NAME=AMOUNT", multiple=True,
-        help="An operator's own share of them; repeatable. Without any: every operator sees all devices.",
+        help="One operator's share of them; repeatable. Default: every operator sees all devices.",
     ),
     click.option(
         "--lease", metavar="DURATION", type=Duration(none=True),
-        help="How long the worker may be silent: 30s, or none. The manager's default otherwise.",
+        help="How long the worker may be silent: 30s, or none. Default: the manager's.",
     ),
     click.option("--priority", type=click.IntRange(-1_000_000, 1_000_000), default=0, help="Higher is served first."),
-    click.option("--label", "labels", metavar="KEY=VALUE", multiple=True, help="For people who look; repeatable."),
+    click.option("--label", "labels", metavar="KEY=VALUE", multiple=True, help="A note for people; repeatable."),
 )  # fmt: skip
 
 
@@ -89,17 +89,17 @@ def registration(
     from outfitter_proto import codec
     from outfitter_proto.records import Register, ResourceRequest
 
-    def asked(amounts: dict[str, int]) -> dict[str, ResourceRequest]:
+    def requests(amounts: dict[str, int]) -> dict[str, ResourceRequest]:
         return {name: ResourceRequest(amount=amount) for name, amount in amounts.items()}
 
     amounts = _amounts(resources, "--resource")
     shares = _shares(operators)
-    made = Register(
+    message = Register(
         host=host,
         worker=worker_name(worker),
         incarnation=new_incarnation(),
-        resources=asked(amounts) if amounts else None,
-        operators={operator: asked(share) for operator, share in shares.items()} if shares else None,
+        resources=requests(amounts) if amounts else None,
+        operators={operator: requests(share) for operator, share in shares.items()} if shares else None,
         owner=owner,
         lease_s=UNSET if lease is None else None if isinstance(lease, str) else lease,
         wait_s=wait_s,
@@ -107,21 +107,21 @@ def registration(
         labels=dict(_pair(label, "--label", "KEY=VALUE") for label in labels),
     )
     try:
-        codec.decode_registration(codec.encode(made))
+        codec.decode_registration(codec.encode(message))
     except codec.WireError as error:
-        raise click.UsageError(f"no manager would take this {error}") from error
-    return made
+        raise click.UsageError(f"no manager would accept this {error}") from error
+    return message
 
 
-def worker_name(given: str | None) -> str:
-    """The worker's name: the given one, else from the environment, else generated.
+def worker_name(option: str | None) -> str:
+    """The worker's name: from the option, else from the environment, else generated.
 
     Under `outfitter run` the environment names the running worker, so a second worker gets a generated name.
     """
     from outfitter.session.identity import new_worker_name
 
-    named = given or ("" if os.environ.get("OUTFITTER_INCARNATION") else os.environ.get("OUTFITTER_WORKER"))
-    return _checked(named, "worker", "--worker") if named else new_worker_name()
+    name = option or ("" if os.environ.get("OUTFITTER_INCARNATION") else os.environ.get("OUTFITTER_WORKER"))
+    return _checked(name, "worker", "--worker") if name else new_worker_name()
 
 
 def _shares(texts: Iterable[str]) -> dict[str, dict[str, int]]:
@@ -140,7 +140,7 @@ def _amounts(texts: Iterable[str], option: str) -> dict[str, int]:
         name, amount = _pair(text, option, "NAME=AMOUNT")
         _checked(name, "resource", option)
         if name in amounts:
-            raise click.BadParameter(f"{name} is asked for twice", param_hint=option)
+            raise click.BadParameter(f"{name} stands there twice", param_hint=option)
         if not re.fullmatch(_AMOUNT, amount) or int(amount) < 1:
             raise click.BadParameter(
                 f"{amount!r} is no amount of {name}: write a whole number, 1 or more", param_hint=option

@@ -84,7 +84,7 @@ def test_it_prints_a_table_for_people(config: Path) -> None:
         (["gpu", "--amount", "4"], "4 wanted"),
         (["gpu", "--amount", "0"], "--amount is 0; valid is a whole number from 1"),
         (["gpu", "--amount", "-1"], "--amount is -1; valid is a whole number from 1"),
-        (["fpga"], "'fpga' is not configured; configured are: gpu"),
+        (["fpga"], "'fpga' is not configured; configured: gpu"),
     ],
 )
 def test_a_failure_prints_nothing_but_the_reason(config: Path, arguments: list[str], words: str) -> None:
@@ -98,9 +98,9 @@ def test_a_failure_prints_nothing_but_the_reason(config: Path, arguments: list[s
     [
         ("1", "has not answered within 0.1 s"),
         ("2", "the card is on fire"),
-        ("3", "3 card wanted, and its driver names 0"),
-        ("6", "6 card wanted, and its driver names 5"),
-        ("7", "named 'card0', which is no ExternalResourceInfo"),
+        ("3", "3 card requested, but its driver returned 0"),
+        ("6", "6 card requested, but its driver returned 5"),
+        ("7", "returned 'card0', which is no ExternalResourceInfo"),
     ],
 )
 def test_whatever_a_driver_does_is_told_in_words(slow: Path, amount: str, words: str) -> None:
@@ -116,7 +116,7 @@ def test_a_factory_that_makes_no_driver_is_to_blame_itself(slow: Path, makes: st
         file.write(f'param.makes = "{makes}"\n')
     done = discover(slow, "card", "--json", PYTHONPATH=str(slow.parent))
     assert (done.returncode, done.stdout) == (1, "")
-    assert "the driver of card cannot be made" in done.stderr
+    assert "the driver of card cannot be built" in done.stderr
     assert words in done.stderr
     assert "defect" not in done.stderr
 

@@ -172,7 +172,7 @@ def test_it_says_what_it_needs_and_asks(damaged: tuple[Manager, str]) -> None:
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("HOST/w/none", "nothing stands under"),
+        ("HOST/w/none", "has no record under"),
         ("gibberish", "is no key of the ledger"),
         ("@checkpoint/host/HOST", "nothing works without it"),
         ("", "is no key of the ledger"),

@@ -93,8 +93,8 @@ def test_status_is_narrowed_by_worker_state_and_number(crowd: Manager) -> None:
     assert [
         record["worker"] for record in json.loads(crowd.outfitter("status", "--worker", "late", "--json").stdout)
     ] == ["late"]
-    assert "no worker is like that" in crowd.outfitter("status", "--worker", "nobody").stderr
-    assert "nothing is known of host 'other'" in crowd.outfitter("status", "--host", "other").stderr
+    assert "no worker matches" in crowd.outfitter("status", "--worker", "nobody").stderr
+    assert "host 'other' is unknown" in crowd.outfitter("status", "--host", "other").stderr
 
 
 def test_status_shows_live_ones_first_and_of_those_that_are_over_the_last(manager: Manager) -> None:
@@ -155,7 +155,7 @@ def test_explain_says_why_one_waits_behind_whom_and_who_has_it(crowd: Manager) -
 
 
 def test_explain_says_what_is_held_and_why_one_was_refused(crowd: Manager) -> None:
-    assert "It has gpu GPU-0." in crowd.outfitter("explain", "holder").stdout
+    assert "It holds gpu GPU-0." in crowd.outfitter("explain", "holder").stdout
     assert "7 gpu requested, 2 discovered" in crowd.outfitter("explain", "refused").stdout
 
 

@@ -132,7 +132,7 @@ def test_waiting_for_an_answer_that_nobody_gives_ends_in_words(shared_manager: M
     [
         (["--resource", "gpu=0"], "write a whole number, 1 or more"),
         (["--resource", "gpu=-1"], "write a whole number, 1 or more"),
-        (["--resource", "gpu=1", "--resource", "gpu=2"], "asked for twice"),
+        (["--resource", "gpu=1", "--resource", "gpu=2"], "stands there twice"),
         (["--resource", "=1"], "NAME=AMOUNT"),
         (["--operator", "gpu=1"], "OPERATOR:NAME=AMOUNT"),
         (["--worker", "a/b"], "not a valid name"),
@@ -239,7 +239,7 @@ def test_deregistering_what_is_over_already_is_no_mistake(shared_manager: Manage
     assert shared_manager.outfitter("deregister", "--worker", "w-twice").returncode == 0
     done = shared_manager.outfitter("deregister", "--worker", "w-twice")
     assert done.returncode == 0
-    assert "over already" in done.stderr
+    assert "had ended already" in done.stderr
     assert "ended" in done.stdout
 
 

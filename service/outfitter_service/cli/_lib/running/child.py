@@ -98,8 +98,8 @@ def _stand_by(parent: int, listening: int, command: list[str], mask: Iterable[in
     """In the forked process: wait for the environment, and become the command. Never returns."""
     try:
         trampoline.bind(parent, command[0])
-        with os.fdopen(listening, "rb") as told:
-            environment = told.read()
+        with os.fdopen(listening, "rb") as pipe:
+            environment = pipe.read()
         if not environment:
             os._exit(0)  # the parent has ended without a start
         trampoline.become(command, marshal.loads(environment), mask)  # noqa: S302 - from ourselves

@@ -23,15 +23,15 @@ def check(command: str, environment: Mapping[str, str]) -> None:
     Raises:
         OutfitterCliError: it does not exist (exit code 127), or is not executable (126).
     """
-    found: list[int] = []
+    problems: list[int] = []
     for path in _candidates(command, environment):
         problem = _problem(path)
         if problem == 0:
             return
         if problem not in _NOT_THERE:
-            found.append(problem)
-    if found:
-        raise OutfitterCliError(f"{command}: {os.strerror(found[0])}", exit_code=CANNOT_EXECUTE)
+            problems.append(problem)
+    if problems:
+        raise OutfitterCliError(f"{command}: {os.strerror(problems[0])}", exit_code=CANNOT_EXECUTE)
     where = "" if "/" in command or not command else " in any directory of PATH"
     raise OutfitterCliError(f"{command or repr(command)}: not found{where}", exit_code=NOT_FOUND)
 

@@ -40,7 +40,7 @@ class RunSession:
     def __init__(
         self,
         where: Connection,
-        asked: Register,
+        message: Register,
         child: Child,
         *,
         signals: SignalFile,
@@ -48,7 +48,7 @@ class RunSession:
         kill_after: float,
     ) -> None:
         self._where = where
-        self._asked = asked
+        self._message = message
         self._child = child
         self._signals = signals
         self._patience = None if wait_for_manager else MANAGER_PATIENCE
@@ -90,7 +90,7 @@ class RunSession:
             allocation_watch = AllocationWatch()
             session = WorkerSession(
                 bus,
-                self._asked,
+                self._message,
                 cluster=self._where.cluster,
                 allocation_watch=allocation_watch,
                 manager_patience=self._patience,
@@ -116,7 +116,7 @@ class RunSession:
 
     async def _execute(self, session: WorkerSession, record: Allocation) -> int:
         for name, missing in record.unavailable.items():
-            warn(f"goes on without infos of {name}: {missing.reason}")
+            warn(f"continues without infos of {name}: {missing.reason}")
         self._child.come_forward()
         while (received := self._signals.read()) is not None:
             self._take(received)  # the terminal sent it to this process alone
@@ -137,31 +137,31 @@ class RunSession:
             **{f"OUTFITTER_KAFKA_{name.replace('-', '_').upper()}": value for name, value in self._where.login.items()},
             "OUTFITTER_BUS": self._where.bus,
             "OUTFITTER_CLUSTER": self._where.cluster,
-            "OUTFITTER_HOST": self._asked.host,
-            "OUTFITTER_WORKER": self._asked.worker,
-            "OUTFITTER_INCARNATION": self._asked.incarnation,
+            "OUTFITTER_HOST": self._message.host,
+            "OUTFITTER_WORKER": self._message.worker,
+            "OUTFITTER_INCARNATION": self._message.incarnation,
         }
 
     # --- while waiting -----------------------------------------------------------------------------------
 
     async def _tell_progress(self, allocation_watch: AllocationWatch) -> None:
         """Print the reason for waiting at each change, and then the result."""
-        begun, told = datetime.now(UTC), ""
+        begun, printed = datetime.now(UTC), ""
         snapshot = allocation_watch.read()
         while not snapshot.over:
             record = snapshot.record
             if record is not None:
                 if standing(record) is AllocationStatus.YOURS and allocation_watch.lease.at_risk:
-                    pass  # read late: the session asks the manager whether the grant stands
+                    pass  # read late: the session asks the manager whether the grant still counts
                 elif standing(record) is AllocationStatus.YOURS:
-                    if told:
+                    if printed:
                         waited = output.age((datetime.now(UTC) - begun).total_seconds())
                         warn(f"has {ledger_view.devices_in_words(record)} after {waited}")
                     return
                 words = _waiting_words(record)
-                if words != told:
+                if words != printed:
                     warn(words)
-                    told = words
+                    printed = words
             snapshot = await allocation_watch.changed(snapshot.version)
 
     # --- while the command runs --------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class RunSession:
             if lost is None and left <= 0:
                 lost = str(lease_lost(allocation_watch))
             if lost is not None:
-                warn(f"the allocation is lost ({lost}): {self._child.command[0]} is told to end")
+                warn(f"the allocation is lost ({lost}): ending {self._child.command[0]}")
                 await self._child.end(within=self._kill_after)
                 return
             # by the lease's clock: an event loop's timer stands still while the machine is suspended
@@ -197,9 +197,9 @@ class RunSession:
 
 def _waiting_words(record: Allocation) -> str:
     place = "" if record.queue_position is None else f" (position {record.queue_position} in the queue)"
-    asked = ", ".join(f"{name}={amount}" for name, amount in record.request.amounts.items())
-    usual = "its driver makes the devices ready" if record.state == AllocationState.PREPARING else "no reason given"
-    return f"{record.worker}: {record.state}, {asked}: {record.reason or usual}{place}"
+    request = ", ".join(f"{name}={amount}" for name, amount in record.request.amounts.items())
+    default = "its driver prepares the devices" if record.state == AllocationState.PREPARING else "no reason"
+    return f"{record.worker}: {record.state}, {request}: {record.reason or default}{place}"
 
 
 def _lost(record: Allocation | None, error: Exception | None) -> str | None:

@@ -1,4 +1,4 @@
-"""`outfitter completion`: what a shell needs to complete these commands. The completing is click's."""
+"""`outfitter completion`: the script by which a shell completes these commands. Click does the completing."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from outfitter_service.cli._lib import output
 from outfitter_service.query.errors import OutfitterCliError
 
 VARIABLE = "_OUTFITTER_COMPLETE"
-"""With it a shell's function asks, at each Tab, what may come next."""
+"""The variable by which a shell's function asks, at each Tab, for completions."""
 
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, /, shell: str) -> None:
-    """Print the completion for a SHELL, which reads it when it starts.
+    """Print the completion script for a SHELL, which reads it when it starts.
 
     \b
     bash, in ~/.bashrc:                     eval "$(outfitter completion bash)"
@@ -24,14 +24,14 @@ def completion(ctx: click.Context, /, shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    found = get_completion_class(shell)
-    if found is None:
+    completion_class = get_completion_class(shell)
+    if completion_class is None:
         raise OutfitterCliError(f"this version of click cannot complete for {shell}")
-    output.document(found(ctx.find_root().command, {}, "outfitter", VARIABLE).source())
+    output.document(completion_class(ctx.find_root().command, {}, "outfitter", VARIABLE).source())
 
 
 def complete(group: click.Group, instruction: str) -> int:
-    """Answer a shell's question, as `instruction` (the variable's value) has it; the exit code."""
+    """Answer a shell's request. `instruction` is the variable's value. Returns the exit code."""
     from click.shell_completion import shell_complete
 
     return shell_complete(group, {}, "outfitter", VARIABLE, instruction)

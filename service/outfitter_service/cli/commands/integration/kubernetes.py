@@ -20,12 +20,12 @@ def kubernetes() -> None:
 @kubernetes.command("pod-template")
 @click.argument("file", type=click.Path())
 @config_option
-@click.option("--container", metavar="NAME", help="The worker's container; flink-main-container by default.")
+@click.option("--container", metavar="NAME", help="The worker's container. Default: flink-main-container.")
 def pod_template(file: str, config: str | None, container: str | None) -> None:
     """Print the pod template FILE (`-` for standard input) with the configured amounts in it.
 
-    They become requests and limits of the worker's container, in place of what the template says of the same
-    keys. Everything else stays as it is.
+    They become requests and limits of the worker's container, and replace the template's values of the same keys.
+    Everything else stays unchanged.
     """
     from outfitter_service.cli._lib.configured_drivers import configured, driver_of
     from outfitter_service.requests import kubernetes_amounts, request_in_pod_template

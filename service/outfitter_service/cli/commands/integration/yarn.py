@@ -23,7 +23,7 @@ def yarn() -> None:
     "maxima",
     metavar="KEY=AMOUNT",
     multiple=True,
-    help="What the cluster allows one container of a resource type; give all types it knows. Repeatable.",
+    help="The most of a resource type that the cluster allows one container. Give all its types; repeatable.",
 )
 @json_output
 def resources(config: str | None, maxima: tuple[str, ...], as_json: bool) -> None:

@@ -34,24 +34,24 @@ def config() -> None:
 @config_option
 @json_output
 def check(file: str | None, config: str | None, as_json: bool) -> int:
-    """Report all that is wrong with FILE: exit code 1 if anything is.
+    """Report all errors in FILE: exit code 1 if there are any.
 
-    Without FILE it is the file that would be found. Warnings and information leave the exit code at 0.
+    Without FILE it checks the file that a manager would read. Warnings and information leave the exit code at 0.
     """
     from outfitter_service.cli._lib.driver_check import driver_problems
 
     inspection = inspect(file or config)
-    found = [*inspection.problems, *driver_problems(inspection)]
-    if inspection.settings is not None and not any(problem.key == LIST_KEY for problem in found):
-        found += _nothing(inspection.settings)
-    told = [problem for problem in found if problem.severity is not Severity.INFO]
-    ok = not any(problem.severity is Severity.ERROR for problem in found)
+    problems = [*inspection.problems, *driver_problems(inspection)]
+    if inspection.settings is not None and not any(problem.key == LIST_KEY for problem in problems):
+        problems += _nothing(inspection.settings)
+    serious = [problem for problem in problems if problem.severity is not Severity.INFO]
+    ok = not any(problem.severity is Severity.ERROR for problem in problems)
     if as_json:
-        output.print_json({"ok": ok, "problems": [_plain(problem) for problem in told]})
-    for problem in found:
+        output.print_json({"ok": ok, "problems": [_plain(problem) for problem in serious]})
+    for problem in problems:
         if problem.severity is Severity.INFO or not as_json:
             output.say(str(problem), err=problem.severity is Severity.INFO)
-    if not as_json and not told:
+    if not as_json and not serious:
         output.say("ok")
     return 0 if ok else 1
 
@@ -62,7 +62,7 @@ def _nothing(settings: Settings) -> Iterator[Problem]:
         yield Problem(
             file=str(settings.file or ""),
             key=LIST_KEY,
-            problem="lists no resource: a manager would serve none",
+            problem="lists no resource, so a manager would serve none",
             suggestion='write external-resources = ["gpu"], and an amount and a driver for it',
             severity=Severity.WARNING,
         )
@@ -82,13 +82,13 @@ def _plain(problem: Problem) -> dict[str, str | None]:
 @config.command()
 @click.argument("file", type=click.Path(), required=False)
 @config_option
-@click.option("--set", "pairs", metavar="KEY=VALUE", multiple=True, help="A value as on the command line of `serve`.")
+@click.option("--set", "pairs", metavar="KEY=VALUE", multiple=True, help="A value, as with an option of `serve`.")
 @json_output
 def show(file: str | None, config: str | None, pairs: tuple[str, ...], as_json: bool) -> None:
     """Print each value in effect with FILE, and its origin.
 
-    Without FILE it is the file that would be found. Secrets are masked.
-    Resources that are switched off or misconfigured are told apart from those in effect.
+    Without FILE it shows the file that a manager would read. Secrets are masked. Resources that are switched off or
+    misconfigured are marked.
     """
     from outfitter_service.cli._lib.driver_check import driver_problems
 
@@ -110,8 +110,8 @@ def _without(settings: Settings, refused: list[Problem]) -> Settings:
     """The settings as in a manager, where resources whose drivers cannot be built are misconfigured."""
     errors = {problem.resource: problem for problem in reversed(refused) if problem.severity is Severity.ERROR}
     resources = [
-        structs.replace(item, state=SpecState.MISCONFIGURED, reason=f"{found.key}: {found.problem}")
-        if (found := errors.get(item.name)) is not None
+        structs.replace(item, state=SpecState.MISCONFIGURED, reason=f"{error.key}: {error.problem}")
+        if (error := errors.get(item.name)) is not None
         else item
         for item in settings.resources
     ]

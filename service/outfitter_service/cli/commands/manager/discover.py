@@ -24,13 +24,13 @@ CLOSE_WITHIN = 5.0
 @click.argument("resource")
 @options.config
 @options.host
-@click.option("--amount", type=int, help="How many, at least 1; the configured amount otherwise.")
+@click.option("--amount", type=int, help="How many devices to ask for. Default: the configured amount.")
 @options.json_output
 def discover(resource: str, config: str | None, host: str | None, amount: int | None, as_json: bool) -> None:
-    """Run the driver of RESOURCE once, and print what it says of the devices.
+    """Run the driver of RESOURCE once, and print the devices' properties.
 
-    It is asked for the amount, and may name more devices. With --json: a list of property objects. On failure the
-    exit code is 1, nothing is printed, and the reason is on standard error.
+    The driver may name more devices than the amount. With --json: a list of property objects. If it fails, the exit
+    code is 1, and standard error has the reason.
     """
     import anyio
 
@@ -41,13 +41,13 @@ def discover(resource: str, config: str | None, host: str | None, amount: int | 
     if amount is not None and not 0 < amount < 2**63:
         raise OutfitterCliError(f"--amount is {amount}; valid is a whole number from 1 to {2**63 - 1}")
     chosen = _chosen(inspect(config, {} if host is None else {"host": host}, required=True), resource)
-    wanted = amount or chosen.amount
-    if not wanted:
-        raise OutfitterCliError(chosen.reason or f"{chosen.key('amount')} is not known; say --amount")
+    amount = amount or chosen.amount
+    if not amount:
+        raise OutfitterCliError(chosen.reason or f"{chosen.key('amount')} is not known; use --amount")
     with contextlib.redirect_stdout(sys.stderr):  # a driver's prints are no data
         driver = _built(chosen)
-        found = anyio.run(_call, driver, wanted, Worker(host=host or default_host(), resource=resource))
-    infos = [dict(info) for info in found]
+        devices = anyio.run(_call, driver, amount, Worker(host=host or default_host(), resource=resource))
+    infos = [dict(info) for info in devices]
     if as_json:
         output.print_json(infos)
         return
@@ -60,15 +60,15 @@ def _chosen(inspection: Inspection, resource: str) -> ResourceConfig:
 
     if inspection.settings is None:
         raise ConfigurationError(inspection.errors)
-    known = {config.name: config for config in inspection.settings.resources}
-    if resource not in known:
+    resources = {config.name: config for config in inspection.settings.resources}
+    if resource not in resources:
         raise OutfitterCliError(
-            f"resource {resource!r} is not configured; configured are: {', '.join(known) or 'none'}"
+            f"resource {resource!r} is not configured; configured: {', '.join(resources) or 'none'}"
         )
     wrong = [problem for problem in inspection.errors if problem.resource == resource]
     if wrong:
         raise ConfigurationError(wrong)
-    return known[resource]
+    return resources[resource]
 
 
 def _built(config: ResourceConfig) -> ExternalResourceDriver:
@@ -83,7 +83,7 @@ def _built(config: ResourceConfig) -> ExternalResourceDriver:
     except Exception as error:
         # foreign code: report any error of it
         what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise OutfitterCliError(f"the driver of {config.name} cannot be made: {what}") from error
+        raise OutfitterCliError(f"the driver of {config.name} cannot be built: {what}") from error
 
 
 async def _call(driver: ExternalResourceDriver, amount: int, worker: Worker) -> list[ExternalResourceInfo]:
@@ -98,8 +98,7 @@ async def _call(driver: ExternalResourceDriver, amount: int, worker: Worker) -> 
 
     try:
         with anyio.fail_after(driver.call_timeout):
-            found = await driver.retrieve_resource_info(amount, worker)
-        infos = list(found or ())
+            infos = list(await driver.retrieve_resource_info(amount, worker) or ())
     except TimeoutError as error:
         raise OutfitterCliError(
             f"the driver of {worker.resource} has not answered within {driver.call_timeout:g} s"
@@ -112,7 +111,9 @@ async def _call(driver: ExternalResourceDriver, amount: int, worker: Worker) -> 
         with anyio.move_on_after(CLOSE_WITHIN, shield=True):
             await driver.aclose()
     if wrong := [info for info in infos if not isinstance(info, ExternalResourceInfo)]:
-        raise OutfitterCliError(f"the driver of {worker.resource} named {wrong[0]!r}, which is no ExternalResourceInfo")
+        raise OutfitterCliError(
+            f"the driver of {worker.resource} returned {wrong[0]!r}, which is no ExternalResourceInfo"
+        )
     if len(infos) < amount:
-        raise OutfitterCliError(f"{amount} {worker.resource} wanted, and its driver names {len(infos)}")
+        raise OutfitterCliError(f"{amount} {worker.resource} requested, but its driver returned {len(infos)}")
     return infos

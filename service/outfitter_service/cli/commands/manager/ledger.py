@@ -21,8 +21,8 @@ BODY_SHOWN = 2_000
 """Most characters of the record that are shown before its deletion."""
 
 
-class Found(NamedTuple):
-    """A key's partition, its record, and the state of its host's manager."""
+class Target(NamedTuple):
+    """A key's partition, its record, similar keys, and the state of its host's manager."""
 
     host: str
     partition: int
@@ -41,53 +41,53 @@ def ledger() -> None:
 @options.bus
 @options.config
 @options.cluster
-@click.option("--yes", is_flag=True, help="Do not ask: the manager is stopped, and the worker is dead.")
+@click.option("--yes", is_flag=True, help="Do not ask. The manager must be stopped, and the worker dead.")
 @click.pass_context
 def forget(ctx: click.Context, /, key: str, config: str | None, yes: bool, **_options: object) -> None:
     """Delete the record under KEY (HOST/WORKER/INCARNATION, @host/HOST, @device/HOST/ID) from the ledger.
 
-    For a record that is damaged, so that managers refuse its host: their message names the key. What it held counts as
-    free afterwards. It says what that needs first, and asks.
+    For a damaged record because of which managers refuse a host: their message names the key. The devices of a deleted
+    allocation count as free. The command says what must be true first, and asks.
     """  # fmt: skip
     import anyio
 
     from outfitter_service.config import connection
 
     where = connection(config, options.given(ctx))
-    found = anyio.run(_look, where, key)
-    if found.change is None:
-        near = f"; near it: {', '.join(found.near)}" if found.near else ""
-        raise OutfitterCliError(f"nothing stands under {key} in partition {found.partition} of the ledger{near}")
+    target = anyio.run(_find, where, key)
+    if target.change is None:
+        near = f"; similar keys: {', '.join(target.near)}" if target.near else ""
+        raise OutfitterCliError(f"partition {target.partition} of the ledger has no record under {key}{near}")
     if not yes:
-        for line in _precautions(found, key):
+        for line in _precautions(target, key):
             output.say(line, err=True)
         _ask()
-    anyio.run(_forget, where, key, found.partition)
+    anyio.run(_forget, where, key, target.partition)
     output.say(f"{key}  forgotten")
 
 
 def _ask() -> None:
     if not sys.stdin.isatty():
-        raise OutfitterCliError("nothing was deleted: nobody is there to answer; --yes goes on without asking")
+        raise OutfitterCliError("nothing was deleted: there is no terminal to ask; --yes does not ask")
     if not click.confirm("Delete it?", err=True):
         raise OutfitterCliError("nothing was deleted")
 
 
-def _precautions(found: Found, key: str) -> Iterator[str]:
-    text = ((found.change.message.value if found.change else None) or b"").decode("utf-8", "backslashreplace")
-    yield f"Under {key} stands, in partition {found.partition}:"
+def _precautions(target: Target, key: str) -> Iterator[str]:
+    text = ((target.change.message.value if target.change else None) or b"").decode("utf-8", "backslashreplace")
+    yield f"The record under {key}, in partition {target.partition}:"
     yield f"  {text[:BODY_SHOWN]}" + ("…" if len(text) > BODY_SHOWN else "")
     yield "Before it is deleted:"
-    yield f"- In host scope stop the manager of {found.host}, and start it again afterwards. {found.manager}"
+    yield f"- In host scope stop the manager of {target.host}, and start it again afterwards. {target.manager}"
     yield (
-        f"- In cluster scope nothing need be stopped. Restart the manager that serves partition {found.partition} "
+        f"- In cluster scope you need not stop anything. Restart the manager that serves partition {target.partition} "
         "afterwards."
     )
     if keys.is_allocation_key(key):
-        yield "- What this allocation held counts as free then. Make sure that its worker is dead."
+        yield "- The devices of this allocation count as free then. Make sure that its worker is dead."
 
 
-async def _look(where: Connection, key: str) -> Found:
+async def _find(where: Connection, key: str) -> Target:
     from difflib import get_close_matches
 
     from outfitter_proto import keys
@@ -97,7 +97,7 @@ async def _look(where: Connection, key: str) -> Found:
     host = keys.host_of(key.encode())
     if keys.writer_of(key.encode()) is not None:
         raise OutfitterCliError(
-            f"{key} is a checkpoint: it counts the fencing tokens and says what was read, and nothing works without it"
+            f"{key} is a checkpoint: it counts the fencing tokens and has the input position, and must not be deleted"
         )
     if not host:
         raise OutfitterCliError(
@@ -105,18 +105,18 @@ async def _look(where: Connection, key: str) -> Found:
         )
     async with reading.opened(where) as bus:
         (partition,) = await reading.partitions(bus, where.cluster, host)
-        there = await _standing(bus, where, partition)
-    record = there[keys.host_key(host)].record if keys.host_key(host) in there else None
+        records = await _records(bus, where, partition)
+    record = records[keys.host_key(host)].record if keys.host_key(host) in records else None
     stopped = record.manager.stopped_at if isinstance(record, Host) else None
-    said = (
-        "It has not said that it was stopped."
+    manager = (
+        "Its record does not say that it has stopped."
         if stopped is None
-        else f"It was stopped at {stopped:%Y-%m-%dT%H:%M:%SZ}."
+        else f"It stopped at {stopped:%Y-%m-%dT%H:%M:%SZ}."
     )
-    return Found(host, partition, there.get(key), get_close_matches(key, there, n=3), said)
+    return Target(host, partition, records.get(key), get_close_matches(key, records, n=3), manager)
 
 
-async def _standing(bus: Bus, where: Connection, partition: int) -> dict[str, Change]:
+async def _records(bus: Bus, where: Connection, partition: int) -> dict[str, Change]:
     """The current records in a partition of the ledger, by key."""
     from outfitter_proto import names
     from outfitter_service.query import ledger_view as reading

@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 @click.command()
 @options.connection
-@click.option("--http", metavar="HOST:PORT", help="Where /metrics, /livez and /readyz are served [127.0.0.1:9477].")
+@click.option("--http", metavar="HOST:PORT", help="Address of /metrics, /livez and /readyz [127.0.0.1:9477].")
 @click.option(
-    "--scope", type=click.Choice(["host", "cluster"]), help="This machine's workers, or a share of all. [host]"
+    "--scope", type=click.Choice(["host", "cluster"]), help="Serve this machine, or a share of all hosts [host]."
 )
-@click.option("--replica", metavar="NAME", help="Cluster scope: this manager's own stable name in the group.")
-@click.option("--strict", is_flag=True, help="Refuse to start when any resource is misconfigured.")
+@click.option("--replica", metavar="NAME", help="Cluster scope: this manager's stable name in the group.")
+@click.option("--strict", is_flag=True, help="Refuse to start if any resource is misconfigured.")
 @click.option("--log-format", type=click.Choice(["auto", "text", "json"]), help="Log lines for people or programs.")
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Least important line.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="The lowest logged level.")
 @click.option(
-    "--take-over", is_flag=True, help="Serve a host whose ledger another machine wrote, because that one is gone."
+    "--take-over", is_flag=True, help="Serve a host whose ledger another machine wrote; that machine must be gone."
 )
 @click.option(
     "--adopt-ledger",
     is_flag=True,
-    help="Take the ledger as it stands although its topic was made anew or restored: no worker runs that it lacks.",
+    help="Accept a ledger whose topic was recreated or restored; it must have every running worker.",
 )
 @click.pass_context
 def serve(ctx: click.Context, /, config: str | None, take_over: bool, adopt_ledger: bool, **_options: object) -> None:

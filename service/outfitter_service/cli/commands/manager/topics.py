@@ -34,14 +34,14 @@ def topics() -> None:
     "--partitions",
     type=click.IntRange(1, 10_000),
     metavar="N",
-    help=f"How many each topic gets: {BROKER_PARTITIONS} by default, {LOCAL_PARTITIONS} on the embedded bus. "
-    "Later it takes `outfitter topics grow`, with all managers stopped.",
+    help=f"Partitions of each topic. Default: {BROKER_PARTITIONS}, or {LOCAL_PARTITIONS} on the embedded bus. "
+    "Later only `outfitter topics grow` adds some, with all managers stopped.",
 )
 @click.option(
     "--replication",
     type=click.IntRange(1, 100),
     metavar="N",
-    help="Copies of each partition: as many as there are brokers by default, at most 3. Of 3 or more, 2 acknowledge.",
+    help="Copies of each partition. Default: one per broker, at most 3. With 3 or more, 2 must acknowledge.",
 )
 @options.json_output
 @click.pass_context
@@ -54,10 +54,10 @@ def create(
     as_json: bool,
     **_options: object,
 ) -> int:
-    """Make those topics that do not exist, and leave those that do as they are.
+    """Create the missing topics, and leave existing ones as they are.
 
-    What is not as it should be is told afterwards, as by `check`.
-    """  # fmt: skip
+    Then report what is not as it should be, as `check` does.
+    """
     import anyio
 
     from outfitter_service.config import connection
@@ -76,9 +76,9 @@ def create(
         for name in made:
             output.say(name)
         if not made:
-            warn("all topics were there already")
+            warn("all topics exist already")
         for item in differences:
-            warn(f"{_headline(item)}: {item.why}. To mend it: {item.remedy}")
+            warn(f"{_headline(item)}: {item.why}. Remedy: {item.remedy}")
     return 1 if any(item.fatal for item in differences) else 0
 
 
@@ -89,11 +89,11 @@ def create(
 @options.json_output
 @click.pass_context
 def check(ctx: click.Context, /, config: str | None, as_json: bool, **_options: object) -> int:
-    """Say how the topics differ from what they must be, why it matters, and how to mend it: exit code 1 if they do.
+    """Report how the topics differ from what they must be, why it matters, and the remedy: exit code 1 if they do.
 
-    What "must be" otherwise keeps a manager from starting; the rest is logged when it starts. It reads all of the
-    ledger: each host's records must be where its name and the number of partitions put them, in the topic that they
-    were written to.
+    What "must be" different keeps a manager from starting; a manager logs the rest when it starts. The command reads
+    the whole ledger: each host's records must be in the partition that its name and the number of partitions give, and
+    in the topic that they were written to.
     """
     import anyio
 
@@ -108,8 +108,8 @@ def check(ctx: click.Context, /, config: str | None, as_json: bool, **_options: 
     async def compare() -> list[Difference]:
         try:
             async with ledger_view.opened(where) as bus:
-                found = await wanted.check(bus, where.cluster, history=where.history)
-                return found + await ledger_location.check(bus, where.cluster)
+                differences = await wanted.check(bus, where.cluster, history=where.history)
+                return differences + await ledger_location.check(bus, where.cluster)
         except MissingBusError as error:
             warn(str(error))
             return wanted.all_missing(where.cluster, history=where.history)
@@ -119,7 +119,7 @@ def check(ctx: click.Context, /, config: str | None, as_json: bool, **_options: 
         output.print_json({"ok": not differences, "differences": [_plain(item) for item in differences]})
     elif differences:
         for item in sorted(differences, key=lambda item: not item.fatal):
-            for line in (_headline(item), f"    why: {item.why}", f"    to mend it: {item.remedy}"):
+            for line in (_headline(item), f"    why: {item.why}", f"    remedy: {item.remedy}"):
                 output.say(line)
     else:
         output.say("ok")
@@ -135,19 +135,22 @@ def check(ctx: click.Context, /, config: str | None, as_json: bool, **_options: 
     type=click.IntRange(1, 10_000),
     metavar="N",
     required=True,
-    help="How many each topic is to have.",
+    help="Partitions that each topic gets.",
 )
 @click.option(
-    "--force", is_flag=True, help="Although some managers have not said that they stopped: they were killed, say."
+    "--force",
+    is_flag=True,
+    help="Even if some managers have not said that they stopped: they were killed, for example.",
 )
 @options.json_output
 @click.pass_context
 def grow(
     ctx: click.Context, /, config: str | None, partitions: int, force: bool, as_json: bool, **_options: object
 ) -> None:
-    """Give all topics more partitions, and move each host's records to where they belong then.
+    """Give all topics more partitions, and move each host's records to their new partition.
 
-    Stop all managers first; workers may run on. None can start before this is done: whatever ends it, run it again.
+    Stop all managers first; workers may run on. No manager can start before this is complete. If it is interrupted, run
+    it again.
     """
     import anyio
     from msgspec import structs
@@ -172,8 +175,8 @@ def grow(
         )
         if done.hosts:
             warn(
-                "start the managers again once all workers know of the new partitions: those of Outfitter's own client "
-                "do at once, others within their client's metadata.max.age.ms (5 minutes by default)"
+                "start the managers again once all workers know the new partitions: Outfitter's own client does at "
+                "once, others within their client's metadata.max.age.ms (5 minutes by default)"
             )
 
 

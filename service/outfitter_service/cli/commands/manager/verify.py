@@ -23,39 +23,39 @@ if TYPE_CHECKING:
     "--since",
     metavar="DURATION",
     type=Duration(),
-    help="Tell violations in records of the last 30m, 2h, 7d only. All of the past is looked at nevertheless.",
+    help="Report only violations in records of the last 30m, 2h or 7d. It still checks all records.",
 )
 @options.json_output
 @click.pass_context
 def verify(ctx: click.Context, /, config: str | None, since: float | None, as_json: bool, **_options: object) -> int:
-    """Read what is committed, and check that every promise was kept, at every moment since the oldest record.
+    """Read all committed records, and check that every promise was kept at every moment since the oldest record.
 
-    No device in two live allocations, each registration answered once, tokens that grow, commits without a gap, a
-    history that tells it all: checked by a program that shares no code with the manager, and reads Kafka with another
-    client (the extra `verify`). Exit code 0 without violations, 1 with, 125 where it cannot look. Registrations
-    that its client cannot read past are told as "not looked at", and it goes on behind them: `in full` is not yes then.
+    No device is in two live allocations, each registration has one answer, tokens grow, commits have no gap, and
+    history is complete. The checker shares no code with the manager, and reads Kafka with another client (the extra
+    `verify`). Exit code: 0 without violations, 1 with violations, 125 if it cannot check. It skips registrations that
+    its client cannot read, reports them as "not looked at", and `in full` is not yes then.
     """
     from outfitter_service.config import connection
-    from outfitter_verify import verify as look
+    from outfitter_verify import verify as check_bus
 
     where = connection(config, options.given(ctx))
-    report = look(where.bus, where.cluster, login=where.login)
+    report = check_bus(where.bus, where.cluster, login=where.login)
     earliest = 0.0 if since is None else (time.time() - since) * 1000
-    found = [violation for violation in report.violations if violation.timestamp_ms >= earliest]
+    violations = [violation for violation in report.violations if violation.timestamp_ms >= earliest]
     if as_json:
-        output.print_json(_plain(report, found))
+        output.print_json(_plain(report, violations))
     else:
-        _tell(report, found)
-    return 1 if found else 0
+        _print(report, violations)
+    return 1 if violations else 0
 
 
-def _tell(report: Report, found: list[Violation]) -> None:
+def _print(report: Report, violations: list[Violation]) -> None:
     output.print_table(
         ["check", "violations", "looked at", "in full", "promise"],
         (
             (
                 check.name,
-                sum(violation.check == check.name for violation in found),
+                sum(violation.check == check.name for violation in violations),
                 _counted(check.looked_at, check.unit),
                 "; ".join(check.partial) or "yes",
                 check.promise,
@@ -63,18 +63,18 @@ def _tell(report: Report, found: list[Violation]) -> None:
             for check in report.checks
         ),
     )
-    if found:
+    if violations:
         output.say("")
         output.print_table(
             ["check", "at", "violation", "see also"],
-            ((item.check, item.place, item.what, ", ".join(item.records) or None) for item in found),
+            ((item.check, item.place, item.what, ", ".join(item.records) or None) for item in violations),
         )
     counts = report.counts
     output.say("")
     output.say(
-        f"{_counted(len(found), 'violations')}; {_counted(counts['commits'], 'commits')} by "
+        f"{_counted(len(violations), 'violations')}; {_counted(counts['commits'], 'commits')} by "
         f"{_counted(counts['managers'], 'runs')} of managers, {_counted(counts['registrations'], 'registrations')}, "
-        f"{counts['unread']} of them not read yet, {_counted(counts['unserved'], 'messages')} for nobody"
+        f"{counts['unread']} of them not read yet, {_counted(counts['unserved'], 'messages')} without a manager"
     )
 
 
@@ -83,10 +83,10 @@ def _counted(number: int, things: str) -> str:
     return f"{number} {things.removesuffix('s') if number == 1 else things}"
 
 
-def _plain(report: Report, found: list[Violation]) -> dict[str, object]:
+def _plain(report: Report, violations: list[Violation]) -> dict[str, object]:
     return {
         "cluster": report.cluster,
-        "ok": not found,
+        "ok": not violations,
         "complete": report.complete,
         "checks": [
             {
@@ -94,7 +94,7 @@ def _plain(report: Report, found: list[Violation]) -> dict[str, object]:
                 "promise": check.promise,
                 "looked_at": check.looked_at,
                 "unit": check.unit,
-                "violations": sum(violation.check == check.name for violation in found),
+                "violations": sum(violation.check == check.name for violation in violations),
                 "partial": check.partial,
             }
             for check in report.checks
@@ -109,7 +109,7 @@ def _plain(report: Report, found: list[Violation]) -> dict[str, object]:
                 "what": item.what,
                 "records": item.records,
             }
-            for item in found
+            for item in violations
         ],
         "counts": dict(report.counts),
     }

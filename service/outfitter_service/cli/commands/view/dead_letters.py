@@ -1,4 +1,4 @@
-"""`outfitter dead-letters`: the messages that managers could not understand or obey, as text, with the reason."""
+"""`outfitter dead-letters`: the messages that managers refused, as text, with the reason."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Letter(Struct, frozen=True, kw_only=True):
     base64: bytes | None
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class Filter(Struct, frozen=True, kw_only=True):
     """The filters; None selects everything."""
 
     host: str | None
@@ -50,7 +50,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     reason: str | None
     since: datetime | None
 
-    def takes(self, letter: DeadLetter) -> bool:
+    def matches(self, letter: DeadLetter) -> bool:
         return (
             (self.since is None or letter.at >= self.since)
             and self.host in {None, letter.message_key}
@@ -63,14 +63,14 @@ class Wanted(Struct, frozen=True, kw_only=True):
 @options.looking_on
 @click.option(
     "--code", metavar="CODE",
-    help="Only with this code: no-key, bad-key, wrong-partition, unreadable or no-manager. Others have none.",
+    help="Only with this code: no-key, bad-key, wrong-partition, unreadable or no-manager. Other letters have none.",
 )  # fmt: skip
-@click.option("--reason", metavar="TEXT", help="Only those whose reason contains this.")
+@click.option("--reason", metavar="TEXT", help="Only letters whose reason has this text.")
 @click.option(
-    "--since", metavar="TIME", callback=options.moment, help="Not before: 2026-01-31T12:00:00Z, or 10m (ago)."
+    "--since", metavar="TIME", callback=options.moment, help="Not before this time: 2026-01-31T12:00:00Z, or 10m (ago)."
 )
-@click.option("--limit", type=options.COUNT, metavar="N", default=SHOWN, show_default=True, help="The last N of them.")
-@click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option("--limit", type=options.COUNT, metavar="N", default=SHOWN, show_default=True, help="Only the last N.")
+@click.option("--follow", is_flag=True, help="Show new ones as well, until Ctrl-C.")
 @options.json_lines
 @click.pass_context
 def dead_letters(
@@ -85,25 +85,25 @@ def dead_letters(
     as_json: bool,
     **_options: object,
 ) -> None:
-    """Show the messages that no manager could understand or obey, the oldest first: why, where they stood, their text.
+    """Show the messages that managers refused, the oldest first: why, their place, their text.
 
-    --host shows those whose key is that host. With --json a line is an object; `text` is the message where that is
-    UTF-8, and else null and `base64` has its bytes. At most 4 KiB of a message are kept.
+    --host shows messages whose key is that host. With --json each line is an object. `text` has the message if it is
+    UTF-8; otherwise `base64` has its bytes. A dead letter has at most 4 KiB of its message.
     """
     import anyio
 
     from outfitter_service.config import connection
 
-    wanted = Wanted(host=options.given(ctx).get("host"), code=code, reason=reason, since=since)
+    chosen = Filter(host=options.given(ctx).get("host"), code=code, reason=reason, since=since)
     try:
-        anyio.run(_tell, connection(config, options.given(ctx)), wanted, limit, follow, as_json)
+        anyio.run(_print, connection(config, options.given(ctx)), chosen, limit, follow, as_json)
     except BaseExceptionGroup as group:
         if any(isinstance(leaf, BrokenPipeError) for leaf in leaves(group)):
             raise BrokenPipeError from None  # the reader has closed the pipe
         raise
 
 
-async def _tell(where: Connection, wanted: Wanted, limit: int, follow: bool, as_json: bool) -> None:
+async def _print(where: Connection, chosen: Filter, limit: int, follow: bool, as_json: bool) -> None:
     import anyio
 
     from outfitter_proto import names
@@ -114,46 +114,46 @@ async def _tell(where: Connection, wanted: Wanted, limit: int, follow: bool, as_
         stretches: list[HistoryRange] = []
         for partition in await ledger_view.partitions(bus, where.cluster, None):
             start = (
-                None if wanted.since is None else await history_reader.offset_at(bus, topic, partition, wanted.since)
+                None if chosen.since is None else await history_reader.offset_at(bus, topic, partition, chosen.since)
             )
             stretches.append(await history_reader.stretch(stack, bus, topic, partition, start=start))
         last: deque[Letter] = deque(maxlen=limit)
         left_out = 0
         async for message in history_reader.merged(stretches):
-            letter = _decoded(message, wanted)
+            letter = _decoded(message, chosen)
             if letter is not None:
                 left_out += len(last) == limit
                 last.append(letter)
         if left_out:
             warn(f"the last {limit} of {limit + left_out}: --limit shows more")
         if not last and not follow:
-            warn("there are no such dead letters")
+            warn("no dead letter matches")
         for letter in last:
             _show(letter, as_json=as_json)
         if follow:
             async with anyio.create_task_group() as group:
                 for one in stretches:
-                    group.start_soon(_follow, one, wanted, as_json)
+                    group.start_soon(_follow, one, chosen, as_json)
 
 
-async def _follow(one: HistoryRange, wanted: Wanted, as_json: bool) -> None:
+async def _follow(one: HistoryRange, chosen: Filter, as_json: bool) -> None:
     from outfitter_proto.bus.reading import fetch_what_is_left
 
     messages = one.rest()
     while True:
         for message in messages:
-            letter = _decoded(message, wanted)
+            letter = _decoded(message, chosen)
             if letter is not None:
                 _show(letter, as_json=as_json)
         messages = await fetch_what_is_left(one.reader, timeout=_PATIENCE)
 
 
-def _decoded(message: Message, wanted: Wanted) -> Letter | None:
+def _decoded(message: Message, chosen: Filter) -> Letter | None:
     from outfitter_proto import codec
     from outfitter_service.query import history_reader
 
     letter = history_reader.decoded(message, codec.decode_dead_letter)
-    return plain(letter) if letter is not None and wanted.takes(letter) else None
+    return plain(letter) if letter is not None and chosen.matches(letter) else None
 
 
 def plain(letter: DeadLetter) -> Letter:
@@ -190,6 +190,6 @@ def _show(letter: Letter, *, as_json: bool) -> None:
         f"{letter.at:%Y-%m-%dT%H:%M:%SZ} ({age} ago)  {source.topic}/{source.partition} at {source.offset}  {key}{code}"
     )
     output.say(f"  {letter.reason}" + (f" (at {letter.field})" if letter.field else ""))
-    text = f"{letter.length} bytes that are no text" if letter.text is None else letter.text
+    text = f"{letter.length} bytes that are not UTF-8" if letter.text is None else letter.text
     more = f"… ({letter.length} bytes in all)" if len(text) > BODY_SHOWN else ""
     output.say(f"  {text[:BODY_SHOWN]}{more}" if text else "  (no body)")

@@ -51,7 +51,7 @@ class Line(Struct, frozen=True, kw_only=True):
 def devices(ctx: click.Context, /, config: str | None, as_json: bool, **_options: object) -> None:
     """List the devices of all hosts, or of --host: their health, and who holds them.
 
-    Resources without devices are told on standard error, with the reason.
+    Standard error names resources without devices, with the reason.
     """
     import anyio
 
@@ -59,11 +59,11 @@ def devices(ctx: click.Context, /, config: str | None, as_json: bool, **_options
     from outfitter_service.query import ledger_view
 
     where = connection(config, options.given(ctx))
-    found = anyio.run(ledger_view.read_from, where, options.given(ctx).get("host"))
-    hosts = sorted(found.hosts.values(), key=lambda host: host.host)
-    lines = [line for host in hosts for line in lines_of(found, host)]
+    ledger = anyio.run(ledger_view.read_from, where, options.given(ctx).get("host"))
+    hosts = sorted(ledger.hosts.values(), key=lambda host: host.host)
+    lines = [line for host in hosts for line in lines_of(ledger, host)]
     for host in hosts:
-        _tell_absent(host)
+        _warn_of_absent(host)
     if as_json:
         output.print_json(lines)
     else:
@@ -109,7 +109,7 @@ def _unreported(ledger: LedgerView, host: Host, reported: set[str]) -> list[Line
                         id=device_id,
                         health="unknown",
                         sharing="shared" if resource in record.shared else "exclusive",
-                        reason="it is not among the devices that are listed" if resource in cut else NOT_REPORTED,
+                        reason="the host's record does not list it" if resource in cut else NOT_REPORTED,
                         properties=device,
                         holders=[_holder(record) for record in ledger.holders(host.host, device_id)],
                     )
@@ -132,15 +132,15 @@ def _left_out(inventory: ResourceInventory) -> int:
     return 0 if inventory.total is UNSET else inventory.total - len(inventory.devices)
 
 
-def _tell_absent(host: Host) -> None:
+def _warn_of_absent(host: Host) -> None:
     for resource, inventory in host.resources.items():
         if left_out := _left_out(inventory):
-            warn(f"{host.host} has {left_out} more {resource} than are listed")
+            warn(f"{host.host} has {left_out} more {resource}, which its record does not list")
         if not inventory.devices:
             why = f": {inventory.reason}" if inventory.reason else ""
             warn(f"{host.host} has no {resource} ({inventory.state}{why})")
     if host.manager.stopped_at is not None:
-        warn(f"nobody manages {host.host} now: what is shown is what its manager said last")
+        warn(f"no manager serves {host.host} now: its last manager's data is shown")
 
 
 def _row(line: Line) -> tuple[object, ...]:

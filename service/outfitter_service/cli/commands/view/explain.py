@@ -1,4 +1,4 @@
-"""`outfitter explain`: who holds what, and why a worker waits, in sentences."""
+"""`outfitter explain`: what a worker holds, or why it waits, in sentences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Waiter(Struct, frozen=True, kw_only=True):
-    """A worker that is served first."""
+    """A worker that is before another one in the queue."""
 
     worker: str
     position: int
@@ -52,33 +52,33 @@ class Explanation(Struct, frozen=True, kw_only=True):
 @options.json_output
 @click.pass_context
 def explain(ctx: click.Context, /, worker: str, config: str | None, as_json: bool, **_options: object) -> None:
-    """Say where WORKER stands: what it holds, or why it waits, behind whom, and who has what it wants."""
+    """Explain the state of WORKER: what it holds, or why it waits, who is before it, and who holds the devices."""
     import anyio
 
     from outfitter_service.config import connection
     from outfitter_service.query import ledger_view
 
     where = connection(config, options.given(ctx))
-    found = anyio.run(ledger_view.read_from, where, options.given(ctx).get("host"))
-    records = found.of_worker(worker)
+    ledger = anyio.run(ledger_view.read_from, where, options.given(ctx).get("host"))
+    records = ledger.of_worker(worker)
     if not records:
-        raise OutfitterCliError(_unknown(found, worker))
-    told = [_explanation(found, record) for record in records]
+        raise OutfitterCliError(_unknown(ledger, worker))
+    explanations = [_explanation(ledger, record) for record in records]
     if as_json:
-        output.print_json(told)
+        output.print_json(explanations)
         return
-    for record, explanation in zip(records, told, strict=True):
-        for sentence in _sentences(record, explanation, found.hosts.get(record.host)):
+    for record, explanation in zip(records, explanations, strict=True):
+        for sentence in _sentences(record, explanation, ledger.hosts.get(record.host)):
             output.say(sentence)
 
 
 def _unknown(ledger: LedgerView, worker: str) -> str:
     from difflib import get_close_matches
 
-    known = list(dict.fromkeys(stored.record.worker for stored in ledger.allocations))
-    near = get_close_matches(worker, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else "`outfitter status` lists those there are"
-    return f"there is no worker {worker!r}: it never registered, or was over long ago; {hint}"
+    names = list(dict.fromkeys(stored.record.worker for stored in ledger.allocations))
+    near = get_close_matches(worker, names, n=1)
+    hint = f"did you mean {near[0]}?" if near else "`outfitter status` lists all workers"
+    return f"there is no worker {worker!r}: it never registered, or ended long ago; {hint}"
 
 
 def _explanation(ledger: LedgerView, record: Allocation) -> Explanation:
@@ -86,7 +86,7 @@ def _explanation(ledger: LedgerView, record: Allocation) -> Explanation:
     from outfitter_service.query.ledger_view import warnings_of
 
     host = ledger.hosts.get(record.host)
-    wanted = set(record.request.amounts)
+    resources = set(record.request.amounts)
     return Explanation(
         host=record.host,
         worker=record.worker,
@@ -101,7 +101,7 @@ def _explanation(ledger: LedgerView, record: Allocation) -> Explanation:
         warnings=warnings_of(record),
         managed=host is not None and host.manager.stopped_at is None,
         ahead=list(_ahead(ledger, record)),
-        devices=[line for line in lines_of(ledger, host) if line.resource in wanted] if host is not None else [],
+        devices=[line for line in lines_of(ledger, host) if line.resource in resources] if host is not None else [],
     )
 
 
@@ -109,10 +109,10 @@ def _ahead(ledger: LedgerView, record: Allocation) -> Iterator[Waiter]:
     """The workers before it in the queue that want any of the same resources."""
     if record.queue_position is None:
         return
-    wanted = record.request.amounts.keys()
+    resources = record.request.amounts.keys()
     waiting = [other for other in ledger.live(record.host) if other.queue_position is not None]
     for other in sorted(waiting, key=lambda other: other.queue_position or 0):
-        if (other.queue_position or 0) < record.queue_position and wanted & other.request.amounts.keys():
+        if (other.queue_position or 0) < record.queue_position and resources & other.request.amounts.keys():
             yield Waiter(
                 worker=other.worker,
                 position=other.queue_position or 0,
@@ -121,66 +121,66 @@ def _ahead(ledger: LedgerView, record: Allocation) -> Iterator[Waiter]:
             )
 
 
-def _sentences(record: Allocation, told: Explanation, host: Host | None) -> Iterator[str]:
+def _sentences(record: Allocation, explanation: Explanation, host: Host | None) -> Iterator[str]:
     from outfitter.session.status import AllocationStatus, standing
 
-    asked = _asked(told.amounts)
-    age, since = _age(told.since), f"{told.since:%Y-%m-%dT%H:%M:%SZ}"
-    for_long = f"for {age} (since {since})"
+    worker, request = f"{explanation.worker} on {explanation.host}", _in_words(explanation.amounts)
+    age, since = _age(explanation.since), f"{explanation.since:%Y-%m-%dT%H:%M:%SZ}"
+    duration = f"for {age} (since {since})"
     match standing(record):
         case AllocationStatus.YOURS:
-            yield f"{told.worker} on {told.host} has had {asked} {for_long}."
-        case AllocationStatus.WAITING if told.state == "pending":
-            yield f"{told.worker} on {told.host} has waited for {asked} {for_long}."
+            yield f"{worker} has held {request} {duration}."
+        case AllocationStatus.WAITING if explanation.state == "pending":
+            yield f"{worker} has waited for {request} {duration}."
         case AllocationStatus.WAITING:
-            doing = ": its driver makes the devices ready" if told.state == "preparing" else ""
-            yield f"{told.worker} on {told.host} has been {told.state} with {asked} {for_long}{doing}."
-        case _ if told.state == "releasing":
+            step = ": its driver prepares the devices" if explanation.state == "preparing" else ""
+            yield f"{worker} has been {explanation.state} with {request} {duration}{step}."
+        case _ if explanation.state == "releasing":
             yield (
-                f"{told.worker} on {told.host} has been giving back {asked} {for_long}: what it held is free when its "
-                "driver has taken it back and nobody uses it."
+                f"{worker} has been releasing {request} {duration}: the devices are free once their driver has taken "
+                "them back and nobody uses them."
             )
         case AllocationStatus.OVER:
-            yield f"{told.worker} on {told.host} has been over {for_long}: it held or wanted {asked}."
+            yield f"{worker} ended {age} ago ({since}): it held or requested {request}."
         case AllocationStatus.FAILED:
-            yield f"{told.worker} on {told.host} was refused {asked} {age} ago ({since})."
-    if told.reason:
-        yield f"Reason: {told.reason}."
-    for warning in told.warnings:
-        yield f"Of its registration: {warning}."
-    for name, missing in record.unavailable.items():
-        yield f"It has no infos of {name}: {missing.reason}."
-    if told.state == "pending":
-        yield from _waiting(told)
+            yield f"{worker} was refused {request} {age} ago ({since})."
+    if explanation.reason:
+        yield f"Reason: {explanation.reason}."
+    for warning in explanation.warnings:
+        yield f"Warning about its registration: {warning}."
+    for name, unavailable in record.unavailable.items():
+        yield f"It has no infos of {name}: {unavailable.reason}."
+    if explanation.state == "pending":
+        yield from _waiting(explanation)
     elif standing(record) is AllocationStatus.YOURS:
-        yield from _holding(record, told)
-    yield _manager(told, host)
+        yield from _holding(record, explanation)
+    yield _manager(explanation, host)
 
 
-def _waiting(told: Explanation) -> Iterator[str]:
-    if told.queue_position is not None:
-        yield f"It has position {told.queue_position} in the queue" + (
-            "." if told.ahead else "; nobody before it wants any of the same resources."
+def _waiting(explanation: Explanation) -> Iterator[str]:
+    if explanation.queue_position is not None:
+        yield f"It has position {explanation.queue_position} in the queue" + (
+            "." if explanation.ahead else "; no worker before it wants the same resources."
         )
-    for waiter in told.ahead:
-        yield f"  Before it: {waiter.worker}, which wants {_asked(waiter.amounts)} (priority {waiter.priority})."
-    for name, amount in told.amounts.items():
-        devices = [line for line in told.devices if line.resource == name]
+    for waiter in explanation.ahead:
+        yield f"  Before it: {waiter.worker}, which wants {_in_words(waiter.amounts)} (priority {waiter.priority})."
+    for name, amount in explanation.amounts.items():
+        devices = [line for line in explanation.devices if line.resource == name]
         free = [line for line in devices if not line.holders and line.health == "healthy"]
-        yield f"Of {name} it wants {amount}; there are {len(devices)}, of which {len(free)} are free."
+        yield f"It wants {amount} {name}; {len(free)} of {len(devices)} are free."
         for line in devices:
             yield f"  {line.id} {_use(line)}."
-    if told.wait_until is not None:
-        left = (told.wait_until - datetime.now(UTC)).total_seconds()
-        yield f"It gives up at {told.wait_until:%Y-%m-%dT%H:%M:%SZ} (in {output.age(max(left, 0))})."
+    if explanation.wait_until is not None:
+        seconds = (explanation.wait_until - datetime.now(UTC)).total_seconds()
+        yield f"It gives up at {explanation.wait_until:%Y-%m-%dT%H:%M:%SZ} (in {output.age(max(seconds, 0))})."
 
 
-def _holding(record: Allocation, told: Explanation) -> Iterator[str]:
-    mine = {device.get("id") for devices in record.resources.values() for device in devices}
-    for line in told.devices:
-        if line.id in mine:
-            ill = "" if line.health == "healthy" else f", which is {line.health} ({line.reason})"
-            yield f"  It has {line.resource} {line.id}{ill}."
+def _holding(record: Allocation, explanation: Explanation) -> Iterator[str]:
+    own_ids = {device.get("id") for devices in record.resources.values() for device in devices}
+    for line in explanation.devices:
+        if line.id in own_ids:
+            health = "" if line.health == "healthy" else f", which is {line.health} ({line.reason})"
+            yield f"  It holds {line.resource} {line.id}{health}."
     for operator, share in record.operators.items():
         has = [f"{name} {', '.join(ids)}" for name, ids in share.resources.items()]
         has += [f"all of {name}" for name in share.shared or ()]
@@ -201,17 +201,16 @@ def _delay(holder: Holder) -> str:
     return f": {holder.delayed_by}" if holder.delayed_by else ""
 
 
-def _manager(told: Explanation, host: Host | None) -> str:
+def _manager(explanation: Explanation, host: Host | None) -> str:
+    name = explanation.host
     if host is None:
-        return f"Nothing is known of a manager of {told.host}: start one with `outfitter serve --host {told.host}`."
+        return f"No manager of {name} is known: start one with `outfitter serve --host {name}`."
     if host.manager.stopped_at is not None:
-        return (
-            f"The manager of {told.host} was stopped {_age(host.manager.stopped_at)} ago: nothing moves until one runs."
-        )
-    return f"The manager of {told.host} has been there for {_age(host.manager.since)}."
+        return f"The manager of {name} stopped {_age(host.manager.stopped_at)} ago: nothing changes until one runs."
+    return f"The manager of {name} has run for {_age(host.manager.since)}."
 
 
-def _asked(amounts: dict[str, int]) -> str:
+def _in_words(amounts: dict[str, int]) -> str:
     return " and ".join(f"{amount} {name}" for name, amount in amounts.items()) or "nothing"
 
 

@@ -30,7 +30,7 @@ _WIDTHS = (20, 9, 20)
 _HEADINGS = ("time", "step", "worker", "what, and why")
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class Filter(Struct, frozen=True, kw_only=True):
     """The filters; None selects everything."""
 
     host: str | None
@@ -40,7 +40,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     since: datetime | None
     until: datetime | None
 
-    def takes(self, step: Transition | Refresh | Note) -> bool:
+    def matches(self, step: Transition | Refresh | Note) -> bool:
         from outfitter_proto.records import Note
 
         if (self.since is not None and step.at < self.since) or (self.until is not None and step.at > self.until):
@@ -57,18 +57,18 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@click.option("--worker", metavar="NAME", help="Of workers of that name only.")
-@click.option("--incarnation", metavar="ID", help="Of that run of a worker only.")
-@click.option("--device", metavar="ID", help="What a device was in: its id, UUID or another of its names.")
+@click.option("--worker", metavar="NAME", help="Only workers of this name.")
+@click.option("--incarnation", metavar="ID", help="Only this run of a worker.")
+@click.option("--device", metavar="ID", help="Only steps with this device: its id, UUID or another name of it.")
 @click.option(
-    "--since", metavar="TIME", callback=options.moment, help="Not before: 2026-01-31T12:00:00Z, or 10m (ago)."
+    "--since", metavar="TIME", callback=options.moment, help="Not before this time: 2026-01-31T12:00:00Z, or 10m (ago)."
 )
-@click.option("--until", metavar="TIME", callback=options.moment, help="Not after.")
+@click.option("--until", metavar="TIME", callback=options.moment, help="Not after this time.")
 @click.option(
     "--limit", type=options.COUNT, metavar="N",
-    help=f"The last N steps; the last {SHOWN} unless --since, --follow or --json is given.",
+    help=f"Only the last N steps. Default: {SHOWN}, or all with --since, --follow or --json.",
 )  # fmt: skip
-@click.option("--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Show new steps as well, until Ctrl-C.")
 @options.looking_on
 @options.json_lines
 @click.pass_context
@@ -86,17 +86,17 @@ def history(
     as_json: bool,
     **_options: object,
 ) -> None:
-    """Say what happened and why, the oldest first: the last steps of all hosts' workers, or of --host's.
+    """List the last steps of all hosts' workers, or of --host's, the oldest first.
 
-    Each line has the time, the state that a worker came to (- where its record was only brought up to date), the worker
-    (with its host where several are shown), its devices, and why. With --json there is a line for each step since the
-    oldest that is kept: {"partition", "offset", "key", "record"}.
+    Each line has the time, the worker's new state (- if its record was only refreshed), the worker (with its host where
+    several are shown), its devices, and the reason. With --json there is a line for each step in history:
+    {"partition", "offset", "key", "record"}.
     """
     import anyio
 
     from outfitter_service.config import connection
 
-    wanted = Wanted(
+    chosen = Filter(
         host=options.given(ctx).get("host"),
         worker=worker,
         incarnation=incarnation,
@@ -106,7 +106,7 @@ def history(
     )
     if limit is None and not (as_json or follow or since):
         limit = SHOWN
-    show = _Lines(wanted, as_json=as_json)
+    show = _Lines(chosen, as_json=as_json)
     try:
         anyio.run(_tell, connection(config, options.given(ctx)), show, follow, limit)
     except BaseExceptionGroup as group:
@@ -120,14 +120,14 @@ async def _tell(where: Connection, show: _Lines, follow: bool, limit: int | None
 
     from outfitter_service.query import history_reader, ledger_view
 
-    wanted = show.wanted
+    chosen = show.chosen
     async with ledger_view.opened(where) as bus, AsyncExitStack() as stack:
         topic = await history_reader.topic_of(bus, where)
         stretches: list[HistoryRange] = []
-        for partition in await ledger_view.partitions(bus, where.cluster, wanted.host):
+        for partition in await ledger_view.partitions(bus, where.cluster, chosen.host):
             start = None
-            if wanted.since is not None:
-                start = await history_reader.offset_at(bus, topic, partition, wanted.since)
+            if chosen.since is not None:
+                start = await history_reader.offset_at(bus, topic, partition, chosen.since)
             stretches.append(await history_reader.stretch(stack, bus, topic, partition, start=start))
         seen = False
         last: deque[Message] = deque(maxlen=limit)
@@ -144,7 +144,7 @@ async def _tell(where: Connection, show: _Lines, follow: bool, limit: int | None
         show.measure(last)
         for message in last:
             show(message)
-        if not seen and wanted.since is None:
+        if not seen and chosen.since is None:
             warn(history_reader.nothing(where, topic))
         if follow:
             async with anyio.create_task_group() as group:
@@ -165,8 +165,8 @@ async def _follow(one: HistoryRange, show: _Lines) -> None:
 class _Lines:
     """Prints the selected steps line by line. Columns grow with their contents."""
 
-    def __init__(self, wanted: Wanted, *, as_json: bool) -> None:
-        self.wanted = wanted
+    def __init__(self, chosen: Filter, *, as_json: bool) -> None:
+        self.chosen = chosen
         self._as_json = as_json
         self._widths = list(_WIDTHS)
         self._begun = False
@@ -180,7 +180,7 @@ class _Lines:
         for message in messages:
             if (step := self._step(message)) is None:
                 continue
-            self._widen([f"{step.at:%Y-%m-%dT%H:%M:%SZ}", *_cells(step, with_host=self.wanted.host is None)])
+            self._widen([f"{step.at:%Y-%m-%dT%H:%M:%SZ}", *_cells(step, with_host=self.chosen.host is None)])
 
     def __call__(self, message: Message) -> None:
         step = self._step(message)
@@ -188,18 +188,13 @@ class _Lines:
             return
         if self._as_json:
             key = (message.key or b"").decode("utf-8", "replace")
-            told = {
-                "partition": message.partition,
-                "offset": message.offset,
-                "key": key,
-                "record": Raw(message.value or b""),
-            }
-            output.print_json(told)
+            record = Raw(message.value or b"")
+            output.print_json({"partition": message.partition, "offset": message.offset, "key": key, "record": record})
             return
         if not self._begun:
             self._begun = True
             self._print([heading.upper() for heading in _HEADINGS])
-        self._print([f"{step.at:%Y-%m-%dT%H:%M:%SZ}", *_cells(step, with_host=self.wanted.host is None)])
+        self._print([f"{step.at:%Y-%m-%dT%H:%M:%SZ}", *_cells(step, with_host=self.chosen.host is None)])
 
     def _step(self, message: Message) -> Transition | Refresh | Note | None:
         from outfitter_proto import codec
@@ -207,7 +202,7 @@ class _Lines:
         from outfitter_service.query import history_reader
 
         step = history_reader.decoded(message, codec.decode_history)
-        return step if isinstance(step, Transition | Refresh | Note) and self.wanted.takes(step) else None
+        return step if isinstance(step, Transition | Refresh | Note) and self.chosen.matches(step) else None
 
     def _print(self, cells: list[str]) -> None:
         cells = [printable(cell) for cell in cells]
@@ -247,10 +242,10 @@ def _device_names(step: Transition | Refresh) -> set[str]:
     record = step.record
     if not isinstance(record, Allocation):
         return set()
-    found: set[str] = set()
+    names: set[str] = set()
     for infos in record.resources.values():
         for info in infos:
-            found |= {info[key] for key in ("id", "uuid") if key in info}
+            names |= {info[key] for key in ("id", "uuid") if key in info}
             if record.aliases is not UNSET:
-                found.update(record.aliases.get(info.get("id", ""), ()))
-    return found
+                names.update(record.aliases.get(info.get("id", ""), ()))
+    return names

@@ -1,4 +1,4 @@
-"""`outfitter replay`: the workers as they stood at a moment in the past, rebuilt from history alone."""
+"""`outfitter replay`: the workers as they were at a moment in the past, rebuilt from history alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN = 50
 """Most differences that are printed one by one."""
 
 
-class Found(NamedTuple):
+class Replayed(NamedTuple):
     """The allocations at the chosen moment and, with `--check`, the comparison at the end."""
 
     allocations: list[Stored]
@@ -31,10 +31,10 @@ class Found(NamedTuple):
     "--at",
     metavar="TIME",
     callback=options.moment,
-    help="The moment: 2026-01-31T12:00:00Z, or how long ago it was, such as 10m. The end of history by default.",
+    help="The moment: 2026-01-31T12:00:00Z, or a duration ago, such as 10m. Default: the end of history.",
 )
 @click.option(
-    "--check", is_flag=True, help="Replay to the end, too, and compare that with the ledger: exit code 1 if it differs."
+    "--check", is_flag=True, help="Also replay to the end and compare with the ledger. Exit code 1 if they differ."
 )
 @options.looking_on
 @options.json_output
@@ -42,9 +42,9 @@ class Found(NamedTuple):
 def replay(
     ctx: click.Context, /, at: datetime | None, check: bool, config: str | None, as_json: bool, **_options: object
 ) -> int:
-    """Show the workers of all hosts, or of --host, as they stood at a moment: `outfitter status` of then.
+    """Show the workers of all hosts, or of --host, as `outfitter status` showed them at a moment.
 
-    With --json: the allocation records as they stood on the bus.
+    With --json: the allocation records as they were on the bus.
     """
     import anyio
 
@@ -54,62 +54,64 @@ def replay(
 
     now = datetime.now(UTC)
     if at is not None and at > now:
-        raise click.BadParameter(f"{at:%Y-%m-%dT%H:%M:%SZ} is yet to come", ctx, param_hint="--at")
-    found = anyio.run(_look, connection(config, options.given(ctx)), options.given(ctx).get("host"), at, check)
+        raise click.BadParameter(f"{at:%Y-%m-%dT%H:%M:%SZ} is in the future", ctx, param_hint="--at")
+    replayed = anyio.run(_replay, connection(config, options.given(ctx)), options.given(ctx).get("host"), at, check)
     if as_json:
-        output.print_json(ledger_view.as_on_the_wire(found.allocations))
+        output.print_json(ledger_view.as_on_the_wire(replayed.allocations))
     else:
-        print_workers(found.allocations, at or now)
-    return _judge(found.comparison) if found.comparison is not None else 0
+        print_workers(replayed.allocations, at or now)
+    return _print_comparison(replayed.comparison) if replayed.comparison is not None else 0
 
 
-async def _look(where: Connection, host: str | None, at: datetime | None, check: bool) -> Found:
+async def _replay(where: Connection, host: str | None, at: datetime | None, check: bool) -> Replayed:
     from outfitter_service.query import ledger_view, rebuild
 
     async with ledger_view.opened(where) as bus:
         parts = await rebuild.rebuild(bus, where, host, at)
         if not any(part.checkpoints for part in parts):
-            raise OutfitterCliError("nothing was ever decided" + (f" for host {host}" if host else ""))
-        known = any(progress.whole is not None for part in parts for progress in part.writers.values())
+            raise OutfitterCliError("the ledger is empty" + (f" for host {host}" if host else ""))
+        is_any_known = any(progress.whole is not None for part in parts for progress in part.writers.values())
         for part in parts:
-            missing = [name for name, one in part.writers.items() if not one.known]
-            begins = await rebuild.oldest(bus, where, part, missing) if missing else {}
-            for writer in missing:
-                told = _unknown(writer, at, begins.get(writer))
-                if not known:
-                    raise OutfitterCliError(told)
-                warn(told)
+            unknown = [name for name, one in part.writers.items() if not one.known]
+            begins = await rebuild.oldest(bus, where, part, unknown) if unknown else {}
+            for writer in unknown:
+                message = _unknown(writer, at, begins.get(writer))
+                if not is_any_known:
+                    raise OutfitterCliError(message)
+                warn(message)
         allocations = rebuild.allocations(parts, host)
         comparison = None
         if check:
-            ended = parts if at is None else await rebuild.rebuild(bus, where, host, None)
-            comparison = rebuild.compare(ended, host)
-    return Found(allocations, comparison)
+            last = parts if at is None else await rebuild.rebuild(bus, where, host, None)
+            comparison = rebuild.compare(last, host)
+    return Replayed(allocations, comparison)
 
 
 def _unknown(writer: str, at: datetime | None, begins: datetime | None) -> str:
     off = "switched off (history = false)"
     if begins is None:
-        return f"of {writer} there is no history: it is or was {off}, or its retention has deleted it"
+        return f"there is no history of {writer}: it is or was {off}, or its retention has deleted it"
     if at is None:
         return f"the history of {writer} does not reach its last commit: it was {off} meanwhile"
-    moments = f"{at:%Y-%m-%dT%H:%M:%SZ}: the oldest that can be replayed is {begins:%Y-%m-%dT%H:%M:%S.%fZ}"
-    return f"the history of {writer} does not tell of {moments}"
+    return (
+        f"the history of {writer} does not cover {at:%Y-%m-%dT%H:%M:%SZ}: "
+        f"the oldest moment that can be replayed is {begins:%Y-%m-%dT%H:%M:%S.%fZ}"
+    )
 
 
-def _judge(told: Comparison) -> int:
+def _print_comparison(comparison: Comparison) -> int:
     """Print the result of the comparison; return the exit code."""
-    for writer in told.unknown:
+    for writer in comparison.unknown:
         warn(f"{writer} was not compared: its history does not reach its last commit")
-    for one in told.differences[:SHOWN]:
+    for one in comparison.differences[:SHOWN]:
         field = "" if one.field is None else f", field {one.field}"
         warn(f"{one.key}{field}: the ledger has {_short(one.ledger)}, history {_short(one.history)}")
-    if len(told.differences) > SHOWN:
-        warn(f"and {len(told.differences) - SHOWN} more differences")
-    if told.differences:
+    if len(comparison.differences) > SHOWN:
+        warn(f"and {len(comparison.differences) - SHOWN} more differences")
+    if comparison.differences:
         return 1
-    warn(f"the end of history is the ledger: {told.records} records of {told.writers} writers, every field")
-    return 1 if told.unknown else 0
+    warn(f"history equals the ledger: {comparison.records} records of {comparison.writers} writers, every field")
+    return 1 if comparison.unknown else 0
 
 
 def _short(value: object) -> str:

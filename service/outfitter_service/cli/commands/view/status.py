@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outfitter_service.query.ledger_view import LedgerView, Stored
 
 OVER_SHOWN = 20
-"""How many allocations that are over are shown: the last ones. All live ones are shown."""
+"""How many ended or failed allocations are shown: the last ones. All live ones are shown."""
 
 RECENT = timedelta(hours=1)
 """The age up to which dead letters are counted."""
@@ -29,7 +29,7 @@ STATES = ("pending", "preparing", "allocated", "releasing", "ended", "failed")
 @click.option("--worker", metavar="NAME", help="Only workers of this name.")
 @click.option("--state", "states", type=click.Choice(STATES), multiple=True, help="Only in this state; repeatable.")
 @click.option("--limit", type=options.COUNT, metavar="N", help="At most N workers.")
-@click.option("--all", "everything", is_flag=True, help=f"All that are over, too, and not the last {OVER_SHOWN} only.")
+@click.option("--all", "everything", is_flag=True, help=f"All that ended or failed, not only the last {OVER_SHOWN}.")
 @options.json_output
 @click.pass_context
 def status(
@@ -45,11 +45,10 @@ def status(
 ) -> None:
     """List the workers of all hosts, or of --host: what they hold, or why they wait.
 
-    Those that are live come first, then those that ended or failed, the last ones first.
+    Live workers come first, then those that ended or failed, the last ones first.
 
-    With --json: an array of all their allocation records as they stand on the bus, in the order of registrations, those
-    that are over included until they are deleted there. Standard error names hosts that workers ask for and that no
-    manager serves, and counts messages that were lost to the dead letters within the last hour.
+    With --json: an array of their allocation records as on the bus, in the order of registrations. Standard error names
+    hosts that workers ask for and that no manager serves, and counts the unroutable messages of the last hour.
     """
     import anyio
 
@@ -57,25 +56,25 @@ def status(
     from outfitter_service.query import ledger_view
 
     where = connection(config, options.given(ctx))
-    narrowed = options.given(ctx).get("host")
+    host = options.given(ctx).get("host")
 
-    async def look() -> ledger_view.LedgerView:
+    async def read() -> ledger_view.LedgerView:
         async with ledger_view.opened(where) as bus:
-            found = await ledger_view.read(bus, where.cluster, narrowed)
-            await _warn_of_unserved(bus, where.cluster, found, narrowed)
-            return found
+            ledger = await ledger_view.read(bus, where.cluster, host)
+            await _warn_of_unserved(bus, where.cluster, ledger, host)
+            return ledger
 
-    found = anyio.run(look)
+    ledger = anyio.run(read)
     chosen = [
         stored
-        for stored in found.allocations
+        for stored in ledger.allocations
         if worker in {None, stored.record.worker} and (not states or stored.record.state in states)
     ]
     if as_json:
         output.print_json(ledger_view.as_on_the_wire(chosen[:limit]))
         return
     if not chosen:
-        warn(_nobody(found, narrowed, narrowly=bool(worker or states)))
+        warn(_nobody(ledger, host, is_filtered=bool(worker or states)))
     shown = sorted_for_people(chosen)
     left_out = 0
     if not (everything or worker or states):
@@ -85,11 +84,11 @@ def status(
         shown = shown[:limit]
     print_workers(shown, datetime.now(UTC))
     if left_out:
-        warn(f"and {left_out} more" + ("" if limit is not None else " that are over: --all shows them"))
+        warn(f"and {left_out} more" + ("" if limit is not None else " that ended or failed: --all shows them"))
 
 
 def _without_long_over(workers: Sequence[Stored]) -> tuple[list[Stored], int]:
-    """All live workers and the first ones that are over, and the number of the others."""
+    """All live workers and the first final ones, and the number of the others."""
     over = [stored for stored in workers if is_over(stored)]
     return [*workers[: len(workers) - len(over)], *over[:OVER_SHOWN]], max(0, len(over) - OVER_SHOWN)
 
@@ -101,24 +100,24 @@ def is_over(stored: Stored) -> bool:
 
 
 def sorted_for_people(workers: Iterable[Stored]) -> list[Stored]:
-    """The live workers in their order, then those that are over, the last one first."""
-    found = list(workers)
-    over = sorted((stored for stored in found if is_over(stored)), key=lambda stored: stored.record.since, reverse=True)
-    return [*(stored for stored in found if not is_over(stored)), *over]
+    """The live workers in their order, then the final ones, the last one first."""
+    workers = list(workers)
+    over = filter(is_over, workers)
+    last_first = sorted(over, key=lambda stored: stored.record.since, reverse=True)
+    return [*(stored for stored in workers if not is_over(stored)), *last_first]
 
 
-def _nobody(found: LedgerView, host: str | None, *, narrowly: bool) -> str:
-    hosts = sorted(found.hosts)
-    if host is not None and host not in hosts:
-        return f"nothing is known of host {host!r}: it has no manager, and had none"
-    return "no worker is like that" if narrowly else "no workers"
+def _nobody(ledger: LedgerView, host: str | None, *, is_filtered: bool) -> str:
+    if host is not None and host not in ledger.hosts:
+        return f"host {host!r} is unknown: it has no manager, and never had one"
+    return "no worker matches" if is_filtered else "no workers"
 
 
-async def _warn_of_unserved(bus: Bus, cluster: str, found: LedgerView, host: str | None) -> None:
+async def _warn_of_unserved(bus: Bus, cluster: str, ledger: LedgerView, host: str | None) -> None:
     from outfitter_proto.bus import BusError
     from outfitter_service.query import unserved_hosts
 
-    served = found.hosts.keys()
+    served = ledger.hosts.keys()
     try:
         lost = await unserved_hosts.find(bus, cluster, served=served, host=host, since=datetime.now(UTC) - RECENT)
     except BusError as error:
@@ -127,7 +126,7 @@ async def _warn_of_unserved(bus: Bus, cluster: str, found: LedgerView, host: str
     for one in lost.hosts:
         ago = output.age((datetime.now(UTC) - one.last).total_seconds())
         warn(
-            f"no manager serves host {one.host!r}: {one.messages} of its messages went to the dead letters, "
+            f"no manager serves host {one.host!r}: {one.messages} of its messages became dead letters, "
             f"the last one {ago} ago. Start one with `outfitter serve --host {one.host}`"
         )
     if lost.misdirected:
@@ -138,7 +137,7 @@ async def _warn_of_unserved(bus: Bus, cluster: str, found: LedgerView, host: str
         )
 
 
-def print_workers(found: Collection[Stored], now: datetime) -> None:
+def print_workers(workers: Collection[Stored], now: datetime) -> None:
     """The table of workers, as it is (or was) at `now`."""
     from outfitter_service.query import ledger_view
 
@@ -154,6 +153,6 @@ def print_workers(found: Collection[Stored], now: datetime) -> None:
                 record.queue_position,
                 "; ".join([*([record.reason] if record.reason else []), *ledger_view.warnings_of(record)]) or None,
             )
-            for record, _ in found
+            for record, _ in workers
         ),
     )

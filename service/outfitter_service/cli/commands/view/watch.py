@@ -27,9 +27,8 @@ _PATIENCE = 5.0
 def watch(ctx: click.Context, /, worker: str | None, config: str | None, as_json: bool, **_options: object) -> None:
     """Print each change of an allocation or of a host's devices as a line, until Ctrl-C.
 
-    All hosts' or --host's, all workers' or WORKER's. What there is at the start comes first, as far as it is not
-    over. With --json a line is {"partition", "offset", "key", "record"}: the record as it stands on the bus, or
-    null where it was deleted.
+    Of all hosts, or of --host; of all workers, or of WORKER. The live allocations and hosts at the start come first.
+    With --json a line is {"partition", "offset", "key", "record"}: the record as on the bus, or null if it was deleted.
     """
     import anyio
 
@@ -125,31 +124,31 @@ class _Words:
                 why = "" if record.reason is None else f" ({record.reason})"
                 return f"{record.host}/{record.worker}  {step}  {ledger_view.devices_in_words(record)}{place}{why}"
             case Host() as record:
-                told = "; ".join(f"{name}: {_inventory(found)}" for name, found in record.resources.items())
+                resources = "; ".join(f"{name}: {_inventory(each)}" for name, each in record.resources.items())
                 managed = "managed" if record.manager.stopped_at is None else "its manager has stopped"
-                return f"{record.host}  {managed}  {told or 'no resources'}"
+                return f"{record.host}  {managed}  {resources or 'no resources'}"
             case Device() as record:
                 return f"{record.host}  device {record.id}: {record.state}" + (
                     f" ({record.reason})" if record.reason else ""
                 )
             case _:
-                known = self._states.pop(change.key, None)
-                return None if known is None else f"{change.key}  forgotten"
+                state = self._states.pop(change.key, None)
+                return None if state is None else f"{change.key}  deleted"
 
 
-def _inventory(found: object) -> str:
+def _inventory(inventory: object) -> str:
     from msgspec import UNSET
 
     from outfitter_proto.records import Health, ResourceInventory
 
-    if not isinstance(found, ResourceInventory):
+    if not isinstance(inventory, ResourceInventory):
         return "unknown"
-    if not found.devices:
-        return f"{found.state}" + (f" ({found.reason})" if found.reason else "")
-    if found.total is UNSET or found.healthy is UNSET:
-        healthy = sum(device.health == Health.HEALTHY for device in found.devices)
-        return f"{len(found.devices)} devices, {healthy} healthy"
-    return f"{found.total} devices, {found.healthy} healthy"
+    if not inventory.devices:
+        return f"{inventory.state}" + (f" ({inventory.reason})" if inventory.reason else "")
+    if inventory.total is UNSET or inventory.healthy is UNSET:
+        healthy = sum(device.health == Health.HEALTHY for device in inventory.devices)
+        return f"{len(inventory.devices)} devices, {healthy} healthy"
+    return f"{inventory.total} devices, {inventory.healthy} healthy"
 
 
 def _clock() -> str:

@@ -6,12 +6,12 @@ import click
 
 
 @click.command()
-@click.option("--keep", is_flag=True, help="Leave the demonstration's files behind, and say where.")
+@click.option("--keep", is_flag=True, help="Keep the demonstration's files, and print their place.")
 def demo(keep: bool) -> int:
-    """See it work on this machine, in a few seconds: no broker, no GPU, nothing to install or to clean up.
+    """Show Outfitter at work on this machine, in a few seconds: no broker, no GPU, nothing to install or clean up.
 
-    A manager serves a host of its own with two GPUs that are files. Three workers want them, one of which is killed
-    with SIGKILL. The exit code is 0 if all that was shown truly happened.
+    A manager serves a host with two GPUs, which are files. Three workers want them, and one of them is killed with
+    SIGKILL. The exit code is 0 if everything happened as shown.
     """
     from outfitter_service.cli._lib.demonstration import Demonstration, stage
 

@@ -42,8 +42,8 @@ class Ending(Struct, frozen=True, kw_only=True):
 @click.option(
     "--worker", metavar="NAME", envvar="OUTFITTER_WORKER", show_envvar=True, required=True, help="The worker's name."
 )
-@click.option("--incarnation", metavar="ID", help="This run of it alone; the current one otherwise.")
-@click.option("--reason", metavar="TEXT", default="by hand", help="What history is to say.")
+@click.option("--incarnation", metavar="ID", help="Only this run of the worker. Default: the current one.")
+@click.option("--reason", metavar="TEXT", default="by hand", help="The reason that history shows.")
 @click.option(
     "--wait", type=Duration(), metavar="DURATION", default=ANSWERED_WITHIN, show_default=True,
     help="How long to wait for the manager's answer; 0 only sends.",
@@ -63,8 +63,8 @@ def deregister(
 ) -> None:
     """Give back what a worker of this host (or --host) holds, or take it out of the queue.
 
-    The exit code is 0 when the manager has ended the allocation or has begun to take its devices back (`releasing`),
-    or when it was over before. It is 1, with the reason, when there is no such worker, or no manager answers.
+    The exit code is 0 if the manager has ended the allocation or has begun to take its devices back (`releasing`), or
+    if it had ended before. It is 1, with the reason, if there is no such worker or no manager answers.
     """  # fmt: skip
     import anyio
 
@@ -105,9 +105,9 @@ async def _end(where: Connection, leaving: Deregister, wait: float) -> Ending:
     from outfitter_service.cli._lib.conversation import conversing
 
     async with conversing(where, leaving.worker) as conversation:
-        found = await conversation.read_ledger()
-        before = {stored.record.key: stored for stored in found.allocations if stored.record.worker == leaving.worker}
-        if leaving.host not in found.hosts:
+        ledger = await conversation.read_ledger()
+        before = {stored.record.key: stored for stored in ledger.allocations if stored.record.worker == leaving.worker}
+        if leaving.host not in ledger.hosts:
             raise OutfitterCliError(await conversation.nobody())
         current = _meant(before, leaving)
         over = current is not None and _is_over(current)
@@ -128,7 +128,7 @@ async def _end(where: Connection, leaving: Deregister, wait: float) -> Ending:
                 raise OutfitterCliError(letter.reason)
             if current is None or not over:
                 raise OutfitterCliError(await _without_answer(conversation, leaving, offset, wait))
-            warn(f"it was over already, since {current.since:%Y-%m-%dT%H:%M:%SZ}")
+            warn(f"it had ended already, at {current.since:%Y-%m-%dT%H:%M:%SZ}")
             record = current
         if record.source.offset < 0:
             raise OutfitterCliError(f"{record.key} is not registered here: {record.reason}")
@@ -175,8 +175,8 @@ def _name_those_that_still_hold(before: Mapping[AllocationKey, Stored], ended: A
 async def _without_answer(conversation: Conversation, leaving: Deregister, offset: int, wait: float) -> str:
     if conversation.decided > offset:
         return (
-            f"the manager of {leaving.host} has read the deregistration, and nothing came of it: "
-            f"{leaving.host}/{leaving.worker} is not registered there, as far as can be seen from here"
+            f"the manager of {leaving.host} has read the deregistration without effect: "
+            f"{leaving.host}/{leaving.worker} seems not to be registered there"
         )
     return (
         f"no answer within {wait:g} s: {await conversation.nobody()}; "

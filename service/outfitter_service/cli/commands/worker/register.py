@@ -34,7 +34,7 @@ ENDED_WITHIN = 5.0
     "--wait",
     type=registration_options.Duration(),
     metavar="DURATION",
-    help="Wait for the answer and print it. What is still pending by then is deregistered.",
+    help="Wait for the answer and print it. Deregister if it is still pending then.",
 )
 @options.json_output
 @click.pass_context
@@ -49,12 +49,12 @@ def register(
     cluster: str | None,
     **request: Any,
 ) -> int:
-    """Ask for devices on behalf of a worker, and say until when the lease lasts, if they are granted.
+    """Ask for devices on behalf of a worker, and print until when its lease lasts.
 
-    It has no owner process and no heartbeats: register again within its lease, or deregister.
+    The registration has no owner process and no heartbeats: register again within its lease, or deregister.
 
-    Without --wait it is sent, and nobody may have answered yet. With --wait: print the final allocation record (with
-    --json as it stands on the bus), and exit with 0 when it is allocated and with 1 when it is not.
+    Without --wait the command only sends, and perhaps nobody has answered yet. With --wait it prints the final
+    allocation record (with --json as on the bus). The exit code is 0 if it is allocated, else 1.
     """  # fmt: skip
     del bus, host, cluster  # `connection` has read them, also from other sources
     import anyio
@@ -62,33 +62,33 @@ def register(
     from outfitter_service.config import connection
 
     where = connection(config, options.given(ctx))
-    asked = registration_options.registration(where.host, **request)
+    message = registration_options.registration(where.host, **request)
     if wait is None:
-        return anyio.run(_announce, where, asked, as_json)
-    return anyio.run(_obtain, where, asked, wait, as_json)
+        return anyio.run(_announce, where, message, as_json)
+    return anyio.run(_obtain, where, message, wait, as_json)
 
 
-async def _announce(where: Connection, asked: Register, as_json: bool) -> int:
+async def _announce(where: Connection, message: Register, as_json: bool) -> int:
     """Publish, and print when the allocation ends: one lease from before sending."""
     from msgspec import UNSET
 
     from outfitter_proto.keys import allocation_key
     from outfitter_service.cli._lib.conversation import conversing
 
-    async with conversing(where, asked.worker) as conversation:
+    async with conversing(where, message.worker) as conversation:
         sent_at = datetime.now(UTC)
-        await conversation.publish(asked)
-        key = allocation_key(asked.host, asked.worker, asked.incarnation)
-        lease = asked.lease_s
+        await conversation.publish(message)
+        key = allocation_key(message.host, message.worker, message.incarnation)
+        lease = message.lease_s
         known = lease is not UNSET or await conversation.heard(lambda: key in conversation.records, LEASE_KNOWN_WITHIN)
         if lease is UNSET:
             lease = conversation.records[key].record.request.lease_s if known else None
     until = sent_at + timedelta(seconds=lease) if isinstance(lease, float | int) else None
     if not known:
-        warn(f"no manager of host {where.host} has answered yet; how long this holds is for its default lease to say")
+        warn(f"no manager of host {where.host} has answered yet; its default lease decides how long this holds")
     if as_json:
         output.print_json(
-            {"host": asked.host, "worker": asked.worker, "incarnation": asked.incarnation, "holds_until": until}
+            {"host": message.host, "worker": message.worker, "incarnation": message.incarnation, "holds_until": until}
         )
     elif known:
         limit = "without a lease" if until is None else f"with a lease until {until:%Y-%m-%dT%H:%M:%SZ}"
@@ -98,22 +98,22 @@ async def _announce(where: Connection, asked: Register, as_json: bool) -> int:
     return 0
 
 
-async def _obtain(where: Connection, asked: Register, wait: float, as_json: bool) -> int:
+async def _obtain(where: Connection, message: Register, wait: float, as_json: bool) -> int:
     """Publish, wait for the final answer, and withdraw if there is none."""
     from outfitter.session.status import AllocationStatus, standing
     from outfitter_proto.keys import allocation_key
     from outfitter_service.cli._lib.conversation import conversing
     from outfitter_service.query import ledger_view
 
-    key = allocation_key(asked.host, asked.worker, asked.incarnation)
-    async with conversing(where, asked.worker) as conversation:
+    key = allocation_key(message.host, message.worker, message.incarnation)
+    async with conversing(where, message.worker) as conversation:
 
         def stands(*among: AllocationStatus) -> bool:
             return key in conversation.records and standing(conversation.records[key].record) in among
 
         answered = False
         try:
-            offset = await conversation.publish(asked)
+            offset = await conversation.publish(message)
             answered = await conversation.heard(
                 lambda: (
                     offset in conversation.letters
@@ -123,7 +123,7 @@ async def _obtain(where: Connection, asked: Register, wait: float, as_json: bool
             )
         finally:
             if not answered:  # too late, or interrupted
-                await _withdraw(conversation, asked, lambda: stands(AllocationStatus.OVER, AllocationStatus.FAILED))
+                await _withdraw(conversation, message, lambda: stands(AllocationStatus.OVER, AllocationStatus.FAILED))
         if key not in conversation.records:
             letter = await conversation.letter(offset)
             raise OutfitterCliError(letter.reason if letter is not None else await conversation.nobody())
@@ -138,13 +138,13 @@ async def _obtain(where: Connection, asked: Register, wait: float, as_json: bool
     return 0 if standing(record) is AllocationStatus.YOURS else 1
 
 
-async def _withdraw(conversation: Conversation, asked: Register, done: Callable[[], bool]) -> None:
+async def _withdraw(conversation: Conversation, message: Register, done: Callable[[], bool]) -> None:
     """Deregister, even after an error or cancellation."""
     import anyio
 
     from outfitter_proto.records import Deregister
 
-    leaving = Deregister(host=asked.host, worker=asked.worker, incarnation=asked.incarnation, reason="withdrawn")
+    leaving = Deregister(host=message.host, worker=message.worker, incarnation=message.incarnation, reason="withdrawn")
     with anyio.CancelScope(shield=True):
         await conversation.publish(leaving)
         await conversation.heard(done, ENDED_WITHIN)

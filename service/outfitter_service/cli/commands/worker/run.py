@@ -22,16 +22,16 @@ KILL_AFTER = 10.0
     "--wait",
     type=registration_options.Duration(),
     metavar="DURATION",
-    help="Give up when it takes longer (exit code 124).",
+    help="Give up after this time (exit code 124).",
 )
-@click.option("--wait-for-manager", is_flag=True, help="Wait for a manager, however long there is none.")
+@click.option("--wait-for-manager", is_flag=True, help="Wait until there is a manager, however long.")
 @click.option(
     "--kill-after",
     type=registration_options.Duration(),
     metavar="DURATION",
     default=KILL_AFTER,
     show_default=True,
-    help="When the devices are lost: how long after SIGTERM the command is killed.",
+    help="If the devices are lost: time between SIGTERM and SIGKILL for the command.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
@@ -50,15 +50,15 @@ def run(
 ) -> NoReturn:
     """Wait for devices, run COMMAND with them, and give them back when it ends.
 
-    COMMAND finds its devices in the variables that their drivers set (CUDA_VISIBLE_DEVICES …), and a RuntimeContext()
-    in it attaches to the allocation. Signals are passed on. Ctrl-C while waiting withdraws.
+    Drivers set variables with COMMAND's devices (CUDA_VISIBLE_DEVICES …), and a RuntimeContext() in it attaches to the
+    allocation. Signals are passed on. Ctrl-C while waiting withdraws the registration.
 
-    The exit code is COMMAND's, or 128 plus the signal that ended it; 125 when Outfitter failed, 126 when COMMAND
-    cannot be executed, 127 when it is not found, 124 when it waited longer than --wait.
+    The exit code is COMMAND's, or 128 plus the signal that ended it; 125 if Outfitter failed, 126 if COMMAND cannot be
+    executed, 127 if it is not found, 124 if it waited longer than --wait.
 
-    COMMAND dies with `outfitter run`, whatever kills it. Processes that COMMAND starts do not: end them in it.
-    When the allocation is lost while COMMAND runs (deregistered by somebody else, or its lease about to end without
-    a manager on this machine that watches the process), it gets SIGTERM, and SIGKILL after --kill-after.
+    COMMAND dies with `outfitter run`, whatever kills it. Processes that COMMAND starts do not: end them in it. If the
+    allocation is lost while COMMAND runs (somebody deregistered it, or its lease is about to end and no manager on this
+    machine watches the process), it gets SIGTERM, and SIGKILL after --kill-after.
     """  # fmt: skip
     del bus, host, cluster  # `connection` has read them, also from other sources
     import anyio
@@ -72,12 +72,12 @@ def run(
     show_warnings_of_libraries()
     where = connection(config, options.given(ctx))
     executable.check(command[0], os.environ)  # no record changes its PATH
-    asked = registration_options.registration(where.host, **request, owner=process_owner(), wait_s=wait)
+    message = registration_options.registration(where.host, **request, owner=process_owner(), wait_s=wait)
     with SignalFile(PASSED_ON) as signals, Child(command, mask=signals.blocked_before) as child:
 
         async def work() -> int:
             session = RunSession(
-                where, asked, child, signals=signals, wait_for_manager=wait_for_manager, kill_after=kill_after
+                where, message, child, signals=signals, wait_for_manager=wait_for_manager, kill_after=kill_after
             )
             return await session.run()
 
