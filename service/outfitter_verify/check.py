@@ -37,14 +37,16 @@ class _Holder(NamedTuple):
 def _compare(ledger: Ledger, elsewhere: dict[tuple[str, str], _Holder], findings: Findings) -> None:
     """A device must not be held in two partitions either, because a host has one partition. `elsewhere`: the holders in
     other partitions, by the host's and the device's names."""
-    told: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
     for host, name, written, alone in ledger.holders():
         here = _Holder(written.record.key, alone, ledger.log.place(written.offset))
         other = elsewhere.setdefault((host, name), here)
         two = other.place.partition != here.place.partition and other.key != here.key
-        if two and (alone or other.alone) and (other.key, here.key) not in told:
-            told.add((other.key, here.key))
-            what = f"{here.key} has {name} of host {host}, which {other.key} holds in partition {other.place.partition}"
+        if two and (alone or other.alone) and (other.key, here.key) not in reported:
+            reported.add((other.key, here.key))
+            what = (
+                f"{here.key} holds {name} of host {host}, which {other.key} holds in partition {other.place.partition}"
+            )
             findings.wrong("exclusivity", here.place, what, other.place)
 
 
@@ -53,7 +55,7 @@ def _partition(reading: Reading, logs: Partition, findings: Findings) -> Ledger:
     for begin, end in logs.registrations.unseen:
         for name in ("answers", "dead-letters"):
             findings.part(
-                name, f"{logs.registrations.place(begin)} to {end - 1} not looked at: the client cannot read on"
+                name, f"{logs.registrations.place(begin)} to {end - 1} not looked at: the client cannot read them"
             )
     topic_id = reading.topic_id
     inputs = _inputs(logs.allocations, topic_id)
@@ -105,10 +107,10 @@ def _grown(ledger: Log) -> set[tuple[wire.Growth, ...]]:
 
 def _inputs(ledger: Log, topic_id: str | None) -> dict[str, Input]:
     """Each writer's newest input. `topic_id` is the existing topic's."""
-    found: dict[str, Input] = {}
+    inputs: dict[str, Input] = {}
     for here in _checkpoints(ledger):
-        before = found.get(here.writer)
+        before = inputs.get(here.writer)
         same = before is None or (before.topic_id, before.base) == (here.topic_id, here.base)
         same = same and topic_id in (None, here.topic_id)
-        found[here.writer] = Input(here.topic_id, here.base, here.begin, same and (before is None or before.only))
-    return found
+        inputs[here.writer] = Input(here.topic_id, here.base, here.begin, same and (before is None or before.only))
+    return inputs

@@ -51,8 +51,8 @@ class Log(NamedTuple):
     def at(self, offset: int) -> Record | None:
         """The record at `offset`; None if there is none, or no longer."""
         index = bisect_left(self.records, offset, key=lambda record: record.offset)
-        found = self.records[index] if index < len(self.records) else None
-        return found if found is not None and found.offset == offset else None
+        record = self.records[index] if index < len(self.records) else None
+        return record if record is not None and record.offset == offset else None
 
     def holes(self, after: int, before: int) -> int:
         """The number of offsets between `after` and `before` (both exclusive) without a visible record."""

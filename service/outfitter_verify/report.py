@@ -14,23 +14,24 @@ from outfitter_verify.logs import Log, Place
 
 CHECKS: Mapping[str, tuple[str, str]] = {
     "exclusivity": ("no device is in two live allocations, at any prefix of the ledger", "device grants"),
-    "steps": ("allocations take legal steps only, and what is over stays over", "allocation records"),
+    "steps": ("allocations take only legal steps, and final ones stay final", "allocation records"),
     "tokens": ("each grant has a new fencing token, and a writer's tokens only grow", "tokens"),
-    "commits": ("a writer's commits are whole and follow one another without a gap", "commits"),
-    "positions": ("each commit goes on in the input where an earlier one ended, never past its end", "positions"),
+    "commits": ("a writer's commits are complete and without a gap", "commits"),
+    "positions": ("each commit continues in the input where the last one ended, never past its end", "positions"),
     "instances": ("no manager commits anything after its successor's first commit", "managers"),
-    "writers": ("one writer at a time writes a host's records, and each under its own key", "ledger records"),
+    "writers": ("one writer at a time writes a host's records, each under its own key", "ledger records"),
     "partitions": ("every record is in the partition that its host's name hashes to", "records"),
-    "answers": ("each registration that was read is answered, and is read once", "registrations"),
-    "dead-letters": ("what is no registration is a dead letter once, with its own bytes", "messages"),
-    "inventory": ("what is granted was reported, and healthy", "granted devices"),
-    "operators": ("each operator has what it named of its worker's grant", "operators"),
-    "queue": ("nobody is served before an earlier worker that waits for the same, or waits for what is free", "grants"),
+    "answers": ("each registration that was read has an answer, and is read once", "registrations"),
+    "dead-letters": ("each invalid message has one dead letter, with its bytes", "messages"),
+    "inventory": ("granted devices were reported, and were healthy", "granted devices"),
+    "operators": ("each operator has the devices that it named of its worker's grant", "operators"),
+    "queue": ("no worker overtakes an earlier one that waits for the same, or waits for free devices", "grants"),
     "releases": (
-        "devices are lent again only after a goodbye, a death or a lease's end, and after their driver let go",
+        "devices are granted again only after a deregistration, a death or a lease's end, and after their driver took "
+        "them back",
         "releases",
     ),
-    "history": ("history tells every step, and each as the ledger has it", "transitions"),
+    "history": ("history has every step, with the ledger's record", "transitions"),
 }
 """Each check's promise, and the unit that it counts."""
 
@@ -64,7 +65,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The verdict. `violations` is empty if all promises were kept. `complete`: nothing was hidden from any check.
+    """The verdict. `violations` is empty if all promises were kept. `complete`: no check had to leave anything out.
 
     `counts`: numbers of commits, grants, managers, registrations, …. `last`: the last record of every allocation in the
     ledger, as parsed JSON, by key.
@@ -106,8 +107,8 @@ class Findings:
     def wrong(self, check: str, place: Place, what: str, *records: object) -> None:
         """Add a violation at `place`; `records` are other places that prove it."""
         log = self.logs.get(place.topic)
-        found = log.at(place.offset) if log is not None else None
-        time = found.timestamp_ms if found is not None else 0
+        record = log.at(place.offset) if log is not None else None
+        time = record.timestamp_ms if record is not None else 0
         self.violations.append(Violation(check, place, what, tuple(map(str, records)), time))
 
     def part(self, check: str, why: str) -> None:
@@ -116,8 +117,8 @@ class Findings:
 
     def report(self, cluster: str) -> Report:
         order = {name: number for number, name in enumerate(CHECKS)}
-        self.violations.sort(key=lambda found: (order[found.check], found.place))
-        per_check = Counter(found.check for found in self.violations)
+        self.violations.sort(key=lambda violation: (order[violation.check], violation.place))
+        per_check = Counter(violation.check for violation in self.violations)
         checks = tuple(
             CheckResult(
                 name=name,

@@ -30,17 +30,17 @@ class Retelling:
         self._rebuilt: dict[Name, bytes] = {}
         self._ends: dict[tuple[str, int], int] = {}
 
-    def step(self, told: wire.Allocation) -> None:
+    def step(self, record: wire.Allocation) -> None:
         """Add a transition, with the whole record after it."""
-        self._now[told.key] = dict(told.body)
-        self._touched[told.writer].add(told.key)
+        self._now[record.key] = dict(record.body)
+        self._touched[record.writer].add(record.key)
 
     def refresh(self, body: Mapping[str, Any]) -> wire.Allocation | None:
         """Apply changed fields without a step. Returns the changed record, if it is known."""
         key = f"{body.get('host')}/{body.get('worker')}/{body.get('incarnation')}"
         changed = body.get("changed")
         if not isinstance(changed, dict):
-            raise wire.DamagedError("a refresh without what changed")
+            raise wire.DamagedError("a refresh without changed fields")
         if key not in self._now:
             return None
         self._now[key] |= changed
@@ -71,7 +71,7 @@ class Retelling:
             return
         for name, change in ledger.changes.items():
             if change.known and name not in self._rebuilt and name[1:] in self._ends:
-                self._wrong(ledger, name, change.offset, "does not tell of a change")
+                self._wrong(ledger, name, change.offset, "does not have a change")
 
     def _wrong(self, ledger: Ledger, name: Name, offset: int, what: str) -> None:
         key, writer, number = name

@@ -54,23 +54,23 @@ class History:
     def _transition(self, record: Record, body: Mapping[str, Any]) -> None:
         self._findings.look("history")
         self._findings.counts["transitions"] += 1
-        told = wire.allocation(body["record"]) if isinstance(body.get("record"), dict) else None
+        after = wire.allocation(body["record"]) if isinstance(body.get("record"), dict) else None
         named = f"{body.get('host')}/{body.get('worker')}/{body.get('incarnation')}"
-        if told is None or not (record.key == told.key.encode() == named.encode()) or body.get("to") != told.state:
+        if after is None or not (record.key == after.key.encode() == named.encode()) or body.get("to") != after.state:
             self._wrong(record.offset, f"a transition of {named} whose key, record or state are another's")
             return
         self._findings.look("partitions")
-        if not wire.had_place(told.host, self._log.partition, self._partitions):
+        if not wire.had_place(after.host, self._log.partition, self._partitions):
             self._findings.wrong(
-                "partitions", self._log.place(record.offset), f"host {told.host} belongs in another partition"
+                "partitions", self._log.place(record.offset), f"host {after.host} belongs in another partition"
             )
         before = body.get("from")
-        self._chain(record.offset, told, before)
-        self._retelling.step(told)
-        self.sources[told.key].add(told.source)
-        step = Step(record.offset, before, told.state, wire.fingerprint(told.body))
-        self._steps.setdefault((told.key, told.writer, told.commit), []).append(step)
-        self._oldest[told.writer] = min(told.commit, self._oldest.get(told.writer, told.commit))
+        self._chain(record.offset, after, before)
+        self._retelling.step(after)
+        self.sources[after.key].add(after.source)
+        step = Step(record.offset, before, after.state, wire.fingerprint(after.body))
+        self._steps.setdefault((after.key, after.writer, after.commit), []).append(step)
+        self._oldest[after.writer] = min(after.commit, self._oldest.get(after.writer, after.commit))
 
     def _refresh(self, body: Mapping[str, Any]) -> None:
         """Apply a change without a step. If a step is in the same commit, the ledger has only the record after both: a
@@ -81,21 +81,21 @@ class History:
             if steps is not None:
                 steps[-1] = steps[-1]._replace(fingerprint=wire.fingerprint(now.body))
 
-    def _chain(self, offset: int, told: wire.Allocation, before: str | None) -> None:
+    def _chain(self, offset: int, after: wire.Allocation, before: str | None) -> None:
         """Check that each step is legal and begins where the last one ended."""
-        last = self._last.get(told.key)
-        self._last[told.key] = (told.state, told.source, offset)
-        if before != told.state and (before, told.state) not in wire.STEPS and told.state in wire.STATES:
-            self._wrong(offset, f"{told.key} goes from {before} to {told.state}")
+        last = self._last.get(after.key)
+        self._last[after.key] = (after.state, after.source, offset)
+        if before != after.state and (before, after.state) not in wire.STEPS and after.state in wire.STATES:
+            self._wrong(offset, f"{after.key} goes from {before} to {after.state}")
         elif last is None:
             if before is not None and self._log.start == 0:
-                self._doubts.append((told.writer, offset, f"{told.key} begins with a step from {before}", ()))
+                self._doubts.append((after.writer, offset, f"{after.key} begins with a step from {before}", ()))
         elif before != last[0] and not (
             # it was over and deleted meanwhile, and this is another registration
-            before is None and last[0] in wire.FINAL and (told.source != last[1] or told.source == wire.UNSEEN)
+            before is None and last[0] in wire.FINAL and (after.source != last[1] or after.source == wire.UNSEEN)
         ):
-            what = f"{told.key} goes from {before}, and its last step led to {last[0]}"
-            self._doubts.append((told.writer, offset, what, (self._log.place(last[2]),)))
+            what = f"{after.key} goes from {before}, but its last step led to {last[0]}"
+            self._doubts.append((after.writer, offset, what, (self._log.place(last[2]),)))
 
     def _wrong(self, offset: int, what: str, *records: object) -> None:
         self._findings.wrong("history", self._log.place(offset), what, *records)
@@ -109,12 +109,12 @@ class History:
                 self._findings.part("history", MOVED)
             else:
                 self._wrong(offset, what, *records)
-        telling = self._telling(ledger.changes)
+        writing = self._writing(ledger.changes)
         for name, change in ledger.changes.items():
             steps = self._steps.get(name)
             if steps is None:
                 if change.before != change.state:
-                    self._untold(ledger, name, change, telling)
+                    self._untold(ledger, name, change, writing)
                 continue
             self._agree(ledger, name, change, steps)
         for name, steps in self._steps.items():
@@ -122,22 +122,22 @@ class History:
                 self._invented(ledger, name, steps[-1])
         self._retelling.compare(ledger)
 
-    def _telling(self, changes: Mapping[tuple[str, str, int], Change]) -> set[tuple[str, str]]:
+    def _writing(self, changes: Mapping[tuple[str, str, int], Change]) -> set[tuple[str, str]]:
         """The writers, with instance, that wrote any history, because it can be switched off."""
         return {(name[1], changes[name].instance) for name in self._steps if name in changes}
 
     def _untold(
-        self, ledger: Ledger, name: tuple[str, str, int], change: Change, telling: set[tuple[str, str]]
+        self, ledger: Ledger, name: tuple[str, str, int], change: Change, writing: set[tuple[str, str]]
     ) -> None:
         key, writer, commit = name
         if not change.known:
-            self._findings.part("history", "what was before was compacted away")
-        elif (writer, change.instance) not in telling:
-            self._findings.part("history", "a manager tells no history (is it switched off?)")
+            self._findings.part("history", "an earlier record was compacted away")
+        elif (writer, change.instance) not in writing:
+            self._findings.part("history", "a manager writes no history (is it switched off?)")
         elif self._log.start > 0 and commit <= self._oldest.get(writer, commit):
             self._findings.part("history", "its beginning was deleted by retention")
         else:
-            what = f"history does not tell that {key} goes from {change.before} to {change.state}"
+            what = f"history does not have the step of {key} from {change.before} to {change.state}"
             self._findings.wrong("history", ledger.log.place(change.offset), what)
 
     def _agree(self, ledger: Ledger, name: tuple[str, str, int], change: Change, steps: list[Step]) -> None:
@@ -145,12 +145,14 @@ class History:
         place = ledger.log.place(change.offset)
         if last.after != change.state or last.fingerprint != change.fingerprint:
             self._wrong(
-                last.offset, f"the record of {name[0]} ({last.after}) is not the ledger's ({change.state})", place
+                last.offset, f"the record of {name[0]} ({last.after}) differs from the ledger's ({change.state})", place
             )
         elif self._log.start > 0 and name[2] <= self._oldest[name[1]]:
             pass  # retention may have deleted the commit's first steps
         elif change.known and first.before != change.before and not _new_life(first, change):
-            self._wrong(first.offset, f"{name[0]} goes from {first.before}; the ledger has it {change.before}", place)
+            self._wrong(
+                first.offset, f"{name[0]} goes from {first.before}, but was {change.before} in the ledger", place
+            )
 
     def _invented(self, ledger: Ledger, name: tuple[str, str, int], step: Step) -> None:
         key, writer, commit = name

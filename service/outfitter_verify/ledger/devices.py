@@ -59,13 +59,13 @@ class Holdings:
         own = self._all_names(record.host, record.alone)
         names = own | self._all_names(record.host, record.together)
         self._held[record.key] = (record.host, names)
-        told: set[str] = set()
+        yielded: set[str] = set()
         for name in sorted(names):
             alone = name in own
             holders = self._holders[record.host, name]
             for other, has_it_alone in holders.items():
-                if (alone or has_it_alone) and other not in told:
-                    told.add(other)
+                if (alone or has_it_alone) and other not in yielded:
+                    yielded.add(other)
                     yield name, other
             holders[record.key] = alone
 

@@ -18,11 +18,11 @@ def faults(record: Allocation) -> Iterator[str]:
             own = operator.own.get(resource, [])
             if resource in shared:
                 if resource not in operator.sees:
-                    yield f"operator {name} of {record.key} named {resource}, and does not see it"
+                    yield f"operator {name} of {record.key} named {resource}, but does not see it"
             elif len(own) != amount:
-                yield f"operator {name} of {record.key} named {amount} {resource}, and has {len(own)}"
+                yield f"operator {name} of {record.key} named {amount} {resource}, but has {len(own)}"
             for device in own:
                 if device not in devices.get(resource, ()):
                     yield f"operator {name} of {record.key} has {device}, which its worker does not have"
                 elif (other := owners.setdefault((resource, device), name)) != name:
-                    yield f"operator {name} of {record.key} has {device}, which is operator {other}'s"
+                    yield f"operator {name} of {record.key} has {device}, which belongs to operator {other}"

@@ -46,17 +46,17 @@ class Host:
 
     def showing(self, device: str) -> list[str]:
         """The resources whose drivers report a device as healthy, under any of its names."""
-        told = {name: inventory for name, inventory in self.inventories.items() if inventory.state == "reported"}
+        reported = {name: inventory for name, inventory in self.inventories.items() if inventory.state == "reported"}
         names = {device}
-        groups = [group for inventory in told.values() for group in inventory.connected]
+        groups = [group for inventory in reported.values() for group in inventory.connected]
         while more := [group for group in groups if not group.isdisjoint(names) and not group <= names]:
             names.update(*more)
-        return [name for name, inventory in told.items() if any(map(inventory.healthy.get, names))]
+        return [name for name, inventory in reported.items() if any(map(inventory.healthy.get, names))]
 
-    def telling(self, resource: str) -> list[Inventory]:
+    def inventories_of(self, resource: str) -> list[Inventory]:
         """A resource's inventories before and after the current commit."""
-        told = [self.inventories.get(resource), (self.before or {}).get(resource)]
-        return [inventory for inventory in told if inventory is not None]
+        inventories = [self.inventories.get(resource), (self.before or {}).get(resource)]
+        return [inventory for inventory in inventories if inventory is not None]
 
 
 class Order:
@@ -65,14 +65,14 @@ class Order:
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._hosts: dict[str, Host] = {}
-        self._told: list[Host] = []
+        self._updated: list[Host] = []
 
     def host(self, offset: int, name: str, inventories: Mapping[str, Inventory]) -> None:
         """Add a host's record, of the commit whose checkpoint follows."""
         host = self._host(name)
         host.before, host.inventories = host.inventories, inventories
         host.earlier, host.offset = host.offset, offset
-        self._told.append(host)
+        self._updated.append(host)
 
     def commit(self, ledger: Ledger, commit: Checkpoint, records: list[Written]) -> None:
         """Check a commit's allocation records. Moved records were granted elsewhere."""
@@ -84,9 +84,9 @@ class Order:
         for written in records:
             if ledger.now.get(written.record.key) is not None:
                 self._place(written)
-        for host in [*self._told, *(self._host(written.record.host) for written in records if not written.repeat)]:
+        for host in [*self._updated, *(self._host(written.record.host) for written in records if not written.repeat)]:
             host.changed, host.before = commit.commit, None
-        self._told.clear()
+        self._updated.clear()
 
     def delete(self, record: Allocation) -> None:
         """Remove a record."""
@@ -103,10 +103,10 @@ class Order:
         if record.state != "pending" or record.reason_code != "busy":
             return
         amounts = record.request.amounts
-        if any(inventory.on_demand for resource in amounts for inventory in host.telling(resource)):
+        if any(inventory.on_demand for resource in amounts for inventory in host.inventories_of(resource)):
             return  # during the driver's call it is not busy, but its record does not show that
         place = (-record.request.priority, record.source, record.key)
-        exclusive = [name for name in amounts if all(each.exclusive for each in host.telling(name))]
+        exclusive = [name for name in amounts if all(each.exclusive for each in host.inventories_of(name))]
         host.placed[record.key] = place, tuple(exclusive)
         for resource in exclusive:
             insort(host.waiting.setdefault(resource, []), place)
@@ -135,20 +135,21 @@ class Order:
         if host.before is None:
             self._findings.look("queue")
             for earlier, resource in self._overtaken(ledger, written, host, granted):
-                what = f"{record.key} gets {resource}, and {earlier.record.key} waits for it and comes before"
+                what = f"{record.key} gets {resource}, but {earlier.record.key} waits for it and comes before"
                 ledger.wrong("queue", written.offset, what, ledger.log.place(earlier.offset))
 
     def _reported(self, ledger: Ledger, written: Written, host: Host, resource: str, device: str) -> None:
         self._findings.look("inventory")
-        told = host.telling(resource)
-        if any(inventory.healthy.get(device) for inventory in told):
+        inventories = host.inventories_of(resource)
+        if any(inventory.healthy.get(device) for inventory in inventories):
             return
         if host.before is not None:
             self._findings.part("inventory", "the inventory changed in the commit of a grant")
-        elif any(device not in inventory.healthy and not inventory.whole for inventory in told):
+        elif any(device not in inventory.healthy and not inventory.whole for inventory in inventories):
             self._findings.part("inventory", "a host has more devices than its record lists")
         else:
-            how = "is not healthy" if any(device in inventory.healthy for inventory in told) else "was not reported"
+            is_known = any(device in inventory.healthy for inventory in inventories)
+            how = "is not healthy" if is_known else "was not reported"
             what = f"{written.record.key} gets {device} of {resource}, which {how}"
             ledger.wrong("inventory", written.offset, what, ledger.log.place(host.offset))
 
@@ -160,7 +161,7 @@ class Order:
         record = written.record
         own = (-record.request.priority, record.source, record.key)
         for resource in self._concerned(host, granted):
-            if not all(inventory.exclusive for inventory in host.telling(resource)):
+            if not all(inventory.exclusive for inventory in host.inventories_of(resource)):
                 continue  # sharers do not block each other; they share only since they wait
             for place in host.waiting.get(resource, ()):
                 if place >= own:
@@ -193,7 +194,7 @@ class Order:
             if writer is None or writer.last is None or writer.last.commit < host.changed + SETTLED:
                 continue
             if waiter.offset > host.offset and _could_have_it(host, waiter, ledger.held(name)):
-                ledger.wrong("queue", waiter.offset, f"{key} waits for what is free", ledger.log.place(host.offset))
+                ledger.wrong("queue", waiter.offset, f"{key} waits for free devices", ledger.log.place(host.offset))
 
 
 def _could_have_it(host: Host, waiter: Written, held: Collection[str]) -> bool:

@@ -46,7 +46,7 @@ class Change(NamedTuple):
     instance: str
 
 
-MOVED = "it was moved here from another partition, and what was before stands there"
+MOVED = "it was moved here from another partition, which has the earlier records"
 
 Settled = Callable[[Writer, Commit, list[Written]], None]
 
@@ -120,14 +120,15 @@ class Ledger:
         self._suspicions.append(Suspicion(check, offset, what, records, writer, after, key))
 
     def _judge(self) -> None:
-        for found in self._suspicions:
-            seen = self.commits.in_the_open(found.writer, found.after, found.offset)
-            if self.commits.brings(found.writer, found.offset, at_once=found.check == "tokens"):
-                self._findings.part(found.check, MOVED)
-            elif seen or (found.key is not None and self.newest.get(found.key, -1) <= found.offset):
-                self.wrong(found.check, found.offset, found.what, *found.records)
+        for suspicion in self._suspicions:
+            check, offset, key = suspicion.check, suspicion.offset, suspicion.key
+            is_proved = self.commits.in_the_open(suspicion.writer, suspicion.after, offset)
+            if self.commits.brings(suspicion.writer, offset, at_once=check == "tokens"):
+                self._findings.part(check, MOVED)
+            elif is_proved or (key is not None and self.newest.get(key, -1) <= offset):
+                self.wrong(check, offset, suspicion.what, *suspicion.records)
             else:
-                self._findings.part(found.check, "what would decide it was compacted away")
+                self._findings.part(check, "the record that would decide it was compacted away")
 
     # --- record by record ---
 
@@ -137,7 +138,7 @@ class Ledger:
         except UnicodeDecodeError:
             key = ""
         if not key:
-            self.wrong("writers", record.offset, "its key is none of the ledger's")
+            self.wrong("writers", record.offset, "its key is no key of the ledger")
             return
         if record.value is None:
             self._tombstone(record.offset, key)
@@ -179,13 +180,13 @@ class Ledger:
                 self._holdings.connect(host, [names for each in inventories.values() for names in each.connected])
                 self._order.host(offset, host, inventories)
         elif isinstance(kind, str):
-            self._findings.part("writers", f"records of type {kind!r} are not known to this version")
+            self._findings.part("writers", f"this version does not know records of type {kind!r}")
         else:
             raise wire.DamagedError("it is no object with a type")
 
     def _key(self, offset: int, key: str, own: str) -> None:
         if key != own:
-            self.wrong("writers", offset, f"its body belongs under {own}, it is under {key}")
+            self.wrong("writers", offset, f"its body belongs under {own}, but it is under {key}")
 
     def _home(self, offset: int, key: str, host: str) -> None:
         self._findings.look("partitions")
@@ -223,8 +224,8 @@ class Ledger:
         self.newest[record.key] = offset
         self.sources.setdefault(record.key, set()).add(record.source)
         self._custody.record(offset, record)
-        asked = record.source_partition
-        if asked != self.log.partition and not wire.had_place(record.host, asked, self._partitions):
+        source = record.source_partition
+        if source != self.log.partition and not wire.had_place(record.host, source, self._partitions):
             self.wrong("partitions", offset, f"it answers registration partition {record.source_partition}")
         self._exclusivity(written)
         self._ending(record).opened.append(written)
@@ -232,7 +233,7 @@ class Ledger:
         if repeat:
             return
         if record.state not in wire.STATES:
-            self._findings.part("steps", f"state {record.state!r} is not known to this version")
+            self._findings.part("steps", f"this version does not know state {record.state!r}")
             self._refused.add(record.host)
             return
         self._step(written)
@@ -248,15 +249,15 @@ class Ledger:
         return self.commits.writer(f"partition/{self.log.partition}" if elsewhere else record.writer)
 
     def _exclusivity(self, written: Written) -> None:
-        taken = grants(written)
-        self._findings.look("exclusivity", taken)
-        self._findings.counts["grants"] += taken > 0
+        granted = grants(written)
+        self._findings.look("exclusivity", granted)
+        self._findings.counts["grants"] += granted > 0
         key = written.record.key
         for device, other in self._holdings.put(written.record):
             holder = self.now[other]
             self.suspect(
                 "exclusivity", written.offset,
-                f"{key} has {device} of host {written.record.host}, which {other} holds",
+                f"{key} holds {device} of host {written.record.host}, which {other} holds as well",
                 str(self.log.place(holder.offset)),
                 writer=holder.record.writer, after=holder.offset, key=other,
             )  # fmt: skip
@@ -267,18 +268,18 @@ class Ledger:
         if before is None:
             old = self.gone.get(key)
             if old is not None and record.source != wire.UNSEEN and record.source <= old:
-                what = f"{key} comes back for the registration that it was deleted after"
+                what = f"{key} was deleted, and answers the same registration again"
                 self.suspect("steps", written.offset, what, writer=record.writer, after=-1)
             return
         was = before.record
         place = str(self.log.place(before.offset))
         if record.source != was.source:
             self.suspect(
-                "steps", written.offset, f"{key} answered registration {was.source} before, and now {record.source}",
+                "steps", written.offset, f"{key} answered registration {was.source} before, but now {record.source}",
                 place, writer=was.writer, after=before.offset,
             )  # fmt: skip
         elif was.state in wire.FINAL:
-            what = f"{key} was over ({was.state}), and is {state} now"
+            what = f"{key} was {was.state}, which is final, but is {state} now"
             if wire.is_set_back(record.body, was.body):
                 return
             if record.source == wire.UNSEEN:  # perhaps deleted, and then deregistered again before its registration
@@ -288,9 +289,9 @@ class Ledger:
         elif state != was.state and was.state in wire.STATES and (was.state, state) not in wire.LEAPS:
             self.wrong("steps", written.offset, f"{key} goes from {was.state} to {state}", place)
         elif was.state == "releasing" and state in wire.FINAL and was.outcome not in (None, state):
-            self.wrong("steps", written.offset, f"{key} was to become {was.outcome}, and is {state} now", place)
+            self.wrong("steps", written.offset, f"{key} had to become {was.outcome}, but is {state} now", place)
         elif was.holds and record.holds and wire.devices(was.body) != wire.devices(record.body):
-            self.wrong("steps", written.offset, f"{key} has other devices than those that it was granted", place)
+            self.wrong("steps", written.offset, f"{key} has other devices than it was granted", place)
 
     def _token(self, written: Written) -> None:
         record, before = written.record, written.before
@@ -300,7 +301,7 @@ class Ledger:
         if before is not None and had is not None and record.source == before.record.source:
             if token != had:
                 place = self.log.place(before.offset)
-                self.wrong("tokens", written.offset, f"{record.key} had token {had}, and has {token} now", place)
+                self.wrong("tokens", written.offset, f"{record.key} had token {had}, but has {token} now", place)
             return
         if token is None:
             return
@@ -309,13 +310,13 @@ class Ledger:
         last = self.commits.writer(record.writer).last
         if last is not None and token <= last.token:
             self.suspect(
-                "tokens", written.offset, f"{record.key} gets token {token}, and {last.token} was given before",
+                "tokens", written.offset, f"{record.key} gets token {token}, but {last.token} was granted before",
                 writer=record.writer, after=after,
             )  # fmt: skip
         other, where = self._tokens.setdefault((record.writer, token), (record.key, written.offset))
         if where != written.offset:
             self.suspect(
-                "tokens", written.offset, f"{record.key} gets token {token}, which {other} got",
+                "tokens", written.offset, f"{record.key} gets token {token}, which {other} has got",
                 str(self.log.place(where)), writer=record.writer, after=after,
             )  # fmt: skip
 

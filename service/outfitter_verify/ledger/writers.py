@@ -126,18 +126,18 @@ class Commits:
         """Whether all records of `writer` between two offsets are visible."""
         if not self._markers and self._ledger.holes(max(after, self._ledger.start - 1), before):
             return False  # commits leave no holes on this bus, so a hole is a removed record
-        found = self.writers.get(writer)
-        return found is not None and found.in_the_open(after, before)
+        known = self.writers.get(writer)
+        return known is not None and known.in_the_open(after, before)
 
     def arrived(self, writer: str) -> bool:
         """See `Writer.arrived`."""
-        found = self.writers.get(writer)
-        return found is not None and found.arrived
+        known = self.writers.get(writer)
+        return known is not None and known.arrived
 
     def brings(self, writer: str, after: int, *, at_once: bool) -> bool:
         """See `Writer.brings`."""
-        found = self.writers.get(writer)
-        return found is not None and found.brings(after, at_once=at_once)
+        known = self.writers.get(writer)
+        return known is not None and known.brings(after, at_once=at_once)
 
     def shows(self, writer: Writer, number: int) -> bool:
         """Whether all records of a commit are visible. They are one batch with the checkpoint last. If that is still
@@ -171,10 +171,10 @@ class Commits:
         if home not in (None, self._ledger.partition) and not moved:
             self._wrong("partitions", offset, f"writer {checkpoint.writer} belongs in partition {home}")
         if checkpoint.partition != self._ledger.partition:
-            self._wrong("partitions", offset, f"it tells of input partition {checkpoint.partition}")
+            self._wrong("partitions", offset, f"it names input partition {checkpoint.partition}")
         if checkpoint.cluster != self._cluster:
             self._wrong(
-                "writers", offset, f"it is of cluster {checkpoint.cluster!r}, in the topics of {self._cluster!r}"
+                "writers", offset, f"it is of cluster {checkpoint.cluster!r}, but in the topics of {self._cluster!r}"
             )
 
     def _number(self, writer: Writer, commit: Commit) -> None:
@@ -212,9 +212,9 @@ class Commits:
         if before is not None and here.base + here.start < before.base + before.to:
             self._wrong("positions", commit.offset, f"it read from {here.start} although {before.to} was next")
         if before is not None and here.topic_id != before.topic_id and here.base < before.base + before.reach:
-            self._wrong("positions", commit.offset, "the input is another one than before, and counts from below it")
+            self._wrong("positions", commit.offset, "the input was replaced, and its numbers start below the last ones")
         if here.topic_id == self._topic_id and here.to > self._input.end:
-            self._wrong("positions", commit.offset, f"it read to {here.to}, the input ends at {self._input.end}")
+            self._wrong("positions", commit.offset, f"it read to {here.to}, but the input ends at {self._input.end}")
         self._ahead(commit)
         if (
             before is not None
@@ -224,7 +224,7 @@ class Commits:
             and here.start > before.to >= self._input.start
         ):
             # each commit continues where the one before stopped, unless the input was deleted meanwhile
-            self._wrong("positions", commit.offset, f"it read from {here.start}, and {before.to} was next")
+            self._wrong("positions", commit.offset, f"it read from {here.start}, but {before.to} was next")
 
     def _ahead(self, commit: Commit) -> None:
         """Check hosts that are read further: they are in this partition, and the position of a host never goes back."""
@@ -233,15 +233,15 @@ class Commits:
             if not had_place(host, self._ledger.partition, self._partitions):
                 self._wrong("partitions", commit.offset, f"it read ahead for {host}, a host of another partition")
             if offset <= here.to:
-                self._wrong("positions", commit.offset, f"{host} is ahead at {offset}, and it read to {here.to} anyway")
+                self._wrong("positions", commit.offset, f"{host} is ahead at {offset}, but it read to {here.to} anyway")
             if here.topic_id == self._topic_id and offset > self._input.end:
-                what = f"it read to {offset} for {host}, the input ends at {self._input.end}"
+                what = f"it read to {offset} for {host}, but the input ends at {self._input.end}"
                 self._wrong("positions", commit.offset, what)
         if before is None or (here.topic_id, here.base) != (before.topic_id, before.base):
             return
         for host, offset in before.ahead.items():
             if offset > max(here.to, here.ahead.get(host, 0)):
-                what = f"it has read to {max(here.to, here.ahead.get(host, 0))} for {host}, and to {offset} before"
+                what = f"it has read to {max(here.to, here.ahead.get(host, 0))} for {host}, but to {offset} before"
                 self._wrong("positions", commit.offset, what)
 
     def _instance(self, writer: Writer, commit: Commit) -> None:
@@ -278,11 +278,11 @@ class Commits:
                 seen = self.in_the_open(writer.name, written.before.offset if written.before else -1, written.offset)
                 if number > here.commit or seen:
                     self._wrong(
-                        "commits", written.offset, f"it says commit {number}, and {here.commit} wrote it", place
+                        "commits", written.offset, f"it names commit {number}, but {here.commit} wrote it", place
                     )
             if (written.record.token or 0) > here.token:
                 self._wrong(
-                    "tokens", written.offset, f"token {written.record.token}, and {here.token} is the last", place
+                    "tokens", written.offset, f"token {written.record.token}, but {here.token} is the last", place
                 )
         return records
 
@@ -291,7 +291,9 @@ class Commits:
         for writer in self.writers.values():
             for written in writer.opened:
                 if not written.repeat:
-                    self._wrong("commits", written.offset, f"no checkpoint of {writer.name} follows: half a commit")
+                    self._wrong(
+                        "commits", written.offset, f"no checkpoint of {writer.name} follows: the commit is incomplete"
+                    )
 
 
 @dataclass(slots=True)

@@ -47,7 +47,7 @@ _MOST_IN_BATCH = 1_000_000
 RATION, RATION_MS = 100, 120_000
 """A writer with this many dead letters in this time before a commit needs no more for that commit. It writes this many
 for a host a minute, and counts the others in one letter after that minute."""
-RATIONED = "more was refused within a minute than has a dead letter each"
+RATIONED = "more messages were refused within a minute than get a dead letter each"
 
 
 class Answers:
@@ -145,7 +145,7 @@ class Answers:
     def _answered(self, ledger: Ledger, writer: Writer, commit: Commit, offset: int) -> None:
         said = self.said[offset]
         if offset in self._moved:
-            self._findings.part("answers", "partitions were added, and it is answered in another one")
+            self._findings.part("answers", "partitions were added, and another one has the answer")
             return
         if offset in self._in_batches:
             self._findings.part("answers", "record batches that their manager could not read")
@@ -162,8 +162,8 @@ class Answers:
             elif rationed:
                 self._findings.part("dead-letters", RATIONED)
             elif not refused:
-                why = said.why or "it is for a host of another partition, or without a manager"
-                self._wrong("dead-letters", offset, f"{writer.name} read past it without a dead letter ({why})", place)
+                why = said.why or "its host has another partition, or no manager"
+                self._wrong("dead-letters", offset, f"{writer.name} read it and wrote no dead letter ({why})", place)
             return
         held = ledger.now.get(said.allocation) if said.allocation is not None else None
         if said.kind in (Kind.REGISTER, Kind.UNSURE):
@@ -173,7 +173,7 @@ class Answers:
             if rationed:
                 self._findings.part("answers", RATIONED)
                 return
-            what = f"{writer.name} read past the registration of {said.allocation}, which has no record"
+            what = f"{writer.name} read the registration of {said.allocation}, which has no record"
             if ledger.commits.in_the_open(writer.name, -1, commit.offset):
                 self._wrong("answers", offset, what, place)
             else:
@@ -183,12 +183,12 @@ class Answers:
             state, source = held.record.state, held.record.source
             if source <= offset + commit.checkpoint.base and state in ("pending", "preparing", "allocated"):
                 if refused and ledger.is_refused(held.record.host):
-                    self._findings.part("answers", "a host's records cannot be understood, so its messages are refused")
+                    self._findings.part("answers", "a host's records are invalid, so its messages are refused")
                 elif refused:
                     what = f"{writer.name} refused the deregistration of {said.allocation}, which is {state}"
                     self._wrong("answers", offset, what, place)
                 elif ledger.commits.in_the_open(held.record.writer, held.offset, commit.offset):
-                    what = f"{writer.name} read past the deregistration of {said.allocation}, which is {state}"
+                    what = f"{writer.name} read the deregistration of {said.allocation}, which is still {state}"
                     self._wrong("answers", offset, what, place)
                 else:
                     self._findings.part("answers", "older answers are gone, as compaction removes them")
@@ -208,7 +208,7 @@ class Answers:
         record, here = written.record, commit.checkpoint
         if record.source == wire.UNSEEN:
             if record.state not in wire.FINAL:
-                ledger.wrong("answers", written.offset, f"{record.key} is {record.state} and nobody registered it")
+                ledger.wrong("answers", written.offset, f"{record.key} is {record.state}, but nobody registered it")
             return
         offset = record.source - here.base
         if offset < 0:
@@ -216,21 +216,21 @@ class Answers:
         host = record.host.encode()
         if before.covers(offset, host) or not after.covers(offset, host):
             read = f"from {before.end(host)} to {after.end(host)}"
-            what = f"{record.key} answers registration {offset}, and its commit read {read}"
+            what = f"{record.key} answers registration {offset}, but its commit read {read}"
             ledger.suspect("answers", written.offset, what, writer=writer.name, after=-1)
         elif self._log.start <= offset < self._log.end and not self._log.hides(offset):
             said = self.said.get(offset)
             if said is None or said.kind not in (Kind.REGISTER, Kind.UNSURE) or said.allocation != record.key:
-                what = f"{record.key} answers a registration that is none of its own"
+                what = f"{record.key} answers a registration that is not its own"
                 ledger.wrong("answers", written.offset, what, self._log.place(offset))
 
     # --- at the end ------------------------------------------------------------------------------------
 
-    def finish(self, ledger: Ledger, told: Mapping[str, set[int]]) -> None:
-        """Decide the cases that compaction left open (`told`: the registrations in history, by allocation), and find
+    def finish(self, ledger: Ledger, sources: Mapping[str, set[int]]) -> None:
+        """Decide the cases that compaction left open (`sources`: the registrations in history, by allocation), and find
         duplicate dead letters."""
         for offset, base, key in self._doubts:
-            if not any(source <= offset + base for source in ledger.sources.get(key, set()) | told.get(key, set())):
+            if not any(source <= offset + base for source in ledger.sources.get(key, set()) | sources.get(key, set())):
                 self._findings.part("answers", "older answers are gone, as compaction removes them")
         for offset, letters in self._letters.items():
             if not self._log.hides(offset) and offset not in self._in_batches:
@@ -278,22 +278,22 @@ class Answers:
             source = body["source"]
             place = f"{source['topic']}/{source['partition']}/{source['offset']}"
             offset, writer = int(source["offset"]), str(body["writer"])
-            named = (source["topic"], source["partition"]) == (self._log.topic, self._log.partition)
-            told = (int(body["length"]), str(body["sha256"]))
+            is_here = (source["topic"], source["partition"]) == (self._log.topic, self._log.partition)
+            digest = (int(body["length"]), str(body["sha256"]))
             first = int(body.get("first", offset + 1))
         except (wire.DamagedError, LookupError, TypeError, ValueError, RecursionError) as error:
             self._damaged(record, f"it is no dead letter: {error}")
             return
-        if record.key != place.encode() or not named:
+        if record.key != place.encode() or not is_here:
             self._damaged(
-                record, f"it tells of {place}, under the key {(record.key or b'').decode('utf-8', 'replace')}"
+                record, f"it is about {place}, under the key {(record.key or b'').decode('utf-8', 'replace')}"
             )
             return
         if first <= offset:
             self._in_batches.update(range(max(first, offset - _MOST_IN_BATCH), offset + 1))
         message = self._log.at(offset)
         value = (message.value or b"") if message is not None else None
-        fits = value is not None and told == (len(value), hashlib.sha256(value).hexdigest())
+        fits = value is not None and digest == (len(value), hashlib.sha256(value).hexdigest())
         self._letters[offset].append(Letter(record.offset, writer, fits))
         self._written_ms[writer].append(record.timestamp_ms)
 

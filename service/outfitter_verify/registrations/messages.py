@@ -45,7 +45,7 @@ def judge(key: bytes | None, value: bytes | None) -> Said:
     except wire.DamagedError as error:
         return Said(Kind.NONE, why=str(error))
     if not isinstance(body, dict) or body.get("type") not in ("register", "heartbeat", "deregister"):
-        return Said(Kind.NONE, why="no type that there is")
+        return Said(Kind.NONE, why="unknown type")
     kind = Kind(body["type"])
     host, worker, incarnation = body.get("host"), body.get("worker"), body.get("incarnation")
     if not (wire.is_name(host) and wire.is_name(worker)):
@@ -54,12 +54,12 @@ def judge(key: bytes | None, value: bytes | None) -> Said:
         return Said(Kind.NONE, why="incarnation is no name")
     if key != str(host).encode():
         return Said(Kind.NONE, why="its key is not its host")
-    named = f"{host}/{worker}"
-    allocation = f"{named}/{incarnation}" if incarnation is not None else None
+    name = f"{host}/{worker}"
+    allocation = f"{name}/{incarnation}" if incarnation is not None else None
     if kind is Kind.REGISTER:
         plain = _plain(body)
-        return Said(Kind.REGISTER if plain else Kind.UNSURE, allocation, worker=named, plain=plain)
-    return Said(kind, allocation, worker=named, plain=isinstance(body.get("reason"), str | None))
+        return Said(Kind.REGISTER if plain else Kind.UNSURE, allocation, worker=name, plain=plain)
+    return Said(kind, allocation, worker=name, plain=isinstance(body.get("reason"), str | None))
 
 
 def _plain(body: Mapping[str, Any]) -> bool:
@@ -90,8 +90,8 @@ def _requests(value: object) -> bool:
 
 def _some(value: object) -> bool:
     return isinstance(value, dict) and all(
-        wire.is_name(name) and isinstance(asked, dict) and _whole(asked.get("amount"), 1, 2**63 - 1)
-        for name, asked in value.items()
+        wire.is_name(name) and isinstance(request, dict) and _whole(request.get("amount"), 1, 2**63 - 1)
+        for name, request in value.items()
     )
 
 

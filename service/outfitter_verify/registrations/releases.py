@@ -93,22 +93,24 @@ class Releases:
     ) -> None:
         record, body = written.record, written.record.body
         if not ledger.commits.in_the_open(record.writer, was.offset, written.offset):
-            self._findings.part("releases", "what was before was compacted away")
+            self._findings.part("releases", "an earlier record was compacted away")
             return
         self._findings.look("releases")
         code = record.reason_code
         if record.state in wire.FINAL and body.get("prepared"):
-            ledger.wrong("releases", written.offset, f"{record.key} is {record.state}, and its driver never let go")
-        if code not in _KNOWN:
-            self._findings.part("releases", f"the reason {code!r} is not known to this version")
-        elif code not in _LET_GO or (code == "prepare-failed" and was.record.state != "preparing"):
             ledger.wrong(
-                "releases", written.offset, f"{record.key} lets go although nothing says that it is over ({code})"
+                "releases", written.offset, f"{record.key} is {record.state}, but its driver never took it back"
             )
+        if code not in _KNOWN:
+            self._findings.part("releases", f"this version does not know the reason {code!r}")
+        elif code not in _LET_GO or (code == "prepare-failed" and was.record.state != "preparing"):
+            ledger.wrong("releases", written.offset, f"{record.key} is released although nothing ended it ({code})")
         elif code == "deregistered":
             self._said_goodbye(ledger, commit, written, after)
         elif code == "owner-died" and not record.request.has_owner:
-            ledger.wrong("releases", written.offset, f"{record.key} lets go since its owner died, and it named none")
+            ledger.wrong(
+                "releases", written.offset, f"{record.key} is released because its owner died, but it has none"
+            )
         elif code == "lease-expired":
             self._was_silent(ledger, written, before)
 
@@ -124,7 +126,7 @@ class Releases:
         if first < self._log.start:
             self._findings.part("releases", "registrations were deleted by retention")
             return
-        ledger.wrong("releases", written.offset, f"{record.key} is deregistered, and nobody said goodbye for it")
+        ledger.wrong("releases", written.offset, f"{record.key} is deregistered, but there is no deregistration")
 
     def _newer_live(self, ledger: Ledger, record: wire.Allocation, base: int) -> Iterator[int]:
         """The offsets of the same worker's newer live incarnations: a message without incarnation means the newest."""
@@ -139,7 +141,7 @@ class Releases:
         lease_s = record.request.lease_s
         sign = self._last_sign(record.key, before)
         if lease_s is None and not record.request.has_owner and self._newer(record.key, self._log.end) is None:
-            ledger.wrong("releases", written.offset, f"the lease of {record.key} is over, and it has none")
+            ledger.wrong("releases", written.offset, f"the lease of {record.key} is over, but it has none")
         elif lease_s is None:
             self._findings.part("releases", "a lease was set by the manager's configuration")
         elif sign is None:
@@ -172,7 +174,7 @@ class Releases:
                 heard, lease = silence.silent_ms / 1000, silence.lease_ms / 1000
                 ledger.wrong(
                     "releases", silence.offset,
-                    f"the lease of {silence.key} is over after {heard:g} s, and it is {lease:g} s long",
+                    f"the lease of {silence.key} is over after {heard:g} s, but it is {lease:g} s long",
                 )  # fmt: skip
         for key, written in ledger.now.items():
             self._long_over(ledger, key, written)
@@ -196,4 +198,4 @@ class Releases:
         later = [time for time in times if time > heard_ms + lease_ms + LONG_OVER_MS]
         if later and later[-1] - later[0] > lease_ms + LONG_OVER_MS:
             state = written.record.state
-            ledger.wrong("releases", written.offset, f"the lease of {key} is long over, and it is {state}")
+            ledger.wrong("releases", written.offset, f"the lease of {key} is long over, but it is {state}")

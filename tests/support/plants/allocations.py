@@ -116,7 +116,7 @@ def a_token_is_given_twice(world: World) -> None:
     world.commit(world.allocation("e", "allocated", devices=["GPU-5"]))
 
 
-@planted("tokens", says="was given before")
+@planted("tokens", says="was granted before")
 def a_token_is_lower_than_the_last_one(world: World) -> None:
     world.token += 5
     world.commit()

@@ -148,14 +148,14 @@ def history_tells_of_other_devices_than_the_ledger(world: World) -> None:
     world.commit(record, tell=False)
 
 
-@planted("history", says="and its last step led to")
+@planted("history", says="but its last step led to")
 def history_leaves_out_a_step_in_between(world: World) -> None:
     record = world.allocation("b", "ended")
     world.tell(record, "releasing")
     world.commit(record, world.allocation("e", "pending"), tell=False)
 
 
-@planted("history", says="the ledger has it allocated")
+@planted("history", says="was allocated in the ledger")
 def history_begins_elsewhere_than_the_ledger(world: World) -> None:
     history_leaves_out_a_step_in_between(world)
 
@@ -182,7 +182,7 @@ def a_refresh_tells_something_else_than_the_ledger_has(world: World) -> None:
     world.commit(world.allocation("b", "allocated", reason="another"), world.allocation("e", "pending"), tell=False)
 
 
-@planted("history", says="does not tell of a change")
+@planted("history", says="does not have a change")
 def a_refresh_is_not_told(world: World) -> None:
     world.commit(world.allocation("b", "allocated", reason="another"), tell=False, to=world.position)
 

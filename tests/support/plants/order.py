@@ -42,17 +42,17 @@ def _deal(world: World, one: Mapping[str, Any], two: Mapping[str, Any], **fields
     world.commit(world.allocation("e", "allocated", devices=["GPU-2"], request=request, operators=shares, **fields))
 
 
-@planted("operators", says="named 1 gpu, and has 0")
+@planted("operators", says="named 1 gpu, but has 0")
 def an_operator_gets_less_than_it_named(world: World) -> None:
     _deal(world, {"resources": {"gpu": ["GPU-2"]}}, {"resources": {"gpu": []}})
 
 
-@planted("operators", says="named 1 gpu, and has 0")
+@planted("operators", says="named 1 gpu, but has 0")
 def an_operator_has_no_share(world: World) -> None:
     _deal(world, {"resources": {"gpu": ["GPU-2"]}}, {})
 
 
-@planted("operators", says="is operator one's")
+@planted("operators", says="belongs to operator one")
 def two_operators_have_one_device(world: World) -> None:
     _deal(world, {"resources": {"gpu": ["GPU-2"]}}, {"resources": {"gpu": ["GPU-2"]}})
 
@@ -123,7 +123,7 @@ def a_later_worker_gets_the_device_as_another_resource(world: World) -> None:
     world.commit(world.allocation("f", "allocated", devices=["card2"], resource="card"))
 
 
-@planted("queue", says="waits for what is free")
+@planted("queue", says="waits for free devices")
 def a_worker_waits_for_what_is_free(world: World) -> None:
     _queue(world)
     for _ in range(5):

@@ -60,7 +60,7 @@ def a_superseded_worker_is_over_for_that_alone(world: World) -> None:
     world.commit(world.allocation("b", "ended", reason_code="superseded"))
 
 
-@planted("releases", says="never let go")
+@planted("releases", says="never took it back")
 def a_driver_that_prepared_a_device_is_not_asked_to_take_it_back(world: World) -> None:
     _held(world, prepared=["gpu"])
     world.commit(world.allocation("e", "ended"))

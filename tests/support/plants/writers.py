@@ -74,7 +74,7 @@ def a_new_manager_begins_behind_where_the_last_one_stopped(world: World) -> None
     world.commit()
 
 
-@planted("positions", says="counts from below it")
+@planted("positions", says="its numbers start below")
 def another_input_counts_from_below_the_last_one(world: World) -> None:
     world.commit(input={"topic_id": "B" * 22, "partition": PARTITION, "from": 0, "to": 0})
 
