@@ -14,7 +14,7 @@ looking through its ledger. The second look is at what three first ones have lef
 which nobody is answered."""
 KEPT_FREE = 64 * 1024 * 1024
 """Bytes of heap that may stay free instead of being given back to the system. By default that is two such buffers'
-size, and a manager under load spends a twelfth of its time on getting back, page by page, what it has just given."""
+size, and a manager under load would spend a twelfth of its time on getting back, page by page, what it just gave."""
 OF_ITS_OWN = 32 * 1024 * 1024
 """Bytes from which on a buffer is mapped by itself: the most that glibc accepts."""
 

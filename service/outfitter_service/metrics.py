@@ -90,18 +90,18 @@ class StateCounts(Struct, frozen=True, kw_only=True):
     @classmethod
     def together(cls, parts: Iterable[StateCounts]) -> StateCounts:
         """The sum over several processors of one manager."""
-        found = [*parts]
+        counts = [*parts]
         return cls(
-            devices=sum((part.devices for part in found), Tally()),
-            allocations=sum((part.allocations for part in found), Tally()),
-            pending=sum((part.pending for part in found), Tally()),
-            watched_owners=sum(part.watched_owners for part in found),
-            polled_owners=sum(part.polled_owners for part in found),
-            unwatched_owners=sum((part.unwatched_owners for part in found), Tally()),
-            leases=sum(part.leases for part in found),
-            records=sum(part.records for part in found),
-            lag=sum(part.lag for part in found),
-            oldest_unanswered_s=max((part.oldest_unanswered_s for part in found), default=0.0),
+            devices=sum((part.devices for part in counts), Tally()),
+            allocations=sum((part.allocations for part in counts), Tally()),
+            pending=sum((part.pending for part in counts), Tally()),
+            watched_owners=sum(part.watched_owners for part in counts),
+            polled_owners=sum(part.polled_owners for part in counts),
+            unwatched_owners=sum((part.unwatched_owners for part in counts), Tally()),
+            leases=sum(part.leases for part in counts),
+            records=sum(part.records for part in counts),
+            lag=sum(part.lag for part in counts),
+            oldest_unanswered_s=max((part.oldest_unanswered_s for part in counts), default=0.0),
         )
 
 
@@ -119,7 +119,7 @@ class _StateCollector(Collector):
             "outfitter_allocations", "Allocation records, by resource and state.", labels=["resource", "state"]
         )
         pending = GaugeMetricFamily(
-            "outfitter_pending", "Workers that wait, by each resource that they want, and reason.",
+            "outfitter_pending", "Waiting workers, by each resource that they want and by reason.",
             labels=["resource", "reason"],
         )  # fmt: skip
         device_states = ("free", "held", Health.UNHEALTHY, Health.UNKNOWN, HELD_BACK)
@@ -134,7 +134,7 @@ class _StateCollector(Collector):
                 pending.add_metric([resource, reason], now.pending[resource, reason])
         unwatched = GaugeMetricFamily(
             "outfitter_unwatched_owners",
-            "Live allocations whose owner process is not watched, by reason: leases decide about them.",
+            "Live allocations whose owner process is not watched, by reason. Only leases end them.",
             labels=["reason"],
         )
         for why in Unwatched:
@@ -144,14 +144,14 @@ class _StateCollector(Collector):
         yield pending
         yield unwatched
         for name, documentation, value in (
-            ("outfitter_watched_owners", "Owner processes watched, each once.", now.watched_owners),
-            ("outfitter_polled_owners", "Of these, how many are looked at in turns.", now.polled_owners),
-            ("outfitter_leases", "Allocations that end when their worker falls silent.", now.leases),
-            ("outfitter_ledger_records", "Records of allocations in memory.", now.records),
-            ("outfitter_input_lag_records", "Records of the input that are not decided, fetched or not.", now.lag),
+            ("outfitter_watched_owners", "Watched owner processes, each counted once.", now.watched_owners),
+            ("outfitter_polled_owners", "Watched owner processes that are polled in turns.", now.polled_owners),
+            ("outfitter_leases", "Allocations with a lease.", now.leases),
+            ("outfitter_ledger_records", "Allocation records in memory.", now.records),
+            ("outfitter_input_lag_records", "Undecided records of the input, fetched or not.", now.lag),
             (
                 "outfitter_oldest_unanswered_seconds",
-                "Age of the oldest message fetched and not decided.",
+                "Age of the oldest fetched message that is not decided.",
                 now.oldest_unanswered_s,
             ),
         ):
@@ -192,7 +192,7 @@ class _Refusals(Collector):
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
             "outfitter_authentication_failures",
-            "Connections that came to nothing because the bus and the manager did not believe each other.",
+            "Connections that failed because the bus or the manager could not authenticate the other.",
         )
         family.add_metric([], self._count())
         yield family
@@ -209,25 +209,25 @@ class Metrics:
         ProcessCollector(registry=r)
         about = {"version": __version__, "host": host, "cluster": cluster, "scope": scope}
         Info("outfitter", "The running manager.", registry=r).info(about)
-        self.ready = Gauge("outfitter_ready", "1 while registrations are being answered.", registry=r)
+        self.ready = Gauge("outfitter_ready", "1 while the manager answers registrations.", registry=r)
         self.partition_ready = Gauge(
             "outfitter_partition_ready",
-            "1 while the registrations of a partition are being answered here.",
+            "1 while this manager answers the registrations of a partition.",
             ["partition"],
             registry=r,
         )
         self.events = Counter(
-            "outfitter_events", "Events decided, by kind; messages and internal ones.", ["kind"], registry=r
+            "outfitter_events", "Decided events, by kind: messages and internal events.", ["kind"], registry=r
         )
-        self.dead_letters = Counter("outfitter_dead_letters", "Messages sent to the dead letters.", registry=r)
+        self.dead_letters = Counter("outfitter_dead_letters", "Messages that became dead letters.", registry=r)
         self.dead_letters_omitted = Counter(
             "outfitter_dead_letters_omitted",
-            "Of those, messages beyond what is written down a minute: they are in its last letter, counted.",
+            "Of those, messages beyond the quota per minute. A summary letter counts them.",
             registry=r,
         )
         self.unknown_fields = Counter(
             "outfitter_unknown_fields",
-            "Messages with fields that this version does not know, by type. They were obeyed without them.",
+            "Messages with fields that this version does not know, by type. The fields were ignored.",
             ["kind"],
             registry=r,
         )
@@ -235,24 +235,24 @@ class Metrics:
             self.unknown_fields.labels(kind)
         self.swept = Counter(
             "outfitter_swept",
-            "Messages that were nobody's and sent to the dead letters here, by reason.",
+            "Unroutable messages that this manager made dead letters, by reason.",
             ["reason"],
             registry=r,
         )
         self.swept_partitions = Gauge(
-            "outfitter_swept_partitions", "Partitions in which this manager looks for what is nobody's.", registry=r
+            "outfitter_swept_partitions", "Partitions in which this manager sweeps unroutable messages.", registry=r
         )
         self.allocation_seconds = Waits(
             "outfitter_allocation_seconds",
-            "From the registration's arrival on the bus to its committed grant, by each resource granted.",
+            "Time from a registration's arrival on the bus to its committed grant, by each granted resource.",
             ALLOCATION_BUCKETS,
             self.resources,
         )
         r.register(self.allocation_seconds)
-        self.grants = Counter("outfitter_grants", "Allocations granted.", ["resource"], registry=r)
-        self.failures = Counter("outfitter_failures", "Allocations failed, by reason.", ["reason"], registry=r)
-        self.releases = Counter("outfitter_releases", "Allocations ended, by reason.", ["reason"], registry=r)
-        self.lease_expiries = Counter("outfitter_lease_expiries", "Leases that ended in silence.", registry=r)
+        self.grants = Counter("outfitter_grants", "Granted allocations.", ["resource"], registry=r)
+        self.failures = Counter("outfitter_failures", "Failed allocations, by reason.", ["reason"], registry=r)
+        self.releases = Counter("outfitter_releases", "Ended allocations, by reason.", ["reason"], registry=r)
+        self.lease_expiries = Counter("outfitter_lease_expiries", "Leases that expired.", registry=r)
         self.driver_runs = Counter("outfitter_driver_runs", "Driver calls.", ["resource", "call"], registry=r)
         self.driver_failures = Counter(
             "outfitter_driver_failures", "Driver calls that failed or took too long.", ["resource", "call"], registry=r
@@ -260,8 +260,10 @@ class Metrics:
         self.driver_seconds = Histogram(
             "outfitter_driver_seconds", "Duration of driver calls.", ["resource", "call"], registry=r
         )
-        self.restore_seconds = Gauge("outfitter_ledger_restore_seconds", "How long the last restore took.", registry=r)
-        self.restored_records = Gauge("outfitter_ledger_restored_records", "Records the last restore read.", registry=r)
+        self.restore_seconds = Gauge("outfitter_ledger_restore_seconds", "Duration of the last restore.", registry=r)
+        self.restored_records = Gauge(
+            "outfitter_ledger_restored_records", "Records that the last restore read.", registry=r
+        )
         self.commits = Counter("outfitter_commits", "Commits, by outcome.", ["outcome"], registry=r)
         self.commit_seconds = Histogram(
             "outfitter_commit_seconds", "Duration of commits.", buckets=COMMIT_BUCKETS, registry=r
@@ -269,7 +271,7 @@ class Metrics:
         self.input_lost = Counter("outfitter_input_lost", "Times the input position was out of range.", registry=r)
         self.violations = Counter(
             "outfitter_exclusivity_violations",
-            "Devices that the self-check found in two live allocations. Must be 0.",
+            "Devices in two live allocations, found by the self-check. Must be 0.",
             registry=r,
         )
         for kind in EVENT_KINDS:

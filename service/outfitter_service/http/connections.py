@@ -113,10 +113,10 @@ async def bind(host: str | None, port: int) -> Sequence[socket.socket]:
         OSError: one address cannot be bound; then none is.
     """
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     listeners: list[socket.socket] = []
     try:
-        for family, kind, protocol, _, address in dict.fromkeys(found):
+        for family, kind, protocol, _, address in dict.fromkeys(addresses):
             listener = socket.socket(family, kind, protocol)
             listeners.append(listener)
             listener.setblocking(False)

@@ -68,7 +68,7 @@ async def offset_at(bus: Bus, topic: str, partition: int, moment: datetime) -> i
     low, high = await bus.offsets(topic, partition)
     if high - low <= COARSE:
         return low
-    wanted_ms = (moment - MARGIN).timestamp() * 1000
+    moment_ms = (moment - MARGIN).timestamp() * 1000
     high = await bus.stable_end(topic, partition)  # undecided records cannot be read yet
     async with await bus.open_reader(topic, partition, start=low, committed=True) as reader:
         while high - low > COARSE:
@@ -77,7 +77,7 @@ async def offset_at(bus: Bus, topic: str, partition: int, moment: datetime) -> i
             messages: list[Message] = []
             while not messages and reader.position < high:  # a slow bus, or only a commit's marker
                 messages = await reader.fetch(max_records=1)
-            if messages and 0 < messages[0].timestamp_ms < wanted_ms:
+            if messages and 0 < messages[0].timestamp_ms < moment_ms:
                 low = middle
             else:
                 high = middle
@@ -102,7 +102,7 @@ class HistoryRange:
             self._messages = (await fetch_what_is_left(self.reader))[::-1]
             empty = 0 if self._messages else empty + 1
             if empty > PATIENCE:
-                raise OutfitterCliError(f"{self._where} could not be read on from offset {self.reader.position}")
+                raise OutfitterCliError(f"{self._where} could not be read from offset {self.reader.position} on")
         return self._messages.pop() if self._messages[-1].offset < self._end else None
 
     def rest(self) -> list[Message]:

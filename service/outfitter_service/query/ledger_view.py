@@ -91,8 +91,8 @@ class LedgerView:
 
     def of_worker(self, worker: str) -> list[Allocation]:
         """The newest allocation of workers with this name on each host."""
-        found = {stored.record.host: stored.record for stored in self.allocations if stored.record.worker == worker}
-        return list(found.values())
+        by_host = {stored.record.host: stored.record for stored in self.allocations if stored.record.worker == worker}
+        return list(by_host.values())
 
     def holders(self, host: str, device_id: str) -> list[Allocation]:
         """The holders of a device: in `preparing`, `allocated` or `releasing`."""
@@ -142,7 +142,7 @@ def decode(message: Message) -> Change:
     except codec.UnknownTypeError:
         return Change(message, None)
     except codec.WireError as error:
-        warn(f"passed over a record that cannot be read: {error}")
+        warn(f"skipped a record that cannot be read: {error}")
         return Change(message, None)
 
 

@@ -175,22 +175,22 @@ def allocations(parts: list[RebuiltPartition], host: str | None) -> list[ledger_
 
 def compare(parts: list[RebuiltPartition], host: str | None) -> Comparison:
     """Compare the end of history with the ledger, field by field, also the checkpoints."""
-    told = Comparison(differences=[], records=0, writers=0, unknown=[])
+    comparison = Comparison(differences=[], records=0, writers=0, unknown=[])
     for part in parts:
         unknown = {writer for writer, progress in part.writers.items() if progress.whole is None}
-        told.unknown += sorted(unknown)
-        told.writers += len(part.checkpoints) - len(unknown)
+        comparison.unknown += sorted(unknown)
+        comparison.writers += len(part.checkpoints) - len(unknown)
         here = {
             key: wire
             for key, wire in part.ledger.items()
             if _concerns(key, host, part.checkpoints) and _writer_of(key, wire, part.checkpoints) not in unknown
         }
         there = {key: kept.wire for key, kept in part.replay.records.items() if _concerns(key, host, part.checkpoints)}
-        told.records += len(here)
-        told.differences += differences(here, there)
-    if not told.writers:
-        raise OutfitterCliError("there is nothing to compare: of no writer in the ledger is there a whole history")
-    return told
+        comparison.records += len(here)
+        comparison.differences += differences(here, there)
+    if not comparison.writers:
+        raise OutfitterCliError("there is nothing to compare: no writer in the ledger has a complete history")
+    return comparison
 
 
 def _concerns(key: str, host: str | None, checkpoints: dict[str, Checkpoint]) -> bool:

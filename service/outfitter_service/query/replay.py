@@ -116,11 +116,11 @@ class Replay:
     @property
     def records(self) -> dict[str, Kept]:
         """The records and checkpoints by key, of the writers whose state is complete."""
-        found = {key: kept for key, kept in self._kept.items() if self.writers[kept.writer].whole is not None}
+        records = {key: kept for key, kept in self._kept.items() if self.writers[kept.writer].whole is not None}
         for writer, progress in self.writers.items():
             if progress.whole is not None and progress.checkpoint is not None:
-                found[progress.checkpoint.key] = Kept(writer, encode(progress.checkpoint))
-        return found
+                records[progress.checkpoint.key] = Kept(writer, encode(progress.checkpoint))
+        return records
 
     def take(self, value: bytes) -> None:
         """Add the next message. Unknown types of records are ignored."""
@@ -232,19 +232,19 @@ class Difference(NamedTuple):
 
 def differences(ledger: Mapping[str, bytes], history: Mapping[str, bytes]) -> list[Difference]:
     """Compare two states field by field, as values and not as bytes."""
-    found: list[Difference] = []
+    fields: list[Difference] = []
     for key in sorted(ledger.keys() | history.keys()):
         one, other = ledger.get(key), history.get(key)
         if one is None or other is None:
-            found.append(Difference(key, None, _plain(one), _plain(other)))
+            fields.append(Difference(key, None, _plain(one), _plain(other)))
         elif one != other:
             here, there = _plain(one), _plain(other)
-            found += [
+            fields += [
                 Difference(key, field, here.get(field), there.get(field))
                 for field in sorted(here.keys() | there.keys())
                 if here.get(field) != there.get(field)
             ]
-    return found
+    return fields
 
 
 def _plain(wire: bytes | None) -> Any:

@@ -50,15 +50,15 @@ async def find(
     async def read_one(partition: int) -> None:
         async with limiter:
             for letter in await _newest(bus, names.topics(cluster).dead_letters, partition):
-                asked = letter.message_key
-                if letter.at < since or not isinstance(letter.code, str) or host not in {None, asked}:
+                key = letter.message_key
+                if letter.at < since or not isinstance(letter.code, str) or host not in {None, key}:
                     continue
                 count = letter.count or 1
                 if letter.code != NobodysCode.NO_MANAGER:
                     misdirected[letter.code] += count
-                elif asked is not None and asked not in served:
-                    before = hosts.get(asked)
-                    hosts[asked] = Unserved(asked, count + (before.messages if before else 0), letter.at)
+                elif key is not None and key not in served:
+                    before = hosts.get(key)
+                    hosts[key] = Unserved(key, count + (before.messages if before else 0), letter.at)
 
     async with anyio.create_task_group() as group:
         # a message in a wrong partition is a dead letter there
