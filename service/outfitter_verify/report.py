@@ -27,8 +27,7 @@ CHECKS: Mapping[str, tuple[str, str]] = {
     "operators": ("each operator has the devices that it named of its worker's grant", "operators"),
     "queue": ("no worker overtakes an earlier one that waits for the same, or waits for free devices", "grants"),
     "releases": (
-        "devices are granted again only after a deregistration, a death or a lease's end, and after their driver took "
-        "them back",
+        "devices are granted again only after a deregistration, a death or an expired lease, and once taken back",
         "releases",
     ),
     "history": ("history has every step, with the ledger's record", "transitions"),

@@ -1,7 +1,7 @@
-"""One cluster-scope manager: a member of the group that shares out the partitions, and a server for each it owns.
+"""One cluster-scope manager: a member of the managers' group, and a server for each partition that it owns.
 
-Membership says who owns what, and nothing else: partitions that stay are served on through a rebalance, and the one
-writer of a partition is whoever fenced it last. Rules and measurements: KIP-345 (static members), and the README.
+Membership only assigns partitions. Those that stay assigned are served throughout a rebalance. The one writer of a
+partition is the manager that fenced it last. Rules and measurements: KIP-345 (static members), and the README.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = structlog.get_logger("outfitter.replica")
 HEARTBEATS = 10
 """Heartbeats in one session time-out."""
 AGAIN_S = 30.0
-"""How long a partition whose ledger is refused rests before it is looked at again."""
+"""Seconds until a partition whose ledger is refused is tried again."""
 REJOIN_S = 1.0
 ACTIVITY = "joining the managers' group"
 
@@ -43,7 +43,7 @@ class _Served(Struct, frozen=True):
 
 
 class Replica:
-    """A member of the managers' group. `run` serves what it is assigned until it is told to stop."""
+    """A member of the managers' group. `run` serves the assigned partitions until `stopping` is set."""
 
     def __init__(
         self,
@@ -58,8 +58,7 @@ class Replica:
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         """`loaded`: the drivers, by resource. `identity`: this manager's, without a partition. `partitions`: how many
-        the topics have. `stopping` is set when it shall stop. `limits` of each partition, as far as the settings do not
-        say them."""
+        the topics have. `stopping`: set when it shall stop. `limits`: of each partition; the settings override them."""
         self._bus = bus
         self._settings = settings
         self._loaded = loaded
@@ -80,7 +79,7 @@ class Replica:
 
     @property
     def ready(self) -> bool:
-        """Whether it is a member, and every partition it owns is being answered."""
+        """Whether it is a member, and answers the registrations of every partition that it owns."""
         return (
             self._assigned
             and self._membership is not None
@@ -89,7 +88,7 @@ class Replica:
 
     @property
     def condition(self) -> str:
-        """What it does, for people: why it is not ready, if it is not."""
+        """What the manager does, for people: if it is not ready, why."""
         if self._membership is None or not self._assigned:
             return "joining the managers' group"
         waiting = [
@@ -100,14 +99,14 @@ class Replica:
         return "; ".join(waiting) or "serving"
 
     async def run(self) -> None:
-        """Serve until stopped, then in order: leave the group (unless it stays for a restart), serve on until somebody
-        else has taken over or `shutdown-timeout` presses, say what nobody manages now.
+        """Serve until stopped. Then leave the group (unless it stays for a restart), serve until other managers have
+        taken over or `shutdown-timeout` is near, and write which hosts nobody manages now.
 
         Raises:
             ForeignManagerError: managers of host scope write to the same topics.
             MemberReplacedError: another process is a member under this replica's name.
-            BusConfigurationError: the group cannot be joined as things are, for instance for want of a right.
-            TopicsChangedError: the topics are other ones than those that the ledger was written for.
+            BusConfigurationError: the group cannot be joined, for example because a right is missing.
+            TopicsChangedError: the ledger was written for other topics.
         """
         settings = self._settings
         async with anyio.create_task_group() as tasks:
@@ -134,11 +133,11 @@ class Replica:
                     await membership.aclose()
 
     async def _join(self) -> Membership | None:
-        """Become a member, for as long as it takes; None when stopped meanwhile."""
+        """Become a member, however long it takes. Returns None if stopped meanwhile."""
         settings = self._settings
         while not self._stopping.is_set():
             try:
-                joined = await self._bus.join(
+                membership = await self._bus.join(
                     managers_group(settings.cluster),
                     topics(settings.cluster).registrations,
                     replica=settings.replica,
@@ -151,20 +150,20 @@ class Replica:
                     await self._stopping.wait()
             else:
                 self._instruments.outage.passed(ACTIVITY)
-                return joined
+                return membership
         self._instruments.outage.drop(ACTIVITY)
         return None
 
     async def _follow(self, membership: Membership, tasks: TaskGroup) -> None:
-        """Serve what is assigned and nothing else, for ever."""
+        """Serve exactly the assigned partitions, for ever."""
         while True:
-            mine = await membership.changed()
+            assigned = await membership.changed()
             self._assigned = True
-            log.info("partitions assigned", partitions=sorted(mine))
-            for partition in self._served.keys() - mine:
-                # whoever owns it now fences what is under way here
+            log.info("partitions assigned", partitions=sorted(assigned))
+            for partition in self._served.keys() - assigned:
+                # the new owner fences the commit under way here
                 self._served[partition].scope.cancel()
-            for partition in sorted(mine - self._served.keys()):
+            for partition in sorted(assigned - self._served.keys()):
                 self._begin(partition, tasks)
 
     def _begin(self, partition: int, tasks: TaskGroup) -> None:
@@ -202,7 +201,7 @@ class Replica:
             processor = self._served.pop(partition).server.processor
             if not self._served:
                 self._emptied.set()
-        # lost and assigned again while it was ending: begin it again
+        # lost, and assigned again while it was ending
         membership = self._membership
         lost = scope.cancelled_caught and not self._stopping.is_set()
         if lost and membership is not None and partition in membership.partitions:
@@ -210,7 +209,7 @@ class Replica:
         await processor.release_memory()
 
     async def _patiently(self, partition: int) -> None:
-        """Serve; where the ledger is refused, look at it again now and then: the other partitions go on meanwhile."""
+        """Serve one partition. While its ledger is refused, try again repeatedly; the other partitions are served."""
         while True:
             try:
                 await self._served[partition].server.run()
@@ -230,7 +229,8 @@ class Replica:
             self._served[partition] = structs.replace(self._served[partition], server=self._server(partition))
 
     async def _owns_partition(self, partition: int) -> bool:
-        """Asked before a partition is taken anew: the group's coordinator has the answer, not this replica's memory."""
+        """Whether a partition is still assigned, before it is taken again. The group's coordinator knows; this
+        replica's memory may be out of date."""
         if self._stopping.is_set():
             self._served[partition].server.processor.stop(mark_stopped=False)
             return False

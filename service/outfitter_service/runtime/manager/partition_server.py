@@ -1,4 +1,4 @@
-"""A processor and its drivers, put together from the settings and run together: what serves one partition's hosts."""
+"""Builds a processor and its drivers from the settings, and runs them together to serve one partition's hosts."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ class PartitionServer:
         owns_partition: Callable[[], Awaitable[bool]] | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        """`loaded`: the drivers, by resource. `owns_partition` is as in `Processor`. `limits` are replaced by what the
-        settings say, where they do."""
+        """`loaded`: the drivers, by resource. `owns_partition`: as in `Processor`. The settings override `limits`."""
         identity = self.identity = assignment.identity
         self._pool = DriverPool(loaded, metrics=instruments.metrics)
         self.processor = Processor(
@@ -56,7 +55,7 @@ class PartitionServer:
         )
 
     async def run(self) -> None:
-        """Serve until the processor has stopped; see `Processor.run` for what it raises."""
+        """Serve until the processor has stopped. Raises the errors of `Processor.run`."""
         async with anyio.create_task_group() as tasks:
             started = anyio.Event()
             tasks.start_soon(

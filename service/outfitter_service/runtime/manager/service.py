@@ -1,8 +1,8 @@
 """The life of one manager: build, start in order, serve, and stop in stages with deadlines.
 
-Order of starting: drivers are built, the machine's lock is taken, the bus is reached and its topics are checked,
-then the partition is taken. Nothing is answered before; /readyz says so. Order of stopping: the commit under
-way is finished and the ledger says that nobody manages the host, drivers are closed, the bus is closed.
+Start: build the drivers, take the machine's lock, reach the bus, check its topics, take the partition. Before that
+nothing is answered, and /readyz says so. Stop: finish the commit under way, write into the ledger that nobody manages
+the host, close the drivers, close the bus.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ log = structlog.get_logger("outfitter.service")
 CONNECT_BACKOFF_S = (0.2, 5.0)
 MAINTENANCE_S = 60.0
 COMMIT_SHARE, DRIVERS_SHARE, BUS_SHARE = 0.5, 0.2, 0.2
-"""What the stages of a shutdown get of `shutdown-timeout`: the last commit, closing drivers, closing the bus."""
+"""Shares of `shutdown-timeout` for the stages of a shutdown: the last commit, closing drivers, closing the bus."""
 LOCAL_PARTITIONS = 1
-"""Partitions of topics that a manager makes itself, on a bus of one machine."""
+"""Partitions of the topics that a manager creates itself, on a bus of one machine."""
 
 
 class LedgerUnsafeError(RuntimeError):
-    """The topics are such that what is written there would be lost or misread."""
+    """The topics' settings would lose or misread records."""
 
 
 class Service:
-    """One manager. `run` serves until `stop`; `ready` and `alive` are for probes, at any time."""
+    """One manager. `run` serves until `stop`. Probes may read `ready` and `condition` at any time."""
 
     def __init__(self, settings: Settings, *, take_over: bool = False, adopt_ledger: bool = False) -> None:
         """`take_over`: accept a ledger that another machine wrote. `adopt_ledger`: accept one that was written to
@@ -85,7 +85,7 @@ class Service:
 
     @property
     def condition(self) -> str:
-        """What it does, for people: why it is not ready, if it is not."""
+        """What the manager does, for people: if it is not ready, why."""
         if self.phase != "serving":
             return self.phase
         if self._replica is not None:
@@ -103,10 +103,10 @@ class Service:
             self._server.processor.stop()
 
     def alone(self) -> AbstractContextManager[None]:
-        """While this is entered no other manager of this machine serves the host. `run` needs it.
+        """A context in which no other manager of this machine serves the host. `run` needs it.
 
         Raises (on entry):
-            ManagerExistsError: another one does.
+            ManagerExistsError: another manager serves it.
         """
         return alone_on_machine(self.settings.host) if self.settings.scope == "host" else nullcontext()
 
@@ -115,8 +115,8 @@ class Service:
 
         Raises:
             ForeignManagerError: another manager serves this host.
-            LedgerRefusedError, LedgerUnsafeError, TopicsChangedError, BusConfigurationError, UnknownTopicError: it must
-                not be served as things are; the message says what to do.
+            LedgerRefusedError, LedgerUnsafeError, TopicsChangedError, BusConfigurationError, UnknownTopicError: the
+                host must not be served now; the message says what to do.
         """
         settings = self.settings
         bus = buses.connect(settings.bus, settings.login)
@@ -142,8 +142,8 @@ class Service:
         log.info("stopped", host=settings.host)
 
     async def _reach(self, bus: Bus) -> TopicInfo | None:
-        """Connect and check the topics, for as long as it takes; what is said of the registrations' one, None when
-        stopped meanwhile."""
+        """Connect and check the topics, however long it takes. Returns the registrations topic, or None if the manager
+        was stopped meanwhile."""
         backoff = Backoff(*CONNECT_BACKOFF_S)
         while not self._stopping.is_set():
             self.phase = "reaching the bus"
@@ -151,9 +151,9 @@ class Service:
                 await bus.start()
                 await self._check_rights(bus)
                 await self._check_topics(bus)
-                found = await bus.topic(topics(self.settings.cluster).registrations)
+                registrations = await bus.topic(topics(self.settings.cluster).registrations)
                 self._instruments.outage.passed("reaching the bus")
-                return found
+                return registrations
             except BusUnavailableError as error:
                 self._instruments.outage.met("reaching the bus", error)
                 with anyio.move_on_after(backoff.next_delay()):
@@ -161,19 +161,19 @@ class Service:
         return None
 
     async def _check_rights(self, bus: Bus) -> None:
-        """Say all that is missing at once, before anything is tried."""
+        """Report all missing rights at once, before anything else is tried."""
         cluster = self.settings.cluster
         if self.settings.scope == "cluster":
             writers, groups = [partition_writer(0)], [managers_group(cluster)]
         else:
             writers, groups = [host_writer(self.settings.host)], []
-        wanted = rights.of_manager(cluster, writers, groups, history=self.settings.history)
-        missing = await bus.missing_rights(wanted)
+        needed = rights.of_manager(cluster, writers, groups, history=self.settings.history)
+        missing = await bus.missing_rights(needed)
         if missing:
             raise BusAuthorizationError(f"{bus.url}: {'; '.join(missing)}")
 
     async def _check_topics(self, bus: Bus) -> None:
-        """Make the topics where nobody else does; refuse those on which a ledger would evaporate."""
+        """Create the topics on a local bus. Refuse topics that would lose the ledger."""
         cluster = self.settings.cluster
         history = self.settings.history
         if bus.local:
@@ -181,14 +181,14 @@ class Service:
             await wanted_topics.create(bus, cluster, partitions=partitions, history=history)
         fatal: list[str] = []
         for difference in await wanted_topics.check(bus, cluster, history=history):
-            told = (
+            problem = (
                 f"topic {difference.topic}: {difference.setting} is {difference.found}, "
                 f"should be {difference.wanted} ({difference.why})"
             )
             if difference.fatal:
-                fatal.append(told)
+                fatal.append(problem)
             else:
-                log.warning("a topic is not as it should be", topic=difference.topic, problem=told)
+                log.warning("a topic is not as it should be", topic=difference.topic, problem=problem)
         if fatal:
             raise LedgerUnsafeError("; ".join(fatal) + ". See `outfitter topics check`")
 
@@ -209,7 +209,7 @@ class Service:
             await close(self.loaded.values(), self.settings.shutdown_timeout * DRIVERS_SHARE)
 
     def _server_of(self, bus: Bus, partitions: int) -> PartitionServer | Replica:
-        """What serves this manager's scope."""
+        """The server of this manager's scope."""
         settings = self.settings
         self.phase = "serving"
         if settings.scope == "cluster":
@@ -254,7 +254,7 @@ class Service:
         return [self._server.processor] if self._server is not None else []
 
     async def _sweep(self, bus: Bus, server: PartitionServer, partitions: int) -> None:
-        """Once the own host is served, look after what is nobody's."""
+        """Sweep unroutable messages, once the own host is served."""
         await server.processor.served.wait()
         silent = timedelta(seconds=2 * self.settings.checkpoint_interval)
         others = at_work(server.processor.neighbours, since=datetime.now(UTC) - silent)
@@ -265,7 +265,7 @@ class Service:
             tasks.cancel_scope.cancel()
 
     async def _bound_the_end(self, scope: anyio.CancelScope) -> None:
-        """A last commit that hangs (the bus is away) is given up at its deadline: nothing decided is lost by that."""
+        """Give up a last commit that hangs (the bus is away) at its deadline. Nothing decided is lost."""
         await self._stopping.wait()
         share = self.settings.shutdown_timeout * COMMIT_SHARE
         await anyio.sleep(share)
@@ -274,7 +274,7 @@ class Service:
 
 
 async def _maintain(bus: Bus) -> None:
-    """Keep a local bus small; its trouble is logged and nothing else."""
+    """Keep a local bus small. Errors are only logged."""
     while True:
         await anyio.sleep(MAINTENANCE_S)
         try:

@@ -1,7 +1,7 @@
-"""A host-scope manager's part in answering messages for hosts without a manager.
+"""A host-scope manager's part in sweeping messages for hosts without a manager.
 
 The manager is a member of the group of sweepers, and sweeps the partitions that the group assigns to it
-(partition_sweeper.py). Nothing here concerns the manager's own host, and no trouble here ends the manager.
+(partition_sweeper.py). This does not affect the manager's own host, and no error here ends the manager.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from outfitter_service.runtime.sweeper.partition_sweeper import GRACE_S, Partiti
 log = structlog.get_logger("outfitter.sweeper")
 
 SESSION_S, HEARTBEAT_S = 10.0, 2.5
-"""Seconds: what a killed sweeper's partitions wait for, and between signs of life."""
+"""Seconds: time-out of a killed sweeper, and between heartbeats."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
-"""Between attempts to take part."""
+"""Seconds between attempts to join."""
 CANDIDATES = 16
-"""How many hosts of a partition take part: all managers of a large fleet in one group would hold each other up at
-every start and stop of one of them."""
+"""How many hosts of a partition take part. If all managers of a large fleet were in one group, each start and stop of
+one of them would delay all."""
 TURN_S = 3600.0
-"""How long one of the others takes part if it is drawn, and how often lots are drawn: those who were to take part may
-all have died since."""
+"""Seconds of one turn. In each turn, some of the other managers take part by chance: the candidates may all have died.
+"""
 
 
 def at_work(neighbours: Mapping[bytes, bytes], *, since: datetime) -> list[str]:
-    """The hosts, of those with these ledger records, whose manager has committed after `since` and has not said that
-    it stopped."""
-    found: list[str] = []
+    """The hosts with these ledger records whose manager has committed after `since`, and whose record does not say that
+    it has stopped."""
+    hosts: list[str] = []
     for key, value in neighbours.items():
         if key.startswith(HOST):
             host = host_of(key) or ""
-            named = _read(value)
+            record = _read(value)
             last = _read(neighbours.get(checkpoint_key(host_writer(host)).encode()))
-            stopped = not isinstance(named, Host) or named.manager.stopped_at is not None
+            stopped = not isinstance(record, Host) or record.manager.stopped_at is not None
             if not stopped and isinstance(last, Checkpoint) and last.at > since:
-                found.append(host)
-    return found
+                hosts.append(host)
+    return hosts
 
 
 def is_candidate(host: str, others: Collection[str]) -> bool:
-    """Whether `host`'s manager takes part in sweeping, given the partition's other hosts that are at work: it is one of
-    the first by the hash of their names."""
+    """Whether `host`'s manager always takes part in sweeping: it is one of the first by the hash of their names.
+    `others`: the partition's other hosts with a working manager."""
     own = murmur2(host.encode())
     return sum(murmur2(other.encode()) < own for other in others) < CANDIDATES
 
@@ -70,11 +70,11 @@ def _read(value: bytes | None) -> LedgerRecord | None:
         return None
 
 
-ACTIVITY = "joining those that look after what is nobody's"
+ACTIVITY = "joining the group of sweepers"
 
 
 class SweeperMember:
-    """Takes part in the sweeping for as long as `run` runs."""
+    """Takes part in sweeping while `run` runs."""
 
     def __init__(
         self,
@@ -100,15 +100,15 @@ class SweeperMember:
         self._sweeps: dict[int, tuple[PartitionSweeper, anyio.CancelScope]] = {}
 
     async def run_by_turns(self, others: Collection[str]) -> None:
-        """Sweep as long as this host's turn is, given the `others` that are at work: always, or now and then. Returns
-        if it has not the rights."""
+        """Sweep always, or in some turns, depending on the `others` with a working manager. Returns if rights are
+        missing."""
         if is_candidate(self._identity.host or "", others):
             await self.run()
             return
-        log.info("other managers look after what is nobody's, and this one now and then", others=len(others))
+        log.info("other managers sweep, and this one only in some turns", others=len(others))
         while True:
             with anyio.move_on_after(TURN_S) as turn:
-                if random.random() < CANDIDATES / len(others):  # noqa: S311 - a lot, not a secret
+                if random.random() < CANDIDATES / len(others):  # noqa: S311 - chance, not a secret
                     await self.run()
                 else:
                     await anyio.sleep_forever()
@@ -116,7 +116,7 @@ class SweeperMember:
                 return
 
     async def run(self) -> None:
-        """Sweep what this member is given, until cancelled. Returns if it has not the rights."""
+        """Sweep the assigned partitions until cancelled. Returns if rights are missing."""
         try:
             await self._run()
         finally:
@@ -151,7 +151,7 @@ class SweeperMember:
             async with anyio.create_task_group() as tasks:
                 while trouble is None:
                     try:
-                        self._share(await membership.changed(), membership, tasks)
+                        self._assign(await membership.changed(), membership, tasks)
                     except BusError as error:
                         trouble = error
                 tasks.cancel_scope.cancel()
@@ -161,9 +161,9 @@ class SweeperMember:
         if trouble is not None:
             raise trouble
 
-    def _share(self, partitions: frozenset[int], membership: Membership, tasks: TaskGroup) -> None:
-        for gone in self._sweeps.keys() - partitions:
-            self._sweeps.pop(gone)[1].cancel()
+    def _assign(self, partitions: frozenset[int], membership: Membership, tasks: TaskGroup) -> None:
+        for lost in self._sweeps.keys() - partitions:
+            self._sweeps.pop(lost)[1].cancel()
         for new in partitions - self._sweeps.keys():
             scope = anyio.CancelScope()
             sweep = PartitionSweeper(
@@ -189,7 +189,7 @@ class SweeperMember:
         )
 
     def _hosts(self) -> list[str]:
-        """The hosts with a manager, of the partitions that are swept here."""
+        """The hosts with a manager in the partitions that are swept here."""
         return [
             host
             for sweep, _ in self._sweeps.values()

@@ -1,14 +1,14 @@
-"""Which hosts of a partition have a manager, as the ledger says: what its sweeper asks before it gives up a message.
+"""Which hosts of a partition have a manager, according to the ledger. The sweeper checks this before it answers.
 
-A message is answered once, by the host's manager or by the sweeper, because each says in the ledger what it is about to
-do and reads the ledger up to there before it does it; both write to one partition, so one of them is the first:
+Either the host's manager or the sweeper answers a message, never both. Each first writes its intention into the ledger,
+and then reads the ledger up to there. Both write to one partition, so one of them is the first:
 
-- A manager of a host that is new names the host (`@host/…`), then reads. Its input begins where the sweeper's claim
-  ends, and its first checkpoint says so for good (`InputPosition.begin`).
-- The sweeper claims (`InputPosition.claimed`), then reads. Messages of hosts that are still not named are its own: a
-  manager that names itself later sees the claim. Those of a host that is named and has no checkpoint yet wait for it.
+- The manager of a new host writes the host's record (`@host/…`), then reads. Its input begins where the sweeper's claim
+  ends, and its first checkpoint records that for good (`InputPosition.begin`).
+- The sweeper writes a claim (`InputPosition.claimed`), then reads. It answers messages of hosts without a record: a
+  manager that comes later sees the claim. Messages of a host with a record but no checkpoint yet wait for that.
 
-So a host has a manager from its first checkpoint on, whether that manager runs or not: it is the one to answer.
+So a host has a manager from its first checkpoint on, whether that manager runs or not.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from outfitter_service.runtime.clock import Clock
 log = structlog.get_logger("outfitter.sweeper")
 
 ARRIVAL_S = 60.0
-"""How long a host that is named may take until its first checkpoint, which follows in milliseconds: then its manager
-was killed in between, and has its host named again when it comes back."""
+"""Longest time from a host's record to its first checkpoint, which takes milliseconds. After that its manager was
+killed in between, and will write the record again."""
 SLICE = 1000
 PAUSE_S = 0.02
-"""Records read at a stretch, and the seconds in between: a ledger of any size takes little of the manager's time."""
+"""Records in one read, and the seconds between two reads: a ledger of any size takes little of the manager's time."""
 
 
 class HostStatus(enum.Enum):
-    """What is known of a message's host."""
+    """The state of a message's host."""
 
     SERVED = enum.auto()
-    """Its manager answers this message, or has."""
+    """Its manager answers this message, or has answered it."""
     EARLIER = enum.auto()
-    """It has a manager, whose input begins behind this message."""
+    """It has a manager, but that manager's input begins after this message."""
     ARRIVING = enum.auto()
     UNKNOWN = enum.auto()
 
 
 class HostRegistry:
-    """What the ledger of one partition says of its hosts, as far as it was read; and the sweeper's checkpoint."""
+    """The hosts of one partition of the ledger, and the sweeper's checkpoint, as far as they were read."""
 
     def __init__(self, bus: Bus, topic: str, partition: int, *, input_id: str, clock: Clock) -> None:
-        """`topic`: the ledger's name. `input_id` is the id of the registrations topic: offsets in another one say
-        nothing here."""
+        """`topic`: the ledger's name. `input_id`: the id of the registrations topic; offsets of another one are
+        ignored."""
         self._bus = bus
         self._topic = topic
         self._partition = partition
@@ -66,11 +66,11 @@ class HostRegistry:
 
     @property
     def hosts(self) -> list[str]:
-        """Those with a manager."""
+        """The hosts with a manager."""
         return list(self._begins)
 
-    def standing(self, host: str, offset: int) -> HostStatus:
-        """Whose a message of `host` at `offset` is, as of the last `catch_up`."""
+    def status(self, host: str, offset: int) -> HostStatus:
+        """The status of a message of `host` at `offset`, as of the last `catch_up`."""
         begin = self._begins.get(host)
         if begin is not None:
             return HostStatus.SERVED if offset >= begin else HostStatus.EARLIER
@@ -80,7 +80,7 @@ class HostRegistry:
         return HostStatus.UNKNOWN
 
     async def catch_up(self) -> None:
-        """Read all that is committed now and was not read yet.
+        """Read all records that were committed since the last call.
 
         Raises:
             LedgerRefusedError: the sweeper's checkpoint is damaged, or of a later version.

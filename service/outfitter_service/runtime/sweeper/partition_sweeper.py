@@ -1,8 +1,8 @@
-"""Sweeping one partition: each registration that is nobody's becomes one dead letter, with what to do about it.
+"""Sweeps one partition: each unroutable registration becomes one dead letter, which says what to do.
 
-Dead letters and the position up to which the partition is swept are one transaction under the partition's own writer
-identity, so a sweeper that is replaced writes nothing more and its successor repeats nothing. It answers no
-registration and knows no rules; whose a message is says the ledger (host_registry.py).
+Dead letters and the swept position are one transaction under the sweeper's own writer identity. So a replaced sweeper
+writes nothing more, and its successor repeats nothing. It answers no registration and knows no rules; the ledger says
+which hosts have a manager (host_registry.py).
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from outfitter_service.runtime.sweeper.sweep_progress import SweepProgress
 log = structlog.get_logger("outfitter.sweeper")
 
 GRACE_S = 5.0
-"""How long a message of a host without a manager waits for one: it may be starting."""
+"""How long a message of a host without a manager waits: its manager may be starting."""
 SLICE, PACE_S = 500, 0.1
-"""Registrations read at a stretch, and the seconds in between: most are for somebody, and need only be passed over. So
-a flood is swept at 5,000 a second, beside the manager's own work on it and not before it."""
+"""Registrations in one read, and the seconds between two reads. Most need only be skipped, so that a flood is swept at
+5,000 a second, and does not delay the manager's own work."""
 LISTEN_S = 5.0
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
 NO_SUMMARIES: Mapping[Payer, Omitted] = {}
@@ -55,8 +55,8 @@ _NAMED = 10
 
 
 class SweepContext(Struct, frozen=True, kw_only=True):
-    """What a partition's sweeper works with: one `partition` out of `partitions`. `identity`: that of the manager
-    which sweeps. `grace_s`: seconds that a message of a host without a manager waits for one."""
+    """The surroundings of a partition's sweeper: one `partition` of `partitions`. `identity`: that of the manager which
+    sweeps. `grace_s`: seconds that a message of a host without a manager waits for one."""
 
     bus: Bus
     topics: Topics
@@ -68,7 +68,8 @@ class SweepContext(Struct, frozen=True, kw_only=True):
 
 
 def _asks(message: Message) -> bool:
-    """Whether it wants an answer: heartbeats and farewells to a host without a manager want none, and can be many."""
+    """Whether a message needs an answer. Heartbeats and deregistrations for a host without a manager need none, and may
+    be many."""
     try:
         return isinstance(decode_registration(message.value, key=message.key, exact=False), Register)
     except WireError:
@@ -76,7 +77,7 @@ def _asks(message: Message) -> bool:
 
 
 class PartitionSweeper:
-    """Sweeps one partition for as long as `run` runs."""
+    """Sweeps one partition while `run` runs."""
 
     def __init__(
         self, task: SweepContext, *, owns_partition: Callable[[], Awaitable[bool]], served: Callable[[], Iterable[str]]
@@ -84,7 +85,7 @@ class PartitionSweeper:
         """`owns_partition` is asked before the partition is taken again. `served`: the hosts that a dead letter
         names."""
         self._task = task
-        self._activity = f"looking after what is nobody's in partition {task.partition}"
+        self._activity = f"sweeping partition {task.partition}"
         self._owns_partition = owns_partition
         self._served = served
         self._held = HeldMessages()
@@ -94,7 +95,7 @@ class PartitionSweeper:
         self.host_registry: HostRegistry | None = None
 
     async def run(self) -> None:
-        """Sweep until cancelled, through whatever happens to the bus. Returns if this version must not."""
+        """Sweep until cancelled, through all outages of the bus. Returns if this version must not sweep."""
         try:
             await self._run()
         finally:
@@ -143,13 +144,13 @@ class PartitionSweeper:
                     await self._answer(writer, host_registry, reader.position)
 
     async def _look_at_input(self, known_id: str) -> str:
-        """The id of the registrations topic. It must be the one that is read (`known_id`, empty before the first look),
-        or what begins a new one is passed over. Its partitions must be as many as those by which it was judged whose a
-        message is, or messages of hosts that have moved are taken for nobody's."""
+        """The id of the registrations topic. It must not have changed (`known_id`, empty before the first check), or
+        the beginning of a new topic would be skipped. Nor may its number of partitions, or messages of hosts that have
+        moved would count as unroutable."""
         task = self._task
         shape = (await task.bus.shapes([task.topics.registrations])).get(task.topics.registrations)
         if shape is None or shape.partitions != task.partitions or known_id not in ("", shape.id):
-            raise BusConfigurationError("the registrations topic was made anew, or has another number of partitions")
+            raise BusConfigurationError("the registrations topic was recreated, or has another number of partitions")
         self._looked_at = task.instruments.clock.monotonic()
         return shape.id
 
@@ -166,30 +167,30 @@ class PartitionSweeper:
         try:
             messages = await reader.fetch(max_records=SLICE, timeout=wait)
         except OffsetOutOfRangeError as error:
-            log.warning("registrations were gone before they were swept", wanted=reader.position, start=error.start)
+            log.warning("registrations were deleted before they were swept", wanted=reader.position, start=error.start)
             await reader.seek(error.start)
             self._held.clear()
             self._progress.skip_to(error.start)
             return
         due = self._task.instruments.clock.monotonic() + self._task.grace_s
-        served: set[bytes | None] = set()  # from here on: what is known of hosts stays so until something is awaited
+        served: set[bytes | None] = set()  # from here on nothing is awaited, and the hosts' states do not change
         for message in messages:
             if message.key not in served and self._look_at(message, due) is HostStatus.SERVED:
                 served.add(message.key)
 
     def _look_at(self, message: Message, due: float) -> HostStatus:
-        """Keep a message unless it is surely somebody's, or wants no answer."""
+        """Hold a message, unless its host certainly has a manager or it needs no answer."""
         if was_moved(message, self._task.partition, self._task.partitions, self._progress.grown):
             return HostStatus.EARLIER
         key = message.key
         why = unroutable(message, self._task.partitions)
         host = key.decode() if why is None and key is not None else ""
-        standing = HostStatus.UNKNOWN
+        status = HostStatus.UNKNOWN
         if why is None and self.host_registry is not None:
-            standing = self.host_registry.standing(host, message.offset)
-        if standing is not HostStatus.SERVED and (why is not None or _asks(message)):
+            status = self.host_registry.status(host, message.offset)
+        if status is not HostStatus.SERVED and (why is not None or _asks(message)):
             self._held.put(Held(message=message, due=due, host=host, why=why))
-        return standing
+        return status
 
     # --- answering -----------------------------------------------------------------------------------------
 
@@ -205,7 +206,7 @@ class PartitionSweeper:
             progress.claim(end)
             await self._commit(writer, [], progress.position)
             if writer.tainted:
-                return  # a late copy of the claim's requests could end the next transaction half-way
+                return  # a late copy of the claim's requests could end the next transaction too early
             await host_registry.catch_up()
             held.drop_served(host_registry)
             letters = [each for each in held.ripe(host_registry, now()) if each.message.offset < end]
@@ -218,7 +219,7 @@ class PartitionSweeper:
     async def _commit(
         self, writer: Writer, letters: list[Held], position: int, summed: Mapping[Payer, Omitted] = NO_SUMMARIES
     ) -> None:
-        """One transaction: dead letters, and the position after them. Of each code so many are written a minute."""
+        """Commit dead letters and the position after them. Each code has a quota per minute."""
         task = self._task
         reasons = {id(held): self._reason(held) for held in letters}
         now = task.instruments.clock.utc()
@@ -248,7 +249,7 @@ class PartitionSweeper:
         self._omit(omitted)
         self._progress.committed(checkpoint)
         self._held.remove(len(letters))
-        self._tell([reasons[id(held)] for held in letters], letters, sum(each.count for each in omitted.values()))
+        self._report([reasons[id(held)] for held in letters], letters, sum(each.count for each in omitted.values()))
 
     def _omit(self, omitted: Mapping[Payer, Omitted]) -> None:
         for payer, of_one in omitted.items():
@@ -265,7 +266,7 @@ class PartitionSweeper:
             f"Start one with `outfitter serve --host {held.host}`, and register again",
         )
 
-    def _tell(self, reasons: list[Unroutable], letters: list[Held], omitted: int) -> None:
+    def _report(self, reasons: list[Unroutable], letters: list[Held], omitted: int) -> None:
         for code, count in Counter(why.code for why in reasons).items():
             self._task.instruments.metrics.swept.labels(code).inc(count)
         self._task.instruments.metrics.dead_letters.inc(len(letters))
@@ -273,9 +274,9 @@ class PartitionSweeper:
         for why, held in list(zip(reasons, letters, strict=True))[:_LOGGED]:
             message = held.message
             log.warning(
-                "dead letter: nobody's message",
+                "dead letter: unroutable message",
                 source=f"{message.topic}/{message.partition}/{message.offset}",
                 reason=why.reason,
             )
         if len(letters) > _LOGGED:
-            log.warning("dead letters: nobody's messages", more=len(letters) - _LOGGED)
+            log.warning("dead letters: unroutable messages", more=len(letters) - _LOGGED)

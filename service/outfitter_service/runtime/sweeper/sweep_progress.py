@@ -1,4 +1,4 @@
-"""How far a partition is swept, as the checkpoints of its sweeper say."""
+"""How far a partition is swept, for the checkpoints of its sweeper."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import Identity
 
 CHECKPOINT_RECORDS, CHECKPOINT_S = 20_000, 600.0
-"""Registrations passed over, or seconds, after which the position is written although nothing was swept."""
+"""After so many skipped registrations, or seconds, the position is written although nothing was swept."""
 
 
 class SweepProgress:
-    """`position`: the input's next offset after what is swept; `claimed`: the offset before which messages of hosts
-    without a manager are the sweeper's. `grown`: what is known of partitions that were added. `input_id`: the id of the
+    """`position`: the input's next offset to sweep. `claimed`: the sweeper answers messages before this offset whose
+    hosts have no manager. `grown`: the offsets from before partitions were added. `input_id`: the id of the
     registrations topic."""
 
     def __init__(self, identity: Identity, partition: int, clock: Clock) -> None:
@@ -29,34 +29,34 @@ class SweepProgress:
         self.grown: Growth | UnsetType = UNSET
         self.input_id = ""
 
-    def begin(self, found: Checkpoint | None, input_id: str) -> int | None:
-        """Go on as this checkpoint says; where to read from (None: from the first registration there is)."""
+    def begin(self, last: Checkpoint | None, input_id: str) -> int | None:
+        """Continue after this checkpoint. Returns the offset to read from (None: the first registration)."""
         self.input_id = input_id
-        self._commits = found.commit if found is not None else NO_COMMIT
+        self._commits = last.commit if last is not None else NO_COMMIT
         self._written_at = self._clock.monotonic()
-        here = found is not None and found.input.topic_id == input_id
-        self.claimed = (found.input.claimed or found.input.to) if found is not None and here else 0
-        self.grown = found.grown if found is not None and here else UNSET
-        return found.input.to if found is not None and here else None
+        same = last is not None and last.input.topic_id == input_id
+        self.claimed = (last.input.claimed or last.input.to) if last is not None and same else 0
+        self.grown = last.grown if last is not None and same else UNSET
+        return last.input.to if last is not None and same else None
 
     def read_from(self, position: int) -> None:
         """Reading begins at `position`."""
         self.position = position
 
     def skip_to(self, start: int) -> None:
-        """What comes before `start` is gone, or swept."""
+        """Messages before `start` are deleted or swept."""
         self.position = self.claimed = start
 
     def claim(self, end: int) -> None:
-        """From the next checkpoint on, messages before `end` are the sweeper's."""
+        """From the next checkpoint on, the sweeper answers messages before `end`."""
         self.claimed = end
 
     def is_due(self, position: int) -> bool:
-        """Whether this position is to be written for its own sake."""
-        passed = position - self.position
-        if passed >= CHECKPOINT_RECORDS:
+        """Whether this position must be written although there are no letters."""
+        skipped = position - self.position
+        if skipped >= CHECKPOINT_RECORDS:
             return True
-        return passed > 0 and self._clock.monotonic() - self._written_at >= CHECKPOINT_S
+        return skipped > 0 and self._clock.monotonic() - self._written_at >= CHECKPOINT_S
 
     def checkpoint(self, position: int) -> Checkpoint:
         """The next commit's checkpoint, which ends at `position`."""
