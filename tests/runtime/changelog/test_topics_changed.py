@@ -25,6 +25,7 @@ from outfitter_service.runtime.changelog.shape import TopicCheck, TopicsChangedE
 from outfitter_service.runtime.identity import host_identity, of_partition, replica_identity
 from outfitter_service.runtime.input.scope import HostScope, PartitionScope
 from outfitter_service.runtime.processor.processor import Limits
+from support.assignments import assignment_of
 from support.broker import Broker, KafkaBroker
 from support.in_process_manager import HOST, InProcessManager, deregister, register, serving, static
 from support.manager import Manager, ManagerError, StartManager
@@ -248,11 +249,11 @@ async def test_a_rivals_first_commit_while_one_starts_is_no_sign_of_a_ledger_mad
         pass  # the bus knows it now, and no commit of it
     for topic in (names.allocations, names.history):
         await bus.publish(topic, 1, Entry(b"@checkpoint/host/another", b"{}"))
-    ground = Ground(bus, names, 1, identity=identity, scope=scope, partitions=None, history=True, adopt=False)
-    await ground.look()
+    topic_check = TopicCheck(assignment_of(bus, identity, partition=1), history=True, adopt=False)
+    await topic_check.check()
     replayed = await replay(bus, names.allocations, 1, scope)
     await granted(_serving("host", tmp_path, bus, cluster))
-    await ground.judge(replayed, taken=True)
+    await topic_check.check_restored(replayed, taken=True)
 
 
 async def test_a_ledger_made_anew_is_refused_when_kafka_has_forgotten_its_writers(
@@ -378,7 +379,7 @@ async def test_records_deleted_after_the_look_at_the_topics_are_noticed_once_the
     await granted(_serving("host", tmp_path, bus, cluster))
     names, identity = topics(cluster), host_identity(cluster, HOST)
     scope = HostScope(HOST, identity.writer)
-    topic_check = TopicCheck(bus, names, 1, identity=identity, scope=scope, partitions=None, history=True, adopt=False)
+    topic_check = TopicCheck(assignment_of(bus, identity, partition=1), history=True, adopt=False)
     await topic_check.check()
     await evaporate(bus, cluster, but=2)
     replayed = await replay(bus, names.allocations, 1, scope)

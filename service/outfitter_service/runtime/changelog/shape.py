@@ -250,7 +250,7 @@ class TopicCheck:
         return sorted(set(hosts.values()))
 
     async def _is_in_history(self) -> bool:
-        """Whether history had a commit of this writer at the first check. The bus has only the last transaction,
+        """Whether history had a commit of this writer at the first check. The bus knows only the last transaction,
         which may have been aborted because the ledger was being deleted. A rival's later commit does not count: the
         ledger may have been restored before it."""
         if self.shape.history is None or not self._history_end:
