@@ -122,7 +122,7 @@ class RuntimeContext(OperatorContext):
     def waiting_because(self) -> str | None:
         """The manager's reason why the worker waits. None before the first answer, and after the wait."""
         record = self._allocation_watch().read().record
-        return record.reason if record is not None and status.standing(record) is AllocationStatus.WAITING else None
+        return record.reason if record is not None and status.status_of(record) is AllocationStatus.WAITING else None
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ class OperatorContext(ABC):
             return status.infos(self.record, name, self.operator)
         except AllocationFailedError as error:
             if strict or (
-                error.record is not None and status.standing(error.record) is not status.AllocationStatus.YOURS
+                error.record is not None and status.status_of(error.record) is not status.AllocationStatus.YOURS
             ):
                 raise
             return ExternalResourceInfos()

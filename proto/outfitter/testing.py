@@ -158,7 +158,7 @@ class FakeOutfitter:
             if (
                 allocation_watch.lease.at_risk
                 and record is not None
-                and status.standing(record) is status.AllocationStatus.YOURS
+                and status.status_of(record) is status.AllocationStatus.YOURS
             ):
                 allocation_watch.touch()
                 if on_lease_at_risk is not None:
@@ -352,7 +352,7 @@ class _FakeBackend:
     def _post(self, record: Allocation) -> None:
         self.allocation_watch.lease.grant(record.request.lease_s)
         self.allocation_watch.post(record)
-        if self._ready.done() or (meaning := status.standing(record)) is status.AllocationStatus.WAITING:
+        if self._ready.done() or (meaning := status.status_of(record)) is status.AllocationStatus.WAITING:
             return
         refusal = status.refusal(record)
         if meaning is status.AllocationStatus.YOURS or refusal is None:

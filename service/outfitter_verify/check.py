@@ -54,7 +54,7 @@ def _partition(reading: Reading, logs: Partition, findings: Findings) -> Ledger:
     findings.logs = {log.topic: log for log in logs}
     for begin, end in logs.registrations.unseen:
         for name in ("answers", "dead-letters"):
-            findings.part(
+            findings.note_partial(
                 name, f"{logs.registrations.place(begin)} to {end - 1} not looked at: the client cannot read them"
             )
     topic_id = reading.topic_id
@@ -86,7 +86,7 @@ def _partition(reading: Reading, logs: Partition, findings: Findings) -> Ledger:
     answers.finish(ledger, history.sources)
     releases.finish(ledger)
     if logs.allocations.start > 0:
-        findings.part("steps", "the ledger does not begin at its first record")
+        findings.note_partial("steps", "the ledger does not begin at its first record")
     return ledger
 
 

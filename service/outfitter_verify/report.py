@@ -100,7 +100,7 @@ class Findings:
     logs: Mapping[str, Log] = field(default_factory=dict)
     """The current partition, by topic."""
 
-    def look(self, check: str, times: int = 1) -> None:
+    def count(self, check: str, times: int = 1) -> None:
         self.looked[check] += times
 
     def wrong(self, check: str, place: Place, what: str, *records: object) -> None:
@@ -110,7 +110,7 @@ class Findings:
         time = record.timestamp_ms if record is not None else 0
         self.violations.append(Violation(check, place, what, tuple(map(str, records)), time))
 
-    def part(self, check: str, why: str) -> None:
+    def note_partial(self, check: str, why: str) -> None:
         """Note that the check was incomplete, and why."""
         self.partial.setdefault(check, Counter())[why] += 1
 

@@ -88,7 +88,7 @@ def test_whatever_is_asked_and_known_both_ways_agree(
         known = (first, *(device(f"d{number}") for number in range(count)))
         desk.report(*(known if reported == "all" else ()), asked=4)
     if connected:
-        # by another resource, under a name that comes before theirs: two of one shelf may turn out to be one device
+        # by another resource, under a name that comes before theirs: two of one free list may turn out to be one device
         desk.report(device("0", aliases=connected), resource="fpga")
     if before == "holder":
         desk.register("holder", 1)

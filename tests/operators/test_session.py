@@ -165,11 +165,11 @@ def test_a_callback_that_raises_does_not_stop_the_heartbeats(
 
 
 @pytest.fixture
-def _surveyed_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def _majority_asked_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outfitter.session.worker_session.SURVEY_WITHIN", 60.0)
 
 
-@pytest.mark.usefixtures("_surveyed_from_the_start")
+@pytest.mark.usefixtures("_majority_asked_from_the_start")
 def test_nobody_answering_is_an_error_that_names_the_hosts_served_and_withdraws(
     manager: ScriptedManager, url: str
 ) -> None:
@@ -192,7 +192,7 @@ def test_nobody_answering_is_an_error_that_names_the_hosts_served_and_withdraws(
     assert f"bus {url} and cluster 'outfitter'" in message
 
 
-@pytest.mark.usefixtures("_surveyed_from_the_start")
+@pytest.mark.usefixtures("_majority_asked_from_the_start")
 def test_a_manager_that_has_gone_silent_is_named_with_when_it_last_wrote(
     real: WorkerStage, manager: ScriptedManager
 ) -> None:
@@ -203,7 +203,7 @@ def test_a_manager_that_has_gone_silent_is_named_with_when_it_last_wrote(
     assert manager.deregistrations[0].reason == "no manager"
 
 
-@pytest.mark.usefixtures("_surveyed_from_the_start")
+@pytest.mark.usefixtures("_majority_asked_from_the_start")
 def test_nobody_answering_is_found_out_within_five_seconds(url: str) -> None:
     async def make() -> None:
         async with connect(url) as bus:

@@ -276,7 +276,7 @@ def test_a_reader_needs_four_words(
     changes: dict[str, str], meaning: AllocationStatus, error: type[outfitter.AllocationError] | None
 ) -> None:
     record = structs.replace(RECORD, **changes)
-    assert status.standing(record) is meaning
+    assert status.status_of(record) is meaning
     refusal = status.refusal(record)
     assert type(refusal) is (error or type(None))
     assert refusal is None or str(refusal).endswith(": because")

@@ -58,7 +58,7 @@ def played(*lines: bytes, **how: Any) -> dict[str, Any]:
     """The state after these lines, without the checkpoints."""
     replay = Replay(**how)
     for one in lines:
-        replay.take(one)
+        replay.add(one)
     return {
         key: msgspec.json.decode(kept.wire)
         for key, kept in replay.records.items()

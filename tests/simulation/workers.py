@@ -2,7 +2,7 @@
 and leave, or fall silent.
 
 What is real here is all that `RuntimeContext` and `outfitter run` have in common: `WorkerSession`, its heartbeats, its
-lease and its board. A worker uses its devices as the client lets it: while the record says that they are its own, and
+lease and its watch. A worker uses its devices as the client lets it: while the record says that they are its own, and
 until its lease ends. What it believed is written down to the moment, and compared in the end with what the ledger lent
 to others meanwhile.
 """
@@ -21,7 +21,7 @@ from msgspec import UNSET, UnsetType, structs
 
 from outfitter.errors import AllocationError
 from outfitter.session.lease import Lease
-from outfitter.session.status import AllocationStatus, standing
+from outfitter.session.status import AllocationStatus, status_of
 from outfitter.session.watch import AllocationWatch
 from outfitter.session.worker_session import WorkerSession
 from outfitter_proto import codec
@@ -167,7 +167,7 @@ class DiaryLease(Lease):
 
 
 class Diary(AllocationWatch):
-    """A board that writes down what its worker may believe whenever that may have changed."""
+    """A watch that writes down what its worker may believe whenever that may have changed."""
 
     def __init__(self, loop: Loop, key: str, holdings: list[Holding]) -> None:
         lease = DiaryLease(loop.time)
@@ -194,7 +194,7 @@ class Diary(AllocationWatch):
         until = math.inf if left is None else now + left
         if self._open is not None and self._open.until <= now:
             self._open = None
-        if not self._using or record is None or standing(record) is not AllocationStatus.YOURS or until <= now:
+        if not self._using or record is None or status_of(record) is not AllocationStatus.YOURS or until <= now:
             if self._open is not None:
                 self._open.until = now
                 self._open = None

@@ -201,7 +201,7 @@ class RecordedWriter:
         whole there."""
         replay = Replay(commits={} if last is None else {self.rules.writer: last})
         for value in self.log[start:]:
-            replay.take(value)
+            replay.add(value)
         progress = replay.writers.get(self.rules.writer)
         if progress is None or progress.whole is None or (last is not None and progress.commit != last):
             return None

@@ -13,7 +13,7 @@ import anyio
 from outfitter.errors import LeaseLostError
 from outfitter.session.lease import Clock
 from outfitter.session.outage_log import WorkerOutageLog
-from outfitter.session.status import AllocationStatus, standing
+from outfitter.session.status import AllocationStatus, status_of
 from outfitter.session.watch import AllocationWatch, lease_lost
 from outfitter_proto.bus.port import BusError
 from outfitter_proto.support.backoff import Backoff
@@ -105,7 +105,7 @@ class LeaseKeeper:
         granted = False  # a grant that was read late does not count until the manager has confirmed it
         while not (snapshot := self._allocation_watch.read()).over:
             left = self._lease.until_risk
-            if left is None or snapshot.record is None or standing(snapshot.record) is not AllocationStatus.YOURS:
+            if left is None or snapshot.record is None or status_of(snapshot.record) is not AllocationStatus.YOURS:
                 granted = False
                 await self._allocation_watch.changed(snapshot.version)
             elif left > 0:

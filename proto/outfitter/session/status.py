@@ -30,7 +30,7 @@ class AllocationStatus(enum.Enum):
     FAILED = "failed"
 
 
-def standing(record: Allocation) -> AllocationStatus:
+def status_of(record: Allocation) -> AllocationStatus:
     """What a record means for its worker. A state of a later version counts as waiting: neither usable nor final.
 
     A grant superseded by a newer incarnation is over for its worker. No heartbeat renews it, and the manager holds its
@@ -52,7 +52,7 @@ def standing(record: Allocation) -> AllocationStatus:
 def refusal(record: Allocation) -> AllocationError | None:
     """Why the record's devices may not be used now, or None when they may."""
     why = f": {record.reason}" if record.reason else ""
-    match standing(record):
+    match status_of(record):
         case AllocationStatus.YOURS:
             return None
         case AllocationStatus.FAILED:

@@ -473,7 +473,7 @@ class WorkerSession:
                 refusal = status.refusal(snapshot.record)
                 if refusal is None and not self.allocation_watch.lease.at_risk:
                     return snapshot.record
-                if refusal is not None and status.standing(snapshot.record) is not status.AllocationStatus.WAITING:
+                if refusal is not None and status.status_of(snapshot.record) is not status.AllocationStatus.WAITING:
                     raise refusal
             snapshot = await self.allocation_watch.changed(snapshot.version)
 

@@ -102,12 +102,12 @@ def build(
     overrides: Iterable[Given],
 ) -> Resources:
     """Build the resources. `given` and `overrides` have keys with one of the prefixes."""
-    workshop = _Workshop(names)
+    builder = _ResourceBuilder(names)
     for layer in (given, _from_environment(names, environment), overrides):
-        workshop.add(layer)
-    configs = [workshop.config(name, directory) for name in names]
-    configs = workshop.refuse_shared_keys(configs)
-    return Resources(tuple(configs), workshop.origins(), tuple(workshop.problems))
+        builder.add(layer)
+    configs = [builder.config(name, directory) for name in names]
+    configs = builder.refuse_shared_keys(configs)
+    return Resources(tuple(configs), builder.origins(), tuple(builder.problems))
 
 
 def _from_environment(names: Iterable[str], environment: Mapping[str, str]) -> Iterable[Given]:
@@ -119,7 +119,7 @@ def _from_environment(names: Iterable[str], environment: Mapping[str, str]) -> I
                 yield Given(environment[variable], f"environment {variable}", f"{options.PREFIX}{name}.{option.name}")
 
 
-class _Workshop:
+class _ResourceBuilder:
     """Collects values and problems while the resources are built."""
 
     def __init__(self, names: list[str]) -> None:

@@ -69,7 +69,7 @@ class Connections:
             transport, protocol = await loop.connect_accepted_socket(server, accepted)
             self._open[protocol] = _Connection(transport, self._clock())
 
-    async def look(self) -> None:
+    async def run(self) -> None:
         """Close connections that are silent for too long, until cancelled."""
         while True:
             await anyio.sleep(LOOK_EVERY_S)

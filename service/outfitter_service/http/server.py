@@ -93,7 +93,7 @@ async def listening(service: Service, address: str, *, clock: Callable[[], float
             async with anyio.create_task_group() as tasks:
                 for listener in listeners:
                     tasks.start_soon(connections.accept, listener, server)
-                tasks.start_soon(connections.look)
+                tasks.start_soon(connections.run)
                 yield f"{host}:{listeners[0].getsockname()[1]}"
                 tasks.cancel_scope.cancel()
         finally:

@@ -63,7 +63,7 @@ class LedgerView:
         self._allocations: dict[str, Stored] = {}
         self._others: dict[str, StateRecord] = {}
 
-    def take(self, change: Change) -> None:
+    def put(self, change: Change) -> None:
         """Replace an earlier record of the key."""
         self._allocations.pop(change.key, None)
         self._others.pop(change.key, None)
@@ -170,7 +170,7 @@ async def read(bus: Bus, cluster: str, host: str | None = None) -> LedgerView:
         if change.message.value is None:
             continue  # it is the last of its partition; where a host was moved, its records are in another one
         if host is None or speaks_of(change, host):
-            ledger.take(change)
+            ledger.put(change)
     return ledger
 
 

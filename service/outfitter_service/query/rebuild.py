@@ -142,7 +142,7 @@ async def _play(
     async with AsyncExitStack() as stack:
         stretch = await history_reader.stretch(stack, bus, topic, partition, start=start, end=end)
         while (message := await stretch.next()) is not None:
-            replay.take(message.value or b"")
+            replay.add(message.value or b"")
             if all((one := replay.writers.get(writer)) is not None and one.over for writer in wanted):
                 break
     return replay
@@ -156,7 +156,7 @@ async def oldest(bus: Bus, where: Connection, part: RebuiltPartition, writers: C
     async with AsyncExitStack() as stack:
         stretch = await history_reader.stretch(stack, bus, topic, part.partition, start=None)
         while len(found) < len(writers) and (message := await stretch.next()) is not None:
-            replay.take(message.value or b"")
+            replay.add(message.value or b"")
             for writer, progress in replay.writers.items():
                 if progress.whole is not None and writer in writers:
                     found.setdefault(writer, progress.whole)
@@ -169,7 +169,7 @@ def allocations(parts: list[RebuiltPartition], host: str | None) -> list[ledger_
     for part in parts:
         for key, kept in part.replay.records.items():
             if host is None or keys.host_of(key.encode()) == host:
-                state.take(ledger_view.decode(Message("history", part.partition, 0, key.encode(), kept.wire, 0)))
+                state.put(ledger_view.decode(Message("history", part.partition, 0, key.encode(), kept.wire, 0)))
     return state.allocations
 
 

@@ -122,7 +122,7 @@ class Replay:
                 records[progress.checkpoint.key] = Kept(writer, encode(progress.checkpoint))
         return records
 
-    def take(self, value: bytes) -> None:
+    def add(self, value: bytes) -> None:
         """Add the next message. Unknown types of records are ignored."""
         try:
             line = _decode_line(value)

@@ -76,7 +76,7 @@ class Retelling:
     def _wrong(self, ledger: Ledger, name: Name, offset: int, what: str) -> None:
         key, writer, number = name
         if ledger.commits.arrived(writer):
-            self._findings.part("history", MOVED)
+            self._findings.note_partial("history", MOVED)
             return
         self._findings.wrong(
             "history", self._log.place(self._ends[writer, number]), f"history {what} of {key} in commit {number}",

@@ -52,14 +52,14 @@ class History:
                 self._retelling.commit(record.offset, body)
 
     def _transition(self, record: Record, body: Mapping[str, Any]) -> None:
-        self._findings.look("history")
+        self._findings.count("history")
         self._findings.counts["transitions"] += 1
         after = wire.allocation(body["record"]) if isinstance(body.get("record"), dict) else None
         named = f"{body.get('host')}/{body.get('worker')}/{body.get('incarnation')}"
         if after is None or not (record.key == after.key.encode() == named.encode()) or body.get("to") != after.state:
             self._wrong(record.offset, f"a transition of {named} whose key, record or state are another's")
             return
-        self._findings.look("partitions")
+        self._findings.count("partitions")
         if not wire.had_place(after.host, self._log.partition, self._partitions):
             self._findings.wrong(
                 "partitions", self._log.place(record.offset), f"host {after.host} belongs in another partition"
@@ -106,7 +106,7 @@ class History:
         """Check that history has exactly the ledger's changes."""
         for writer, offset, what, records in self._doubts:
             if ledger.commits.arrived(writer):
-                self._findings.part("history", MOVED)
+                self._findings.note_partial("history", MOVED)
             else:
                 self._wrong(offset, what, *records)
         writing = self._writing(ledger.changes)
@@ -131,11 +131,11 @@ class History:
     ) -> None:
         key, writer, commit = name
         if not change.known:
-            self._findings.part("history", "an earlier record was compacted away")
+            self._findings.note_partial("history", "an earlier record was compacted away")
         elif (writer, change.instance) not in writing:
-            self._findings.part("history", "a manager writes no history (is it switched off?)")
+            self._findings.note_partial("history", "a manager writes no history (is it switched off?)")
         elif self._log.start > 0 and commit <= self._oldest.get(writer, commit):
-            self._findings.part("history", "its beginning was deleted by retention")
+            self._findings.note_partial("history", "its beginning was deleted by retention")
         else:
             what = f"history does not have the step of {key} from {change.before} to {change.state}"
             self._findings.wrong("history", ledger.log.place(change.offset), what)
@@ -160,7 +160,7 @@ class History:
         if known is None or known.last is None or commit > known.last.commit:
             return  # newer than the ledger was when it was read
         if not ledger.commits.shows(known, commit):
-            self._findings.part("history", "the ledger's records of its commits were compacted away")
+            self._findings.note_partial("history", "the ledger's records of its commits were compacted away")
         else:
             self._wrong(step.offset, f"{writer}'s commit {commit} wrote no record of {key}")
 

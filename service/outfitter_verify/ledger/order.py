@@ -21,7 +21,7 @@ from outfitter_verify.wire import Allocation, Checkpoint, Inventory
 if TYPE_CHECKING:
     from outfitter_verify.ledger.walk import Ledger
 
-Place = tuple[int, int, str]
+QueueEntry = tuple[int, int, str]
 """(-priority, number of the first registration, key): the queue's order."""
 
 SETTLED = 5
@@ -40,8 +40,8 @@ class Host:
     before: Mapping[str, Inventory] | None = None
     offset: int = -1
     earlier: int = -1
-    waiting: dict[str, list[Place]] = field(default_factory=dict)
-    placed: dict[str, tuple[Place, tuple[str, ...]]] = field(default_factory=dict)
+    waiting: dict[str, list[QueueEntry]] = field(default_factory=dict)
+    placed: dict[str, tuple[QueueEntry, tuple[str, ...]]] = field(default_factory=dict)
     changed: int = 0
 
     def showing(self, device: str) -> list[str]:
@@ -127,26 +127,26 @@ class Order:
             return
         known = host.offset if host.offset < written.offset else host.earlier  # host records are last in a commit
         if host.offset < 0 or not ledger.commits.in_the_open(record.writer, known, written.offset):
-            self._findings.part("inventory", "the host's record was compacted away, or is missing")
+            self._findings.note_partial("inventory", "the host's record was compacted away, or is missing")
             return
         for resource, devices in granted.items():
             for device in devices:
                 self._reported(ledger, written, host, resource, device)
         if host.before is None:
-            self._findings.look("queue")
+            self._findings.count("queue")
             for earlier, resource in self._overtaken(ledger, written, host, granted):
                 what = f"{record.key} gets {resource}, but {earlier.record.key} waits for it and comes before"
                 ledger.wrong("queue", written.offset, what, ledger.log.place(earlier.offset))
 
     def _reported(self, ledger: Ledger, written: Written, host: Host, resource: str, device: str) -> None:
-        self._findings.look("inventory")
+        self._findings.count("inventory")
         inventories = host.inventories_of(resource)
         if any(inventory.healthy.get(device) for inventory in inventories):
             return
         if host.before is not None:
-            self._findings.part("inventory", "the inventory changed in the commit of a grant")
+            self._findings.note_partial("inventory", "the inventory changed in the commit of a grant")
         elif any(device not in inventory.healthy and not inventory.whole for inventory in inventories):
-            self._findings.part("inventory", "a host has more devices than its record lists")
+            self._findings.note_partial("inventory", "a host has more devices than its record lists")
         else:
             is_known = any(device in inventory.healthy for inventory in inventories)
             how = "is not healthy" if is_known else "was not reported"

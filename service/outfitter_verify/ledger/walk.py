@@ -124,11 +124,11 @@ class Ledger:
             check, offset, key = suspicion.check, suspicion.offset, suspicion.key
             is_proved = self.commits.in_the_open(suspicion.writer, suspicion.after, offset)
             if self.commits.brings(suspicion.writer, offset, at_once=check == "tokens"):
-                self._findings.part(check, MOVED)
+                self._findings.note_partial(check, MOVED)
             elif is_proved or (key is not None and self.newest.get(key, -1) <= offset):
                 self.wrong(check, offset, suspicion.what, *suspicion.records)
             else:
-                self._findings.part(check, "the record that would decide it was compacted away")
+                self._findings.note_partial(check, "the record that would decide it was compacted away")
 
     # --- record by record ---
 
@@ -171,7 +171,7 @@ class Ledger:
             host = body.get("host")
             if not wire.is_name(host):
                 raise wire.DamagedError(f"its field 'host' is {host!r}")
-            self._findings.look("writers")
+            self._findings.count("writers")
             own = f"@host/{host}" if kind == "host" else f"@device/{host}/{body.get('id')}"
             self._key(offset, unquote(key) if kind == "device" else key, own)
             self._home(offset, key, host)
@@ -180,7 +180,7 @@ class Ledger:
                 self._holdings.connect(host, [names for each in inventories.values() for names in each.connected])
                 self._order.host(offset, host, inventories)
         elif isinstance(kind, str):
-            self._findings.part("writers", f"this version does not know records of type {kind!r}")
+            self._findings.note_partial("writers", f"this version does not know records of type {kind!r}")
         else:
             raise wire.DamagedError("it is no object with a type")
 
@@ -189,7 +189,7 @@ class Ledger:
             self.wrong("writers", offset, f"its body belongs under {own}, but it is under {key}")
 
     def _home(self, offset: int, key: str, host: str) -> None:
-        self._findings.look("partitions")
+        self._findings.count("partitions")
         home = wire.partition_of(host, self._partitions)
         if home == self.log.partition:
             return
@@ -229,17 +229,17 @@ class Ledger:
             self.wrong("partitions", offset, f"it answers registration partition {record.source_partition}")
         self._exclusivity(written)
         self._ending(record).opened.append(written)
-        self._findings.look("steps")
+        self._findings.count("steps")
         if repeat:
             return
         if record.state not in wire.STATES:
-            self._findings.part("steps", f"this version does not know state {record.state!r}")
+            self._findings.note_partial("steps", f"this version does not know state {record.state!r}")
             self._refused.add(record.host)
             return
         self._step(written)
         self._token(written)
         if record.holds and (before is None or not before.record.holds):
-            self._findings.look("operators", len(record.operators))
+            self._findings.count("operators", len(record.operators))
             for what in operators.faults(record):
                 self.wrong("operators", offset, what)
 
@@ -250,7 +250,7 @@ class Ledger:
 
     def _exclusivity(self, written: Written) -> None:
         granted = grants(written)
-        self._findings.look("exclusivity", granted)
+        self._findings.count("exclusivity", granted)
         self._findings.counts["grants"] += granted > 0
         key = written.record.key
         for device, other in self._holdings.put(written.record):
@@ -305,7 +305,7 @@ class Ledger:
             return
         if token is None:
             return
-        self._findings.look("tokens")
+        self._findings.count("tokens")
         after = before.offset if before is not None else -1
         last = self.commits.writer(record.writer).last
         if last is not None and token <= last.token:

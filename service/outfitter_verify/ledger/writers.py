@@ -164,7 +164,7 @@ class Commits:
         self._findings.wrong(check, self._ledger.place(offset), what, *records)
 
     def _identity(self, offset: int, checkpoint: Checkpoint) -> None:
-        self._findings.look("partitions")
+        self._findings.count("partitions")
         kind, _, name = checkpoint.writer.partition("/")
         home = partition_of(name, self._partitions) if kind == "host" else _number(name)
         moved = kind == "host" and had_place(name, self._ledger.partition, self._partitions)
@@ -178,7 +178,7 @@ class Commits:
             )
 
     def _number(self, writer: Writer, commit: Commit) -> None:
-        self._findings.look("commits")
+        self._findings.count("commits")
         number = commit.checkpoint.commit
         before = commit.before.commit if commit.before is not None else 0
         shown = self._before(writer)
@@ -195,15 +195,15 @@ class Commits:
             if self._ledger.holes(low, commit.offset) < needed:
                 self._wrong("commits", commit.offset, f"{writer.name} commits number {number} after {before}", *shown)
             else:
-                self._findings.part("commits", "older commits are gone, as compaction removes them")
+                self._findings.note_partial("commits", "older commits are gone, as compaction removes them")
             writer.gaps.append((low, commit.offset))
         token = commit.before.token if commit.before is not None else 0
-        self._findings.look("tokens")
+        self._findings.count("tokens")
         if commit.checkpoint.token < token:
             self._wrong("tokens", commit.offset, f"token {commit.checkpoint.token} after {token}", *shown)
 
     def _position(self, commit: Commit) -> None:
-        self._findings.look("positions")
+        self._findings.count("positions")
         here, before = commit.checkpoint, commit.before
         if here.start > here.to:
             self._wrong("positions", commit.offset, f"it read from {here.start} to {here.to}")
@@ -248,7 +248,7 @@ class Commits:
         here, before = commit.checkpoint, commit.before
         if before is not None and here.instance == before.instance:
             return
-        self._findings.look("instances")
+        self._findings.count("instances")
         self._findings.counts["managers"] += 1
         earlier = writer.instances.get(here.instance)
         # a partition may return to an earlier manager: its numbers and positions must still fit
@@ -308,7 +308,7 @@ class Custody:
 
     def record(self, offset: int, record: Allocation) -> None:
         """Check the writer that a host's record names."""
-        self.findings.look("writers")
+        self.findings.count("writers")
         if not self.may_write(record):
             self.findings.wrong(
                 "writers", self.ledger.place(offset), f"{record.writer} is no writer for host {record.host}"

@@ -145,10 +145,10 @@ class Answers:
     def _answered(self, ledger: Ledger, writer: Writer, commit: Commit, offset: int) -> None:
         said = self.said[offset]
         if offset in self._moved:
-            self._findings.part("answers", "partitions were added, and another one has the answer")
+            self._findings.note_partial("answers", "partitions were added, and another one has the answer")
             return
         if offset in self._in_batches:
-            self._findings.part("answers", "record batches that their manager could not read")
+            self._findings.note_partial("answers", "record batches that their manager could not read")
             return
         refused = any(letter.fits for letter in self._letters.get(offset, ()))
         place = ledger.log.place(commit.offset)
@@ -156,22 +156,22 @@ class Answers:
         # for a host without a manager, only registrations need a dead letter
         unserved = writer.name.startswith("sweeper/") and said.kind in (Kind.REGISTER, Kind.UNSURE)
         if said.kind is Kind.NONE or offset in self._nobodys or unserved:
-            self._findings.look("dead-letters")
+            self._findings.count("dead-letters")
             if not refused and self._letter_log.start > 0:
-                self._findings.part("dead-letters", "dead letters were deleted by retention")
+                self._findings.note_partial("dead-letters", "dead letters were deleted by retention")
             elif rationed:
-                self._findings.part("dead-letters", RATIONED)
+                self._findings.note_partial("dead-letters", RATIONED)
             elif not refused:
                 why = said.why or "its host has another partition, or no manager"
                 self._wrong("dead-letters", offset, f"{writer.name} read it and wrote no dead letter ({why})", place)
             return
         held = ledger.now.get(said.allocation) if said.allocation is not None else None
         if said.kind in (Kind.REGISTER, Kind.UNSURE):
-            self._findings.look("answers")
+            self._findings.count("answers")
             if held is not None or refused:
                 return
             if rationed:
-                self._findings.part("answers", RATIONED)
+                self._findings.note_partial("answers", RATIONED)
                 return
             what = f"{writer.name} read the registration of {said.allocation}, which has no record"
             if ledger.commits.in_the_open(writer.name, -1, commit.offset):
@@ -179,11 +179,11 @@ class Answers:
             else:
                 self._doubts.append((offset, commit.checkpoint.base, said.allocation or ""))
         elif said.kind is Kind.DEREGISTER and held is not None and (not refused or said.plain):
-            self._findings.look("answers")
+            self._findings.count("answers")
             state, source = held.record.state, held.record.source
             if source <= offset + commit.checkpoint.base and state in ("pending", "preparing", "allocated"):
                 if refused and ledger.is_refused(held.record.host):
-                    self._findings.part("answers", "a host's records are invalid, so its messages are refused")
+                    self._findings.note_partial("answers", "a host's records are invalid, so its messages are refused")
                 elif refused:
                     what = f"{writer.name} refused the deregistration of {said.allocation}, which is {state}"
                     self._wrong("answers", offset, what, place)
@@ -191,7 +191,7 @@ class Answers:
                     what = f"{writer.name} read the deregistration of {said.allocation}, which is still {state}"
                     self._wrong("answers", offset, what, place)
                 else:
-                    self._findings.part("answers", "older answers are gone, as compaction removes them")
+                    self._findings.note_partial("answers", "older answers are gone, as compaction removes them")
 
     def _is_rationed(self, writer: str, commit: Record | None) -> bool:
         """Whether a writer had reached its limit of dead letters at this commit."""
@@ -231,7 +231,7 @@ class Answers:
         duplicate dead letters."""
         for offset, base, key in self._doubts:
             if not any(source <= offset + base for source in ledger.sources.get(key, set()) | sources.get(key, set())):
-                self._findings.part("answers", "older answers are gone, as compaction removes them")
+                self._findings.note_partial("answers", "older answers are gone, as compaction removes them")
         for offset, letters in self._letters.items():
             if not self._log.hides(offset) and offset not in self._in_batches:
                 self._once(offset, letters)

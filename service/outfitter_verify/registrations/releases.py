@@ -93,16 +93,16 @@ class Releases:
     ) -> None:
         record, body = written.record, written.record.body
         if not ledger.commits.in_the_open(record.writer, was.offset, written.offset):
-            self._findings.part("releases", "an earlier record was compacted away")
+            self._findings.note_partial("releases", "an earlier record was compacted away")
             return
-        self._findings.look("releases")
+        self._findings.count("releases")
         code = record.reason_code
         if record.state in wire.FINAL and body.get("prepared"):
             ledger.wrong(
                 "releases", written.offset, f"{record.key} is {record.state}, but its driver never took it back"
             )
         if code not in _KNOWN:
-            self._findings.part("releases", f"this version does not know the reason {code!r}")
+            self._findings.note_partial("releases", f"this version does not know the reason {code!r}")
         elif code not in _LET_GO or (code == "prepare-failed" and was.record.state != "preparing"):
             ledger.wrong("releases", written.offset, f"{record.key} is released although nothing ended it ({code})")
         elif code == "deregistered":
@@ -124,7 +124,7 @@ class Releases:
         if any(first < offset < min(newer, after) for offset in self._goodbyes.get(worker, ())):
             return
         if first < self._log.start:
-            self._findings.part("releases", "registrations were deleted by retention")
+            self._findings.note_partial("releases", "registrations were deleted by retention")
             return
         ledger.wrong("releases", written.offset, f"{record.key} is deregistered, but there is no deregistration")
 
@@ -143,11 +143,11 @@ class Releases:
         if lease_s is None and not record.request.has_owner and self._newer(record.key, self._log.end) is None:
             ledger.wrong("releases", written.offset, f"the lease of {record.key} is over, but it has none")
         elif lease_s is None:
-            self._findings.part("releases", "a lease was set by the manager's configuration")
+            self._findings.note_partial("releases", "a lease was set by the manager's configuration")
         elif sign is None:
-            self._findings.part("releases", "registrations were deleted by retention")
+            self._findings.note_partial("releases", "registrations were deleted by retention")
         elif self._set_back.get(record.writer, NOWHERE).covers(sign.offset, record.host.encode()):
-            self._findings.part("releases", "a manager's clock was set back while a worker was silent")
+            self._findings.note_partial("releases", "a manager's clock was set back while a worker was silent")
         else:
             silent_ms = record.since_ms - sign.at_ms
             self._silences.append(Silence(written.offset, record.key, silent_ms, round(lease_s * 1000)))

@@ -22,29 +22,29 @@ ONE_EACH = Pace(piece_bytes=1)
 
 def writer(pace: Pace, **rules: float) -> RecordedWriter:
     """A writer with five workers."""
-    chronicle = RecordedWriter(structs.replace(RULES, **rules), pace)
+    recorded = RecordedWriter(structs.replace(RULES, **rules), pace)
     for number in range(5):
         wanted = {"gpu": ResourceRequest(amount=1)}
-        chronicle.message(Register(host=HOST, worker=f"w{number}", incarnation="1", resources=wanted))
-    chronicle.commit()
-    return chronicle
+        recorded.message(Register(host=HOST, worker=f"w{number}", incarnation="1", resources=wanted))
+    recorded.commit()
+    return recorded
 
 
 def pieces(log: list[bytes]) -> list[dict[str, Any]]:
     return [line for line in map(msgspec.json.decode, log) if line["type"] == "snapshot"]
 
 
-def marked(chronicle: RecordedWriter) -> bool:
+def marked(recorded: RecordedWriter) -> bool:
     """Its checkpoint names a whole snapshot."""
-    checkpoint = msgspec.json.decode(chronicle.topic["@checkpoint/host/h"])
+    checkpoint = msgspec.json.decode(recorded.topic["@checkpoint/host/h"])
     return "snapshot" in checkpoint
 
 
-def begin_again(chronicle: RecordedWriter) -> None:
+def begin_again(recorded: RecordedWriter) -> None:
     """Another run, after one without history: a snapshot is due."""
-    chronicle.switch(history=False)
-    chronicle.commit()
-    chronicle.switch(history=True)
+    recorded.switch(history=False)
+    recorded.commit()
+    recorded.switch(history=True)
 
 
 def test_the_first_commit_has_the_whole_state_where_that_is_small() -> None:
@@ -52,123 +52,123 @@ def test_the_first_commit_has_the_whole_state_where_that_is_small() -> None:
 
 
 def test_a_large_state_comes_in_pieces_of_a_bounded_size_one_a_commit() -> None:
-    chronicle = writer(ONE_EACH)
-    begin_again(chronicle)
-    begun = len(chronicle.log)
+    recorded = writer(ONE_EACH)
+    begin_again(recorded)
+    begun = len(recorded.log)
     for part in range(6):
-        assert not marked(chronicle)
-        chronicle.commit()
-        assert pieces(chronicle.log[begun:])[-1]["part"] == part
-    assert marked(chronicle)
-    told = pieces(chronicle.log[begun:])
+        assert not marked(recorded)
+        recorded.commit()
+        assert pieces(recorded.log[begun:])[-1]["part"] == part
+    assert marked(recorded)
+    told = pieces(recorded.log[begun:])
     assert [len(piece["records"]) for piece in told] == [1] * 6
     assert [piece.get("last", False) for piece in told] == [False] * 5 + [True]
-    assert not chronicle.snapshots.underway
+    assert not recorded.snapshots.underway
 
 
 def test_a_piece_whose_commit_failed_comes_again() -> None:
-    chronicle = writer(ONE_EACH)
-    begin_again(chronicle)
-    begun = len(chronicle.log)
+    recorded = writer(ONE_EACH)
+    begin_again(recorded)
+    begun = len(recorded.log)
     for _ in range(6):
-        chronicle.commit()
-        chronicle.fail_commit()
-    assert [piece["part"] for piece in pieces(chronicle.log[begun:])] == list(range(6))
-    assert chronicle.replayed(start=begun) is not None
+        recorded.commit()
+        recorded.fail_commit()
+    assert [piece["part"] for piece in pieces(recorded.log[begun:])] == list(range(6))
+    assert recorded.replayed(start=begun) is not None
 
 
 def test_a_snapshot_whose_first_commit_failed_begins_with_another() -> None:
-    chronicle = writer(ONE_EACH)
-    begin_again(chronicle)
-    chronicle.fail_commit()
-    chronicle.message(Register(host=HOST, worker="new", incarnation="1"))
-    begun = len(chronicle.log)
+    recorded = writer(ONE_EACH)
+    begin_again(recorded)
+    recorded.fail_commit()
+    recorded.message(Register(host=HOST, worker="new", incarnation="1"))
+    begun = len(recorded.log)
     for _ in range(7):
-        chronicle.commit()
-    assert "h/new/1" in {key for piece in pieces(chronicle.log[begun:]) for key in piece["records"]}
-    assert chronicle.replayed(start=begun) is not None
+        recorded.commit()
+    assert "h/new/1" in {key for piece in pieces(recorded.log[begun:]) for key in piece["records"]}
+    assert recorded.replayed(start=begun) is not None
 
 
 def test_the_same_manager_goes_on_with_its_snapshot_when_it_takes_the_partition_anew() -> None:
-    chronicle = writer(ONE_EACH)
-    begin_again(chronicle)
-    begun = len(chronicle.log)
-    chronicle.commit()
-    chronicle.commit()
-    chronicle.take_anew()
+    recorded = writer(ONE_EACH)
+    begin_again(recorded)
+    begun = len(recorded.log)
+    recorded.commit()
+    recorded.commit()
+    recorded.take_anew()
     for _ in range(4):
-        chronicle.commit()
-    assert marked(chronicle)
-    assert [piece["part"] for piece in pieces(chronicle.log[begun:])] == list(range(6))
+        recorded.commit()
+    assert marked(recorded)
+    assert [piece["part"] for piece in pieces(recorded.log[begun:])] == list(range(6))
 
 
 def test_another_manager_begins_anew_since_there_may_be_holes() -> None:
-    chronicle = writer(ONE_EACH)
-    begin_again(chronicle)
-    chronicle.commit()
-    chronicle.commit()
-    chronicle.crash()
-    begun = len(chronicle.log)
-    chronicle.commit()
-    assert [piece["part"] for piece in pieces(chronicle.log[begun:])] == [0]
+    recorded = writer(ONE_EACH)
+    begin_again(recorded)
+    recorded.commit()
+    recorded.commit()
+    recorded.crash()
+    begun = len(recorded.log)
+    recorded.commit()
+    assert [piece["part"] for piece in pieces(recorded.log[begun:])] == [0]
 
 
 def test_a_restart_makes_no_snapshot_while_the_newest_is_young() -> None:
-    chronicle = writer(Pace())
-    chronicle.crash()
-    chronicle.commit()
-    assert len(pieces(chronicle.log)) == 1
-    chronicle.pass_time(86_400)
-    chronicle.commit()
-    assert len(pieces(chronicle.log)) == 2
+    recorded = writer(Pace())
+    recorded.crash()
+    recorded.commit()
+    assert len(pieces(recorded.log)) == 1
+    recorded.pass_time(86_400)
+    recorded.commit()
+    assert len(pieces(recorded.log)) == 2
 
 
 def test_much_history_brings_the_next_snapshot_but_never_more_than_a_sixteenth_of_it() -> None:
-    chronicle = writer(Pace(between_bytes=1), retention_s=0.0)
-    begun = len(chronicle.log)
+    recorded = writer(Pace(between_bytes=1), retention_s=0.0)
+    begun = len(recorded.log)
     for number in range(100):
-        chronicle.message(Register(host=HOST, worker=f"more{number}", incarnation="1"))
-        chronicle.message(Deregister(host=HOST, worker=f"more{number}", incarnation="1"))
-        chronicle.pass_time(2)
-        chronicle.commit()
-    told = pieces(chronicle.log[begun:])
+        recorded.message(Register(host=HOST, worker=f"more{number}", incarnation="1"))
+        recorded.message(Deregister(host=HOST, worker=f"more{number}", incarnation="1"))
+        recorded.pass_time(2)
+        recorded.commit()
+    told = pieces(recorded.log[begun:])
     assert len(told) > 1
     size = sum(len(msgspec.json.encode(piece["records"])) for piece in told)
-    assert size < sum(map(len, chronicle.log[begun:])) / (BETWEEN_TIMES - 1)
+    assert size < sum(map(len, recorded.log[begun:])) / (BETWEEN_TIMES - 1)
 
 
 def test_pieces_that_are_too_large_become_smaller_and_are_put_off_at_last() -> None:
-    chronicle = writer(Pace())
+    recorded = writer(Pace())
     snapshots = Snapshots("host/h", "one", Pace(piece_bytes=8 * SMALLEST_PIECE_BYTES))
-    now = chronicle.now
-    first = snapshots.piece(chronicle.ledger, now, commit=1)
+    now = recorded.now
+    first = snapshots.piece(recorded.ledger, now, commit=1)
     assert snapshots.shrink(first, now)
-    second = snapshots.piece(chronicle.ledger, now, commit=1)
+    second = snapshots.piece(recorded.ledger, now, commit=1)
     assert second is not None
     assert snapshots.shrink(second, now)
-    assert snapshots.piece(chronicle.ledger, now, commit=1) is None
+    assert snapshots.piece(recorded.ledger, now, commit=1) is None
     assert not snapshots.underway
     assert snapshots.newest(None) is UNSET
     assert not snapshots.shrink(None, now)
-    assert snapshots.piece(chronicle.ledger, now + timedelta(days=2), commit=1) is not None
+    assert snapshots.piece(recorded.ledger, now + timedelta(days=2), commit=1) is not None
 
 
 def test_without_history_there_are_no_snapshots() -> None:
-    chronicle = writer(Pace())
+    recorded = writer(Pace())
     snapshots = Snapshots("host/h", "one", None)
-    assert snapshots.piece(chronicle.ledger, chronicle.now, commit=1) is None
-    checkpoint = structs.replace(chronicle.last_checkpoint(), snapshot=chronicle.now)
+    assert snapshots.piece(recorded.ledger, recorded.now, commit=1) is None
+    checkpoint = structs.replace(recorded.last_checkpoint(), snapshot=recorded.now)
     snapshots.adopt(checkpoint)
     assert snapshots.newest(None) is UNSET
 
 
 def test_a_snapshot_is_given_up_when_somebody_else_wrote_meanwhile_or_its_beginning_is_unsure() -> None:
-    chronicle = writer(Pace())
-    mine = structs.replace(chronicle.last_checkpoint(), snapshot=UNSET, instance="one")
+    recorded = writer(Pace())
+    mine = structs.replace(recorded.last_checkpoint(), snapshot=UNSET, instance="one")
 
     def underway(*, committed: bool) -> Snapshots:
         snapshots = Snapshots("host/h", "one", ONE_EACH)
-        piece = snapshots.piece(chronicle.ledger, chronicle.now, commit=1)
+        piece = snapshots.piece(recorded.ledger, recorded.now, commit=1)
         if committed:
             snapshots.settle(piece, 0)
         assert snapshots.underway
@@ -177,7 +177,7 @@ def test_a_snapshot_is_given_up_when_somebody_else_wrote_meanwhile_or_its_beginn
     for committed, checkpoint, goes_on in [
         (True, mine, True),
         (True, structs.replace(mine, instance="other"), False),
-        (True, structs.replace(mine, snapshot=chronicle.now), False),
+        (True, structs.replace(mine, snapshot=recorded.now), False),
         (False, mine, False),
     ]:
         snapshots = underway(committed=committed)

@@ -230,7 +230,7 @@ class _Held(Reader):
 
 
 async def test_what_was_decided_ahead_and_come_by_is_not_lost_when_the_commit_fails(tmp_path: Path) -> None:
-    """The scout is through with it, the intake has passed over it, and then it turns out that nothing was committed."""
+    """The look-ahead has read it, the input reader has skipped it, and then it turns out that nothing was committed."""
     url = f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL"
     asked, fail = anyio.Event(), anyio.Event()
 

@@ -17,10 +17,10 @@ from outfitter_service.runtime.processor.commit.batch_limits import BatchLimits
 from outfitter_service.runtime.processor.commit.pending_commit import PendingCommit
 
 HOSTS = (b"a", b"b", b"c", None)
-REMIT = PartitionScope(0, 1, "partition/0")
-PORTION = BatchLimits(records=1000, max_bytes=800_000)
+SCOPE = PartitionScope(0, 1, "partition/0")
+BATCH_LIMITS = BatchLimits(records=1000, max_bytes=800_000)
 MOST = 4
-"""Messages that each window takes."""
+"""Messages that each buffer takes."""
 
 
 def message(offset: int, key: bytes | None) -> Message:
@@ -69,7 +69,7 @@ class Partition:
             self.read = min(self.read + 2, len(self.log))
         if self.lookahead_buffer is None and self.input_reader.full:
             self.lookahead_buffer = LookAheadBuffer(
-                self.read, self.place, REMIT, quiet_limit=self.quiet_limit, room=self.room, most=MOST
+                self.read, self.place, SCOPE, quiet_limit=self.quiet_limit, room=self.room, most=MOST
             )
 
     def look(self) -> None:
@@ -84,12 +84,12 @@ class Partition:
     def ahead(self) -> None:
         work, lookahead_buffer = self.works[-1], self.lookahead_buffer
         if lookahead_buffer is not None and lookahead_buffer.messages and work.position >= lookahead_buffer.start:
-            work.decide_ahead(lookahead_buffer, REMIT, PORTION)
+            work.decide_ahead(lookahead_buffer, SCOPE, BATCH_LIMITS)
 
     def turn(self) -> None:
         work = self.works[-1]
         if self.input_reader.messages:
-            work.decide_in_turn(self.input_reader.take(), REMIT, PORTION)
+            work.decide_in_turn(self.input_reader.take(), SCOPE, BATCH_LIMITS)
 
     def seal(self) -> None:
         if len(self.works) == 1:
@@ -165,7 +165,7 @@ def test_each_message_is_decided_once_and_each_hosts_in_order_whatever_fails(
 
 
 def test_what_was_passed_over_comes_again_in_its_order_when_the_commit_fails() -> None:
-    """Whichever window came to it first: the other one has it as well, and before what is behind it."""
+    """Whichever reader came to it first: the other one has it as well, and before what is behind it."""
     partition = Partition([b"a"] * 12, quiet_limit=9, room=1000)
     while partition.lookahead_buffer is None:
         partition.fetch()
@@ -186,7 +186,7 @@ def lookahead_buffer(
     quiet_limit: int = 2, room: int = 1000, ahead: dict[bytes, int] | None = None
 ) -> tuple[LookAheadBuffer, Cursor]:
     place = Cursor(topic_id="t", position=0, ahead=ahead or {})
-    return LookAheadBuffer(10, place, REMIT, quiet_limit=quiet_limit, room=room, most=100), place
+    return LookAheadBuffer(10, place, SCOPE, quiet_limit=quiet_limit, room=room, most=100), place
 
 
 def kept(lookahead_buffer: LookAheadBuffer) -> list[int]:

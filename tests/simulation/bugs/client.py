@@ -27,7 +27,7 @@ async def _whatever_became_of_the_lease(self: WorkerSession) -> Allocation:
     while snapshot.record is None or (refusal := status.refusal(snapshot.record)) is not None:
         if snapshot.error is not None:
             raise snapshot.error
-        if snapshot.record is not None and status.standing(snapshot.record) is not status.AllocationStatus.WAITING:
+        if snapshot.record is not None and status.status_of(snapshot.record) is not status.AllocationStatus.WAITING:
             raise refusal
         snapshot = await self.allocation_watch.changed(snapshot.version)
     return snapshot.record

@@ -94,7 +94,7 @@ BUGS: tuple[Bug, ...] = (
         name="rollback-forgotten",
         what="what a failed commit decided stays in mind",
         within=80,
-        patches=lambda: patch.object(Ledger, "rollback", lambda self: (self.settle(), self.keep())),
+        patches=lambda: patch.object(Ledger, "rollback", lambda self: (self.settle(), self.discard_undo())),
     ),
     Bug(
         name="commands-not-issued-again",

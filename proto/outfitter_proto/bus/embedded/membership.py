@@ -127,11 +127,11 @@ class EmbeddedMembership(Membership):
         async with self._turn:
             self._take(await self._reading.read(partial(groups.look, member=self._member)))
 
-    def _take(self, standing: groups.GroupView) -> None:
-        if standing.holder == self._member.process:
+    def _take(self, view: groups.GroupView) -> None:
+        if view.holder == self._member.process:
             self._joined = True
-            self._ownership.assign(standing.partitions)
-        elif standing.holder is None:
+            self._ownership.assign(view.partitions)
+        elif view.holder is None:
             self._joined = False
             self._ownership.expel()
         else:
@@ -142,7 +142,7 @@ class EmbeddedMembership(Membership):
                 )
             )
 
-    def _ring(self, standing: groups.GroupView) -> None:
+    def _ring(self, view: groups.GroupView) -> None:
         """The thread calls it after each commit, even if the caller has gone."""
         self._written = True
         if standing.moved:

@@ -187,7 +187,7 @@ class KafkaBus(Bus):
 
     async def offsets(self, topic: str, partition: int) -> tuple[int, int]:
         """The first offset and the high watermark of the newest leader."""
-        await self._cluster.survey(topic)
+        await self._cluster.ask_majority(topic)
         first = await self._cluster.offset(topic, partition, EARLIEST)
         return first, await self._cluster.offset(topic, partition, LATEST)
 
@@ -298,7 +298,7 @@ class KafkaBus(Bus):
     async def stable_end(self, topic: str, partition: int, *, taking: str | None = None) -> int:
         """Wait until the last stable offset reaches the current high watermark of the newest leader. The open
         transaction of `taking` is recognised by its producer id."""
-        await self._cluster.survey(topic)
+        await self._cluster.ask_majority(topic)
         end = await self._cluster.offset(topic, partition, LATEST)
         backoff = Backoff(*_STABLE_POLL_S)
         with anyio.move_on_after(DECIDED_WITHIN):

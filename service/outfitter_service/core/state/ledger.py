@@ -185,7 +185,7 @@ class Ledger:
         self._settled_token = self._sealed_token
         self._sealing = False
 
-    def keep(self) -> None:
+    def discard_undo(self) -> None:
         """The changes since `seal` are in no record, and need no commit."""
         self._undo.clear()
 

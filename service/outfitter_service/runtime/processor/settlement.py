@@ -96,7 +96,7 @@ class Settlement:
                 event_queue.boot_judged()
         else:
             # nothing was written: follow-ups are decided for the next commit
-            ledger.keep()
+            ledger.discard_undo()
             event_queue.extend(effects.follow_ups)
         liveness.renew(effects.renewed)
         liveness.follow(effects.allocations)

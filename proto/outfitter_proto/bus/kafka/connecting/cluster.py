@@ -34,8 +34,8 @@ REQUEST_TIMEOUT = 3.0
 ANSWER_WITHIN = 2 * REQUEST_TIMEOUT
 """Seconds for which a request is repeated after the leader has moved or a connection broke."""
 EARLIEST, LATEST = -2, -1
-SURVEYED = 5
-"""Most brokers of a survey, which does not trust a single broker because it may be behind."""
+MOST_ASKED = 5
+"""Most brokers of a majority vote: we do not trust a single broker, because it may be behind."""
 
 _BACKOFF_S = 0.02, 0.5
 
@@ -94,8 +94,8 @@ class Cluster:
         told = {name for code, name, *_ in response.topics if code not in (UNKNOWN_TOPIC, TOPIC_AUTHORIZATION_FAILED)}
         return [self._learn(name, where, response) for name in names if name in told]
 
-    async def survey(self, name: str) -> None:
-        """Ask a majority of the brokers (of `SURVEYED` at most) for the topic's leaders, because one broker may be
+    async def ask_majority(self, name: str) -> None:
+        """Ask a majority of the brokers (of `MOST_ASKED` at most) for the topic's leaders, because one broker may be
         behind. `topic` then returns the newest answer.
 
         Raises:
@@ -104,7 +104,7 @@ class Cluster:
         directory = self._connector.directory
         if len(directory.order()) == 1:
             await self.topic(name, fresh=True)  # also learns the other brokers
-        nodes = directory.order()[:SURVEYED]
+        nodes = directory.order()[:MOST_ASKED]
         if len(nodes) == 1:
             return
         answers = 0

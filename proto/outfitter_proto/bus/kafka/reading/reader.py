@@ -190,7 +190,7 @@ class KafkaReader(Reader):
             if code != OFFSET_OUT_OF_RANGE:
                 break
             # A newly elected leader, or one that does not know of its successor yet, may answer so by mistake.
-            await self._cluster.survey(self._topic)
+            await self._cluster.ask_majority(self._topic)
             start = await self._cluster.offset(self._topic, self._partition, EARLIEST)
             end = await self._cluster.offset(self._topic, self._partition, LATEST)
             if start <= at <= end and anyio.current_time() < deadline:

@@ -14,7 +14,7 @@ import anyio.lowlevel
 
 from outfitter.errors import AllocationEndedError, LeaseLostError, NoManagerError, WaitedTooLongError
 from outfitter.session.heartbeats import LONGEST_SLEEP
-from outfitter.session.status import AllocationStatus, environment, standing
+from outfitter.session.status import AllocationStatus, environment, status_of
 from outfitter.session.watch import AllocationWatch, lease_lost
 from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
 from outfitter_proto.records import Allocation, AllocationState, Register
@@ -151,9 +151,9 @@ class RunSession:
         while not snapshot.over:
             record = snapshot.record
             if record is not None:
-                if standing(record) is AllocationStatus.YOURS and allocation_watch.lease.at_risk:
+                if status_of(record) is AllocationStatus.YOURS and allocation_watch.lease.at_risk:
                     pass  # read late: the session asks the manager whether the grant still counts
-                elif standing(record) is AllocationStatus.YOURS:
+                elif status_of(record) is AllocationStatus.YOURS:
                     if printed:
                         waited = output.age((datetime.now(UTC) - begun).total_seconds())
                         warn(f"has {ledger_view.devices_in_words(record)} after {waited}")
@@ -206,6 +206,6 @@ def _lost(record: Allocation | None, error: Exception | None) -> str | None:
     """Why the devices are no longer this worker's; None while they are."""
     if isinstance(error, AllocationEndedError):
         return str(error)
-    if record is None or standing(record) is AllocationStatus.YOURS:
+    if record is None or status_of(record) is AllocationStatus.YOURS:
         return None
     return f"{record.state}: {record.reason}" if record.reason else record.state

@@ -122,12 +122,12 @@ def _ahead(ledger: LedgerView, record: Allocation) -> Iterator[Waiter]:
 
 
 def _sentences(record: Allocation, explanation: Explanation, host: Host | None) -> Iterator[str]:
-    from outfitter.session.status import AllocationStatus, standing
+    from outfitter.session.status import AllocationStatus, status_of
 
     worker, request = f"{explanation.worker} on {explanation.host}", _in_words(explanation.amounts)
     age, since = _age(explanation.since), f"{explanation.since:%Y-%m-%dT%H:%M:%SZ}"
     duration = f"for {age} (since {since})"
-    match standing(record):
+    match status_of(record):
         case AllocationStatus.YOURS:
             yield f"{worker} has held {request} {duration}."
         case AllocationStatus.WAITING if explanation.state == "pending":
@@ -152,7 +152,7 @@ def _sentences(record: Allocation, explanation: Explanation, host: Host | None) 
         yield f"It has no infos of {name}: {unavailable.reason}."
     if explanation.state == "pending":
         yield from _waiting(explanation)
-    elif standing(record) is AllocationStatus.YOURS:
+    elif status_of(record) is AllocationStatus.YOURS:
         yield from _holding(record, explanation)
     yield _manager(explanation, host)
 

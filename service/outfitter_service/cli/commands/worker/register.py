@@ -100,7 +100,7 @@ async def _announce(where: Connection, message: Register, as_json: bool) -> int:
 
 async def _obtain(where: Connection, message: Register, wait: float, as_json: bool) -> int:
     """Publish, wait for the final answer, and withdraw if there is none."""
-    from outfitter.session.status import AllocationStatus, standing
+    from outfitter.session.status import AllocationStatus, status_of
     from outfitter_proto.keys import allocation_key
     from outfitter_service.cli._lib.conversation import conversing
     from outfitter_service.query import ledger_view
@@ -109,7 +109,7 @@ async def _obtain(where: Connection, message: Register, wait: float, as_json: bo
     async with conversing(where, message.worker) as conversation:
 
         def stands(*among: AllocationStatus) -> bool:
-            return key in conversation.records and standing(conversation.records[key].record) in among
+            return key in conversation.records and status_of(conversation.records[key].record) in among
 
         answered = False
         try:
@@ -135,7 +135,7 @@ async def _obtain(where: Connection, message: Register, wait: float, as_json: bo
     else:
         why = f" ({record.reason})" if record.reason else ""
         output.say(f"{record.key}  {record.state}  {ledger_view.devices_in_words(record)}{why}")
-    return 0 if standing(record) is AllocationStatus.YOURS else 1
+    return 0 if status_of(record) is AllocationStatus.YOURS else 1
 
 
 async def _withdraw(conversation: Conversation, message: Register, done: Callable[[], bool]) -> None:
