@@ -344,7 +344,7 @@ async def test_without_its_file_a_member_keeps_what_it_has_and_confirms_nothing(
             assert await silent(member)
 
 
-class _CancellingBelfry(Notifier):
+class _CancellingNotifier(Notifier):
     """Cancels a scope in the moment in which a commit has happened and its caller has not heard of it."""
 
     def __init__(self, place: Location, scope: anyio.CancelScope) -> None:
@@ -352,9 +352,9 @@ class _CancellingBelfry(Notifier):
         self._cancel = scope.cancel
         self._loop = asyncio.get_running_loop()
 
-    def ring(self, partitions: Iterable[tuple[int, int]]) -> None:
+    def notify(self, partitions: Iterable[tuple[int, int]]) -> None:
         self._loop.call_soon_threadsafe(self._cancel)
-        super().ring(partitions)
+        super().notify(partitions)
 
 
 async def test_a_join_that_is_cancelled_just_after_its_commit_leaves_the_group_again(embedded_url: str) -> None:
@@ -369,7 +369,7 @@ async def test_a_join_that_is_cancelled_just_after_its_commit_leaves_the_group_a
         topic = await database.read(partial(log.find_topic, name="t"))
         assert topic is not None
         with anyio.CancelScope() as scope:
-            notifier = _CancellingBelfry(place, scope)
+            notifier = _CancellingNotifier(place, scope)
             closing.callback(notifier.close)
             member = new_member(topic, "g", replica=None, session_timeout=LONG)
             await EmbeddedMembership(database, database, notifier, member, replica=None, heartbeat_interval=0.2).start()

@@ -70,11 +70,11 @@ def static(count: int = 2, name: str = "gpu", extra: str = "") -> str:
     )
 
 
-def workshop(bench: str, extra: str = "") -> str:
+def preparing(bench: str, extra: str = "") -> str:
     """TOML of the resource `gpu` whose devices lie on a bench (support/preparing_driver.py)."""
     return (
         'external-resources = ["gpu"]\n[external-resource.gpu]\namount = 1\n'
-        f'driver = "support.preparing_driver:WorkshopFactory"\nparam.bench = "{bench}"\n{extra}'
+        f'driver = "support.preparing_driver:PreparingDriverFactory"\nparam.bench = "{bench}"\n{extra}'
     )
 
 

@@ -1,10 +1,9 @@
 """A driver for tests that prepares devices and takes them back, and a bench on which one sees what was done to them.
 
 The bench outlives managers, as hardware does; `param.bench` names it, and the driver is configured by its Python path
-`support.preparing_driver:WorkshopFactory`. It keeps the rules that drivers must keep (idempotent, no token below the
-highest
-seen), and writes down where the manager broke its own: two calls about one device at once, a device made ready for a
-worker while it is another one's.
+`support.preparing_driver:PreparingDriverFactory`. It keeps the rules that drivers must keep (idempotent, no token below
+the highest one seen), and writes down where the manager broke its own: two calls about one device at once, a device
+prepared for a worker while it is another one's.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class Bench:
 BENCHES: dict[str, Bench] = {}
 
 
-class WorkshopDriver(ExternalResourceDriver, Inventory, Preparation, InUseCheck):
+class PreparingDriver(ExternalResourceDriver, Inventory, Preparation, InUseCheck):
     """See the module."""
 
     def __init__(self, bench: Bench) -> None:
@@ -119,6 +118,6 @@ class WorkshopDriver(ExternalResourceDriver, Inventory, Preparation, InUseCheck)
         return next((self._bench.users[name] for name in grant.device_ids if name in self._bench.users), None)
 
 
-class WorkshopFactory(ExternalResourceDriverFactory):
-    def create_external_resource_driver(self, config: DriverParams) -> WorkshopDriver:
-        return WorkshopDriver(BENCHES[config["bench"]])
+class PreparingDriverFactory(ExternalResourceDriverFactory):
+    def create_external_resource_driver(self, config: DriverParams) -> PreparingDriver:
+        return PreparingDriver(BENCHES[config["bench"]])

@@ -11,7 +11,7 @@ from outfitter_drivers.api import Grant, PermanentDriverError, TemporaryDriverEr
 from outfitter_proto.bus import CommitUnknownError
 from runtime.conftest import Serve
 from support.faulty_bus import FaultyBus, no_faults
-from support.in_process_manager import deregister, register, static, workshop
+from support.in_process_manager import deregister, preparing, register, static
 from support.preparing_driver import BENCHES, Bench
 from support.verdict import verdict
 
@@ -53,7 +53,7 @@ async def test_a_grant_is_prepared_before_it_is_allocated_and_taken_back_before_
     serve: Serve, bench: Bench
 ) -> None:
     gate = bench.preparing = Gate()
-    async with serve(workshop(bench.name)) as house:
+    async with serve(preparing(bench.name)) as house:
         await house.say(register("w", gpu=1), register("next", gpu=1))
         record = await house.state("w", "preparing")
         assert record["token"] == 1
@@ -71,7 +71,7 @@ async def test_a_grant_is_prepared_before_it_is_allocated_and_taken_back_before_
 
 
 async def test_nothing_is_prepared_before_the_grant_is_committed(bus: FaultyBus, serve: Serve, bench: Bench) -> None:
-    async with serve(workshop(bench.name)) as house:
+    async with serve(preparing(bench.name)) as house:
         await house.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
 
         async def fail(point: str) -> None:
@@ -88,7 +88,7 @@ async def test_nothing_is_prepared_before_the_grant_is_committed(bus: FaultyBus,
 
 async def test_a_prepare_that_fails_fails_the_allocation_after_it_was_taken_back(serve: Serve, bench: Bench) -> None:
     bench.preparing = Failing(1, PermanentDriverError("the mode cannot be set"))
-    async with serve(workshop(bench.name)) as house:
+    async with serve(preparing(bench.name)) as house:
         await house.say(register("w", gpu=1), register("next", gpu=1))
         record = await house.state("w", "failed")
         assert record["reason_code"] == "prepare-failed"
@@ -101,7 +101,7 @@ async def test_a_prepare_that_fails_fails_the_allocation_after_it_was_taken_back
 
 async def test_a_prepare_that_hangs_is_given_up_at_its_limit(serve: Serve, bench: Bench) -> None:
     bench.preparing = Gate()
-    async with serve(workshop(bench.name, TIMEOUT)) as house:
+    async with serve(preparing(bench.name, TIMEOUT)) as house:
         await house.say(register("w", gpu=1))
         record = await house.state("w", "failed")
         assert record["reason_code"] == "prepare-failed"
@@ -118,7 +118,7 @@ async def test_a_call_that_does_not_end_at_its_limit_keeps_its_devices_out_of_us
             await gate(grant)
 
     bench.preparing = stubborn
-    async with serve(workshop(bench.name, TIMEOUT)) as house:
+    async with serve(preparing(bench.name, TIMEOUT)) as house:
         await house.say(register("w", gpu=1), register("next", gpu=1))
         await gate.reached.wait()
         await house.state("next", "pending")
@@ -142,7 +142,7 @@ async def test_an_unprepare_that_fails_is_repeated_and_the_device_is_lent_to_nob
         await gate(grant)
 
     bench.unpreparing = at_the_third_time
-    async with serve(workshop(bench.name)) as house:
+    async with serve(preparing(bench.name)) as house:
         await house.say(register("w", gpu=1), register("next", gpu=1))
         await house.state("w", "allocated")
         await house.say(deregister("w"))
@@ -157,7 +157,7 @@ async def test_an_unprepare_that_fails_is_repeated_and_the_device_is_lent_to_nob
 
 
 async def test_a_device_that_somebody_still_uses_is_not_lent_before_nobody_does(serve: Serve, bench: Bench) -> None:
-    async with serve(workshop(bench.name)) as house:
+    async with serve(preparing(bench.name)) as house:
         await house.say(register("w", gpu=1), register("next", gpu=1))
         await house.state("w", "allocated")
         bench.users[bench.ids[0]] = "process 4711"
@@ -184,7 +184,7 @@ async def test_words_that_change_at_each_try_do_not_fill_the_ledger(serve: Serve
             raise TemporaryDriverError(f"warm: {tries}", delay=0.001)
 
     bench.unpreparing = fail
-    async with serve(workshop(bench.name)) as house:
+    async with serve(preparing(bench.name)) as house:
         await house.say(register("w", gpu=1))
         await house.state("w", "allocated")
         await house.say(deregister("w"))
@@ -196,7 +196,7 @@ async def test_words_that_change_at_each_try_do_not_fill_the_ledger(serve: Serve
 async def test_that_its_driver_is_not_configured_any_more_is_said_of_what_stays_held(
     serve: Serve, bench: Bench
 ) -> None:
-    async with serve(workshop(bench.name)) as house:
+    async with serve(preparing(bench.name)) as house:
         await house.say(register("w", gpu=1))
         await house.state("w", "allocated")
     async with serve(static(name="fpga")) as house:
@@ -207,7 +207,7 @@ async def test_that_its_driver_is_not_configured_any_more_is_said_of_what_stays_
 
 async def test_a_driver_that_prepares_is_refused_for_a_resource_that_is_shared(serve: Serve, bench: Bench) -> None:
     """Taking the devices back from one of their workers would take them from all."""
-    async with serve(workshop(bench.name, 'sharing = "shared"')) as house:
+    async with serve(preparing(bench.name, 'sharing = "shared"')) as house:
         await house.say(register("w", gpu=1))
         record = await house.state("w", "failed")
         assert record["reason_code"] == "misconfigured"
@@ -219,10 +219,10 @@ async def test_a_restart_while_preparing_issues_the_command_again_with_the_same_
     serve: Serve, bench: Bench
 ) -> None:
     gate = bench.preparing = Gate()
-    async with serve(workshop(bench.name)) as house:
+    async with serve(preparing(bench.name)) as house:
         await house.say(register("w", gpu=1))
         await gate.reached.wait()
-    async with serve(workshop(bench.name)) as house:
+    async with serve(preparing(bench.name)) as house:
         gate.open.set()
         await house.state("w", "allocated")
     assert [(call.what, call.token) for call in bench.calls] == [("prepare", 1), ("prepare", 1)]
@@ -231,12 +231,12 @@ async def test_a_restart_while_preparing_issues_the_command_again_with_the_same_
 
 async def test_a_restart_while_releasing_issues_the_command_again(serve: Serve, bench: Bench) -> None:
     gate = bench.unpreparing = Gate()
-    async with serve(workshop(bench.name)) as house:
+    async with serve(preparing(bench.name)) as house:
         await house.say(register("w", gpu=1))
         await house.state("w", "allocated")
         await house.say(deregister("w"))
         await gate.reached.wait()
-    async with serve(workshop(bench.name)) as house:
+    async with serve(preparing(bench.name)) as house:
         assert (await house.records())["h/w/1"]["state"] == "releasing"
         gate.open.set()
         await house.state("w", "ended")
@@ -248,7 +248,7 @@ async def test_taking_the_partition_anew_does_not_begin_a_call_twice(
 ) -> None:
     """The call that is under way answers for both; a second one would come when the device is another's."""
     gate = bench.unpreparing = Gate()
-    async with serve(workshop(bench.name)) as house:
+    async with serve(preparing(bench.name)) as house:
         await house.say(register("w", gpu=1), register("next", gpu=1))
         await house.state("w", "allocated")
         await house.say(deregister("w"))
@@ -278,7 +278,7 @@ async def test_taking_the_partition_anew_does_not_begin_a_call_twice(
 async def test_an_answer_that_waits_for_its_commit_is_not_asked_for_again(
     bus: FaultyBus, serve: Serve, bench: Bench
 ) -> None:
-    async with serve(workshop(bench.name)) as house:
+    async with serve(preparing(bench.name)) as house:
         await house.say(register("w", gpu=1), register("next", gpu=1))
         await house.state("w", "allocated")
         failures = 3
@@ -299,7 +299,7 @@ async def test_an_answer_that_waits_for_its_commit_is_not_asked_for_again(
 
 async def test_logs_of_calls_name_the_worker(serve: Serve, bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.preparing = Failing(1, PermanentDriverError("the mode cannot be set"))
-    async with serve(workshop(bench.name)) as house:
+    async with serve(preparing(bench.name)) as house:
         await house.say(register("w", "i-7", gpu=1))
         await house.state("w", "failed", "i-7")
     [line] = [line for line in capsys.readouterr().out.splitlines() if "prepare failed" in line]

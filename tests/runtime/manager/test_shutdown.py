@@ -17,7 +17,7 @@ from outfitter_proto.bus import BusUnavailableError
 from outfitter_verify.buses import embedded
 from runtime.conftest import Serve
 from support.faulty_bus import FaultyBus
-from support.in_process_manager import another, register, static, workshop
+from support.in_process_manager import another, preparing, register, static
 from support.manager import OUTFITTER, Manager, ManagerError, StartManager, files_config
 from support.preparing_driver import BENCHES, Bench
 from support.verdict import verdict
@@ -143,12 +143,12 @@ async def test_a_stop_while_a_device_is_prepared_leaves_it_to_the_next_manager(s
         await anyio.sleep_forever()
 
     bench.preparing = hang
-    async with serve(workshop(bench.name)) as house:
+    async with serve(preparing(bench.name)) as house:
         await house.say(register("w", gpu=1))
         await reached.wait()
         await house.stop()
     bench.preparing = Bench("other").preparing
-    async with serve(workshop(bench.name), identity=another()) as house:
+    async with serve(preparing(bench.name), identity=another()) as house:
         await house.state("w", "allocated")
     assert bench.violations == []
 

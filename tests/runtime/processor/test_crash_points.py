@@ -31,10 +31,10 @@ from support.in_process_manager import (
     another,
     deregister,
     heartbeat,
+    preparing,
     register,
     serving,
     static,
-    workshop,
 )
 from support.preparing_driver import BENCHES, Bench
 
@@ -102,7 +102,7 @@ async def run_with(url: str, folder: Path, bench: Bench, nth: Nth, crashed: anyi
     """The workload, with a fault at one point and a second manager for the rest of it."""
     async with FaultyBus(url) as said:
         await all_topics.create(said, CLUSTER, partitions=1)
-        async with FaultyBus(url) as bus, serving(bus, workshop(bench.name), folder, ready=False) as house:
+        async with FaultyBus(url) as bus, serving(bus, preparing(bench.name), folder, ready=False) as house:
             bus.script = nth
             house.bus = said
             with anyio.CancelScope() as scope:
@@ -115,7 +115,7 @@ async def run_with(url: str, folder: Path, bench: Bench, nth: Nth, crashed: anyi
                     tasks.start_soon(watch)
                     await play(house)
                     tasks.cancel_scope.cancel()
-        async with FaultyBus(url) as bus, serving(bus, workshop(bench.name), folder) as house:
+        async with FaultyBus(url) as bus, serving(bus, preparing(bench.name), folder) as house:
             await play(house)
         report = await verdict(said, bench)
         assert report.counts["registrations"] == sum(body["type"] == "register" for body in [*FIRST, *THEN, *LAST])
@@ -198,7 +198,7 @@ async def test_faults_of_every_kind_one_after_another(tmp_path: Path, seed: int)
         await all_topics.create(said, CLUSTER, partitions=1)
         for body in FIRST:
             await said.publish(TOPICS.registrations, 0, Entry(HOST.encode(), json.dumps(body).encode()))
-        async with FaultyBus(url) as bus, serving(bus, workshop(bench.name), tmp_path) as house:
+        async with FaultyBus(url) as bus, serving(bus, preparing(bench.name), tmp_path) as house:
             bus.script = host_registry
             house.bus = said
             await play(house)
@@ -211,7 +211,7 @@ async def test_a_commit_that_hangs_is_not_acted_on_and_a_successor_goes_on(tmp_p
     bench = BENCHES[str(tmp_path)] = Bench(str(tmp_path))
     url = f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL"
     async with FaultyBus(url) as said, FaultyBus(url) as bus:
-        async with serving(bus, workshop(bench.name), tmp_path) as house:
+        async with serving(bus, preparing(bench.name), tmp_path) as house:
             house.bus = said
 
             async def hang(point: str) -> None:
@@ -227,7 +227,7 @@ async def test_a_commit_that_hangs_is_not_acted_on_and_a_successor_goes_on(tmp_p
             assert bench.calls == []
             async with (
                 FaultyBus(url) as newer,
-                serving(newer, workshop(bench.name), tmp_path, identity=another()) as successor,
+                serving(newer, preparing(bench.name), tmp_path, identity=another()) as successor,
             ):
                 await successor.state("a", "allocated")
         assert (await verdict(said, bench)).counts["managers"] == 2

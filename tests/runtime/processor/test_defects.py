@@ -12,7 +12,7 @@ from outfitter_service.core import model as m
 from outfitter_service.runtime.processor import event_queue
 from outfitter_service.runtime.processor.commit import batch
 from runtime.conftest import Serve
-from support.in_process_manager import deregister, register, workshop
+from support.in_process_manager import deregister, preparing, register
 from support.preparing_driver import BENCHES, Bench
 from support.verdict import verdict
 
@@ -33,7 +33,7 @@ async def test_an_event_that_meets_a_defect_once_is_decided_at_the_next_try(
     monkeypatch.setattr(batch, "decide", decide)
     monkeypatch.setattr(event_queue, "RETRY_AFTER_S", 0.1)
     BENCHES[str(tmp_path)] = bench = Bench(str(tmp_path), 1)
-    async with serve(workshop(bench.name)) as house:
+    async with serve(preparing(bench.name)) as house:
         owner = to_builtins(process_owner()) if kind is m.OwnerDied else None
         await house.say(register("w", gpu=1, lease_s=0.2 if kind is m.LeaseExpired else None, owner=owner))
         await house.state("w", "allocated")

@@ -105,7 +105,7 @@ class EmbeddedBus(Bus):
         try:
             return await held.writing.commit(
                 partial(log.append, topic=found, partition=partition, entries=[entry]),
-                after=lambda _: held.notifier.ring([(found.id, partition)]),
+                after=lambda _: held.notifier.notify([(found.id, partition)]),
             )
         except CommitUnknownError as error:
             raise BusUnavailableError(str(error)) from error

@@ -14,7 +14,7 @@ from outfitter_proto.bus.embedded.connecting.notify import Listener, Notifier
 from outfitter_proto.bus.ownership import Ownership
 from outfitter_proto.bus.port import BusError, BusUnavailableError, MemberReplacedError, Membership
 
-ROSTER = -1
+MEMBERS = -1
 """Pseudo partition number for pokes about a topic's groups."""
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class EmbeddedMembership(Membership):
         self._ownership = Ownership()
         self._turn = anyio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._ear: Listener | None = None
+        self._listener: Listener | None = None
         self._joined = False
         self._written = False
         self._troubled = False
@@ -50,13 +50,13 @@ class EmbeddedMembership(Membership):
 
     async def start(self) -> None:
         """Join, and begin to send heartbeats."""
-        self._ear = self._notifier.listen(self._member.topic.id, ROSTER)
+        self._listener = self._notifier.listen(self._member.topic.id, MEMBERS)
         try:
             await self._beat()
         except BaseException:  # cancellation too: only this process can end the committed membership
             await self._end(leave=self._replica is None and self._written)
             raise
-        self._task = asyncio.create_task(self._live(self._ear), name=f"member of {self._member.group}")
+        self._task = asyncio.create_task(self._live(self._listener), name=f"member of {self._member.group}")
         self._task.add_done_callback(self._look_at)
 
     @property
@@ -89,11 +89,11 @@ class EmbeddedMembership(Membership):
             if self._task is not None:
                 self._task.cancel()
                 await asyncio.wait([self._task], timeout=1)
-            if self._ear is not None:
-                self._ear.close()
+            if self._listener is not None:
+                self._listener.close()
             try:
                 if leave:
-                    await self._writing.commit(partial(groups.leave, member=self._member), after=self._ring)
+                    await self._writing.commit(partial(groups.leave, member=self._member), after=self._notify)
             except BusError as error:
                 _log.warning("group %s: could not leave, the session's end will do it: %s", self._member.group, error)
         self._ownership.assign(frozenset())
@@ -121,7 +121,7 @@ class EmbeddedMembership(Membership):
     async def _beat(self) -> None:
         async with self._turn:
             job = groups.beat if self._joined else groups.join
-            self._take(await self._writing.commit(partial(job, member=self._member), after=self._ring))
+            self._take(await self._writing.commit(partial(job, member=self._member), after=self._notify))
 
     async def _look(self) -> None:
         async with self._turn:
@@ -142,11 +142,11 @@ class EmbeddedMembership(Membership):
                 )
             )
 
-    def _ring(self, view: groups.GroupView) -> None:
+    def _notify(self, view: groups.GroupView) -> None:
         """The thread calls it after each commit, even if the caller has gone."""
         self._written = True
-        if standing.moved:
-            self._notifier.ring([(self._member.topic.id, ROSTER)])
+        if view.moved:
+            self._notifier.notify([(self._member.topic.id, MEMBERS)])
 
     def _look_at(self, task: asyncio.Task[None]) -> None:
         """Report an error of the task, which nobody awaits, so that the holder does not wait for ever."""

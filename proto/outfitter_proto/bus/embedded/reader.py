@@ -20,14 +20,14 @@ class EmbeddedReader(Reader):
         self._database = database
         self._topic = topic
         self._partition = partition
-        self._ear: Listener | None = ear
+        self._listener: Listener | None = ear
 
     async def fetch(self, *, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:
         deadline = anyio.current_time() + timeout
         while True:
-            if self._ear is None:
+            if self._listener is None:
                 raise BusUnavailableError(f"this reader of {self._topic.name!r} is closed: open another")
-            self._ear.drain()
+            self._listener.drain()
             look = partial(
                 log.fetch,
                 topic=self._topic,
@@ -41,12 +41,12 @@ class EmbeddedReader(Reader):
             if messages or left <= 0:
                 return messages
             with anyio.move_on_after(min(left, LOOK_ANYWAY_S)):
-                await self._ear.wait()
+                await self._listener.wait()
 
     async def seek(self, offset: int) -> None:
         self.position = offset
 
     async def aclose(self) -> None:
-        ear, self._ear = self._ear, None
+        ear, self._listener = self._listener, None
         if ear is not None:
             ear.close()

@@ -52,7 +52,7 @@ class EmbeddedWriter(Writer):
                     log.append(connection, topic, self.partition, entries)
 
         self._spent = True  # it stays True after a cancellation or failure
-        await self._database.commit(write, after=lambda _: self._ring(found))
+        await self._database.commit(write, after=lambda _: self._notify(found))
         self._spent = False
 
     @property
@@ -70,8 +70,8 @@ class EmbeddedWriter(Writer):
     async def aclose(self) -> None:
         self._spent = True
 
-    def _ring(self, written: Sequence[tuple[log.Topic, Sequence[Entry]]]) -> None:
-        self._notifier.ring([(topic.id, self.partition) for topic, entries in written if entries])
+    def _notify(self, written: Sequence[tuple[log.Topic, Sequence[Entry]]]) -> None:
+        self._notifier.notify([(topic.id, self.partition) for topic, entries in written if entries])
 
     @staticmethod
     def _check_last(topic: log.Topic, entries: Sequence[Entry]) -> None:

@@ -38,7 +38,7 @@ class Notifier:
         """A new listener for pokes about one partition."""
         return Listener(self._descriptor, f"{topic}-{partition}-{os.getpid()}-{os.urandom(4).hex()}")
 
-    def ring(self, partitions: Iterable[tuple[int, int]]) -> None:
+    def notify(self, partitions: Iterable[tuple[int, int]]) -> None:
         """Poke the readers of `partitions` (topic, partition). Never blocks, never raises."""
         prefixes = tuple(f"{topic}-{partition}-" for topic, partition in partitions)
         with suppress(OSError):  # no directory, no sockets: readers poll
