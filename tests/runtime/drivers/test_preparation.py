@@ -202,7 +202,7 @@ async def test_that_its_driver_is_not_configured_any_more_is_said_of_what_stays_
     async with serve(static(name="fpga")) as house:
         await house.say(deregister("w"))
         record = await house.until(lambda records: "delayed_by" in records["h/w/1"] and records["h/w/1"])
-        assert "the driver of gpu must let go first, and is not configured" in record["reason"]
+        assert "the driver of gpu must take them back, but is not configured" in record["reason"]
 
 
 async def test_a_driver_that_prepares_is_refused_for_a_resource_that_is_shared(serve: Serve, bench: Bench) -> None:

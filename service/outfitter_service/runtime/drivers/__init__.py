@@ -1,1 +1,1 @@
-"""Drivers at work: loaded, called within time limits, their answers translated for the core."""
+"""Runs drivers: builds them, calls them within time limits, and translates their answers for the core."""

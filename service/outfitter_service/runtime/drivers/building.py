@@ -1,4 +1,4 @@
-"""Building one resource's driver from its settings, without anything that runs it."""
+"""Builds one resource's driver from its settings. Nothing here runs it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from outfitter_service.config import ResourceConfig
 
 
 def build(resource: ResourceConfig, warn: Callable[[str], object]) -> api.ExternalResourceDriver:
-    """The driver of a resource, from its configured factory, parameters and time limit. `warn` gets each warning of
-    the factory, which begins with a setting's key, without `param.`.
+    """The driver of a resource, from its configured factory, parameters and time limit. `warn` gets each warning of the
+    factory, which begins with a setting's key, without `param.`.
 
     Raises:
-        DriverLookupError: there is no such driver, or its factory makes none.
+        DriverLookupError: there is no such driver, or its factory returns none.
         ValueError: no driver is configured, or a parameter is wrong; the message says which.
-        Exception: whatever else the factory raises.
+        Exception: any other error of the factory.
     """
     if resource.driver is None:
         raise ValueError("no driver is configured")

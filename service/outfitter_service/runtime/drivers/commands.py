@@ -1,4 +1,4 @@
-"""Carries out the core's commands: a command about a whole allocation becomes a call of each of its drivers."""
+"""Carries out the core's commands: a command for an allocation becomes a call of each of its drivers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = structlog.get_logger("outfitter.drivers")
 
 
 class CommandRunner:
-    """Commands under way. Those about one allocation are serial, those about different ones run side by side."""
+    """The commands under way: serial for one allocation, concurrent for different ones."""
 
     def __init__(
         self,
@@ -27,8 +27,8 @@ class CommandRunner:
         supervisors: Callable[[str], Mapping[str, Supervisor]],
         emit: Emit,
     ) -> None:
-        """Commands run in `tasks`, and their ends go to `emit`. `configured`: the resources that have a driver.
-        `supervisors` gives those of a host by resource; none if the host is not served."""
+        """Commands run in `tasks`, and `emit` gets their results. `configured`: the resources that have a driver.
+        `supervisors` returns those of a host by resource; none if the host is not served."""
         self._tasks = tasks
         self._configured = configured
         self._supervisors = supervisors
@@ -37,8 +37,8 @@ class CommandRunner:
         self._under_way: set[m.Command] = set()
 
     def perform(self, command: m.Command, record: Allocation | None) -> None:
-        """Begin to carry out a committed command; its end comes back as an event. One that is under way already
-        (the partition was taken anew meanwhile) is not begun again: its end is the answer to both."""
+        """Start a committed command, whose result comes back as an event. A command that is under way already (the
+        partition was taken again meanwhile) is not started again: its result answers both."""
         if command in self._under_way:
             return
         match command:
@@ -51,7 +51,7 @@ class CommandRunner:
                 self._under_way.add(command)
                 self._in_turn(command.allocation, lambda: self._unprepare(command, record))
 
-    def _concerned(self, record: Allocation) -> Iterator[tuple[Supervisor, api.Grant]]:
+    def _grants(self, record: Allocation) -> Iterator[tuple[Supervisor, api.Grant]]:
         supervisors = self._supervisors(record.host)
         for resource, infos in record.resources.items():
             supervisor = supervisors.get(resource)
@@ -59,9 +59,8 @@ class CommandRunner:
                 yield supervisor, supervisor.grant(record, infos)
 
     def _in_turn(self, key: AllocationKey, call: Callable[[], Awaitable[None]]) -> None:
-        """Calls about one allocation are serial, in the order in which they were asked for (one commit may grant and
-        release): tasks that were started one after the other may begin in any order. Its devices are no other
-        allocation's meanwhile."""
+        """Make the calls for one allocation serially, in order (one commit may grant and release). Separate tasks could
+        begin in any order. No other allocation has its devices meanwhile."""
         line = self._lines.get(key)
         if line is not None:
             line.append(call)
@@ -77,13 +76,13 @@ class CommandRunner:
             del self._lines[key]
 
     def _absent(self, record: Allocation) -> list[str]:
-        """The record's resources whose driver has a say in it, and is not here (any more)."""
+        """The record's resources that a driver has prepared or must take back, and whose driver is not configured."""
         return [resource for resource in record.prepared or () if resource not in self._configured]
 
     async def _prepare(self, command: m.Prepare, record: Allocation) -> None:
         absent = self._absent(record)
         error = f"the driver of {', '.join(absent)} is not configured any more" if absent else None
-        for supervisor, grant in self._concerned(record):
+        for supervisor, grant in self._grants(record):
             error = error or await supervisor.prepare(grant)
         self._under_way.discard(command)
         self._emit(m.Prepared(allocation=command.allocation, token=command.token, error=error))
@@ -91,21 +90,20 @@ class CommandRunner:
     async def _unprepare(self, command: m.Unprepare, record: Allocation) -> None:
         absent = self._absent(record)
         if absent:
-            # lent again only after their driver let go: a manager that has it again will ask it when it starts
+            # their driver must take them back: a manager with that driver will ask it when it starts
             log.error(
-                "devices stay held: their driver must let go first, and is not configured; configure it and restart",
+                "devices stay held: their driver must take them back, but is not configured; configure it and restart",
                 host=record.host,
                 worker=record.worker,
                 incarnation=record.incarnation,
                 resources=absent,
             )
-            words = (
-                f"the driver of {', '.join(absent)} must let go first, and is not configured: configure it and restart"
-            )
-            self._emit(m.ReleaseDelayed(allocation=command.allocation, token=command.token, reason=words))
+            drivers = f"the driver of {', '.join(absent)}"
+            reason = f"{drivers} must take them back, but is not configured: configure it and restart"
+            self._emit(m.ReleaseDelayed(allocation=command.allocation, token=command.token, reason=reason))
             return
         checked: list[bool] = []
-        for supervisor, grant in self._concerned(record):
+        for supervisor, grant in self._grants(record):
             await supervisor.unprepare(grant)
             checked.append(await supervisor.wait_until_unused(grant))
         confirmed = bool(checked) and all(checked)

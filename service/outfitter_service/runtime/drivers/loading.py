@@ -1,7 +1,7 @@
-"""Building the configured drivers, and the core's view of each resource.
+"""Loads the configured drivers, and makes the core's specification of each resource.
 
-Only what is configured is imported. A driver that cannot be built makes its resource misconfigured; the others
-are served.
+Only configured drivers are imported. A driver that cannot be built makes its resource misconfigured; the other
+resources are served.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = structlog.get_logger("outfitter.drivers")
 
 
 def load(resources: Iterable[ResourceConfig], *, scope: str = "host") -> dict[str, Loaded]:
-    """Every listed resource with its driver, if it is in effect and has one."""
+    """Every listed resource, with its driver if it is in effect and has one."""
     return {resource.name: _load(resource, scope) for resource in resources}
 
 
@@ -45,7 +45,7 @@ def _load(resource: ResourceConfig, scope: str) -> Loaded:
         if resource.sharing == "shared" and isinstance(driver, api.Preparation):
             raise ValueError(
                 "sharing = shared does not go with its driver, which prepares devices for one worker at a time and "
-                "takes them back when that one ends; valid is sharing = exclusive, or a driver without prepare"
+                "takes them back when that worker ends; valid is sharing = exclusive, or a driver without prepare"
             )
         if scope == "cluster" and not driver.looks_from_afar:
             raise ValueError(
@@ -54,14 +54,14 @@ def _load(resource: ResourceConfig, scope: str) -> Loaded:
             )
         hint = _hint(driver)
     except (registry.DriverLookupError, ValueError) as error:
-        said = words_of(error)
-        reason = f"external-resource.{resource.name}: {said}"
-        log.error("driver cannot be built, its resource is not served", resource=spec.name, error=said)
+        message = words_of(error)
+        reason = f"external-resource.{resource.name}: {message}"
+        log.error("driver cannot be built, its resource is not served", resource=spec.name, error=message)
         return Loaded(spec=structs.replace(spec, state=SpecState.MISCONFIGURED, reason=reason))
     except (Exception, SystemExit) as error:
-        # a factory is foreign code; whatever it raises is about this one resource, an end of the process included
-        said = f"{type(error).__name__}: {words_of(error)}"
-        reason = f"external-resource.{resource.name}: its driver cannot be built: {said}"
+        # a factory is foreign code: any error of it, also SystemExit, concerns this resource only
+        message = f"{type(error).__name__}: {words_of(error)}"
+        reason = f"external-resource.{resource.name}: its driver cannot be built: {message}"
         log.exception("driver cannot be built, its resource is not served", resource=spec.name)
         return Loaded(spec=structs.replace(spec, state=SpecState.MISCONFIGURED, reason=reason))
     return Loaded(
@@ -81,11 +81,11 @@ def _log_warning(resource: ResourceConfig, warning: str) -> None:
 
 
 def _hint(driver: api.ExternalResourceDriver) -> str | None:
-    """What a driver says of itself, looked at once: its properties are its own code.
+    """The driver's hint. Checks the driver's properties once, because they are foreign code.
 
     Raises:
-        ValueError: one of them is not what it must be.
-        Exception: whatever a property raises.
+        ValueError: a property has a wrong value.
+        Exception: any error of a property.
     """
     timeout: object = driver.call_timeout
     if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:

@@ -1,6 +1,6 @@
-"""All drivers of one processor: a supervisor a resource and host, run side by side.
+"""All drivers of one processor: one supervisor per resource and host, run concurrently.
 
-One driver's failure is its own (supervisor.py). Commands about a whole allocation are carried out in commands.py.
+A driver's failure affects only that driver (supervisor.py). commands.py carries out commands for whole allocations.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from outfitter_service.runtime.drivers.translation import DriverCallError, forei
 log = structlog.get_logger("outfitter.drivers")
 
 HOSTS_AT_ONCE = 50
-"""Hosts whose devices begin to be looked at in one turn of the event loop."""
+"""Hosts whose drivers are started in one turn of the event loop."""
 
 
 class DriverCalls(Protocol):
-    """What the processor asks of the drivers."""
+    """The drivers, as the processor calls them."""
 
     def serve(self, host: str) -> None: ...
 
@@ -56,7 +56,7 @@ class DriverPool:
         self._commands: CommandRunner | None = None
 
     async def run(self, emit: Emit, *, started: anyio.Event, host: str | None = None) -> None:
-        """Run until cancelled, `host` served from the beginning. What the drivers say goes to `emit`."""
+        """Run until cancelled; serve `host` from the start. `emit` gets the drivers' events."""
         self._emit = emit
         try:
             async with anyio.create_task_group() as tasks:
@@ -71,19 +71,18 @@ class DriverPool:
 
     @property
     def hosts(self) -> set[str]:
-        """Those whose devices are looked at."""
+        """The hosts whose drivers run, or are about to."""
         return self._hosts.keys() | self._newcomers.keys()
 
     def serve(self, host: str) -> None:
-        """Look at the devices of `host` from now on, or where there are many of them, in one of the next turns of the
-        event loop; repeatable."""
+        """Start the drivers of `host`; if there are many, in one of the next turns of the event loop. Repeatable."""
         if self._tasks is None or host in self._hosts or host in self._newcomers:
             return
         self._newcomers[host] = None
         self._come.set()
 
     async def _welcome(self) -> None:
-        """Begin with the hosts that come, some at a time; runs until cancelled."""
+        """Start the drivers of new hosts, some at a time, until cancelled."""
         while True:
             await self._come.wait()
             for host in list(islice(self._newcomers, HOSTS_AT_ONCE)):
@@ -105,38 +104,38 @@ class DriverPool:
                 self._tasks.start_soon(self._look, supervisor, supervisor.driver)
 
     def _supervisors(self, host: str) -> Mapping[str, Supervisor]:
-        """Those of a host that is served; something is asked of them, so that they begin now, at the latest."""
+        """The supervisors of a served host. They are needed now, so that a new host is started at once."""
         if host in self._newcomers:
             self._begin(host)
         return self._hosts.get(host, {})
 
     async def _look(self, supervisor: Supervisor, driver: api.Inventory) -> None:
         if self._hosts.get(supervisor.host, {}).get(supervisor.name) is not supervisor:
-            return  # the host was left before this task began
+            return  # the host was left before this task started
         with anyio.CancelScope() as scope:
             self._looking.setdefault(supervisor.host, []).append(scope)
             await supervisor.keep_inventory(driver)
 
     def leave(self, host: str) -> None:
-        """Look at the devices of `host` no more: nobody there has anything to do with them."""
+        """Stop the drivers of `host`."""
         self._newcomers.pop(host, None)
         self._hosts.pop(host, None)
         for scope in self._looking.pop(host, ()):
             scope.cancel()
 
     def leave_all_but(self, hosts: Collection[str]) -> None:
-        """Look at the devices of these hosts at most."""
+        """Stop the drivers of all other hosts."""
         for host in self.hosts - set(hosts):
             self.leave(host)
 
     def perform(self, command: m.Command, record: Allocation | None) -> None:
-        """Begin to carry out a committed command; its end comes back as an event."""
+        """Start a committed command. Its result comes back as an event."""
         if self._commands is not None:
             self._commands.perform(command, record)
 
 
 async def close(loaded: Iterable[Loaded], within_s: float) -> None:
-    """Close every driver, all at the same time, each within `within_s`."""
+    """Close all drivers concurrently, each within `within_s`."""
     with anyio.CancelScope(shield=True):
         async with anyio.create_task_group() as closing:
             for resource in loaded:

@@ -1,7 +1,7 @@
-"""One resource's driver at work: each call bounded and measured, its failures its own, repeated where that helps.
+"""Supervises one resource's driver: bounds and measures each call, contains its failures, and repeats where that helps.
 
-Turns what a driver does into events for the core, and carries out the core's commands. It knows no rules: what a
-failure means for a worker is decided in core/.
+It turns the driver's answers into events for the core, and carries out the core's commands. It knows no rules: core/
+decides what a failure means for a worker.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ log = structlog.get_logger("outfitter.drivers")
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
-DELAY_TOLD_EVERY_S = 10.0
-"""A driver whose words change each time it is asked must not fill the ledger with them."""
+DELAY_REPORTED_EVERY_S = 10.0
+"""Seconds between two reports of a delay, so that a driver with changing messages does not fill the ledger."""
 LONGEST_WORDS = 500
 ASKED_AGAIN = 16
-"""How many smaller amounts an on-demand driver is asked for before the least one that would do."""
+"""Most smaller amounts that an on-demand driver is asked for before the least sufficient one."""
 
 T = TypeVar("T")
 Emit = Callable[[m.Event], None]
@@ -45,7 +45,7 @@ class Loaded(Struct, frozen=True, kw_only=True):
 
 
 class Supervisor:
-    """Keeps one resource's driver at work on one host."""
+    """Calls one resource's driver for one host."""
 
     def __init__(self, loaded: Loaded, *, host: str, emit: Emit, metrics: Metrics) -> None:
         """`host`: whose devices the driver looks after. What it says goes to `emit` as events."""
@@ -65,7 +65,7 @@ class Supervisor:
         self._log = log.bind(resource=self.name, host=host)
 
     def _log_of(self, worker: api.Worker) -> Any:
-        """The log for lines about one worker."""
+        """The log with one worker's fields."""
         return self._log.bind(worker=worker.worker, incarnation=worker.incarnation)
 
     def grant(self, record: Allocation, infos: Sequence[Mapping[str, str]]) -> api.Grant:
@@ -91,7 +91,7 @@ class Supervisor:
 
     @contextmanager
     def _measured(self, call: str) -> Iterator[None]:
-        """Count and time one call; a failure is counted and goes on."""
+        """Count and time one call. A failure is counted and raised again."""
         self._metrics.driver_runs.labels(self.name, call).inc()
         begun = time.monotonic()
         try:
@@ -103,10 +103,10 @@ class Supervisor:
             self._metrics.driver_seconds.labels(self.name, call).observe(time.monotonic() - begun)
 
     async def _bounded(self, call: str, act: Callable[[], Awaitable[T]]) -> T:
-        """What `act`, a driver's code, comes to.
+        """Call `act`, a driver's code, and return its result.
 
         Raises:
-            DriverCallError: it raised something, or took longer than the driver's time limit.
+            DriverCallError: it raised an error, or took longer than the driver's time limit.
         """
         with self._measured(call):
             try:
@@ -119,14 +119,14 @@ class Supervisor:
     # --- inventory ---
 
     async def keep_inventory(self, driver: api.Inventory) -> None:
-        """Report every inventory the driver yields, and every failure, for ever."""
+        """Report every inventory that the driver yields, and every failure, for ever."""
         backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
-        told: m.DriverReport | None = None
+        last: m.DriverReport | None = None
 
-        def tell(report: m.DriverReport) -> None:
-            nonlocal told
-            if report != told:
-                told = report
+        def emit(report: m.DriverReport) -> None:
+            nonlocal last
+            if report != last:
+                last = report
                 self._emit(report)
 
         while True:
@@ -134,14 +134,14 @@ class Supervisor:
                 async with aclosing(self._inventories(driver)) as inventories:
                     async for devices in inventories:
                         begun = anyio.current_time()
-                        tell(await self._report(devices))
+                        emit(await self._report(devices))
                         backoff.reset()
                         await anyio.sleep_until(begun + SHORTEST_DELAY_S)
             except DriverCallError as error:
                 failure = error.failure
-                if told is None or told.failure != failure:
+                if last is None or last.failure != failure:
                     self._log.warning("driver failed", error=failure.reason, permanent=failure.permanent)
-                tell(m.DriverReport(host=self.host, resource=self.name, failure=failure))
+                emit(m.DriverReport(host=self.host, resource=self.name, failure=failure))
                 await anyio.sleep(_delay(backoff, error))
 
     async def _inventories(self, driver: api.Inventory) -> AsyncGenerator[Sequence[api.Device], None]:
@@ -173,7 +173,7 @@ class Supervisor:
     # --- on demand ---
 
     async def discover(self, command: m.Discover, record: Allocation | None) -> None:
-        """Ask for the amount, then for less, down to the least that would do; report what came of it."""
+        """Ask for the amount, then for less, down to the least sufficient amount. Report the result."""
         most = command.least if self._knows_holders else command.amount
         amounts = [*[*range(most, command.least, -1)][:ASKED_AGAIN], command.least]
         failure: m.DriverFailure
@@ -187,8 +187,8 @@ class Supervisor:
                     failure = structs.replace(failure, permanent=True)
                     continue
                 delay = delay if error.delay_s is None else error.delay_s
-                told = self._log_of(self._worker(record))
-                told.warning("driver failed", error=failure.reason, permanent=failure.permanent)
+                worker_log = self._log_of(self._worker(record))
+                worker_log.warning("driver failed", error=failure.reason, permanent=failure.permanent)
                 break
             else:
                 if command.least >= self._failed_at_least:
@@ -203,8 +203,8 @@ class Supervisor:
             await self._retry_after(delay)
 
     async def _retry_after(self, delay: float) -> None:
-        """Have the driver asked again, once for all failures so far: who fails with different amounts, one after the
-        other, must not have it asked more often."""
+        """Have the driver asked again, once for all failures so far: several failing amounts must not lead to more
+        questions."""
         due = time.monotonic() + delay
         if self._retry_at is not None and self._retry_at <= due:
             return
@@ -220,13 +220,13 @@ class Supervisor:
         infos = await self._bounded("retrieve", lambda: self.driver.retrieve_resource_info(amount, worker))
         with foreign_code():
             if infos is None:
-                raise api.PermanentDriverError(f"it returned nothing at all for {amount} devices")
+                raise api.PermanentDriverError(f"it returned None for {amount} devices")
             return await known_devices(self.name, (self.driver.device(info) for info in infos))
 
     # --- preparing and taking back ---
 
     async def prepare(self, grant: api.Grant) -> str | None:
-        """Make ready; the reason if it failed."""
+        """Prepare a grant's devices. Returns the reason if that failed."""
         driver = self.driver
         if not isinstance(driver, api.Preparation):
             return None
@@ -239,12 +239,12 @@ class Supervisor:
         return None
 
     async def unprepare(self, grant: api.Grant) -> None:
-        """Take back; repeated until it has succeeded, since the devices are lent to nobody before."""
+        """Take a grant's devices back. Repeated until it succeeds, because nobody else gets the devices before."""
         if isinstance(self.driver, api.Preparation):
             await self._until_done("unprepare", grant, self.driver.unprepare)
 
     async def wait_until_unused(self, grant: api.Grant) -> bool:
-        """Wait until nobody uses the devices; False if this driver cannot tell."""
+        """Wait until nobody uses the devices. Returns False if this driver cannot check."""
         driver = self.driver
         if not isinstance(driver, api.InUseCheck):
             return False
@@ -259,7 +259,7 @@ class Supervisor:
 
     async def _until_done(self, call: str, grant: api.Grant, act: Callable[[api.Grant], Awaitable[None]]) -> None:
         backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
-        told, told_at = "", -DELAY_TOLD_EVERY_S
+        reported, reported_at = "", -DELAY_REPORTED_EVERY_S
         while True:
             try:
                 await self._bounded(call, lambda: act(grant))
@@ -267,8 +267,8 @@ class Supervisor:
                 reason = error.failure.reason
                 self._log_of(grant.worker).warning(f"{call} failed, will be repeated", error=reason)
                 words = f"the driver of {self.name} says: {reason}"[:LONGEST_WORDS]
-                if words != told and time.monotonic() - told_at >= DELAY_TOLD_EVERY_S:
-                    told, told_at = words, time.monotonic()
+                if words != reported and time.monotonic() - reported_at >= DELAY_REPORTED_EVERY_S:
+                    reported, reported_at = words, time.monotonic()
                     self._emit(
                         m.ReleaseDelayed(
                             allocation=AllocationKey(grant.allocation), token=Token(grant.token), reason=words
@@ -280,6 +280,6 @@ class Supervisor:
 
 
 def _delay(backoff: Backoff, error: DriverCallError) -> float:
-    """What the driver wants to be waited for, or else the next delay, in seconds."""
+    """The delay that the driver asks for, or else the next one of the back-off, in seconds."""
     delay = backoff.next_delay()
     return delay if error.delay_s is None else error.delay_s

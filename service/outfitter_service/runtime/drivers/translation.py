@@ -1,6 +1,6 @@
-"""What drivers say and how they fail, in the core's words: foreign values are checked, foreign failures translated.
+"""Translates drivers' answers for the core: checks foreign values, and turns foreign errors into failures.
 
-It calls no driver (supervisor.py) and knows no rules: what a failure means for a worker is decided in core/.
+It calls no driver (supervisor.py) and knows no rules: core/ decides what a failure means for a worker.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from outfitter_proto.records import Health
 from outfitter_service.core import model as m
 
 REASON_LENGTH = 2000
-"""What of a driver's message is kept in a record: a reason is for people."""
+"""Most characters of a driver's message in a record."""
 LONGEST_NAME = 1024
-"""Characters of a device's id, and of each of its aliases."""
+"""Most characters of a device's id, and of each of its aliases."""
 MOST_ALIASES = 64
 MOST_DEVICES = 10_000
-"""Of one resource and host: each takes some 20 us to look at, and memory for good."""
+"""Of one resource and host. Checking a device takes some 20 us, and each needs memory for good."""
 AT_A_STRETCH = 500
-"""Devices of a report that are looked at in one turn of the event loop."""
+"""Devices of a report that are checked in one turn of the event loop."""
 DEVICE_BYTES = 64 * 1024
-"""What may be said of one device, as JSON: a grant has room for a dozen of that size."""
+"""Most bytes of one device as JSON: a grant has room for a dozen of that size."""
 SHORTEST_DELAY_S = 0.05
-"""The shortest time between two answers of a driver: it must not keep the manager busy, whatever it wants."""
+"""The shortest time between two answers of a driver, so that no driver keeps the manager busy."""
 
 
 class DriverCallError(Exception):
-    """A driver's code failed: what that amounts to, and the seconds it wants to wait before it is called again (None:
-    it does not say). `is_shortage`: it could have named fewer devices."""
+    """A driver's code failed. `delay_s`: the seconds that it wants until the next call, if it says so. `is_shortage`:
+    it could have named fewer devices."""
 
     def __init__(self, failure: m.DriverFailure, *, delay_s: float | None = None, is_shortage: bool = False) -> None:
         super().__init__(failure.reason)
@@ -47,13 +47,13 @@ class DriverCallError(Exception):
 
 @contextmanager
 def foreign_code() -> Iterator[None]:
-    """A driver's own code runs here.
+    """A context for a driver's own code.
 
-    Whatever it raises is its own failure, also what is no `Exception`: a vendor's library may call `sys.exit()`, and a
-    cancellation may come from something that the driver waited for. Let through, it would end the manager.
+    Any error of it is the driver's failure, even if it is no `Exception`: a vendor's library may call `sys.exit()`, and
+    something that the driver waits for may be cancelled. Otherwise it would end the manager.
 
     Raises:
-        DriverCallError: it raised something.
+        DriverCallError: the code raised an error.
     """
     try:
         yield
@@ -73,7 +73,7 @@ def _is_cancelled() -> bool:
 
 
 def _verdict(error: BaseException) -> m.DriverFailure:
-    """What an exception of a driver amounts to. Only `PermanentDriverError` is permanent."""
+    """The failure of a driver's exception. Only `PermanentDriverError` is permanent."""
     words = words_of(error)
     if isinstance(error, TimeoutError) and not words:
         return m.DriverFailure(reason="it took too long")
@@ -84,7 +84,7 @@ def _verdict(error: BaseException) -> m.DriverFailure:
 
 
 def words_of(error: BaseException) -> str:
-    """A foreign exception's message, as it can go over the wire; that it cannot be read, if its own code fails."""
+    """A foreign exception's message, as it can go over the wire; or that its own code failed."""
     try:
         return written(str(error)[:REASON_LENGTH])
     except Exception as unreadable:  # noqa: BLE001 - foreign code, too
@@ -92,7 +92,7 @@ def words_of(error: BaseException) -> str:
 
 
 def _wanted_delay(error: BaseException) -> float | None:
-    """The seconds that a driver wants to wait; None: it does not say, or says something that is no time to wait."""
+    """The seconds that a driver wants to wait; None if it gives no valid delay."""
     delay = getattr(error, "delay", None) if isinstance(error, api.TemporaryDriverError) else None
     if isinstance(delay, int | float) and math.isfinite(delay):
         return max(float(delay), SHORTEST_DELAY_S)
@@ -100,17 +100,17 @@ def _wanted_delay(error: BaseException) -> float | None:
 
 
 def written(text: str) -> str:
-    """Foreign text as it can go over the wire: half characters, as in names of files, are escaped."""
+    """Foreign text as it can go over the wire: lone surrogates, as in file names, are escaped."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def known_device(resource: str, device: api.Device) -> m.KnownDevice:
-    """A driver's device with its canonical id: its own, or `<resource>:<index>`. One of which more is said than
-    `DEVICE_BYTES` is unhealthy, and nothing is kept of what is said.
+    """A driver's device with its canonical id: its own, or `<resource>:<index>`. A device with more than `DEVICE_BYTES`
+    is unhealthy, and its properties are dropped.
 
     Raises:
-        PermanentDriverError: it has neither an id nor an index, something of it is not the text it must be, it has too
-            many or too long names, or it sets a variable that no driver may set.
+        PermanentDriverError: it has neither an id nor an index, a value is not text, it has too many or too long names,
+            or it sets a variable that no driver may set.
     """
     device_id = device.id
     if device_id is None:
@@ -131,16 +131,16 @@ def known_device(resource: str, device: api.Device) -> m.KnownDevice:
         cdi=tuple(device.cdi),
     )
     try:
-        # what is written must be readable again: a ledger that is not would refuse its host
+        # a record that cannot be read again would make the manager refuse its host
         encoded = msgspec.json.encode(known)
         known = msgspec.json.decode(encoded, type=m.KnownDevice)
     except (msgspec.MsgspecError, UnicodeError, TypeError) as error:
         raise api.PermanentDriverError(
-            f"the driver of {resource} reported device {device_id!r} with something that is no text: {error}"
+            f"the driver of {resource} reported device {device_id!r} with a value that is not text: {error}"
         ) from error
     _check_names(resource, known)
     if len(encoded) > DEVICE_BYTES:
-        reason = f"its driver says {len(encoded)} bytes of it, and at most {DEVICE_BYTES} can be handed on"
+        reason = f"its driver reported {len(encoded)} bytes for it; at most {DEVICE_BYTES} are possible"
         return m.KnownDevice(id=known.id, properties={}, aliases=known.aliases, health=Health.UNHEALTHY, reason=reason)
     for name, why in environment.divide(known.env)[1].items():
         raise api.PermanentDriverError(
@@ -151,7 +151,7 @@ def known_device(resource: str, device: api.Device) -> m.KnownDevice:
 
 
 def _check_names(resource: str, device: m.KnownDevice) -> None:
-    """Names are kept whole or not at all: a device is held under each of them.
+    """Check a device's names. They cannot be shortened, because a device is held under each of them.
 
     Raises:
         PermanentDriverError: there are too many, or one is too long.
@@ -160,12 +160,12 @@ def _check_names(resource: str, device: m.KnownDevice) -> None:
     if longest > LONGEST_NAME or len(device.aliases) > MOST_ALIASES:
         raise api.PermanentDriverError(
             f"the driver of {resource} reported device {device.id[:80]!r} with {len(device.aliases)} aliases, the "
-            f"longest name having {longest} characters; at most {MOST_ALIASES} aliases of {LONGEST_NAME} are taken"
+            f"longest name having {longest} characters; at most {MOST_ALIASES} aliases of {LONGEST_NAME} are possible"
         )
 
 
 async def known_devices(resource: str, devices: Iterable[api.Device]) -> tuple[m.KnownDevice, ...]:
-    """A driver's devices, as often as it names them: the core knows which are one. Some are looked at in each turn of
+    """A driver's devices, as often as it names them: the core merges repeated ones. Some are checked in each turn of
     the event loop.
 
     Raises:
@@ -175,7 +175,7 @@ async def known_devices(resource: str, devices: Iterable[api.Device]) -> tuple[m
     for device in devices:
         if len(known) == MOST_DEVICES:
             raise api.PermanentDriverError(
-                f"the driver of {resource} reported more than {MOST_DEVICES} devices, which is as many as are taken"
+                f"the driver of {resource} reported more than {MOST_DEVICES} devices, which is the limit"
             )
         known.append(known_device(resource, device))
         if len(known) % AT_A_STRETCH == 0:
