@@ -51,7 +51,7 @@ async def test_more_partitions_end_a_manager_and_the_next_one_finds_the_records_
             grown.set()
             await ended(house, r"have 5 partitions, and had 3 when this manager started.*topics grow --partitions 5")
         async with serving(bus, static(count=1), tmp_path, ready=False) as house:
-            await ended(house, r"allocations/0 is the place of h; but .* in outfitter.allocations/1")
+            await ended(house, r"allocations/0 is the place of h, but .* in outfitter.allocations/1")
 
 
 async def test_a_ledger_that_somebody_made_anew_in_the_file_ends_a_manager(url: str, tmp_path: Path) -> None:
