@@ -108,7 +108,7 @@ def test_a_ledger_made_anew_is_refused_until_somebody_says_that_no_worker_runs(
     harmed: Harmed, tmp_path: Path, note: Note, which: str
 ) -> None:
     # of a manager that had not noticed yet what comes before is gone; history has what the old ledger had
-    told = "commits number [0-9]+ after 0|history: .* (wrote no record of|goes from None, and its last step led to)"
+    told = "commits number [0-9]+ after 0|history: .* (wrote no record of|goes from None, but its last step led to)"
     with playing(harmed.broker, tmp_path, f"{which} anew", note, keepers=2, adjusted=True) as scene:
         names = topics(scene.cluster)
         lost = [names.allocations] if which == "the ledger" else list(names)
@@ -168,7 +168,7 @@ def test_a_ledger_whose_records_were_deleted_under_another_policy_is_refused_unt
         ledger = topics(scene.cluster).allocations
         managers = list(scene.managers.values())
         # the checkpoint is gone, too: what the input still has is decided once more, and history has both
-        told = "history: .* goes from None, and its last step led to"
+        told = "history: .* goes from None, but its last step led to"
         name = "the ledger's cleanup.policy changed, its records deleted, and adopted"
         with scene.fault(name, expected=told) as trouble:
             scene.fleet.await_keepers()

@@ -328,7 +328,7 @@ async def test_a_copy_with_other_places_is_refused(serve: Serve, bus: Bus, clust
     await remake(bus, cluster, [topics(cluster).allocations])
     await restore(bus, cluster, {3: copy[1]})
     for adopt in (False, True):
-        await refused(serve, "but what was granted there is in .*/3", limits=structs.replace(OFTEN, adopt=adopt))
+        await refused(serve, "but their grants are in .*/3", limits=structs.replace(OFTEN, adopt=adopt))
 
 
 async def test_a_ledger_that_names_neither_partitions_nor_topic_is_gone_on_with_and_names_them_then(

@@ -117,7 +117,7 @@ async def test_a_manager_leaves_the_sweeping_to_others_only_while_they_are_heard
     with structlog.testing.capture_logs() as lines:
 
         def leaves_it() -> bool:
-            return any(line["event"].startswith("other managers look after") for line in lines)
+            return any(line["event"].startswith("other managers sweep") for line in lines)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(manager.run)

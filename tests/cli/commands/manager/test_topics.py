@@ -186,8 +186,8 @@ async def test_partitions_that_were_added_without_moving_anything_are_told_by_th
 @pytest.mark.parametrize(
     ("topic", "told"),
     [
-        ("allocations", ("made anew, or restored from a copy: grants may be missing", "--adopt-ledger")),
-        ("registrations", ("the registrations topic was made anew: what was not answered before is lost",)),
+        ("allocations", ("recreated, or restored from a copy: grants may be missing", "--adopt-ledger")),
+        ("registrations", ("the registrations topic was recreated: unanswered registrations are lost",)),
     ],
 )
 def test_a_topic_that_was_made_anew_is_told_by_the_check(

@@ -153,7 +153,7 @@ def test_it_says_what_it_needs_and_asks(damaged: tuple[Manager, str]) -> None:
     manager, key = damaged
     done = manager.outfitter("ledger", "forget", key)
     assert (done.returncode, done.stdout) == (1, "")
-    for words in (f"manager of {manager.host}", "It was stopped at", "worker is dead", "nobody is there to answer"):
+    for words in (f"manager of {manager.host}", "It stopped at", "worker is dead", "there is no terminal to ask"):
         assert words in done.stderr
     for answer, code, ending in ((b"n\n", 1, "nothing was deleted"), (b"y\n", 0, "forgotten")):
         ours, theirs = pty.openpty()
@@ -174,7 +174,7 @@ def test_it_says_what_it_needs_and_asks(damaged: tuple[Manager, str]) -> None:
     [
         ("HOST/w/none", "has no record under"),
         ("gibberish", "is no key of the ledger"),
-        ("@checkpoint/host/HOST", "nothing works without it"),
+        ("@checkpoint/host/HOST", "must not be deleted"),
         ("", "is no key of the ledger"),
     ],
 )

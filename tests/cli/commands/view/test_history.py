@@ -241,7 +241,7 @@ def test_without_history_nothing_is_written_there_and_that_is_said(start_manager
     assert (done.returncode, json.loads(done.stdout)) == (0, records(manager)), done.stderr
     done = manager.outfitter("replay", "--at", "1h")
     assert done.returncode == 1
-    oldest = re.search(r"the oldest that can be replayed is (\S+)", done.stderr)
+    oldest = re.search(r"the oldest moment that can be replayed is (\S+)", done.stderr)
     assert oldest is not None, done.stderr
     assert json.loads(manager.outfitter("replay", "--at", oldest[1], "--json").stdout) == records(manager)
 

@@ -104,7 +104,7 @@ def test_status_shows_live_ones_first_and_of_those_that_are_over_the_last(manage
     done = manager.outfitter("status")
     workers = [line.split()[1] for line in done.stdout.splitlines()[1:]]
     assert workers == ["live", *(f"w{number}" for number in range(21, 1, -1))]
-    assert "and 2 more that are over: --all shows them" in done.stderr
+    assert "and 2 more that ended or failed: --all shows them" in done.stderr
     assert len(manager.outfitter("status", "--all").stdout.splitlines()) == 24
     assert len(json.loads(manager.outfitter("status", "--json").stdout)) == 23
 
@@ -112,7 +112,7 @@ def test_status_shows_live_ones_first_and_of_those_that_are_over_the_last(manage
 @pytest.mark.parametrize("command", ["status", "devices", "watch", "history", "replay", "explain", "dead-letters"])
 def test_the_help_of_what_looks_on_says_what_host_does(tmp_path: Path, command: str) -> None:
     told = " ".join(command_line.outfitter(command, "--help", cwd=tmp_path).stdout.split())
-    assert "Only of this host. All hosts otherwise, whatever OUTFITTER_HOST says" in told
+    assert "Only this host. Default: all hosts (OUTFITTER_HOST counts only for registrations)" in told
     assert "env var: OUTFITTER_HOST" not in told
 
 
