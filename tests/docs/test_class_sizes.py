@@ -25,7 +25,7 @@ class Sizes(NamedTuple):
 MOST = Sizes(methods=15, attributes=12, parameters=8)
 
 LARGER = {
-    "Processor": "it puts its parts together: nobody else sees them all",
+    "Processor": "it puts its parts together: no other class knows them all",
     "Identity": "as many fields as records on the wire say of a manager",
     "Limits": "callers name the few that they change",
     "PendingCommit": "It is begun with four fields",
