@@ -283,10 +283,10 @@ class World:
 
     def settle(self) -> None:
         """Commit until nothing follows any more."""
-        self._tick()
         for _ in range(1000):
             while self.waiting:
                 self._decide(self.waiting.popleft())
+            self._tick()  # only now: what was decided may have a deadline that is over
             self.commit()
             if not self.waiting:
                 self._check_rebuilt()
