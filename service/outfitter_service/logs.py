@@ -40,7 +40,12 @@ def configure(log_format: str, level: str) -> None:
     renderer: list[Any] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if json
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty() and _colours())]
+        # structlog's own choice, rich, shows the values of variables, and fails where an exception's message does
+        else [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty() and _colours(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
     )
     structlog.configure(
         processors=[

@@ -32,6 +32,34 @@ def test_a_value_of_a_line_is_cut_at_300_characters(capfd: pytest.CaptureFixture
     assert others["event"] == f"{'z' * 300}… (5000 characters)"
 
 
+class SpeechlessError(Exception):
+    """An exception whose message ends the process."""
+
+    def __str__(self) -> str:
+        raise SystemExit("no words")
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_traceback_shows_no_values_and_needs_no_message(capfd: pytest.CaptureFixture[str], log_format: str) -> None:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        logs.configure(log_format, "info")
+        password = "hun" + "ter2"
+        try:
+            raise SpeechlessError(password)
+        except SpeechlessError:
+            structlog.get_logger("outfitter.test").exception("failed")
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        structlog.reset_defaults()
+    said = capfd.readouterr().err
+    assert "SpeechlessError" in said
+    assert "test_log_bounds.py" in said
+    assert password not in said
+
+
 def test_beyond_so_many_lines_a_second_none_is_given_out() -> None:
     now = 7.0
     lines = reporter.LineLimiter(lambda: now)
