@@ -7,7 +7,12 @@ It imports only the requested factory. `gpu` in a configuration means the entry 
 from __future__ import annotations
 
 import difflib
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
+from types import FrameType
 
 from outfitter_drivers.api import DriverParams, ExternalResourceDriver, ExternalResourceDriverFactory
 
@@ -23,6 +28,56 @@ ALIASES = {FLINK_GPU_FACTORY: "gpu", "nvidia": "gpu"}
 
 class DriverLookupError(ValueError):
     """No driver factory under this name. The message has the known names, or why the factory cannot be loaded."""
+
+
+class DriverExitError(Exception):
+    """A driver's code raised something that is no `Exception`, such as SystemExit. The message has its name and its own
+    message."""
+
+
+@contextmanager
+def building() -> Iterator[None]:
+    """A context for synchronous code that imports or builds drivers. What a driver raises becomes an `Exception`.
+
+    A vendor's library may call `sys.exit()`, and an extension module in Rust raises its panics as a `BaseException`.
+    Otherwise it would end the process.
+
+    Raises:
+        Exception: the code raised it.
+        DriverExitError: the code raised something else, also KeyboardInterrupt.
+        KeyboardInterrupt: the user pressed Ctrl-C.
+    """
+    interrupted = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        signal.default_int_handler(number, frame)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    is_watched = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_watched:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        if interrupted and isinstance(error, KeyboardInterrupt):
+            raise
+        raise DriverExitError(_described(error)) from error
+    finally:
+        if is_watched and signal.getsignal(signal.SIGINT) is interrupt:  # the driver may have set its own
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _described(error: BaseException) -> str:
+    """The exception's name, and its message if it has one. Its message is foreign code, too."""
+    try:
+        words = str(error)
+    except BaseException as unreadable:  # noqa: BLE001 - as above
+        words = f"its message cannot be read ({type(unreadable).__name__})"
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
 def known_names() -> list[str]:
@@ -74,14 +129,17 @@ def load_factory(name: str) -> ExternalResourceDriverFactory:
     """
     point = find(name)
     try:
-        loaded = point.load()
-        factory = loaded() if isinstance(loaded, type) else loaded
-    except (Exception, SystemExit) as error:
-        # Foreign code: any error of it concerns this driver only.
-        raise DriverLookupError(f"driver {name!r} ({point.value}) cannot be loaded: {error!r}") from error
-    if not isinstance(factory, ExternalResourceDriverFactory):
-        raise DriverLookupError(f"driver {name!r} ({point.value}) is no ExternalResourceDriverFactory but {loaded!r}")
-    return factory
+        with building():
+            loaded = point.load()
+            factory = loaded() if isinstance(loaded, type) else loaded
+            if isinstance(factory, ExternalResourceDriverFactory):
+                return factory
+            found = repr(loaded)
+    except DriverExitError as error:
+        raise DriverLookupError(f"driver {name!r} ({point.value}) cannot be loaded: {error}") from error
+    except Exception as error:
+        raise DriverLookupError(f"driver {name!r} ({point.value}) cannot be loaded: {_described(error)}") from error
+    raise DriverLookupError(f"driver {name!r} ({point.value}) is no ExternalResourceDriverFactory but {found}")
 
 
 def create_driver(name: str, config: DriverParams) -> ExternalResourceDriver:
@@ -89,9 +147,12 @@ def create_driver(name: str, config: DriverParams) -> ExternalResourceDriver:
 
     Raises:
         DriverLookupError: as `load_factory`, or its factory does not return a driver.
-        Exception: any error of the factory; a ValueError names the wrong setting.
+        DriverExitError: the factory raised something that is no `Exception`.
+        Exception: any other error of the factory; a ValueError names the wrong setting.
     """
-    driver: object = load_factory(name).create_external_resource_driver(config)
-    if not isinstance(driver, ExternalResourceDriver):
-        raise DriverLookupError(f"driver {name!r}: its factory returned no ExternalResourceDriver but {driver!r}")
-    return driver
+    factory = load_factory(name)
+    with building():
+        driver: object = factory.create_external_resource_driver(config)
+        if not isinstance(driver, ExternalResourceDriver):
+            raise DriverLookupError(f"driver {name!r}: its factory returned no ExternalResourceDriver but {driver!r}")
+        return driver

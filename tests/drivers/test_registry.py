@@ -1,5 +1,7 @@
 """Factories are found by entry point, by Python path and by Flink's class name, and only the asked one is loaded."""
 
+import re
+import signal
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from outfitter_drivers import registry
-from outfitter_drivers.api import DriverParams
+from outfitter_drivers.api import DriverParams, ExternalResourceDriver, ExternalResourceDriverFactory
 from outfitter_drivers.gpu.factory import GPUDriverFactory
 from outfitter_drivers.static import StaticDriverFactory
 
@@ -54,6 +56,54 @@ def test_a_module_that_fails_in_its_import_is_that_drivers_error(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(registry.DriverLookupError, match="out of order"):
         registry.load_factory("broken_driver:Factory")
+
+
+EXITS = {
+    "SystemExit(4)": "SystemExit: 4",
+    "SystemExit(0)": "SystemExit: 0",
+    "KeyboardInterrupt": "KeyboardInterrupt",
+    "GeneratorExit": "GeneratorExit",
+    "type('PanicException', (BaseException,), {})('unwrap of None')": "PanicException: unwrap of None",
+    "BaseExceptionGroup('two', [SystemExit(2)])": "BaseExceptionGroup: two",
+}
+
+
+@pytest.mark.parametrize(("raised", "words"), EXITS.items())
+def test_a_module_that_wants_to_end_the_process_is_that_drivers_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: str, words: str
+) -> None:
+    (tmp_path / "ending_driver.py").write_text(f"raise {raised}")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(registry.DriverLookupError, match=re.escape(f"cannot be loaded: {words}")):
+        registry.load_factory("ending_driver:Factory")
+
+
+class Ending(ExternalResourceDriverFactory):
+    """Raises what the parameter says."""
+
+    def create_external_resource_driver(self, config: DriverParams) -> ExternalResourceDriver:
+        raise eval(config["raised"])  # noqa: S307 - a text of this test
+
+
+@pytest.mark.parametrize(("raised", "words"), EXITS.items())
+def test_a_factory_that_wants_to_end_the_process_is_that_drivers_error(raised: str, words: str) -> None:
+    with pytest.raises(registry.DriverExitError, match=f"^{re.escape(words)}"):
+        registry.create_driver("drivers.test_registry:Ending", DriverParams({"raised": raised}))
+
+
+def test_an_interrupt_by_a_signal_still_ends_the_process() -> None:
+    with pytest.raises(KeyboardInterrupt), registry.building():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_handler_for_interrupts_that_a_driver_sets_stays() -> None:
+    try:
+        with registry.building():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_a_factory_that_makes_no_driver_is_that_drivers_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,12 @@ class Unrelated(BaseException):
     """No `Exception`, as what some libraries raise to end a program."""
 
 
+ENDINGS: dict[str, BaseException] = {
+    "is interrupted": KeyboardInterrupt(),
+    "is closed as a generator": GeneratorExit(),
+    "panics": Unrelated("unwrap of None"),
+    "is cancelled": asyncio.CancelledError("a task of its own"),
+}
 RAISED: dict[str, Callable[[], BaseException]] = {
     "a delay as a timedelta": lambda: TemporaryDriverError("later", delay=timedelta(milliseconds=10)),
     "a delay that is a text": lambda: TemporaryDriverError("later", delay="5"),  # type: ignore[arg-type]
@@ -145,7 +151,7 @@ class WithProperties(Odd):
         properties = super().__getattribute__("__dict__").get("properties", {})
         if name not in properties:
             return super().__getattribute__(name)
-        if isinstance(properties[name], Exception):
+        if isinstance(properties[name], BaseException):
             raise properties[name]
         return properties[name]
 
@@ -156,8 +162,12 @@ class OddFactory(ExternalResourceDriverFactory):
             raise RuntimeError("no such bus")
         if config["how"] == "ends the process":
             raise SystemExit("a vendor's library wants to end this process")
+        if config["how"] in ENDINGS:
+            raise ENDINGS[config["how"]]
         if config["how"] == "has no words":
             raise WordlessError
+        if config["how"] == "has a hint that ends the process":
+            return WithProperties(not_granted_hint=SystemExit("no hint ever"))
         if config["how"] == "has a hint that fails":
             return WithProperties(not_granted_hint=RuntimeError("no hint today"))
         if config["how"] == "has an odd time-out":
@@ -302,6 +312,11 @@ async def test_a_driver_that_sets_a_variable_that_decides_which_code_runs_is_ref
         ("is none", "no ExternalResourceDriver but None"),
         ("ends the process", "a vendor's library wants to end this process"),
         ("has no words", "its message cannot be read"),
+        ("is interrupted", "its driver cannot be built: KeyboardInterrupt"),
+        ("is closed as a generator", "its driver cannot be built: GeneratorExit"),
+        ("panics", "its driver cannot be built: Unrelated: unwrap of None"),
+        ("is cancelled", "its driver cannot be built: CancelledError: a task of its own"),
+        ("has a hint that ends the process", "SystemExit: no hint ever"),
         ("has a hint that fails", "no hint today"),
         ("has an odd time-out", "call_timeout is 'soon'"),
     ],

@@ -1,4 +1,5 @@
-"""Lets drivers check their own settings: `outfitter config check` builds each driver, but does not call it.
+"""Lets drivers check their own settings: `outfitter config check` builds each driver as a manager does, but does not
+call it.
 
 A driver raises only its first error. To find all errors we build it again without the refused setting.
 """
@@ -13,16 +14,17 @@ from outfitter_drivers.api import NotOnThisMachineError
 from outfitter_drivers.settings import SettingError
 from outfitter_service.config import Inspection, Problem, ResourceConfig, Settings, Severity
 from outfitter_service.core.model import SpecState
-from outfitter_service.runtime.drivers.building import build
+from outfitter_service.runtime.drivers.building import UnservableDriverError, build_served, told
 
 
 def driver_problems(found: Settings | Inspection | None) -> Iterator[Problem]:
     """The errors and warnings of drivers about their settings, also for resources with other errors. If a setting may
     be right on another machine, its error is a warning."""
-    for config in found.resources if found is not None else ():
-        if found is None or config.driver is None or config.state not in (SpecState.OK, SpecState.MISCONFIGURED):
-            continue
-        yield from _of(config, found.origins)
+    if found is None:
+        return
+    for config in found.resources:
+        if config.driver is not None and config.state in (SpecState.OK, SpecState.MISCONFIGURED):
+            yield from _of(config, found.origins)
 
 
 def _of(config: ResourceConfig, origins: Mapping[str, str]) -> Iterator[Problem]:
@@ -47,7 +49,7 @@ def _of(config: ResourceConfig, origins: Mapping[str, str]) -> Iterator[Problem]
 
 def _refusal(config: ResourceConfig, warn: Callable[[str], None]) -> Exception | None:
     try:
-        build(config, warn)
+        build_served(config, "host", warn)
     except Exception as error:  # noqa: BLE001 - foreign code: any error concerns this resource only
         return error
     return None
@@ -55,23 +57,28 @@ def _refusal(config: ResourceConfig, warn: Callable[[str], None]) -> Exception |
 
 def _key(config: ResourceConfig, error: Exception) -> str | None:
     """The configured setting that an error is about: a `SettingError` says it, other messages begin with it."""
-    key = error.key if isinstance(error, SettingError) else str(error).partition(" ")[0].removesuffix(":")
+    if isinstance(error, UnservableDriverError):
+        return None
+    key = error.key if isinstance(error, SettingError) else told(error).partition(" ")[0].removesuffix(":")
     return key if key in config.params else None
 
 
 def _about(config: ResourceConfig, origins: Mapping[str, str], error: Exception, severity: Severity) -> Problem:
-    words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-    suggestion = None
+    words, suggestion = told(error), None
     if isinstance(error, SettingError) and error.suggestion is not None:
         words = f"{error.key} {error.problem}"
         suggestion = f"did you mean {config.key('param.')}{error.suggestion}?"
     key = _key(config, error)
-    option = f"param.{key}" if key is not None else "driver-factory.class"
+    option, found = "driver-factory.class", config.driver
+    if key is not None:
+        option, found = f"param.{key}", config.params[key]
+    elif isinstance(error, UnservableDriverError) and error.option == "sharing":
+        option, found = error.option, config.sharing
     return Problem(
         file=origins.get(config.key(option), ""),
         key=config.key(option),
-        found=config.params[key] if key is not None else config.driver,
-        problem=f"its driver says: {words}",
+        found=found,
+        problem=words if isinstance(error, UnservableDriverError) else f"its driver says: {words}",
         suggestion=suggestion,
         severity=severity,
         resource=config.name,

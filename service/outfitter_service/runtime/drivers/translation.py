@@ -87,7 +87,7 @@ def words_of(error: BaseException) -> str:
     """A foreign exception's message, as it can go over the wire; or that its own code failed."""
     try:
         return written(str(error)[:REASON_LENGTH])
-    except Exception as unreadable:  # noqa: BLE001 - foreign code, too
+    except BaseException as unreadable:  # noqa: BLE001 - foreign code, too
         return f"its message cannot be read ({type(unreadable).__name__})"
 
 

@@ -263,3 +263,86 @@ def test_a_driver_that_says_no_key_is_taken_by_the_first_word(
         ("warning", "external-resource.x.param.retries"),
         ("error", f"external-resource.x.{key}"),
     ]
+
+
+ENDING = """
+from outfitter_drivers.api import ExternalResourceDriverFactory
+
+class PanicException(BaseException):
+    pass
+
+class Speechless(Exception):
+    def __str__(self):
+        raise SystemExit("no words at all")
+
+class Factory(ExternalResourceDriverFactory):
+    def create_external_resource_driver(self, config):
+        raise eval(config["raised"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("raised", "words"),
+    [
+        ("SystemExit(4)", "its driver says: SystemExit: 4"),
+        ("SystemExit(0)", "its driver says: SystemExit: 0"),
+        ("PanicException('unwrap of None')", "its driver says: PanicException: unwrap of None"),
+        ("GeneratorExit", "its driver says: GeneratorExit"),
+        ("KeyboardInterrupt", "its driver says: KeyboardInterrupt"),
+        ("Speechless", "its driver says: Speechless: its message cannot be read (SystemExit)"),
+    ],
+)
+def test_a_factory_that_wants_to_end_the_process_is_a_problem_of_its_resource(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: str, words: str
+) -> None:
+    (tmp_path / "ending_driver.py").write_text(ENDING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    [ending, wrong] = problems(
+        tmp_path,
+        'external-resources = ["x", "y"]\n[external-resource.x]\namount = 1\ndriver = "ending_driver:Factory"\n'
+        f'param.raised = "{raised}"\n[external-resource.y]\namount = 1\ndriver = "static"\nparam.count = "many"\n',
+    )
+    assert (ending["key"], ending["problem"]) == ("external-resource.x.driver-factory.class", words)
+    assert wrong["key"] == "external-resource.y.param.count"
+
+
+PREPARING = """
+from outfitter_drivers.api import ExternalResourceDriver, ExternalResourceDriverFactory, Preparation
+
+class Driver(ExternalResourceDriver, Preparation):
+    async def retrieve_resource_info(self, amount, worker):
+        return []
+
+    async def prepare(self, grant):
+        pass
+
+    async def unprepare(self, grant):
+        pass
+
+class Factory(ExternalResourceDriverFactory):
+    def create_external_resource_driver(self, config):
+        driver = Driver()
+        driver.call_timeout = eval(config["limit"])
+        return driver
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit", "key", "words"),
+    [
+        ('sharing = "shared"\n', "1", "sharing", "sharing = shared does not go with its driver"),
+        ("", "'soon'", "driver-factory.class", "its driver says: its driver's call_timeout is 'soon'"),
+    ],
+)
+def test_a_driver_that_no_manager_can_serve_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, limit: str, key: str, words: str
+) -> None:
+    (tmp_path / "preparing_driver.py").write_text(PREPARING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    [problem] = problems(
+        tmp_path,
+        'external-resources = ["x"]\n[external-resource.x]\namount = 1\ndriver = "preparing_driver:Factory"\n'
+        f'{settings}param.limit = "{limit}"\n',
+    )
+    assert problem["key"] == f"external-resource.x.{key}"
+    assert problem["problem"].startswith(words)

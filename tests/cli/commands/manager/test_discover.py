@@ -14,7 +14,17 @@ SLOW_DRIVER = """
 import anyio
 from outfitter.drivers import ExternalResourceDriver, ExternalResourceDriverFactory, ExternalResourceInfo
 
+class PanicException(BaseException):
+    pass
+
+class Speechless(Exception):
+    def __str__(self):
+        raise SystemExit("no words at all")
+
 class Driver(ExternalResourceDriver):
+    async def aclose(self):
+        raise SystemExit("no goodbye")
+
     async def retrieve_resource_info(self, amount, worker):
         if amount == 1:
             await anyio.sleep_forever()
@@ -22,6 +32,10 @@ class Driver(ExternalResourceDriver):
             raise RuntimeError("the card is on fire")
         if amount == 3:
             return None
+        if amount == 8:
+            raise PanicException("unwrap of None")
+        if amount == 9:
+            raise SystemExit(0)
         if amount == 7:
             return ["card0"] * 7
         print("the card says hello")
@@ -33,7 +47,16 @@ class Factory(ExternalResourceDriverFactory):
             return None
         if config.get("makes") == "trouble":
             raise RuntimeError("no card here")
-        return Driver()
+        if config.get("makes") == "an end":
+            raise SystemExit(4)
+        if config.get("makes") == "a panic":
+            raise PanicException("unwrap of None")
+        if config.get("makes") == "no words":
+            raise Speechless
+        driver = Driver()
+        if config.get("makes") == "an odd time-out":
+            driver.call_timeout = "soon"
+        return driver
 """
 
 
@@ -101,17 +124,31 @@ def test_a_failure_prints_nothing_but_the_reason(config: Path, arguments: list[s
         ("3", "3 card requested, but its driver returned 0"),
         ("6", "6 card requested, but its driver returned 5"),
         ("7", "returned 'card0', which is no ExternalResourceInfo"),
+        ("8", "the driver of card failed: PanicException: unwrap of None"),
+        ("9", "the driver of card failed: SystemExit: 0"),
     ],
 )
 def test_whatever_a_driver_does_is_told_in_words(slow: Path, amount: str, words: str) -> None:
     done = discover(slow, "card", "--amount", amount, "--json", PYTHONPATH=str(slow.parent))
     assert (done.returncode, done.stdout) == (1, "")
     assert words in done.stderr
+    assert "the driver of card did not close well: SystemExit: no goodbye" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("makes", "words"), [("nothing", "but None"), ("trouble", "RuntimeError: no card here")])
+@pytest.mark.parametrize(
+    ("makes", "words"),
+    [
+        ("nothing", "but None"),
+        ("trouble", "RuntimeError: no card here"),
+        ("an end", "SystemExit: 4"),
+        ("a panic", "PanicException: unwrap of None"),
+        ("an odd time-out", "call_timeout is 'soon'"),
+        ("no words", "its message cannot be read (SystemExit)"),
+    ],
+)
 def test_a_factory_that_makes_no_driver_is_to_blame_itself(slow: Path, makes: str, words: str) -> None:
+    slow.write_text(slow.read_text().replace("driver-timeout", "# driver-timeout"))
     with slow.open("a") as file:
         file.write(f'param.makes = "{makes}"\n')
     done = discover(slow, "card", "--json", PYTHONPATH=str(slow.parent))

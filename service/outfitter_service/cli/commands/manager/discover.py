@@ -72,18 +72,18 @@ def _chosen(inspection: Inspection, resource: str) -> ResourceConfig:
 
 
 def _built(config: ResourceConfig) -> ExternalResourceDriver:
-    from outfitter_service.runtime.drivers.building import build
+    from outfitter_service.runtime.drivers.building import build_served, told
 
     if config.driver is None:
         raise OutfitterCliError(
             config.reason or f"{config.name} has no driver; set {config.key('driver-factory.class')}"
         )
     try:
-        return build(config, lambda warning: warn(f"{config.key('param.')}{warning}"))
+        # whatever the configured scope: this command looks at the machine that it runs on
+        return build_served(config, "host", lambda warning: warn(f"{config.key('param.')}{warning}")).driver
     except Exception as error:
         # foreign code: report any error of it
-        what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise OutfitterCliError(f"the driver of {config.name} cannot be built: {what}") from error
+        raise OutfitterCliError(f"the driver of {config.name} cannot be built: {told(error)}") from error
 
 
 async def _call(driver: ExternalResourceDriver, amount: int, worker: Worker) -> list[ExternalResourceInfo]:
@@ -94,22 +94,24 @@ async def _call(driver: ExternalResourceDriver, amount: int, worker: Worker) -> 
     """
     import anyio
 
-    from outfitter_drivers.api import DriverError, ExternalResourceInfo
+    from outfitter_drivers.api import ExternalResourceInfo
+    from outfitter_service.runtime.drivers.translation import DriverCallError, foreign_code
 
+    limit = driver.call_timeout
     try:
-        with anyio.fail_after(driver.call_timeout):
+        with anyio.fail_after(limit), foreign_code():
             infos = list(await driver.retrieve_resource_info(amount, worker) or ())
     except TimeoutError as error:
-        raise OutfitterCliError(
-            f"the driver of {worker.resource} has not answered within {driver.call_timeout:g} s"
-        ) from error
-    except Exception as error:
-        # foreign code: report any error of it
-        what = str(error) if isinstance(error, DriverError) else f"{type(error).__name__}: {error}"
-        raise OutfitterCliError(f"the driver of {worker.resource} failed: {what}") from error
+        raise OutfitterCliError(f"the driver of {worker.resource} has not answered within {limit:g} s") from error
+    except DriverCallError as error:
+        raise OutfitterCliError(f"the driver of {worker.resource} failed: {error}") from error
     finally:
         with anyio.move_on_after(CLOSE_WITHIN, shield=True):
-            await driver.aclose()
+            try:
+                with foreign_code():
+                    await driver.aclose()
+            except DriverCallError as error:
+                warn(f"the driver of {worker.resource} did not close well: {error}")
     if wrong := [info for info in infos if not isinstance(info, ExternalResourceInfo)]:
         raise OutfitterCliError(
             f"the driver of {worker.resource} returned {wrong[0]!r}, which is no ExternalResourceInfo"
