@@ -22,16 +22,18 @@ def driver_problems(found: Settings | Inspection | None) -> Iterator[Problem]:
     be right on another machine, its error is a warning."""
     if found is None:
         return
+    settings = found if isinstance(found, Settings) else found.settings
+    scope = "host" if settings is None else settings.scope
     for config in found.resources:
         if config.driver is not None and config.state in (SpecState.OK, SpecState.MISCONFIGURED):
-            yield from _of(config, found.origins)
+            yield from _of(config, scope, found.origins)
 
 
-def _of(config: ResourceConfig, origins: Mapping[str, str]) -> Iterator[Problem]:
+def _of(config: ResourceConfig, scope: str, origins: Mapping[str, str]) -> Iterator[Problem]:
     warned, refused = set[str](), False
     while True:
         warnings: list[str] = []
-        error = _refusal(config, warnings.append)
+        error = _refusal(config, scope, warnings.append)
         for warning in warnings:
             if warning not in warned:
                 warned.add(warning)
@@ -47,9 +49,9 @@ def _of(config: ResourceConfig, origins: Mapping[str, str]) -> Iterator[Problem]
         config = structs.replace(config, params={name: config.params[name] for name in config.params if name != key})
 
 
-def _refusal(config: ResourceConfig, warn: Callable[[str], None]) -> Exception | None:
+def _refusal(config: ResourceConfig, scope: str, warn: Callable[[str], None]) -> Exception | None:
     try:
-        build_served(config, "host", warn)
+        build_served(config, scope, warn)
     except Exception as error:  # noqa: BLE001 - foreign code: any error concerns this resource only
         return error
     return None

@@ -306,6 +306,15 @@ def test_a_factory_that_wants_to_end_the_process_is_a_problem_of_its_resource(
     assert wrong["key"] == "external-resource.y.param.count"
 
 
+def test_a_driver_that_a_manager_of_cluster_scope_cannot_serve_is_refused(tmp_path: Path) -> None:
+    text = FOLDER + f'param.path = "{tmp_path}"\n'
+    assert problems(tmp_path, text) == []
+    [problem] = problems(tmp_path, 'scope = "cluster"\n' + text)
+    assert (problem["key"], problem["found"]) == ("external-resource.gpu.driver-factory.class", "files")
+    assert problem["problem"].startswith("driver files looks at the machine that it runs on")
+    assert problem["severity"] == "error"
+
+
 PREPARING = """
 from outfitter_drivers.api import ExternalResourceDriver, ExternalResourceDriverFactory, Preparation
 
