@@ -36,8 +36,8 @@ class DriverExitError(Exception):
 
 
 @contextmanager
-def building() -> Iterator[None]:
-    """A context for synchronous code that imports or builds drivers. What a driver raises becomes an `Exception`.
+def contained() -> Iterator[None]:
+    """A context for a driver's synchronous code, such as its module and factory. What it raises becomes an `Exception`.
 
     A vendor's library may call `sys.exit()`, and an extension module in Rust raises its panics as a `BaseException`.
     Otherwise it would end the process.
@@ -65,14 +65,16 @@ def building() -> Iterator[None]:
     except BaseException as error:
         if interrupted and isinstance(error, KeyboardInterrupt):
             raise
-        raise DriverExitError(_described(error)) from error
+        raise DriverExitError(described(error)) from error
     finally:
         if is_watched and signal.getsignal(signal.SIGINT) is interrupt:  # the driver may have set its own
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _described(error: BaseException) -> str:
-    """The exception's name, and its message if it has one. Its message is foreign code, too."""
+def described(error: BaseException) -> str:
+    """A driver's exception as text: its name, and its message if it has one. Its message is foreign code, too."""
+    if isinstance(error, DriverExitError):
+        return str(error)
     try:
         words = str(error)
     except BaseException as unreadable:  # noqa: BLE001 - as above
@@ -129,16 +131,14 @@ def load_factory(name: str) -> ExternalResourceDriverFactory:
     """
     point = find(name)
     try:
-        with building():
+        with contained():
             loaded = point.load()
             factory = loaded() if isinstance(loaded, type) else loaded
             if isinstance(factory, ExternalResourceDriverFactory):
                 return factory
             found = repr(loaded)
-    except DriverExitError as error:
-        raise DriverLookupError(f"driver {name!r} ({point.value}) cannot be loaded: {error}") from error
     except Exception as error:
-        raise DriverLookupError(f"driver {name!r} ({point.value}) cannot be loaded: {_described(error)}") from error
+        raise DriverLookupError(f"driver {name!r} ({point.value}) cannot be loaded: {described(error)}") from error
     raise DriverLookupError(f"driver {name!r} ({point.value}) is no ExternalResourceDriverFactory but {found}")
 
 
@@ -151,7 +151,7 @@ def create_driver(name: str, config: DriverParams) -> ExternalResourceDriver:
         Exception: any other error of the factory; a ValueError names the wrong setting.
     """
     factory = load_factory(name)
-    with building():
+    with contained():
         driver: object = factory.create_external_resource_driver(config)
         if not isinstance(driver, ExternalResourceDriver):
             raise DriverLookupError(f"driver {name!r}: its factory returned no ExternalResourceDriver but {driver!r}")

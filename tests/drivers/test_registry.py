@@ -92,14 +92,14 @@ def test_a_factory_that_wants_to_end_the_process_is_that_drivers_error(raised: s
 
 
 def test_an_interrupt_by_a_signal_still_ends_the_process() -> None:
-    with pytest.raises(KeyboardInterrupt), registry.building():
+    with pytest.raises(KeyboardInterrupt), registry.contained():
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_handler_for_interrupts_that_a_driver_sets_stays() -> None:
     try:
-        with registry.building():
+        with registry.contained():
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:

@@ -55,6 +55,23 @@ def test_a_resource_without_a_key_is_left_out() -> None:
     assert yarn_amounts([resource(kubernetes_key="x.io/y")]) == {}
 
 
+class Ending(Asked):
+    """A driver that wants to end the process."""
+
+    def kubernetes_resources(self, amount: int) -> Mapping[str, str]:
+        raise SystemExit(0)
+
+    def yarn_resources(self, amount: int) -> Mapping[str, int]:
+        raise GeneratorExit
+
+
+def test_a_driver_that_fails_when_it_is_asked_for_its_keys_is_named() -> None:
+    with pytest.raises(RequestError, match="its driver failed: SystemExit: 0"):
+        kubernetes_amounts([resource()], lambda _: Ending())
+    with pytest.raises(RequestError, match="its driver failed: GeneratorExit"):
+        yarn_amounts([resource()], lambda _: Ending())
+
+
 def test_a_resource_without_a_driver_is_requested_all_the_same() -> None:
     assert yarn_amounts([resource(yarn_key="y", state=SpecState.NO_DRIVER)]) == {"y": 2}
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from outfitter_drivers import registry
 from outfitter_drivers.api import ExternalResourceDriver, KubernetesRequest, YarnRequest
 from outfitter_service.config.options import kubernetes_key, yarn_key
 from outfitter_service.config.resources import ResourceConfig
@@ -32,7 +33,7 @@ def kubernetes_amounts(resources: Iterable[ResourceConfig], driver_of: DriverOf 
     Of two resources with one key only the first counts (a configuration refuses that).
 
     Raises:
-        RequestError: an amount is no positive whole number, or a driver names no extended resource.
+        RequestError: an amount is no positive whole number, or a driver fails or names no extended resource.
     """
     amounts: dict[str, str] = {}
     for config in _in_effect(resources):
@@ -42,7 +43,7 @@ def kubernetes_amounts(resources: Iterable[ResourceConfig], driver_of: DriverOf 
         else:
             driver: object = driver_of(config)
             if isinstance(driver, KubernetesRequest):
-                said = driver.kubernetes_resources(_whole(config, config.amount))
+                said = _said(config, driver.kubernetes_resources)
         for key, amount in said.items():
             amounts.setdefault(_named(config, key, kubernetes_key), str(_whole(config, amount)))
     return amounts
@@ -69,7 +70,7 @@ def yarn_amounts(
         else:
             driver: object = driver_of(config)
             if isinstance(driver, YarnRequest):
-                said = driver.yarn_resources(_whole(config, config.amount))
+                said = _said(config, driver.yarn_resources)
         for key, found in said.items():
             amount = _whole(config, found)
             if maximum is not None:
@@ -80,6 +81,21 @@ def yarn_amounts(
 
 def _in_effect(resources: Iterable[ResourceConfig]) -> Iterable[ResourceConfig]:
     return (config for config in resources if config.in_effect)
+
+
+def _said(config: ResourceConfig, ask: Callable[[int], Mapping[str, Any]]) -> Mapping[str, Any]:
+    """A driver's keys and amounts for the configured amount.
+
+    Raises:
+        RequestError: the driver failed, or the configured amount cannot be requested.
+    """
+    amount = _whole(config, config.amount)
+    try:
+        with registry.contained():
+            return dict(ask(amount))
+    except Exception as error:
+        # foreign code: report any error of it
+        raise RequestError(f"resource {config.name}: its driver failed: {registry.described(error)}") from error
 
 
 def _whole(config: ResourceConfig, amount: Any) -> int:

@@ -38,7 +38,7 @@ def build(resource: ResourceConfig, warn: Callable[[str], object]) -> api.Extern
     Raises:
         DriverLookupError: there is no such driver, or its factory returns none.
         ValueError: no driver is configured, or a parameter is wrong; the message says which.
-        Exception: any other error of the factory. What it raises is always an `Exception`; see `registry.building`.
+        Exception: any other error of the factory. What it raises is always an `Exception`; see `registry.contained`.
     """
     if resource.driver is None:
         raise ValueError("no driver is configured")
@@ -49,7 +49,7 @@ def build(resource: ResourceConfig, warn: Callable[[str], object]) -> api.Extern
         for warning in params.warnings:
             warn(warning)
     if resource.timeout is not None:
-        with registry.building():
+        with registry.contained():
             driver.call_timeout = resource.timeout
     return driver
 
@@ -63,7 +63,7 @@ def build_served(resource: ResourceConfig, scope: str, warn: Callable[[str], obj
         Exception: as `build`, or any error of a property.
     """
     driver = build(resource, warn)
-    with registry.building():  # a driver's properties are foreign code, too
+    with registry.contained():  # a driver's properties are foreign code, too
         prepares = isinstance(driver, api.Preparation)
         if resource.sharing == "shared" and prepares:
             raise UnservableDriverError(
