@@ -74,7 +74,8 @@ class Bench:
     """One host's devices. `slow_s`: how long a driver's call takes at most; `failing`: how often it fails.
 
     `parted_at` is when the driver of `map` first kept silent about a device: who has read it since need not know its
-    names. `era` counts the managers whose drivers prepare nothing, and take nothing back of what was ready before.
+    names. `era` counts how often drivers that prepare nothing began to serve the host: they take nothing back of what
+    was ready before.
     """
 
     def __init__(
@@ -191,9 +192,6 @@ def load(
     """The resources, with drivers of one manager's own that reach the benches of several hosts."""
     found: dict[str, Loaded] = {}
     names = [name for name in catalogue.names if name not in oddities.without]
-    if any(not prepares or name in oddities.turned for name in names if name in (RESOURCE, CARD)):
-        for bench in benches.values():
-            bench.abandon()
     for name in names:
         shared = (name == MAP) != (name in oddities.turned)
         own = prepares and name in (RESOURCE, CARD) and not shared
@@ -231,13 +229,13 @@ class ListingDriver(ExternalResourceDriver, Inventory):
         self.benches = benches
         self.resource = resource
         self.backwards = backwards
-        self.eras = {host: bench.era for host, bench in benches.items()}
 
     async def retrieve_resource_info(self, amount: int, worker: Worker) -> Collection[ExternalResourceInfo]:
         return []
 
     async def inventory(self, host: str) -> AsyncIterator[Sequence[Device]]:
         bench = self.benches[host]
+        self.begin(bench)
         told: list[Device] | None = None
         while True:
             found = bench.devices(self.resource)
@@ -248,14 +246,26 @@ class ListingDriver(ExternalResourceDriver, Inventory):
                 yield found
             await asyncio.sleep(LOOK_S)
 
+    def begin(self, bench: Bench) -> None:
+        """Serve a host from now on, instead of whatever driver did."""
+        if self.resource in (RESOURCE, CARD):
+            bench.abandon()
+
 
 class PreparingDriver(ListingDriver, Preparation, InUseCheck):
     """Makes devices ready and takes them back."""
 
+    def __init__(self, benches: Mapping[str, Bench], resource: str = RESOURCE, *, backwards: bool = False) -> None:
+        super().__init__(benches, resource, backwards=backwards)
+        self.eras: dict[str, int] = {}
+
+    def begin(self, bench: Bench) -> None:
+        self.eras[bench.host] = bench.era
+
     async def prepare(self, grant: Grant) -> None:
         bench = self.benches[grant.worker.host]
         await bench.take_time()
-        if bench.fresh(grant) and self.eras[bench.host] == bench.era:
+        if bench.fresh(grant) and self.eras.get(bench.host) == bench.era:
             for device in grant.device_ids:
                 other = bench.ready_for.setdefault(physical(device), grant.allocation)
                 if other != grant.allocation:
@@ -264,7 +274,7 @@ class PreparingDriver(ListingDriver, Preparation, InUseCheck):
     async def unprepare(self, grant: Grant) -> None:
         bench = self.benches[grant.worker.host]
         await bench.take_time()
-        if bench.fresh(grant, back=True) and self.eras[bench.host] == bench.era:
+        if bench.fresh(grant, back=True) and self.eras.get(bench.host) == bench.era:
             for device in grant.device_ids:
                 other = bench.ready_for.pop(physical(device), grant.allocation)
                 if other != grant.allocation:
