@@ -120,6 +120,11 @@ class Bench:
         if f"-{MAP}-" in place:
             self.parted_at.setdefault(physical(place), now)
 
+    def is_hidden(self, device: str) -> bool:
+        """Whether the driver that alone knows all names of a device has kept silent about it: who has it under another
+        name is not known since."""
+        return self.catalogue.mapped and physical(device) in self.parted_at
+
     def abandon(self) -> None:
         """Drivers that prepared are replaced by others that do not: nobody knows any more what is ready for whom."""
         self.era += 1
@@ -268,7 +273,7 @@ class PreparingDriver(ListingDriver, Preparation, InUseCheck):
         if bench.fresh(grant) and self.eras.get(bench.host) == bench.era:
             for device in grant.device_ids:
                 other = bench.ready_for.setdefault(physical(device), grant.allocation)
-                if other != grant.allocation:
+                if other != grant.allocation and not bench.is_hidden(device):
                     bench.violations.append(f"{device} was made ready for {grant.allocation} while it was {other}'s")
 
     async def unprepare(self, grant: Grant) -> None:
@@ -277,7 +282,7 @@ class PreparingDriver(ListingDriver, Preparation, InUseCheck):
         if bench.fresh(grant, back=True) and self.eras.get(bench.host) == bench.era:
             for device in grant.device_ids:
                 other = bench.ready_for.pop(physical(device), grant.allocation)
-                if other != grant.allocation:
+                if other != grant.allocation and not bench.is_hidden(device):
                     bench.violations.append(f"{device} was taken back from {grant.allocation}, but it was {other}'s")
 
     async def in_use(self, grant: Grant) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter
@@ -45,7 +46,7 @@ def check(world: World) -> tuple[list[str], dict[str, int]]:
         wrong += [f"{host.name}: {each}" for each in host.bench.violations]
         counts["stale calls"] += host.bench.stale
         lives = world.broker.lives(TOPICS.allocations, host.partition)
-        wrong += _lent_too_early(world, lives, host.name)
+        wrong += _lent_too_early(world, lives, host)
         wrong += [each for ledger in lives for each in _held_twice(host, ledger)]
         wrong += _asked_otherwise(world, host.name, host.partition)
         wrong += _at_rest(world, host.name, report)
@@ -152,7 +153,7 @@ def _is_about_a_silent_driver(world: World, violation: Violation) -> bool:
     if violation.check != "exclusivity":
         return False
     held = violation.what.split()[2]
-    return any(host.bench.catalogue.mapped and physical(held) in host.bench.parted_at for host in world.hosts)
+    return any(host.bench.is_hidden(held) for host in world.hosts)
 
 
 def _lost_in_silence(world: World) -> list[str]:
@@ -234,14 +235,14 @@ def _held_twice(host: Host, ledger: model.Log) -> list[str]:
     return sorted(set(wrong))[:5]
 
 
-def _lent_too_early(world: World, lives: Sequence[model.Log], host: str) -> list[str]:
+def _lent_too_early(world: World, lives: Sequence[model.Log], host: Host) -> list[str]:
     """No device is lent while a worker still believes, and may, that it is its own: not in a ledger that was made anew
     either, where tokens may begin anew."""
     grants: dict[str, list[tuple[float, str, tuple[int, int]]]] = {}
     ranks: dict[tuple[str, int], tuple[int, int]] = {}
     for life, ledger in enumerate(lives):
         for record, at in ledger.committed():
-            if record.value is None or record.key is None or not record.key.startswith(f"{host}/".encode()):
+            if record.value is None or record.key is None or not record.key.startswith(f"{host.name}/".encode()):
                 continue
             found = json.loads(record.value)
             if found["state"] in ("preparing", "allocated"):
@@ -250,10 +251,10 @@ def _lent_too_early(world: World, lives: Sequence[model.Log], host: str) -> list
                 for device in _alone(found):
                     grants.setdefault(device, []).append((at, key, rank))
     wrong: list[str] = []
-    said_over = _said_over(world, host)
-    for held in [held for worker in world.workers for held in worker.holdings if held.key.startswith(f"{host}/")]:
+    said_over = _said_over(world, host.name)
+    for held in [held for worker in world.workers for held in worker.holdings if held.key.startswith(f"{host.name}/")]:
         until = min(held.until, said_over.get(held.key, math.inf))
-        for device in held.devices:
+        for device in itertools.filterfalse(host.bench.is_hidden, held.devices):
             own = ranks.get((held.key, held.token), (0, held.token))
             for at, key, rank in grants.get(device, []):
                 if key != held.key and rank > own and at < until and held.since < until:
