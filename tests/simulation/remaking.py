@@ -11,7 +11,7 @@ import anyio
 from msgspec import structs
 
 from outfitter_proto.bus import Entry
-from outfitter_proto.keys import host_writer, partition_writer
+from outfitter_proto.keys import checkpoint_key, host_writer, partition_writer
 from outfitter_proto.names import Topics, transactional_id
 from outfitter_proto.partitioning import partition_of
 from simulation.broker import Broker
@@ -87,6 +87,17 @@ def _identities(world: World) -> list[str]:
     return [transactional_id(CLUSTER, host_writer(host.name)) for host in world.hosts]
 
 
+def _written(broker: Broker) -> set[str]:
+    """The writers of which the ledger has a checkpoint: it has nothing to lose of the others."""
+    prefix = checkpoint_key("").encode()
+    keys = {
+        record.key or b""
+        for number in range(broker.partitions)
+        for record, _ in broker.logs[TOPICS.allocations, number].committed()
+    }
+    return {transactional_id(CLUSTER, key.removeprefix(prefix).decode()) for key in keys if key.startswith(prefix)}
+
+
 def _numbers(world: World, manager: Manager) -> list[int]:
     """The partitions, or the host, that a manager serves."""
     served = [number for number, _ in manager.serving()]
@@ -113,7 +124,7 @@ async def remake(world: World, plan: Remaking) -> None:
         await anyio.sleep(0.05)
     if world.over:
         return
-    world.written = {each for each in identities if each in world.broker.transactions}
+    world.written = _written(world.broker)
     ends = [world.broker.logs[plan.topic, number].end for number in range(world.broker.partitions)]
     world.broker.remake(plan.topic)
     world.remade_at = world.loop.time()
