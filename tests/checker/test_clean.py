@@ -199,3 +199,19 @@ def test_goodbyes_to_a_host_whose_ledger_is_damaged_are_refused_and_raise_no_ala
     world.refuse(world.deregister("b"))
     world.commit(world.allocation("e", "pending"))
     assert {violation.check for violation in world.report().violations} == {"writers"}
+
+
+@pytest.mark.parametrize("in_the_same_commit", [True, False])
+def test_a_run_that_registers_again_is_answered_by_its_record_although_that_is_deleted_with_it(
+    in_the_same_commit: bool,
+) -> None:
+    """One that is deleted before that is no answer."""
+    world = World()
+    world.register("a")
+    world.commit(world.allocation("a", "failed", reason_code="timed-out"))
+    if not in_the_same_commit:
+        world.commit(f"{HOST}/a/1")
+    world.register("a")
+    world.commit(*([f"{HOST}/a/1"] if in_the_same_commit else []))
+    found = [violation.check for violation in world.report().violations]
+    assert found == ([] if in_the_same_commit else ["answers"])

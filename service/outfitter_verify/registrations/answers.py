@@ -71,6 +71,7 @@ class Answers:
         self._letters: defaultdict[int, list[Letter]] = defaultdict(list)
         self._written_ms: defaultdict[str, list[int]] = defaultdict(list)
         self._read: dict[str, Extent] = {}
+        self._newest_commits: dict[str, int] = {}
         self._doubts: list[tuple[int, int, str]] = []
         self._nobodys: set[int] = set()
         self._moved: set[int] = set()
@@ -136,6 +137,7 @@ class Answers:
         for written in records:
             if not written.repeat and written.before is None:
                 self._asked(ledger, writer, commit, written, before, after)
+        self._newest_commits[writer.name] = commit.offset
         return before, after
 
     def _key(self, offset: int) -> bytes | None:
@@ -168,7 +170,7 @@ class Answers:
         held = ledger.now.get(said.allocation) if said.allocation is not None else None
         if said.kind in (Kind.REGISTER, Kind.UNSURE):
             self._findings.count("answers")
-            if held is not None or refused:
+            if held is not None or refused or self._was_deleted_now(ledger, writer, said.allocation):
                 return
             if rationed:
                 self._findings.note_partial("answers", RATIONED)
@@ -192,6 +194,10 @@ class Answers:
                     self._wrong("answers", offset, what, place)
                 else:
                     self._findings.note_partial("answers", "older answers are gone, as compaction removes them")
+
+    def _was_deleted_now(self, ledger: Ledger, writer: Writer, key: str | None) -> bool:
+        """Whether the record that was the answer is deleted in the very commit in which the registration is read."""
+        return key is not None and key in ledger.gone and ledger.newest[key] > self._newest_commits.get(writer.name, -1)
 
     def _is_rationed(self, writer: str, commit: Record | None) -> bool:
         """Whether a writer had reached its limit of dead letters at this commit."""

@@ -203,6 +203,7 @@ class PartitionSweeper:
         letters = held.ripe(host_registry, now())
         end = letters[-1].message.offset + 1 if letters else 0
         if end > progress.claimed and any(each.why is None for each in letters):
+            await self._look_at_input(progress.input_id)
             progress.claim(end)
             await self._commit(writer, [], progress.position)
             if writer.tainted:
@@ -212,8 +213,7 @@ class PartitionSweeper:
             letters = [each for each in held.ripe(host_registry, now()) if each.message.offset < end]
         summed = self._dead_letter_quota.due()
         if letters or summed or progress.is_due(held.position_after(0, read_to)):
-            if letters:
-                await self._look_at_input(progress.input_id)
+            await self._look_at_input(progress.input_id)
             await self._commit(writer, letters, held.position_after(len(letters), read_to), summed)
 
     async def _commit(
