@@ -158,6 +158,11 @@ class Broker:
 
     # --- producers ---
 
+    def is_committing(self, identity: str) -> bool:
+        """DescribeTransactions: whether some partitions do not show yet what a writer has committed."""
+        own = self.transactions.get(identity)
+        return own is not None and own.state == PREPARE and own.commit
+
     def has_committed(self, identity: str) -> bool:
         """DescribeTransactions: whether a writer's last transaction was committed."""
         own = self.transactions.get(identity)

@@ -130,8 +130,14 @@ class ModelBus(Bus):
         return found
 
     async def has_committed(self, identity: str) -> bool:
-        found: bool = await self._ask("DescribeTransactions", lambda: self._broker.has_committed(identity))
-        return found
+        pause = STABLE_POLL_S
+        with anyio.move_on_after(STABLE_WITHIN_S):
+            while await self._ask("DescribeTransactions", lambda: self._broker.is_committing(identity)):
+                await anyio.sleep(pause)
+                pause = min(2 * pause, SLOWEST_POLL_S)
+            found: bool = await self._ask("DescribeTransactions", lambda: self._broker.has_committed(identity))
+            return found
+        raise BusUnavailableError(f"a commit of {identity} has not been complete for {STABLE_WITHIN_S:g} s")
 
     async def stable_end(self, topic: str, partition: int, *, taking: str | None = None) -> int:
         def ends(*, committed: bool) -> tuple[int, int]:

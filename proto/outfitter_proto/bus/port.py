@@ -366,11 +366,12 @@ class Bus(Closable):
         """
 
     async def has_committed(self, identity: str) -> bool:  # noqa: ARG002
-        """Whether the last transaction of a writer identity is known as committed. False proves nothing, because the
-        bus forgets in time, or never knew. Changes nothing.
+        """Whether the last transaction of a writer identity is known as committed. If it is, every partition shows it:
+        the call waits until the commit is complete. False proves nothing, because the bus forgets in time, or never
+        knew. Changes nothing.
 
         Raises:
-            BusUnavailableError: the bus did not answer.
+            BusUnavailableError: the bus did not answer, or the commit is not complete in time.
         """
         return False
 

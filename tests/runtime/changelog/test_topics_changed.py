@@ -256,6 +256,21 @@ async def test_a_rivals_first_commit_while_one_starts_is_no_sign_of_a_ledger_mad
     await topic_check.check_restored(replayed, taken=True)
 
 
+async def test_a_ledger_made_anew_is_refused_before_its_writer_is_fenced_although_others_write_to_the_partition(
+    tmp_path: Path, bus: Bus, cluster: str
+) -> None:
+    """Whoever fences the last manager makes the bus forget what it knew: the next start would be no wiser."""
+    await granted(_serving("host", tmp_path, bus, cluster))
+    names, identity = topics(cluster), host_identity(cluster, HOST)
+    await remake(bus, cluster, [names.allocations])
+    topic_check = TopicCheck(assignment_of(bus, identity, partition=1), history=False, adopt=False)
+    await topic_check.check()
+    replayed = await replay(bus, names.allocations, 1, HostScope(HOST, identity.writer))
+    await bus.publish(names.allocations, 1, Entry(b"@checkpoint/host/another", b"{}"))
+    with pytest.raises(TopicsChangedError, match="holds nothing of it"):
+        await topic_check.check_restored(replayed, taken=False)
+
+
 async def test_a_ledger_made_anew_is_refused_when_kafka_has_forgotten_its_writers(
     tmp_path: Path, serve_elsewhere: Callable[[Bus, str], Serve]
 ) -> None:

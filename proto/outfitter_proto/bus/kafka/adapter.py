@@ -259,8 +259,14 @@ class KafkaBus(Bus):
     async def has_committed(self, identity: str) -> bool:
         """See `Bus.has_committed`. A coordinator knows only the last transaction, until a producer takes the id again
         or the id is silent for `transactional.id.expiration.ms` (7 d)."""
-        found = await open_transactions.last(self._cluster, identity)
-        return found is not None and found.committed
+        backoff = Backoff(*_STABLE_POLL_S)
+        with anyio.move_on_after(DECIDED_WITHIN):
+            while True:
+                last = await open_transactions.last(self._cluster, identity)
+                if last is None or not last.is_committing:
+                    return last is not None and last.committed
+                await anyio.sleep(backoff.next_delay())
+        raise BusUnavailableError(f"{self.url}: the commit of {identity!r} is not complete after {DECIDED_WITHIN:g} s")
 
     def _remember(self, identity: str, last: Last | None) -> None:
         """Remember the result of a last transaction that is not finished, because its coordinator forgets it."""

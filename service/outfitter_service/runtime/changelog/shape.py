@@ -168,7 +168,9 @@ class TopicCheck:
             self._strays_checked = True
         if self._adopt or restored.ledger.hosts or restored.ledger.records:
             return
-        if not taken and (await self._bus.offsets(self._topics.allocations, self._partition))[1] > restored.end:
+        # a commit that was complete before the restore is in it, whoever writes to the partition meanwhile
+        is_settled = taken or self._was_written
+        if not is_settled and (await self._bus.offsets(self._topics.allocations, self._partition))[1] > restored.end:
             return
         if self._was_written or await self._is_in_history():
             raise TopicsChangedError(

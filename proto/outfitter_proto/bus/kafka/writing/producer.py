@@ -79,6 +79,11 @@ class Last(NamedTuple):
         """Whether the decision is to commit. The next holder aborts an undecided transaction."""
         return self.state in ("PrepareCommit", "CompleteCommit")
 
+    @property
+    def is_committing(self) -> bool:
+        """Whether some partitions do not show yet what was committed."""
+        return self.state == "PrepareCommit"
+
     def then(self, seen: Last) -> Last:
         """Combine this state with the later state `seen`. Taking the id raises its epoch by one and makes the
         coordinator forget the state. Then the earlier state counts, unless another producer took the id."""
