@@ -148,7 +148,7 @@ async def test_more_partitions_are_refused_where_the_host_stays_in_its_own(
     await granted(serve)
     await add_partitions(bus, cluster, STAYS)
     assert partition_of(HOST, STAYS) == partition_of(HOST, FEW)
-    await refused(serve, rf"have {STAYS} partitions, and the ledger in .* was written when there were 4 of them")
+    await refused(serve, rf"have {STAYS} partitions, and the ledger in .* was written when there were 4")
 
 
 async def test_more_partitions_end_a_manager_that_serves(serve: Serve, bus: Bus, cluster: str) -> None:
