@@ -114,7 +114,9 @@ class Device(Struct, frozen=True, kw_only=True):
 
     Attributes:
         id: the canonical id, such as the hardware's UUID or serial. It must be the same in every resource that has this
-            device. None if there is only an index: the manager then uses `<resource>:<index>`.
+            device. None if there is none: the manager then uses `<resource>:<name>`, or without a name
+            `<resource>:<index>`. A name that is a number gives `<resource>:name:<name>`, which is no index's.
+        name: its name among its resource's devices on its host. It must stay with the device when others come or go.
         aliases: other ids of the same device.
         properties: the infos for operators, at least `index`.
         env: variables for the worker's environment. The manager joins the values of several devices with `,`, equal
@@ -125,6 +127,7 @@ class Device(Struct, frozen=True, kw_only=True):
 
     properties: dict[str, str]
     id: str | None = None
+    name: str | None = None
     aliases: tuple[str, ...] = ()
     health: Health = Health.HEALTHY
     reason: str | None = None

@@ -4,11 +4,13 @@ For hardware without discovery, for licences and other countable things, and for
 `param.`) apply to every host, or below `hosts.<host>.` to one host:
 
     count = 8                       devices with the indexes 0 to 7
-    devices = "a;b"                 devices by name; their order gives their indexes
+    devices = "a;b"                 devices by name, with the indexes 0 and 1
     device.<name>.<key> = value     describes one device, see `description`
 
-Without `devices`, the described devices are all. The common settings do not apply to a host with settings of its own.
-A host without any settings has no devices.
+Without `devices`, the described devices are all. The id of a named device is made of its name, since its position
+changes when another one leaves the list. Devices of `count` have no names, and their ids are made of their indexes.
+
+The common settings do not apply to a host with settings of its own. A host without any settings has no devices.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import re
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
 import anyio
+from msgspec import structs
 
 from outfitter_drivers import settings
 from outfitter_drivers.api import (
@@ -101,9 +104,10 @@ def _devices(written: Mapping[str, str], *, prefix: str) -> list[Device]:
     devices: list[Device] = []
     for index, name in enumerate(names):
         try:
-            devices.append(described_device(descriptions.get(name, {}), name=name, index=index))
+            device = described_device(descriptions.get(name, {}), name=name, index=index)
         except SettingError as error:
             raise SettingError(f"{prefix}device.{name}.{error.key}", error.problem) from None
+        devices.append(device if "count" in written else structs.replace(device, name=name))
     _reject_duplicates(names, devices, prefix=prefix)
     return devices
 

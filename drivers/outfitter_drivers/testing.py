@@ -123,7 +123,7 @@ class DriverContract:
             devices = await self._first_set(driver)
             for device in devices:
                 _assert_device(device)
-            names = [device.id or f"index {device.properties['index']}" for device in devices]
+            names = [device.id or device.name or f"index {device.properties['index']}" for device in devices]
             assert len(set(names)) == len(names), f"one device twice: {names}"
             healthy = {device.info() for device in devices if device.health is Health.HEALTHY}
             assert len(healthy) >= self.amount
@@ -245,14 +245,14 @@ class DriverContract:
             allocation=f"{self.host}/worker/worker-1",
             token=token,
             worker=self.worker(),
-            device_ids=tuple(device.id or f"thing:{device.properties['index']}" for device in devices),
+            device_ids=tuple(device.id or f"thing:{device.name or device.properties['index']}" for device in devices),
             devices=tuple(device.properties for device in devices),
         )
 
 
 def _assert_device(device: Device) -> None:
     assert isinstance(device, Device)
-    assert device.id or device.properties.get("index"), f"neither an id nor an index: {device}"
+    assert device.id or device.name or device.properties.get("index"), f"neither an id, a name nor an index: {device}"
     for text in (*device.properties.items(), *device.env.items()):
         assert all(isinstance(part, str) for part in text), f"not strings: {text}"
     for name, value in device.env.items():

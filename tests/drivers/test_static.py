@@ -38,6 +38,7 @@ async def test_names_give_indexes_by_their_order_and_descriptions_give_the_rest(
     assert a == Device(
         properties={"index": "1", "name": "a", "model": "X"},
         id="LIC-1",
+        name="a",
         aliases=("old-1", "old-2"),
         env={"LICENCE": "k=1"},
         cdi=("example.com/licence=a",),
@@ -48,6 +49,22 @@ async def test_names_give_indexes_by_their_order_and_descriptions_give_the_rest(
 async def test_described_devices_alone_are_counted_as_people_count() -> None:
     found = await devices({f"device.d{n}.model": "X" for n in (10, 9, 2)})
     assert [device.properties["name"] for device in found] == ["d2", "d9", "d10"]
+
+
+async def test_a_named_device_is_the_same_at_any_position() -> None:
+    (_, before), (after,) = await devices({"devices": "a;b"}), await devices({"devices": "b"})
+    assert (before.name, after.name) == ("b", "b")
+    (described,) = await devices({"device.b.model": "X"})
+    assert described.name == "b"
+    (of_host,) = await devices({"hosts.h.devices": "b"})
+    assert of_host.name == "b"
+
+
+async def test_a_counted_device_has_no_name_but_its_index() -> None:
+    assert [(device.id, device.name) for device in await devices({"count": "2", "device.0.model": "X"})] == [
+        (None, None),
+        (None, None),
+    ]
 
 
 async def test_a_host_with_settings_of_its_own_has_those_and_no_others() -> None:

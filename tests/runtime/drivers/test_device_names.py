@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from anyio import to_thread
 
+from outfitter_drivers.api import Device
+from outfitter_service.runtime.drivers.translation import known_device
 from outfitter_verify import verify
 from runtime.conftest import Serve
 from support.in_process_manager import HOST, deregister, register
@@ -46,6 +49,20 @@ def resource(records: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
 
 def reported(records: dict[str, dict[str, Any]]) -> bool:
     return all(resource(records, name).get("state") == "reported" for name in "abc")
+
+
+@pytest.mark.parametrize(
+    ("device", "canonical"),
+    [
+        (Device(properties={"index": "0"}, name="a", id="LIC-1"), "LIC-1"),
+        (Device(properties={"index": "0"}, name="a"), "licence:a"),
+        (Device(properties={}, name="a"), "licence:a"),
+        (Device(properties={"index": "0"}, name="1"), "licence:name:1"),
+        (Device(properties={"index": "1"}), "licence:1"),
+    ],
+)
+def test_a_device_without_an_id_has_one_of_its_name_that_is_no_index(device: Device, canonical: str) -> None:
+    assert known_device("licence", device).id == canonical
 
 
 async def test_a_device_stays_lent_when_the_driver_that_knows_its_names_no_longer_does(

@@ -172,3 +172,52 @@ async def test_devices_under_new_ids_are_lent_when_whoever_holds_one_by_its_old_
         await house.say(deregister("w"))
         await house.state("next", "allocated")
     assert (await verdict(house.bus.url)).violations == ()
+
+
+def named(*names: str, **ids: str) -> str:
+    """TOML of the resource `licence` with these devices of `static`, some with an id of their own."""
+    given = "".join(f'param.device.{name}.id = "{own}"\n' for name, own in ids.items())
+    return (
+        'external-resources = ["licence"]\n[external-resource.licence]\namount = 1\ndriver = "static"\n'
+        f'param.devices = "{";".join(names)}"\n{given}'
+    )
+
+
+async def test_a_named_device_that_is_taken_off_the_list_moves_no_other_to_its_holder(serve: Serve) -> None:
+    async with serve(named("a", "b")) as house:
+        await house.say(register("w1", licence=1), register("w2", licence=1))
+        held = {w: (await house.state(w, "allocated"))["resources"]["licence"][0] for w in ("w1", "w2")}
+        assert {info["name"]: info["id"] for info in held.values()} == {"a": "licence:a", "b": "licence:b"}
+    of_a, of_b = sorted(held, key=lambda worker: held[worker]["name"])
+    async with serve(named("b"), identity=another()) as house:
+        gone = await house.until(
+            lambda records: (info := records[f"h/{of_a}/1"]["resources"]["licence"][0]).get("health") and info
+        )
+        assert (gone["name"], gone["health"]) == ("a", "unknown")
+        await house.say(deregister(of_a), register("w3", licence=1))
+        await house.state(of_a, "ended")
+        assert (await house.state("w3", "pending"))["reason_code"] == "busy"
+        await house.say(deregister(of_b))
+        assert (await house.state("w3", "allocated"))["resources"]["licence"][0]["name"] == "b"
+    assert (await verdict(house.bus.url)).violations == ()
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("1", "0")], ids=["words", "numbers"])
+async def test_named_devices_that_are_held_by_their_positions_are_lent_by_name_only_after_that(
+    serve: Serve, names: tuple[str, str]
+) -> None:
+    by_position = {name: f"licence:{position}" for position, name in enumerate(names)}
+    async with serve(named(*names, **by_position)) as house:
+        await house.say(register("w1", licence=1))
+        held = (await house.state("w1", "allocated"))["resources"]["licence"][0]
+        assert by_position[held["name"]] == held["id"]
+    async with serve(named(*names), identity=another()) as house:
+        await house.say(register("next", licence=1))
+        waiter = await house.until(
+            lambda records: "held back" in (records.get("h/next/1", {}).get("reason") or "") and records["h/next/1"]
+        )
+        assert f"h/w1/1 holds {held['id']} of licence" in waiter["reason"]
+        assert (await house.records())["h/w1/1"]["resources"]["licence"][0]["name"] == held["name"]
+        await house.say(deregister("w1"))
+        await house.state("next", "allocated")
+    assert (await verdict(house.bus.url)).violations == ()

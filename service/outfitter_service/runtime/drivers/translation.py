@@ -105,22 +105,14 @@ def written(text: str) -> str:
 
 
 def known_device(resource: str, device: api.Device) -> m.KnownDevice:
-    """A driver's device with its canonical id: its own, or `<resource>:<index>`. A device with more than `DEVICE_BYTES`
-    is unhealthy, and its properties are dropped.
+    """A driver's device with its canonical id: its own, or one of its name or index. A device with more than
+    `DEVICE_BYTES` is unhealthy, and its properties are dropped.
 
     Raises:
-        PermanentDriverError: it has neither an id nor an index, a value is not text, it has too many or too long names,
+        PermanentDriverError: it has neither id, name nor index, a value is not text, it has too many or too long names,
             or it sets a variable that no driver may set.
     """
-    device_id = device.id
-    if device_id is None:
-        index = device.properties.get("index")
-        if index is None:
-            raise api.PermanentDriverError(
-                f"the driver of {resource} reported a device with neither an id nor the property 'index': "
-                f"{dict(device.properties)!r}"
-            )
-        device_id = f"{resource}:{index}"
+    device_id = _default_id(resource, device) if device.id is None else device.id
     known = m.KnownDevice(
         id=device_id,
         properties=dict(device.properties),
@@ -148,6 +140,24 @@ def known_device(resource: str, device: api.Device) -> m.KnownDevice:
             f"with variable {name!r}, which no driver may set: {why}"
         )
     return known
+
+
+def _default_id(resource: str, device: api.Device) -> str:
+    """The id of a device without an id of its own, as `api.Device` says.
+
+    Raises:
+        PermanentDriverError: it has neither a name nor an index.
+    """
+    if device.name is not None:
+        name = str(device.name)
+        return f"{resource}:name:{name}" if name.isdecimal() else f"{resource}:{name}"
+    index = device.properties.get("index")
+    if index is None:
+        raise api.PermanentDriverError(
+            f"the driver of {resource} reported a device without an id, a name and the property 'index': "
+            f"{dict(device.properties)!r}"
+        )
+    return f"{resource}:{index}"
 
 
 def _check_names(resource: str, device: m.KnownDevice) -> None:
