@@ -221,3 +221,20 @@ async def test_named_devices_that_are_held_by_their_positions_are_lent_by_name_o
         await house.say(deregister("w1"))
         await house.state("next", "allocated")
     assert (await verdict(house.bus.url)).violations == ()
+
+
+async def test_an_id_that_a_driver_gives_to_a_device_of_another_name_while_it_is_held_has_a_warning(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with serve(named("a", a="LIC-1")) as house:
+        await house.say(register("w", licence=1))
+        await house.state("w", "allocated")
+        await house.told()
+    assert "another name" not in capsys.readouterr().out
+    async with serve(named("b", b="LIC-1"), identity=another()) as house:
+        await house.until(lambda records: records["h/w/1"]["resources"]["licence"][0]["name"] == "b")
+        await house.told()
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "another name" in line]
+    assert "[warning" in line
+    for word in ("device=LIC-1", "resource=licence", "before=a", "now=b", "host=h", "worker=w", "incarnation=1"):
+        assert word in line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import structlog
 
@@ -122,6 +122,7 @@ class CommitReporter:
             self._unlogged = 0
         for host in batch.effects.announced:
             self._log_held_back(host, batch.ledger)
+        self._log_renamed(batch)
         self._report_violations(self.state_gauges.update(batch.effects.allocations, before=batch.effects.before))
 
     def _log_held_back(self, host: str, ledger: Ledger) -> None:
@@ -142,6 +143,18 @@ class CommitReporter:
             if resource not in inventories or not inventories[resource].held_back:
                 self._held_back.discard((host, resource))
                 self.log.info("no devices are held back any more", host=host, resource=resource)
+
+    def _log_renamed(self, batch: Batch) -> None:
+        """Warn of held devices whose name has changed: their ids may mean other devices now."""
+        renamed: list[dict[str, str]] = []
+        for key, before in batch.effects.before.items():
+            record = batch.effects.allocations.get(key)
+            if record is not None and record.resources != before.resources:
+                host, worker, incarnation = allocation_names(key)
+                holder = {"host": host, "worker": worker, "incarnation": incarnation}
+                renamed += [{**names, **holder} for names in _renamed(before, record)]
+        for fields in renamed[: self._lines.take(min(LOGGED, len(renamed)))]:
+            self.log.warning("a held device has another name now: its driver may mean another device", **fields)
 
     def _log_unknown_fields(self, batch: Batch) -> None:
         """A client that misspells a field does so in each message: count all, and log some of each minute."""
@@ -228,6 +241,16 @@ class CommitReporter:
                 incarnation=incarnation,
                 other=violation.other,
             )
+
+
+def _renamed(before: Allocation, record: Allocation) -> Iterator[dict[str, str]]:
+    """The devices of a holder whose property `name` has changed, as log fields."""
+    for resource, infos in record.resources.items():
+        known = {info["id"]: info.get("name") for info in before.resources.get(resource, ())}
+        for info in infos:
+            name, now = known.get(info["id"]), info.get("name")
+            if name is not None and now is not None and name != now:
+                yield {"device": info["id"], "resource": resource, "before": name, "now": now}
 
 
 def _outcome(error: BusError | None) -> str:
