@@ -58,7 +58,9 @@ class NvidiaDriver(PollingDriver):
             outcome = await self._ask(FIELDS[:1], "csv,noheader")
             if outcome.code != 0:
                 raise TemporaryDriverError(f"nvidia-smi {outcome}")
-        self._last = [self._keep_id(device) for device in parse_gpus(outcome.stdout, sysfs=self._sysfs)]
+        devices = parse_gpus(outcome.stdout, sysfs=self._sysfs)
+        same_indexes = _indexes(devices) == _indexes(self._last)
+        self._last = [self._keep_id(device, same_indexes=same_indexes) for device in devices]
         return self._last
 
     async def _ask(self, fields: Sequence[str], form: str = "csv,noheader,nounits") -> Outcome:
@@ -83,14 +85,20 @@ class NvidiaDriver(PollingDriver):
             for device in self._last
         ]
 
-    def _keep_id(self, device: Device) -> Device:
-        """Keep the id of a GPU that no longer reports its UUID, by its place."""
-        if device.id is not None:
+    def _keep_id(self, device: Device, *, same_indexes: bool) -> Device:
+        """Keep the id of a GPU that no longer reports its UUID: by its bus id, or without one by its index. An index
+        may belong to another GPU if there are others than before."""
+        place = "pci.bus_id" if "pci.bus_id" in device.properties else "index"
+        if device.id is not None or (place == "index" and not same_indexes):
             return device
         for known in self._last:
-            if known.properties["index"] == device.properties["index"] and known.id is not None:
+            if known.properties.get(place) == device.properties[place] and known.id is not None:
                 return msgspec.structs.replace(device, id=known.id, aliases=known.aliases)
         return device
+
+
+def _indexes(devices: Sequence[Device]) -> list[str]:
+    return [device.properties["index"] for device in devices]
 
 
 def parse_gpus(stdout: bytes, *, sysfs: Path = SYSFS_PCI) -> list[Device]:

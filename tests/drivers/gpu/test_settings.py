@@ -231,6 +231,29 @@ async def test_a_lost_gpu_costs_itself_only_and_heals(smi: Any) -> None:
     await seen.aclose()  # type: ignore[attr-defined]  # an async generator
 
 
+@pytest.mark.parametrize(
+    ("answer", "ids"),
+    [
+        ("0\n1\n", ["GPU-a", "GPU-b"]),
+        ("0\n", [None]),
+        ("0, [N/A], 1024, 00000000:3B:00.0, NVIDIA H200\n", ["GPU-b"]),
+        ("0, [N/A], 1024, 00000000:5E:00.0, NVIDIA H200\n1, [N/A]\n", [None, "GPU-b"]),
+    ],
+    ids=["all indexes", "an index fewer", "the other one's bus id", "a new bus id"],
+)
+async def test_a_gpu_without_its_uuid_keeps_its_id_if_it_is_surely_the_same(
+    smi: Any, answer: str, ids: list[str | None]
+) -> None:
+    smi(TWO)
+    driver = NvidiaDriver(poll_interval=0.01)
+    seen = driver.inventory("h")
+    with anyio.fail_after(30):
+        assert [device.id for device in await anext(seen)] == ["GPU-a", "GPU-b"]
+        smi(answer)
+        assert [device.id for device in await anext(seen)] == ids
+    await seen.aclose()  # type: ignore[attr-defined]  # an async generator
+
+
 async def test_no_devices_is_an_empty_inventory_and_not_a_failure(smi: Any) -> None:
     smi("No devices were found\n", exit_code=6)
     assert await first_set(gpu()) == []
