@@ -6,12 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from outfitter_proto.bus import (
-    Writer,
-)
 from outfitter_service.runtime.sweeper.held_messages import HeldMessages
 from outfitter_service.runtime.sweeper.host_registry import HostRegistry
-from outfitter_service.runtime.sweeper.partition_sweeper import PartitionSweeper
 from simulation.bugs.bug import Bug
 
 
@@ -27,16 +23,6 @@ def _rolls_once() -> Iterator[None]:
         yield
 
 
-async def _answer_at_once(self: PartitionSweeper, writer: Writer, host_registry: HostRegistry, read_to: int) -> None:
-    await host_registry.catch_up()
-    held = self._held
-    held.drop_served(host_registry)
-    letters = held.ripe(host_registry, self._task.instruments.clock.monotonic())
-    position = held.position_after(len(letters), read_to)
-    if letters or self._progress.is_due(position):
-        await self._commit(writer, letters, position)
-
-
 BUGS: tuple[Bug, ...] = (
     Bug(
         name="nobodys-passed-over",
@@ -49,11 +35,5 @@ BUGS: tuple[Bug, ...] = (
         what="a sweeper reads once who has a manager",
         within=60,
         patches=_rolls_once,
-    ),
-    Bug(
-        name="swept-without-a-claim",
-        what="a sweeper does not say what it is about to answer before it does",
-        within=400,
-        patches=lambda: patch.object(PartitionSweeper, "_answer", _answer_at_once),
     ),
 )
