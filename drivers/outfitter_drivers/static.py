@@ -108,11 +108,11 @@ def _devices(written: Mapping[str, str], *, prefix: str) -> list[Device]:
         except SettingError as error:
             raise SettingError(f"{prefix}device.{name}.{error.key}", error.problem) from None
         devices.append(device if "count" in written else structs.replace(device, name=name))
-    _reject_duplicates(names, devices, prefix=prefix)
+    _reject_duplicates(names, devices, descriptions, prefix=prefix)
     return devices
 
 
-def _names(written: Mapping[str, str], described: Collection[str], *, prefix: str) -> list[str]:
+def _names(written: Mapping[str, str], described: Mapping[str, Collection[str]], *, prefix: str) -> list[str]:
     """The names of one host's devices, in the order of their indexes."""
     if "count" in written:
         key = f"{prefix}count"
@@ -131,19 +131,25 @@ def _names(written: Mapping[str, str], described: Collection[str], *, prefix: st
         if name in declared:
             raise SettingError(f"{prefix}devices", f"names {name!r} twice")
         declared.add(name)
-    for name in described:
+    for name, abouts in described.items():
         if name not in declared:
             some = ", ".join(names[:20]) or "none"
-            raise SettingError(f"{prefix}device.{name}", f"is described, but is not among the devices: {some}")
+            key = f"{prefix}device.{name}.{next(iter(abouts))}"
+            raise SettingError(key, f"describes {name!r}, which is not among the devices: {some}")
     return names
 
 
-def _reject_duplicates(names: Sequence[str], devices: Sequence[Device], *, prefix: str) -> None:
+def _reject_duplicates(
+    names: Sequence[str], devices: Sequence[Device], described: Mapping[str, Collection[str]], *, prefix: str
+) -> None:
     """Refuse two devices with one index or one id: the manager would treat them as one."""
     seen: dict[tuple[str, str], str] = {}
     for name, device in zip(names, devices, strict=True):
         ids = [("id", device.id)] if device.id else []
         for what, value in (("index", device.properties["index"]), *ids):
             other = seen.setdefault((what, value), name)
-            if other != name:
-                raise SettingError(f"{prefix}device.{name}.{what}", f"is {value!r}, which is {other}'s already")
+            if other == name:
+                continue
+            # blame the one that is written down
+            wrong, first = (name, other) if what in described.get(name, ()) else (other, name)
+            raise SettingError(f"{prefix}device.{wrong}.{what}", f"is {value!r}, which is {first}'s already")

@@ -235,6 +235,17 @@ def test_a_setting_of_one_device_or_one_host_is_blamed_itself(tmp_path: Path) ->
     }
 
 
+def test_a_device_that_is_described_and_not_declared_is_blamed_itself(tmp_path: Path) -> None:
+    [problem] = problems(
+        tmp_path,
+        'external-resources = ["a"]\n[external-resource.a]\namount = 1\ndriver = "static"\n'
+        'param.devices = "x;y"\nparam.device.z.id = "LIC-1"\n',
+    )
+    assert (problem["key"], problem["found"]) == ("external-resource.a.param.device.z.id", "LIC-1")
+    assert problem["problem"] == "its driver says: device.z.id describes 'z', which is not among the devices: x, y"
+    assert problem["file"]
+
+
 FOREIGN = """
 from outfitter_drivers.api import DriverParams, ExternalResourceDriverFactory
 
