@@ -71,6 +71,12 @@ def test_each_says_why_where_and_what_it_was(host: Manager) -> None:
     assert (keyless["key"], keyless["code"]) == (None, "no-key")
 
 
+def test_a_code_that_does_not_exist_is_refused_with_those_that_do(host: Manager) -> None:
+    done = host.outfitter("dead-letters", "--code", "foo")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'foo' is not one of 'no-key', 'unreadable', 'bad-key', 'wrong-partition', 'no-manager'" in done.stderr
+
+
 def test_they_are_narrowed_by_host_code_reason_and_number(host: Manager) -> None:
     assert len(letters(host, "--host", host.host)) == len(SAID) - 1
     assert [letter["code"] for letter in letters(host, "--code", "no-key")] == ["no-key"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import UNSET, Struct
 
+from outfitter_proto.records.history import NobodysCode
 from outfitter_service.cli._lib import options, output
 from outfitter_service.cli._lib.errors import leaves
 from outfitter_service.query.errors import warn
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 SHOWN = 20
 BODY_SHOWN = 1_000
 """Most characters of a message that are shown to people."""
+CODES = [str(code) for code in NobodysCode]
 _PATIENCE = 5.0
 
 
@@ -62,8 +64,8 @@ class Filter(Struct, frozen=True, kw_only=True):
 @click.command("dead-letters")
 @options.looking_on
 @click.option(
-    "--code", metavar="CODE",
-    help="Only with this code: no-key, bad-key, wrong-partition, unreadable or no-manager. Other letters have none.",
+    "--code", type=click.Choice(CODES), metavar="CODE",
+    help=f"Only with this code: {', '.join(CODES[:-1])} or {CODES[-1]}. Other letters have none.",
 )  # fmt: skip
 @click.option("--reason", metavar="TEXT", help="Only letters whose reason has this text.")
 @click.option(
