@@ -6,7 +6,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -219,6 +219,15 @@ def test_history_that_is_followed_goes_on_with_what_happens(past: Past) -> None:
         assert json.loads(process.stdout.readline())["record"]["worker"] == "g"
         process.kill()
         process.wait()
+
+
+def test_history_that_is_followed_ends_at_its_time(past: Past) -> None:
+    until = past.moment.isoformat()
+    followed = past.manager.outfitter("history", "--until", until, "--follow", "--json")
+    assert (followed.returncode, followed.stderr) == (0, "")
+    assert followed.stdout == past.manager.outfitter("history", "--until", until, "--json").stdout
+    soon = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
+    assert past.manager.outfitter("history", "--until", soon, "--follow", "--json").returncode == 0
 
 
 def test_without_history_nothing_is_written_there_and_that_is_said(start_manager: StartManager, tmp_path: Path) -> None:

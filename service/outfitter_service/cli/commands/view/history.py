@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -18,7 +18,7 @@ from outfitter_service.cli._lib.errors import leaves
 from outfitter_service.query.errors import warn
 
 if TYPE_CHECKING:
-    from outfitter_proto.bus import Message
+    from outfitter_proto.bus import Bus, Message
     from outfitter_proto.records import Note, Refresh, Transition
     from outfitter_service.config import Connection
     from outfitter_service.query.history_reader import HistoryRange
@@ -68,7 +68,7 @@ class Filter(Struct, frozen=True, kw_only=True):
     "--limit", type=options.COUNT, metavar="N",
     help=f"Only the last N steps. Default: {SHOWN}, or all with --since, --follow or --json.",
 )  # fmt: skip
-@click.option("--follow", is_flag=True, help="Show new steps as well, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Show new steps as well, until Ctrl-C or the time of --until.")
 @options.looking_on
 @options.json_lines
 @click.pass_context
@@ -124,7 +124,8 @@ async def _tell(where: Connection, show: _Lines, follow: bool, limit: int | None
     async with ledger_view.opened(where) as bus, AsyncExitStack() as stack:
         topic = await history_reader.topic_of(bus, where)
         stretches: list[HistoryRange] = []
-        for partition in await ledger_view.partitions(bus, where.cluster, chosen.host):
+        partitions = await ledger_view.partitions(bus, where.cluster, chosen.host)
+        for partition in partitions:
             start = None
             if chosen.since is not None:
                 start = await history_reader.offset_at(bus, topic, partition, chosen.since)
@@ -148,17 +149,22 @@ async def _tell(where: Connection, show: _Lines, follow: bool, limit: int | None
             warn(history_reader.nothing(where, topic))
         if follow:
             async with anyio.create_task_group() as group:
-                for one in stretches:
-                    group.start_soon(_follow, one, show)
+                for partition, one in zip(partitions, stretches, strict=True):
+                    group.start_soon(_follow, bus, topic, partition, one, show)
 
 
-async def _follow(one: HistoryRange, show: _Lines) -> None:
-    from outfitter_proto.bus.reading import fetch_what_is_left
+async def _follow(bus: Bus, topic: str, partition: int, one: HistoryRange, show: _Lines) -> None:
+    """Show the new steps of one partition: for ever, or those that are committed by the time of `--until`."""
+    from outfitter_proto.bus.reading import fetch_what_is_left, read_to
 
     for message in one.rest():
         show(message)
-    while True:
-        for message in await fetch_what_is_left(one.reader, timeout=_PATIENCE):
+    until = show.chosen.until
+    while (left := _PATIENCE if until is None else (until - datetime.now(UTC)).total_seconds()) > 0:
+        for message in await fetch_what_is_left(one.reader, timeout=min(left, _PATIENCE)):
+            show(message)
+    async for messages in read_to(one.reader, await bus.stable_end(topic, partition)):
+        for message in messages:
             show(message)
 
 
