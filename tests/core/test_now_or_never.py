@@ -62,10 +62,11 @@ def test_who_can_not_wait_gives_up_at_once_where_all_drivers_have_answered() -> 
     assert desk["w"].reason_code == "waited-too-long"
 
 
+@pytest.mark.parametrize("wait_s", [0, 0.0, -0.0])
 @pytest.mark.parametrize("spec", [ASKED, SILENT])
-def test_a_failure_is_an_answer(spec: m.ResourceSpec) -> None:
+def test_a_failure_is_an_answer(spec: m.ResourceSpec, wait_s: float) -> None:
     desk = CoreDriver(spec)
-    desk.register("w", 1, wait_s=0)
+    desk.register("w", 1, wait_s=wait_s)
     tick(desk, 5)
     desk.fail("it hangs")
     assert (desk.state("w"), desk["w"].reason) == ("failed", "waited 0 s; last: the driver of gpu failed: it hangs")

@@ -127,7 +127,8 @@ def behind(resources: Iterable[str]) -> str:
 
 
 def too_long(wait_s: float | None, reason: str | None) -> str:
-    waited = f"waited {wait_s:g} s" if wait_s is not None else "waited too long"
+    # abs: JSON has a -0.0, too
+    waited = f"waited {abs(wait_s):g} s" if wait_s is not None else "waited too long"
     return f"{waited}; last: {reason}" if reason else waited
 
 
