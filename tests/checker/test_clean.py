@@ -86,6 +86,52 @@ def test_history_that_is_switched_off_raises_no_alarm_and_is_said() -> None:
     assert [check.name for check in report.checks if check.partial] == ["history"]
 
 
+@pytest.mark.parametrize("markers", [True, False], ids=["kafka", "embedded"])
+@pytest.mark.parametrize("first", [True, False], ids=["on, off, on", "off, on"])
+def test_history_that_is_switched_on_again_raises_no_alarm_and_is_said(first: bool, markers: bool) -> None:
+    world = World(markers=markers)
+    world.tells = first
+    world.commit()
+    world.register("a")
+    world.commit(world.allocation("a", "allocated", devices=["GPU-0"]))
+    world.register("b")
+    world.commit(world.allocation("b", "pending", queue_position=1))
+    world.restart("second", tells=False)
+    world.register("c")
+    world.register("d")
+    world.commit(world.allocation("c", "pending", queue_position=2), world.allocation("d", "pending"))
+    world.commit(world.allocation("b", "allocated", devices=["GPU-1"]))
+    world.restart("third", tells=True)
+    world.commit(world.allocation("b", "allocated", reason="new names"))
+    world.commit(world.allocation("c", "pending", queue_position=1), world.allocation("d", "failed"))
+    world.deregister("a")
+    goodbye = world.allocation("a", "ended", reason_code="deregistered")
+    world.commit(goodbye, world.allocation("c", "allocated", devices=["GPU-0"]))
+    for part in (0.0, 0.5, 0.8, 1.0):
+        compact(world.allocations, commit_end(world, part))
+        report = world.report()
+        assert report.violations == ()
+        assert "history" in {check.name for check in report.checks if check.partial}
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["started again", "same manager"])
+def test_a_history_topic_that_was_made_anew_raises_no_alarm(again: bool) -> None:
+    world = World()
+    world.commit()
+    world.register("a")
+    world.commit(world.allocation("a", "allocated", devices=["GPU-0"]))
+    world.register("b")
+    world.commit(world.allocation("b", "pending", queue_position=1))
+    world.history.records.clear()
+    world.history.end = 0
+    world.restart("second" if again else world.instance, tells=True)
+    world.commit(world.allocation("a", "allocated", reason="new names"))
+    world.commit(world.allocation("b", "allocated", devices=["GPU-1"]))
+    report = world.report()
+    assert report.violations == ()
+    assert [check.name for check in report.checks if check.partial] == ["history"]
+
+
 def test_what_a_later_version_writes_raises_no_alarm_and_is_said() -> None:
     world = lived_in()
     world.history.append(f"{HOST}/b/1", {"type": "novelty"})

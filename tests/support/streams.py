@@ -74,6 +74,8 @@ class World:
 
     def __init__(self, *, markers: bool = True) -> None:
         self.markers = markers
+        self.tells = True
+        """Whether history is written: it can be switched off."""
         self.registrations = Stream("registrations")
         self.allocations = Stream("allocations")
         self.history = Stream("history")
@@ -182,9 +184,9 @@ class World:
                 continue
             key = f"{record['host']}/{record['worker']}/{record['incarnation']}"
             before = self.now.get(key, {}).get("state")
-            if tell and before != record["state"]:
+            if tell and self.tells and before != record["state"]:
                 self.tell(record, before)
-            elif tell:
+            elif tell and self.tells:
                 self.refresh(record)
             self.now[key] = dict(record)
             self.allocations.append(key, record)
@@ -200,7 +202,8 @@ class World:
         self.allocations.append(f"@checkpoint/{self.writer}", checkpoint | fields)
         dropped = [record for record in ordered if isinstance(record, str)]
         end = {"type": "commit", "writer": self.writer, "checkpoint": checkpoint | fields, "dropped": dropped}
-        self.history.append(self.writer, end)
+        if self.tells:
+            self.history.append(self.writer, end)
         if self.markers:
             for stream in (self.history, self.letters, self.allocations):
                 stream.marker()
@@ -223,6 +226,17 @@ class World:
         if changed:
             told = {"type": "refresh", "at": AT, **named, "writer": self.writer, "event": "x", "explanation": "x"}
             self.history.append("/".join(named.values()), told | {"changed": changed})
+
+    def snapshot(self) -> None:
+        """A snapshot of all allocations, which begins with the next commit."""
+        told = {"type": "snapshot", "writer": self.writer, "begun": self.commits + 1, "part": 0, "last": True}
+        self.history.append(self.writer, told | {"records": self.now})
+
+    def restart(self, instance: str, *, tells: bool) -> None:
+        """Another manager takes over, which writes history or does not. History begins with a snapshot again."""
+        self.instance, self.tells = instance, tells
+        if tells:
+            self.snapshot()
 
     # --- what the checker says ---
 

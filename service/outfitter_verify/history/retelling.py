@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from outfitter_verify import wire
+from outfitter_verify.history.told import UNTOLD, Place, Told
 from outfitter_verify.ledger.walk import MOVED, Ledger
 from outfitter_verify.logs import Log
 from outfitter_verify.report import Findings
@@ -22,17 +23,24 @@ Name = tuple[str, str, int]
 class Retelling:
     """The rebuilt ledger. Add every record in order; then call `compare`."""
 
-    def __init__(self, log: Log, findings: Findings) -> None:
+    def __init__(self, log: Log, told: Told, findings: Findings) -> None:
+        """`told`: has each commit before this class."""
         self._log = log
+        self._told = told
         self._findings = findings
         self._now: dict[str, dict[str, Any]] = {}
         self._touched: defaultdict[str, set[str]] = defaultdict(set)
         self._rebuilt: dict[Name, bytes] = {}
         self._ends: dict[tuple[str, int], int] = {}
+        self._whole: dict[str, Place] = {}
+        """Where each key's last whole record is."""
+        self._gapped: dict[Name, Place | None] = {}
+        """Changes with a gap between them and their last whole record (None: there is no such record)."""
 
     def step(self, record: wire.Allocation) -> None:
         """Add a transition, with the whole record after it."""
         self._now[record.key] = dict(record.body)
+        self._whole[record.key] = record.writer, record.commit
         self._touched[record.writer].add(record.key)
 
     def refresh(self, body: Mapping[str, Any]) -> wire.Allocation | None:
@@ -41,10 +49,10 @@ class Retelling:
         changed = body.get("changed")
         if not isinstance(changed, dict):
             raise wire.DamagedError("a refresh without changed fields")
+        self._touched[str(body.get("writer"))].add(key)
         if key not in self._now:
             return None
         self._now[key] |= changed
-        self._touched[str(body.get("writer"))].add(key)
         return wire.allocation(self._now[key])
 
     def commit(self, offset: int, body: Mapping[str, Any]) -> None:
@@ -53,13 +61,19 @@ class Retelling:
         writer, number = checkpoint.writer, checkpoint.commit
         self._ends[writer, number] = offset
         for key, position in (body.get("positions") or {}).items():
+            self._touched[writer].add(key)
             if key in self._now:
                 self._now[key] |= {"queue_position": position, "writer": writer, "commit": number}
-                self._touched[writer].add(key)
+        resumed = self._told.resumed(writer)
         for key in self._touched.pop(writer, ()):
-            self._rebuilt[key, writer, number] = wire.digest(self._now[key])
+            whole = self._whole.get(key)
+            if whole is None or whole[0] != writer or whole[1] < resumed:
+                self._gapped[key, writer, number] = whole
+            if key in self._now:
+                self._rebuilt[key, writer, number] = wire.digest(self._now[key])
         for key in body.get("dropped") or ():
             self._now.pop(key, None)
+            self._whole.pop(key, None)
 
     def compare(self, ledger: Ledger) -> None:
         """Check that the rebuilt records equal the ledger's, at each commit that is complete in both."""
@@ -77,6 +91,9 @@ class Retelling:
         key, writer, number = name
         if ledger.commits.arrived(writer):
             self._findings.note_partial("history", MOVED)
+            return
+        if name in self._gapped and self._told.leaves_out(ledger, self._gapped[name], (writer, number)):
+            self._findings.note_partial("history", UNTOLD)
             return
         self._findings.wrong(
             "history", self._log.place(self._ends[writer, number]), f"history {what} of {key} in commit {number}",

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from outfitter_verify import wire
 from outfitter_verify.history.retelling import Retelling
+from outfitter_verify.history.told import UNTOLD, Place, Told
 from outfitter_verify.ledger.walk import MOVED, Change, Ledger
 from outfitter_verify.logs import Log, Record
 from outfitter_verify.report import Findings
@@ -22,6 +23,25 @@ class Step(NamedTuple):
     fingerprint: bytes
 
 
+class Last(NamedTuple):
+    """An allocation's last step so far: the state after it, its registration, its offset and its commit."""
+
+    state: str
+    source: int
+    offset: int
+    commit: Place
+
+
+class Doubt(NamedTuple):
+    """A step that does not begin where the last one (None: none before) ended: a violation, unless a step is missing in
+    between for a good reason."""
+
+    offset: int
+    what: str
+    last: Last | None
+    commit: Place
+
+
 class History:
     """One whole partition of the history. `sources`: the registrations that its records answer, by key."""
 
@@ -32,9 +52,10 @@ class History:
         self._findings = findings
         self._steps: dict[tuple[str, str, int], list[Step]] = {}
         self._oldest: dict[str, int] = {}
-        self._doubts: list[tuple[str, int, str, tuple[object, ...]]] = []
-        self._last: dict[str, tuple[str, int, int]] = {}
-        self._retelling = Retelling(log, findings)
+        self._doubts: list[Doubt] = []
+        self._last: dict[str, Last] = {}
+        self._told = Told()
+        self._retelling = Retelling(log, self._told, findings)
         for record in log.records:
             try:
                 self._take(record)
@@ -48,7 +69,10 @@ class History:
                 self._transition(record, body)
             case "refresh":
                 self._refresh(body)
+            case "snapshot":
+                self._told.snapshot(body)
             case "commit":
+                self._told.commit(wire.checkpoint(body["checkpoint"]))
                 self._retelling.commit(record.offset, body)
 
     def _transition(self, record: Record, body: Mapping[str, Any]) -> None:
@@ -83,19 +107,19 @@ class History:
 
     def _chain(self, offset: int, after: wire.Allocation, before: str | None) -> None:
         """Check that each step is legal and begins where the last one ended."""
-        last = self._last.get(after.key)
-        self._last[after.key] = (after.state, after.source, offset)
+        last, here = self._last.get(after.key), (after.writer, after.commit)
+        self._last[after.key] = Last(after.state, after.source, offset, here)
         if before != after.state and (before, after.state) not in wire.STEPS and after.state in wire.STATES:
             self._wrong(offset, f"{after.key} goes from {before} to {after.state}")
         elif last is None:
             if before is not None and self._log.start == 0:
-                self._doubts.append((after.writer, offset, f"{after.key} begins with a step from {before}", ()))
-        elif before != last[0] and not (
+                self._doubts.append(Doubt(offset, f"{after.key} begins with a step from {before}", None, here))
+        elif before != last.state and not (
             # it was over and deleted meanwhile, and this is another registration
-            before is None and last[0] in wire.FINAL and (after.source != last[1] or after.source == wire.UNSEEN)
+            before is None and last.state in wire.FINAL and (after.source != last.source or after.source == wire.UNSEEN)
         ):
-            what = f"{after.key} goes from {before}, but its last step led to {last[0]}"
-            self._doubts.append((after.writer, offset, what, (self._log.place(last[2]),)))
+            what = f"{after.key} goes from {before}, but its last step led to {last.state}"
+            self._doubts.append(Doubt(offset, what, last, here))
 
     def _wrong(self, offset: int, what: str, *records: object) -> None:
         self._findings.wrong("history", self._log.place(offset), what, *records)
@@ -104,11 +128,8 @@ class History:
 
     def compare(self, ledger: Ledger) -> None:
         """Check that history has exactly the ledger's changes."""
-        for writer, offset, what, records in self._doubts:
-            if ledger.commits.arrived(writer):
-                self._findings.note_partial("history", MOVED)
-            else:
-                self._wrong(offset, what, *records)
+        for doubt in self._doubts:
+            self._judge(ledger, doubt)
         writing = self._writing(ledger.changes)
         for name, change in ledger.changes.items():
             steps = self._steps.get(name)
@@ -122,9 +143,18 @@ class History:
                 self._invented(ledger, name, steps[-1])
         self._retelling.compare(ledger)
 
+    def _judge(self, ledger: Ledger, doubt: Doubt) -> None:
+        offset, what, last, commit = doubt
+        if ledger.commits.arrived(commit[0]):
+            self._findings.note_partial("history", MOVED)
+        elif self._told.leaves_out(ledger, last.commit if last is not None else None, commit):
+            self._findings.note_partial("history", UNTOLD)
+        else:
+            self._wrong(offset, what, *([self._log.place(last.offset)] if last is not None else []))
+
     def _writing(self, changes: Mapping[tuple[str, str, int], Change]) -> set[tuple[str, str]]:
         """The writers, with instance, that wrote any history, because it can be switched off."""
-        return {(name[1], changes[name].instance) for name in self._steps if name in changes}
+        return self._told.instances | {(name[1], changes[name].instance) for name in self._steps if name in changes}
 
     def _untold(
         self, ledger: Ledger, name: tuple[str, str, int], change: Change, writing: set[tuple[str, str]]
@@ -134,6 +164,8 @@ class History:
             self._findings.note_partial("history", "an earlier record was compacted away")
         elif (writer, change.instance) not in writing:
             self._findings.note_partial("history", "a manager writes no history (is it switched off?)")
+        elif self._log.start == 0 and self._told.begins_anew(writer, commit):
+            self._findings.note_partial("history", "its topic was made anew, so that its beginning is gone")
         elif self._log.start > 0 and commit <= self._oldest.get(writer, commit):
             self._findings.note_partial("history", "its beginning was deleted by retention")
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outfitter_verify.wire import partition_of
 from support.plants import planted
-from support.streams import HOST, PARTITION, PARTITIONS, World
+from support.streams import HOST, PARTITION, PARTITIONS, World, compact
 
 # --- answers ---
 
@@ -192,6 +192,63 @@ def an_allocation_begins_in_the_middle(world: World) -> None:
     record = world.allocation("e", "allocated", devices=["GPU-5"])
     world.tell(record, "pending")
     world.commit(record, tell=False)
+
+
+def switched_off_and_on(world: World) -> None:
+    """History is not written for a while: e waits then, and is told of first when it is granted."""
+    world.restart("third", tells=False)
+    world.commit(world.allocation("e", "pending"))
+    world.restart("fourth", tells=True)
+    world.commit(world.allocation("e", "preparing", devices=["GPU-5"]))
+
+
+@planted("history", says="but its last step led to")
+def history_leaves_out_a_step_after_it_was_switched_on(world: World) -> None:
+    switched_off_and_on(world)
+    world.commit(world.allocation("e", "allocated"), tell=False)
+    world.commit(world.allocation("e", "releasing", outcome="ended"))
+
+
+@planted("history", says="history does not have the step of")
+def history_leaves_out_a_whole_commit_after_it_was_switched_on(world: World) -> None:
+    switched_off_and_on(world)
+    world.tells = False
+    world.commit(world.allocation("e", "allocated"))
+    world.tells = True
+    world.commit()
+
+
+@planted("history", says="but its last step led to")
+def history_leaves_out_a_commit_that_the_ledger_has_no_more(world: World) -> None:
+    switched_off_and_on(world)
+    world.tells = False
+    world.commit(world.allocation("e", "allocated"))
+    world.tells = True
+    world.commit(world.allocation("e", "releasing", outcome="ended"))
+    compact(world.allocations, world.allocations.end)
+
+
+@planted("history", says="history does not have the step of")
+def a_manager_tells_its_commits_but_not_its_only_step(world: World) -> None:
+    world.restart("third", tells=True)
+    world.commit(world.allocation("e", "pending"), tell=False)
+
+
+@planted("history", says="but its last step led to")
+def history_leaves_out_a_step_before_it_was_switched_off(world: World) -> None:
+    world.commit(world.allocation("e", "preparing", devices=["GPU-5"]))
+    world.commit(world.allocation("e", "allocated"), tell=False)
+    world.commit(world.allocation("e", "releasing", outcome="ended"))
+    world.restart("third", tells=False)
+    world.commit()
+    world.restart("fourth", tells=True)
+    world.commit()
+
+
+@planted("history", says="does not have a change")
+def history_leaves_out_a_refresh_after_it_was_switched_on(world: World) -> None:
+    switched_off_and_on(world)
+    world.commit(world.allocation("e", "preparing", reason="another"), tell=False)
 
 
 @planted("partitions", says="in another partition")

@@ -1,0 +1,102 @@
+"""Which commits history has, and whether a gap in their numbers is legal: history can be switched off, and its topic
+can be made anew.
+
+A manager writes all its commits into history, or none. So a gap is legal if another manager wrote a commit in it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import defaultdict
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any
+
+from outfitter_verify import wire
+from outfitter_verify.ledger.walk import Ledger
+
+UNTOLD = "it was not written for a while (was it switched off?)"
+
+Place = tuple[str, int]
+"""Writer, commit."""
+
+_number = attrgetter("checkpoint.commit")
+
+
+class Told:
+    """The commits that history has. Add every checkpoint and snapshot in order; then ask."""
+
+    def __init__(self) -> None:
+        self.instances: set[tuple[str, str]] = set()
+        """Writers, each with a manager that writes history."""
+        self._instance: defaultdict[str, dict[int, str]] = defaultdict(dict)
+        self._numbers: defaultdict[str, list[int]] = defaultdict(list)
+        self._resumed: dict[str, int] = {}
+        self._snapshots: set[tuple[str, object]] = set()
+        self._legal: dict[tuple[str, int, int | None], bool] = {}
+
+    def commit(self, checkpoint: wire.Checkpoint) -> None:
+        """Add a commit."""
+        writer, number = checkpoint.writer, checkpoint.commit
+        if number in self._instance[writer]:
+            return
+        if number - 1 not in self._instance[writer]:
+            self._resumed[writer] = number
+        self._instance[writer][number] = checkpoint.instance
+        self.instances.add((writer, checkpoint.instance))
+        insort(self._numbers[writer], number)
+
+    def snapshot(self, body: dict[str, Any]) -> None:
+        """Add a piece of a snapshot."""
+        if isinstance(body.get("writer"), str) and isinstance(body.get("begun"), int):
+            self._snapshots.add((body["writer"], body["begun"]))
+
+    def resumed(self, writer: str) -> int:
+        """The newest commit so far whose predecessor history does not have."""
+        return self._resumed.get(writer, 0)
+
+    def begins_anew(self, writer: str, number: int) -> bool:
+        """Whether a writer's history begins after this commit, with a snapshot: the topic was made anew."""
+        first = self._numbers[writer][:1]
+        return bool(first) and number < first[0] and (writer, first[0]) in self._snapshots
+
+    def leaves_out(self, ledger: Ledger, after: Place | None, before: Place) -> bool:
+        """Whether history may lack commits between two of its own (None: between its beginning and `before`)."""
+        writer, number = before
+        if after is None or after[0] == writer:
+            return self._gap(ledger, writer, after[1] if after is not None else 0, number)
+        return self._gap(ledger, after[0], after[1], None) or self._gap(ledger, writer, 0, number)
+
+    def _gap(self, ledger: Ledger, writer: str, after: int, before: int | None) -> bool:
+        numbers = self._numbers[writer]
+        low = bisect_right(numbers, after)
+        high = bisect_left(numbers, before) if before is not None else len(numbers)
+        told = [after, *numbers[low:high]]
+        gaps: list[tuple[int, int | None]] = [*pairwise(told), (told[-1], before)]
+        return any(self._is_legal(ledger, writer, a, b) for a, b in gaps if b is None or b > a + 1)
+
+    def _is_legal(self, ledger: Ledger, writer: str, low: int, high: int | None) -> bool:
+        """Whether history may lack the commits between two numbers (both exclusive; None: all later ones)."""
+        name = writer, low, high
+        if name not in self._legal:
+            self._legal[name] = self._judge(ledger, writer, low, high)
+        return self._legal[name]
+
+    def _judge(self, ledger: Ledger, writer: str, low: int, high: int | None) -> bool:
+        known = ledger.commits.writers.get(writer)
+        commits = known.commits if known is not None else []
+        first = bisect_right(commits, low, key=_number)
+        last = bisect_left(commits, high, key=_number) if high is not None else len(commits)
+        shown = [commit.checkpoint for commit in commits[first:last]]
+        if any((writer, checkpoint.instance) not in self.instances for checkpoint in shown):
+            return True
+        if high is None:
+            return False
+        if self.begins_anew(writer, high - 1):
+            return True
+        if high - low - 1 <= len(shown):
+            return False
+        # the ledger does not show who wrote them; a host's manager that wrote before and after wrote these as well
+        here = self._instance[writer]
+        is_same = low in here and here.get(low) == here.get(high)
+        return not (is_same and writer.startswith("host/"))
