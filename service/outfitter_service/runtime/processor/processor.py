@@ -37,6 +37,7 @@ from outfitter_service.runtime.processor.deadlines import Deadlines
 from outfitter_service.runtime.processor.event_queue import EventQueue, StopRequest, Wakeup
 from outfitter_service.runtime.processor.limits import Limits
 from outfitter_service.runtime.processor.reporting.reporter import CommitReporter
+from outfitter_service.runtime.processor.same_machine import SameMachine
 from outfitter_service.runtime.processor.settlement import InputLoss, Settlement
 from outfitter_service.runtime.processor.taken_partition import RecycledError, TakenPartition
 from outfitter_service.runtime.processor.takeover import ForeignManagerError, Takeover
@@ -144,6 +145,7 @@ class Processor:
             snapshots=self._snapshots,
             input_loss=self._input_loss,
         )
+        self._same_machine = SameMachine(assignment)
         self._topic_watch = TopicWatch(assignment, self._topic_check, reader, self._snapshots, every_s=limits.look_s)
 
     # --- from outside ---
@@ -287,6 +289,7 @@ class Processor:
             seconds=round(restored.seconds, 3),
             commit=self.ledger.commits,
         )
+        await self._same_machine.look(restored)
         return TakenPartition(
             assignment=self._assignment,
             writer=writer,
