@@ -159,7 +159,13 @@ def test_it_says_what_it_needs_and_asks(damaged: tuple[Manager, str]) -> None:
     manager, key = damaged
     done = manager.outfitter("ledger", "forget", key)
     assert (done.returncode, done.stdout) == (1, "")
-    for words in (f"manager of {manager.host}", "It stopped at", "worker is dead", "there is no terminal to ask"):
+    for words in (
+        f"manager of {manager.host}",
+        "It stopped at",
+        "worker is dead",
+        "replay --check",
+        "no terminal to ask",
+    ):
         assert words in done.stderr
     for answer, code, ending in ((b"n\n", 1, "nothing was deleted"), (b"y\n", 0, "forgotten")):
         ours, theirs = pty.openpty()

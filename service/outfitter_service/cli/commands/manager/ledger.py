@@ -47,7 +47,8 @@ def forget(ctx: click.Context, /, key: str, config: str | None, yes: bool, **_op
     """Delete the record under KEY (HOST/WORKER/INCARNATION, @host/HOST, @device/HOST/ID) from the ledger.
 
     For a damaged record because of which managers refuse a host: their message names the key. The devices of a deleted
-    allocation count as free. The command says what must be true first, and asks.
+    allocation count as free. No history has the deletion, so `outfitter replay --check` and `outfitter verify` name
+    it afterwards. The command says what must be true first, and asks.
     """  # fmt: skip
     import anyio
 
@@ -85,6 +86,10 @@ def _precautions(target: Target, key: str) -> Iterator[str]:
     )
     if keys.is_allocation_key(key):
         yield "- The devices of this allocation count as free then. Make sure that its worker is dead."
+    yield (
+        "- No history has this deletion: `outfitter replay --check` and, for a live allocation, `outfitter verify` "
+        "exit with 1 from then on, and name it."
+    )
 
 
 async def _find(where: Connection, key: str) -> Target:
