@@ -49,7 +49,7 @@ class StoppedClock(Clock):
 
 
 class TrackerDriver:
-    """An attendance with a clock of its own and an input whose end is what the test says."""
+    """A tracker with a clock of its own and an input whose end is what the test says."""
 
     def __init__(self, bus: FaultyBus) -> None:
         self.bus = bus

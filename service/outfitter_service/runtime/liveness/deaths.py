@@ -1,6 +1,6 @@
-"""Deaths of owners that have been seen and not been judged.
+"""Owners' deaths that were seen and are not judged yet.
 
-The kernel tells a death sooner than the bus tells what the worker's last words were.
+The kernel reports a death before the bus delivers the worker's last messages.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from outfitter_service.core import model as m
 from outfitter_service.runtime.clock import Clock
 
 LAST_WORDS_S = 5.0
-"""How long a death waits at most for what was said before it, where the bus is away or the input piles up: the device
-is worth more than the right word for the end."""
+"""Longest time that a death waits for the worker's last messages, if the bus is away or the input piles up: the device
+is worth more than the exact reason of the end."""
 
 
 class Death(Struct):
@@ -31,7 +31,7 @@ class OwnerDeaths:
     """Deaths by allocation key."""
 
     def __init__(self, clock: Clock, *, suspect: Callable[[], None]) -> None:
-        """`suspect` is called when the input's end is to be sampled for a death."""
+        """`suspect` is called when a death needs a sample of the input's end."""
         self._now = clock.monotonic
         self._suspect = suspect
         self._deaths: dict[AllocationKey, Death] = {}
@@ -47,22 +47,22 @@ class OwnerDeaths:
         return set(self._deaths)
 
     def seen(self, key: AllocationKey, detail: str) -> None:
-        """The allocation's owner is dead; `detail` says why that is known."""
+        """The allocation's owner is dead. `detail`: the proof."""
         if key not in self._deaths:
             self._deaths[key] = Death(detail, self._now())
             self._suspect()
 
     def forget(self, keys: Iterable[AllocationKey]) -> None:
-        """These allocations are over, or their deaths were handed out."""
+        """These allocations have ended, or their deaths were handed out."""
         for key in keys:
             self._deaths.pop(key, None)
 
     def clear(self) -> None:
-        """Nobody is dead any more."""
+        """Drop all deaths."""
         self._deaths.clear()
 
     def unsampled(self) -> list[Death]:
-        """The deaths since which the input's end was not sampled."""
+        """The deaths without a sample of the input's end."""
         return [death for death in self._deaths.values() if death.end is None]
 
     def sampled(self, deaths: Collection[Death], end: int) -> None:
@@ -70,14 +70,14 @@ class OwnerDeaths:
         for death in deaths:
             death.end = end
 
-    def listen_anew(self) -> None:
-        """Nobody could be heard for a while: what was said before each death is listened for anew."""
+    def sample_again(self) -> None:
+        """The input could not be read for a while: sample its end again for each death."""
         for death in self._deaths.values():
             death.end = None
             self._suspect()
 
     def judged(self, position: int) -> list[m.OwnerDied]:
-        """Hand out the deaths that can be judged with everything before `position` decided."""
+        """Remove and return the deaths that can be judged once everything before `position` is decided."""
         if not self._deaths:
             return []
         late = self._now() - LAST_WORDS_S

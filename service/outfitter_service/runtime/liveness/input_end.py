@@ -1,4 +1,4 @@
-"""Where the input ends, asked whenever a lease is suspected to have run out or an owner has died."""
+"""Samples the input's end whenever a lease may have expired or an owner has died."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class InputEnd:
 
     @property
     def is_asked(self) -> bool:
-        """Whether somebody waits for the next sample."""
+        """Whether a caller waits for the next sample."""
         return self._asked.is_set()
 
     def ask(self) -> None:
-        """Have it sampled soon."""
+        """Request a sample soon."""
         self._asked.set()
 
     async def asked(self) -> None:
-        """Wait until somebody asks. Who asks from now on waits for a sample of their own."""
+        """Wait until a sample is requested. Later requests wait for a sample of their own."""
         await self._asked.wait()
         self._asked = anyio.Event()
 

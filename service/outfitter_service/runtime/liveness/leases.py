@@ -1,7 +1,7 @@
-"""Leases: how long each worker may be silent. In memory only; times are monotonic seconds given by the caller.
+"""Leases: how long each worker may be silent. In memory only; times are monotonic seconds from the caller.
 
-A lease that has run out is only suspected here. Whoever reads the input judges it (tracker.py):
-silence counts when everything sent before the deadline has been processed.
+A passed deadline is only a suspicion here. silence.py judges it: silence counts once everything sent before the
+deadline has been processed.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import math
 from outfitter_proto.keys import AllocationKey
 
 _IN_ROUNDS = -math.inf
-"""The look at a key whose deadline has passed: it is in no heap."""
+"""The check time of a key whose deadline has passed: it is in no heap."""
 
 
 class Leases:
-    """Deadlines by allocation key. A key without a lease (owner watched, or none asked for) is not in here."""
+    """Deadlines by allocation key, but for allocations without a lease (their owner is watched, or they want none)."""
 
     def __init__(self, grace_s: float) -> None:
         """`grace_s`: seconds between a lease's end and its deadline."""
         self.grace_s = grace_s
         self._length: dict[AllocationKey, float] = {}
         self._deadline: dict[AllocationKey, float] = {}
-        # one look at each key, at the latest at its deadline; a renewal moves the deadline and not the look. Those
-        # whose deadline has passed are looked at in rounds instead: they are to be told in this one, or have been
+        # each key is checked once, at the latest at its deadline; a renewal moves the deadline and not the check. Keys
+        # whose deadline has passed are checked in rounds instead: they are due in this round, or done
         self._look: dict[AllocationKey, float] = {}
         self._heap: list[tuple[float, AllocationKey]] = []
         self._to_tell: dict[AllocationKey, None] = {}
@@ -43,7 +43,7 @@ class Leases:
         return set(self._deadline)
 
     def start(self, key: AllocationKey, length_s: float, now: float) -> None:
-        """Begin a lease, or begin it anew with another length."""
+        """Start a lease, or start it again with another length."""
         self._length[key] = length_s
         self._deadline[key] = now + length_s + self.grace_s
         if self._look.get(key, math.inf) > self._deadline[key]:
@@ -56,32 +56,33 @@ class Leases:
             self._deadline[key] = now + length + self.grace_s
 
     def drop(self, key: AllocationKey) -> None:
-        """The allocation is over, or its owner is watched."""
+        """Drop the lease: the allocation has ended, or its owner is watched."""
         self._length.pop(key, None)
         for by_key in (self._deadline, self._look, self._to_tell, self._told):
             by_key.pop(key, None)
 
     def clear(self) -> None:
-        """Nobody has a lease any more."""
+        """Drop all leases."""
         for by_key in (self._length, self._deadline, self._look):
             by_key.clear()
         for looks in (self._heap, self._to_tell, self._told):
             looks.clear()
 
     def renew_all(self, now: float) -> None:
-        """After an outage, a restart or a suspended machine nobody could be heard: one whole lease for all."""
+        """Give every worker one whole lease: after an outage, a restart or a suspended machine silence proves
+        nothing."""
         for key in self._deadline:
             self.renew(key, now)
 
     def deadline(self, key: AllocationKey) -> float:
-        """When the key's lease and grace end. Raises KeyError when it has no lease."""
+        """When the key's lease and grace end. Raises KeyError if it has no lease."""
         return self._deadline[key]
 
     def due(self, now: float, most: int | None = None) -> list[AllocationKey]:
-        """Keys whose deadline has passed, the earliest first; they stay until dropped or renewed.
+        """Keys whose deadline has passed, the earliest first. They stay until dropped or renewed.
 
-        At most `most` of them, and the others in the next calls: each is told once in a round, and `left` says that
-        the round is not over. So those of which nothing comes keep nobody else waiting.
+        Returns at most `most`, and the others in the next calls. Each key comes once in a round, and `left` says that
+        the round is not over. So keys that cannot be judged yet do not delay the others.
         """
         self._gather(now, most)
         due: list[AllocationKey] = []
@@ -98,7 +99,7 @@ class Leases:
         return sorted(due, key=self._deadline.__getitem__)
 
     def _gather(self, now: float, most: int | None) -> None:
-        """Those whose look is due wait for being told, or for a look at their deadline."""
+        """Move keys whose check is due into this round, or check them again at their deadline."""
         looked = 0
         while self._heap and self._heap[0][0] <= now and (most is None or looked < most):
             looked += 1
@@ -115,6 +116,6 @@ class Leases:
         self._look[key] = at
         heapq.heappush(self._heap, (at, key))
         if len(self._heap) > 2 * len(self._look) + 64:
-            # dropped leases leave their looks behind, for as long as the lease would have been
+            # checks of dropped leases stay in the heap until their time comes
             self._heap = [(at, key) for key, at in self._look.items() if at != _IN_ROUNDS]
             heapq.heapify(self._heap)

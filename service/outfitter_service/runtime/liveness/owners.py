@@ -1,4 +1,4 @@
-"""The owners of live allocations: which of them are watched, and which workers must be told that theirs is not."""
+"""The owners of live allocations: which of them are watched, and which records must say that theirs is not."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import Identity
 from outfitter_service.runtime.liveness.process_watch import REASONS, ProcessWatch
 
-log = structlog.get_logger("outfitter.attendance")
+log = structlog.get_logger("outfitter.liveness")
 
 LOOK_EVERY_S = 0.25
-"""How often owners that no descriptor tells of are looked at, some at a time."""
+"""Seconds between two polls of owners without a descriptor, some at a time."""
 SAID_EVERY_S = 60.0
-"""Between two lines of the log that say why owners are not watched."""
+"""Seconds between two log lines about unwatched owners."""
 FROM_AFAR = frozenset({Unwatched.SCOPE, Unwatched.MACHINE, Unwatched.PID_NAMESPACE})
-"""What a worker can tell from its host's record: that its owner is not watched."""
+"""Reasons that a worker can see in its host's record."""
 
 
 class Owners:
@@ -44,7 +44,7 @@ class Owners:
         self._died = died
         self._owner_watch = owner_watch
         self._processes: ProcessWatch | None = None
-        self._to_tell: set[AllocationKey] = set()
+        self._unreported: set[AllocationKey] = set()
         self._look_again = anyio.Event()
         self._said: frozenset[str] = frozenset()
         self._said_at = -SAID_EVERY_S
@@ -60,12 +60,12 @@ class Owners:
 
     @property
     def polled(self) -> int:
-        """How many of them are looked at in turns, for want of descriptors."""
+        """How many of them are polled in turns, because descriptors are scarce."""
         return self._processes.polled if self._processes is not None else 0
 
     @property
     def unwatched(self) -> Counter[Unwatched]:
-        """How many live allocations' owners are not watched, by why."""
+        """How many live allocations' owners are not watched, by reason."""
         return self._processes.unwatched() if self._processes is not None else Counter()
 
     def keys(self) -> set[AllocationKey]:
@@ -74,7 +74,7 @@ class Owners:
 
     def restart(self, earlier_boot_id: str | None) -> None:
         """A ledger is replayed: nobody waits to be told. `earlier_boot_id`: a boot of this machine that is over."""
-        self._to_tell.clear()
+        self._unreported.clear()
         if self._processes is None:
             self._processes = self._owner_watch(
                 boot_id=self._identity.boot_id,
@@ -85,7 +85,7 @@ class Owners:
             )
 
     def watch(self, key: AllocationKey, record: Allocation) -> bool:
-        """Watch a live allocation's owner, if it has one; whether that very owner is watched."""
+        """Watch a live allocation's owner, if it has one. Returns whether exactly that owner is watched."""
         owner, lease_s = record.request.owner, record.request.lease_s
         if self._processes is None or owner is None:
             return False
@@ -95,25 +95,25 @@ class Owners:
         if not watched and (
             lease_s is None or (record.unwatched is UNSET and self._processes.reason(key) not in FROM_AFAR)
         ):
-            self._to_tell.add(key)
+            self._unreported.add(key)
         return watched
 
     def forget(self, key: AllocationKey) -> None:
         """The allocation is over."""
-        self._to_tell.discard(key)
+        self._unreported.discard(key)
         if self._processes is not None:
             self._processes.forget(key)
 
     def untold(self, lease_s: float) -> list[m.OwnerUnwatched]:
-        """Hand out what workers must be told because they cannot know it: nobody sees their owner's end. `lease_s`: the
-        lease of those without any."""
-        if self._processes is None or not self._to_tell:
+        """Remove and return the unwatched owners that records must mention, because workers cannot know it. `lease_s`:
+        the lease of workers without one."""
+        if self._processes is None or not self._unreported:
             return []
         events: list[m.OwnerUnwatched] = []
-        for key in sorted(self._to_tell):
+        for key in sorted(self._unreported):
             reason = self._processes.reason(key)
-            if reason != Unwatched.DESCRIPTORS:  # that one is looked at again
-                self._to_tell.discard(key)
+            if reason != Unwatched.DESCRIPTORS:  # it is polled again
+                self._unreported.discard(key)
                 if reason is not None:
                     events.append(
                         m.OwnerUnwatched(allocation=key, code=reason, reason=REASONS[reason], lease_s=lease_s)
@@ -121,8 +121,8 @@ class Owners:
         return events
 
     async def look(self, settled: Callable[[AllocationKey], None]) -> None:
-        """Look again at owners that no descriptor tells of; runs until cancelled. `settled` is called with allocations
-        of which it is known only now who their owner is, or that nobody can tell."""
+        """Poll owners without a descriptor, until cancelled. `settled` gets the allocations whose owner is identified
+        only now, or cannot be identified."""
         while True:
             await self._look_again.wait()
             self._look_again = anyio.Event()
@@ -136,7 +136,7 @@ class Owners:
                 self._look_again.set()
 
     def _say_unwatched(self) -> None:
-        """One line for all, when there is a new reason."""
+        """Log one line for all, when there is a new reason."""
         counts = {str(reason): count for reason, count in self.unwatched.items() if reason != Unwatched.SCOPE}
         if self.polled:
             counts["looked-at-in-turns"] = self.polled

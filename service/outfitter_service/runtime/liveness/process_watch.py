@@ -1,10 +1,10 @@
-"""Watching owner processes: their death is seen at once, by a file descriptor of the kernel (pidfd_open(2)).
+"""Watches owner processes: a file descriptor of the kernel reports their death at once (pidfd_open(2)).
 
-An owner is identified by pid, start time, PID namespace and boot; the processes themselves are in process_table.py.
+An owner is identified by pid, start time, PID namespace and boot. process_table.py has the processes.
 
-It never guesses. Where one of these cannot be compared (another namespace, another machine, a process that /proc hides)
-the owner is *unwatched*: leases decide. If a process with that pid can be seen, its end is the owner's nevertheless,
-for the owner has either ended before or is that one.
+The watch never guesses. If one of these cannot be compared (another namespace, another machine, a process that /proc
+hides), the owner is *unwatched*, and only its lease ends the allocation. If there is a process with that pid, its end
+still counts as the owner's end: the owner has either ended before, or is that process.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ REASONS = {
     Unwatched.MACHINE: "it is of another machine, or of another boot",
     Unwatched.PID_NAMESPACE: "it is in another PID namespace",
     Unwatched.TIME_NAMESPACE: "its start time cannot be compared, it may be in another time namespace",
-    Unwatched.HIDDEN: "/proc does not show the manager who that is",
-    Unwatched.NO_PROCESS: "that is a thread and no process",
+    Unwatched.HIDDEN: "/proc does not show the process to the manager",
+    Unwatched.NO_PROCESS: "its pid is a thread, not a process",
     Unwatched.REFUSED: "the kernel does not let the manager watch it",
     Unwatched.DESCRIPTORS: "the machine is out of file descriptors",
 }
 
 
 class _GoneError(Exception):
-    """The owner is dead; says why that is known."""
+    """The owner is dead. The message has the proof."""
 
 
 class ProcessWatch:
@@ -59,7 +59,7 @@ class ProcessWatch:
         self._waiting: dict[AllocationKey, Owner] = {}
 
     def __contains__(self, key: AllocationKey) -> bool:
-        """Whether the allocation's owner is watched, and known to be the one that was meant."""
+        """Whether the allocation's owner is watched and identified."""
         return key in self._processes and key not in self._unwatched
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class ProcessWatch:
 
     @property
     def polled(self) -> int:
-        """How many of them are looked at in turns."""
+        """How many of them are polled in turns."""
         return self._processes.polled
 
     @property
@@ -80,16 +80,15 @@ class ProcessWatch:
         return self._processes.keys() | self._unwatched.keys()
 
     def reason(self, key: AllocationKey) -> Unwatched | None:
-        """Why the allocation's owner is not watched; None where it is, or there is none."""
+        """Why the allocation's owner is not watched; None if it is watched, or there is none."""
         return self._unwatched.get(key)
 
     def unwatched(self) -> Counter[Unwatched]:
-        """How many allocations' owners are not watched, by why."""
+        """How many allocations' owners are not watched, by reason."""
         return Counter(self._unwatched.values())
 
     def watch(self, key: AllocationKey, owner: Owner) -> bool:
-        """Begin to watch; whether this very owner is watched. A dead one is reported at once, and nothing is left of
-        it."""
+        """Start to watch. Returns whether exactly this owner is watched. A dead one is reported at once and dropped."""
         if key in self._processes or key in self._unwatched:
             return key not in self._unwatched
         try:
@@ -102,8 +101,8 @@ class ProcessWatch:
         return reason is None
 
     def look(self) -> list[AllocationKey]:
-        """Look again at those that no descriptor tells of, so many at a time; who has ended is reported. The
-        allocations of which it is known only now who their owner is, or that nobody can tell."""
+        """Poll some owners without a descriptor, and report those that have ended. Returns the allocations whose owner
+        is identified only now, or cannot be identified."""
         self._processes.look()
         settled: list[AllocationKey] = []
         for key, owner in list(self._waiting.items())[:LOOKS]:
@@ -115,7 +114,7 @@ class ProcessWatch:
         return settled
 
     def forget(self, key: AllocationKey) -> None:
-        """The allocation is over."""
+        """The allocation has ended."""
         self._unwatched.pop(key, None)
         self._waiting.pop(key, None)
         self._processes.detach(key)
@@ -124,7 +123,7 @@ class ProcessWatch:
         for key in self.keys():
             self.forget(key)
 
-    # --- who is it ---
+    # --- identification ---
 
     def _out_of_reach(self, owner: Owner) -> Unwatched | None:
         if self._earlier_boot_id is not None and owner.boot_id == self._earlier_boot_id:
@@ -136,14 +135,14 @@ class ProcessWatch:
         return None if owner.pid_ns == self._pid_ns else Unwatched.PID_NAMESPACE
 
     def _attach(self, key: AllocationKey, owner: Owner) -> Unwatched | None:
-        """Watch the process that has the owner's pid; why it may be another one.
+        """Watch the process with the owner's pid. Returns why it may be another process.
 
         Raises:
-            _GoneError: it is another one, or there is none.
+            _GoneError: it is another process, or there is none.
         """
         try:
             process = self._processes.find(owner.pid)
-        except (ProcessLookupError, OverflowError):  # the latter: a number that no process has
+        except (ProcessLookupError, OverflowError):  # OverflowError: no process has such a number
             raise _GoneError(f"process {owner.pid} is gone") from None
         except OSError as error:
             return self._cannot_open(key, owner, error)
@@ -161,25 +160,25 @@ class ProcessWatch:
             return Unwatched.DESCRIPTORS
         if error.errno not in (errno.EINVAL, errno.ENOENT):
             return Unwatched.REFUSED
-        # the pid is a thread's: another process's that was given the number, unless the owner was said to be one
+        # the pid belongs to a thread: of another process that got the number, unless the owner is a thread itself
         self._compare(owner, start_seen(owner.pid))
         return Unwatched.NO_PROCESS
 
     def _compare(self, owner: Owner, started: int | None) -> Unwatched | None:
-        """Why a process that `started` then may be another one than the owner, None if it is the owner.
+        """Why a process with this start time may not be the owner; None if it is.
 
         Raises:
-            _GoneError: it is another one.
+            _GoneError: it is another process.
         """
-        said = owner.time_ns not in (UNSET, None)
-        if said and owner.time_ns != self._time_ns:
+        has_time_ns = owner.time_ns not in (UNSET, None)
+        if has_time_ns and owner.time_ns != self._time_ns:
             return Unwatched.TIME_NAMESPACE
         if started is None:
             return Unwatched.HIDDEN
         if started == owner.start_ticks:
             return None
-        if not said and self._time_ns is not None:
-            return Unwatched.TIME_NAMESPACE  # it does not say by whose clock it started
+        if not has_time_ns and self._time_ns is not None:
+            return Unwatched.TIME_NAMESPACE  # its start time is of an unknown clock
         raise _GoneError(f"process {owner.pid} is gone (its pid belongs to another process now)")
 
     def _ended(self, process: Process) -> None:

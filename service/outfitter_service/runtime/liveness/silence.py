@@ -1,4 +1,4 @@
-"""The judgement of silence: a lease that has run out counts once everything that was sent before its end is decided."""
+"""Judges silence: a lease has expired once everything that was sent before its deadline is decided."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from outfitter_service.runtime.clock import Clock
 from outfitter_service.runtime.identity import SuspendWatch
 from outfitter_service.runtime.liveness.leases import Leases
 
-log = structlog.get_logger("outfitter.attendance")
+log = structlog.get_logger("outfitter.liveness")
 
 SUSPECTS_AT_ONCE = 500
-"""Leases that have run out, or may have, that are looked at in one turn of the event loop."""
+"""Leases with a passed deadline that are checked in one turn of the event loop."""
 MOST_SAMPLES = 1000
-"""Samples of the input's end that wait to be come to. Beyond that every second one is left out: leases that ran out in
-between wait for the next one."""
+"""Most samples of the input's end that are not reached yet. Beyond that every second one is dropped: leases with a
+deadline in between wait for the next one."""
 
 
 class _Sample(Struct, frozen=True):
@@ -36,10 +36,10 @@ _AT = attrgetter("at")
 
 
 class SilenceJudge:
-    """Judges leases by samples of the input's end. Of many that have run out at once it looks at some in each turn."""
+    """Judges leases by samples of the input's end. If many are due at once, it checks some in each turn."""
 
     def __init__(self, leases: Leases, clock: Clock, *, suspect: Callable[[], None]) -> None:
-        """`suspect` is called when a lease has run out for which no sample is late enough."""
+        """`suspect` is called when a lease needs a later sample."""
         self._leases = leases
         self._now = clock.monotonic
         self._suspend = SuspendWatch(clock)
@@ -50,18 +50,18 @@ class SilenceJudge:
 
     @property
     def more_suspects(self) -> bool:
-        """Whether leases that had run out when `expired` was asked are still to be looked at."""
+        """Whether leases that were due at the last call of `expired` are not checked yet."""
         return self._round_at is not None
 
     def sampled(self, at: float, end: int) -> None:
-        """The input ended at this offset when that was asked `at`."""
+        """The input ended at this offset when it was sampled `at`."""
         self._samples.append(_Sample(at, end))
         if len(self._samples) > MOST_SAMPLES:
             del self._samples[1::2]
 
-    def expired(self, heard: Callable[[str], int]) -> list[m.LeaseExpired]:
-        """The leases that have run out, judged with everything decided that a host said before the offset `heard`. Of
-        many at once some: `more_suspects` says that the others are still to be looked at."""
+    def expired(self, decided_before: Callable[[str], int]) -> list[m.LeaseExpired]:
+        """The expired leases. `decided_before`: the offset before which all messages of a host are decided. If many are
+        due, some of them; then `more_suspects` is true."""
         now = self._now() if self._round_at is None else self._round_at
         if self._suspend.slept():
             log.warning("the machine was suspended: every lease starts anew")
@@ -72,17 +72,17 @@ class SilenceJudge:
             self._earliest = min(self._earliest, deadline(due[0]))
         judged: list[AllocationKey] = []
         for key in due:
-            # each lease has its own sample: where the input is never read to its end, the newest one is never come to
+            # each lease has its own sample: if the input is never read to its end, the newest one is never reached
             first = bisect_left(samples, deadline(key), key=_AT)
             if first == len(samples):
                 self._suspect()
                 break
-            if heard(allocation_names(key).host) >= samples[first].end:
+            if decided_before(allocation_names(key).host) >= samples[first].end:
                 judged.append(key)
         for key in judged:
             self._leases.drop(key)
         self._round_at = now if self._leases.left else None
         if self._round_at is None:
-            del samples[: bisect_left(samples, self._earliest, key=_AT)]  # nobody waits for those
+            del samples[: bisect_left(samples, self._earliest, key=_AT)]  # no lease waits for these
             self._earliest = math.inf
         return [m.LeaseExpired(allocation=key) for key in judged]

@@ -1,9 +1,9 @@
-"""Who is still there: leases and watched owners of all live allocations, and the judgement of silence and of deaths.
+"""The failure detector: leases and watched owners of all live allocations, and the judgement of silence and deaths.
 
-Silence counts only for a manager that hears: a lease that has run out is suspected first, then an end offset of
-the input is sampled, and only when everything that its host said before it has been decided without a sign of life has
-the lease expired. A death is judged alike, because the kernel tells it sooner than the bus tells what the worker's last
-words were. It writes nothing; what it concludes goes to the core as an event.
+A passed deadline is first a suspicion. Then the tracker samples the input's end. The lease has expired only once all
+earlier messages of its host are decided and none of them renewed it. A death is judged in the same way, because the
+kernel reports it before the bus delivers the worker's last messages. It writes nothing; its results go to the core as
+events.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from outfitter_service.runtime.liveness.owners import Owners
 from outfitter_service.runtime.liveness.process_watch import ProcessWatch
 from outfitter_service.runtime.liveness.silence import SilenceJudge
 
-log = structlog.get_logger("outfitter.attendance")
+log = structlog.get_logger("outfitter.liveness")
 
 SAMPLE_RETRY_S = 1.0
 AT_A_STRETCH = 200
-"""Records of a replayed ledger that are looked at in one turn of the event loop."""
+"""Records of a restored ledger that are handled in one turn of the event loop."""
 
 
 class LivenessTracker:
-    """Leases and owners of one partition's live allocations. Silence and deaths are judged by the same samples of the
-    input's end, and an owner that is watched needs no lease."""
+    """Leases and owners of one partition's live allocations. The same samples of the input's end serve for silence and
+    deaths. A watched owner needs no lease."""
 
     def __init__(
         self,
@@ -63,16 +63,16 @@ class LivenessTracker:
 
     @property
     def unjudged(self) -> int:
-        """How many deaths have been seen and not been handed out."""
+        """How many deaths were seen and are not handed out yet."""
         return len(self._deaths)
 
     async def restart(
-        self, ledger: Ledger, earlier_boot_id: str | None, *, told: Collection[AllocationKey] = ()
+        self, ledger: Ledger, earlier_boot_id: str | None, *, handed_out: Collection[AllocationKey] = ()
     ) -> None:
-        """Begin with a replayed ledger: whoever is live has one whole lease anew, and owners are looked at again.
+        """Start with a restored ledger: every live allocation gets one whole lease, and owners are watched again.
 
-        `earlier_boot_id`: a boot of this machine that is over, so that its owners are dead. `told`: the allocations
-        whose owners' deaths were handed out and are still to be decided.
+        `earlier_boot_id`: an ended boot of this machine, whose owners are dead. `handed_out`: the allocations whose
+        owners' deaths were handed out and are not decided yet.
         """
         self.owners.restart(earlier_boot_id)
         now = self._now()
@@ -86,12 +86,12 @@ class LivenessTracker:
             self._attend(record.key, record, now)
             newest = ledger.host_state(record.host).newest(record.worker)
             if newest != record.key or record.reason_code == ReasonCode.SUPERSEDED:
-                self.cut([record.key], ledger)
-        self._deaths.forget(told)
+                self.start_final_leases([record.key], ledger)
+        self._deaths.forget(handed_out)
         self.renew_all()
 
     def follow(self, changed: Mapping[AllocationKey, Allocation | None]) -> None:
-        """Attend to what was just committed, by key (None: deleted)."""
+        """Start or end the watch of the allocations that were just committed, by key (None: deleted)."""
         now = self._now()
         for key, record in changed.items():
             if record is not None and record.state not in FINAL_STATES:
@@ -106,19 +106,19 @@ class LivenessTracker:
         self.owners.forget(key)
 
     def renew(self, keys: Iterable[AllocationKey]) -> None:
-        """These have given a sign of life."""
+        """These workers have given a sign of life."""
         now = self._now()
         for key in keys:
             self.leases.renew(key, now)
 
     def renew_all(self) -> None:
-        """Nobody could be heard for a while: one whole lease for everybody from now, and last words are listened for
-        anew."""
+        """After a time in which the input could not be read: each worker gets one whole lease, deaths a new sample."""
         self.leases.renew_all(self._now())
-        self._deaths.listen_anew()
+        self._deaths.sample_again()
 
-    def cut(self, keys: Iterable[AllocationKey], ledger: Ledger) -> None:
-        """A worker's older incarnations: nothing renews them any more, so a lease must end them if no owner does."""
+    def start_final_leases(self, keys: Iterable[AllocationKey], ledger: Ledger) -> None:
+        """Start the last leases of superseded incarnations. Nothing renews them, so a lease must end them if no owner
+        does."""
         now = self._now()
         for key in keys:
             record = ledger.allocations.get(key)
@@ -135,11 +135,11 @@ class LivenessTracker:
             self.leases.start(key, lease_s, now)
 
     def untold(self) -> list[m.OwnerUnwatched]:
-        """Hand out what workers must be told because they cannot know it: nobody sees their owner's end."""
+        """Remove and return the unwatched owners that records must mention."""
         return self.owners.untold(self._default_lease_s)
 
     async def look(self) -> None:
-        """Look again at owners that no descriptor tells of; runs until cancelled."""
+        """Poll owners without a descriptor, until cancelled."""
 
         def settled(key: AllocationKey) -> None:
             if key in self.owners or key in self._deaths:
@@ -147,22 +147,21 @@ class LivenessTracker:
 
         await self.owners.look(settled)
 
-    def expired(self, heard: Callable[[str], int]) -> list[m.LeaseExpired]:
-        """The leases that have run out, judged with everything decided that a host said before the offset `heard`."""
-        return self._silence.expired(heard)
+    def expired(self, decided_before: Callable[[str], int]) -> list[m.LeaseExpired]:
+        """The expired leases. `decided_before`: the offset before which all messages of a host are decided."""
+        return self._silence.expired(decided_before)
 
     @property
     def more_suspects(self) -> bool:
-        """Whether leases that had run out when `expired` was asked are still to be looked at."""
+        """Whether leases that were due at the last call of `expired` are not checked yet."""
         return self._silence.more_suspects
 
     def deaths(self, position: int) -> list[m.OwnerDied]:
-        """Hand out the deaths that can be judged with everything before `position` decided."""
+        """Remove and return the deaths that can be judged once everything before `position` is decided."""
         return self._deaths.judged(position)
 
     async def listen(self) -> None:
-        """Sample the input's end whenever a lease is suspected to have run out or an owner has died; runs until
-        cancelled."""
+        """Sample the input's end whenever a lease may have expired or an owner has died, until cancelled."""
         while True:
             await self.input_end.asked()
             asked_at = self._now()
@@ -170,7 +169,7 @@ class LivenessTracker:
             try:
                 end = await self.input_end.sample()
             except BusError as error:
-                log.debug("cannot tell silence from an outage, leases are kept", error=str(error))
+                log.debug("cannot sample the end of the input, renewing all leases", error=str(error))
                 self.leases.renew_all(self._now())
                 await anyio.sleep(SAMPLE_RETRY_S)
                 if self._deaths:
@@ -182,6 +181,6 @@ class LivenessTracker:
                 self._wake()
 
     def close(self) -> None:
-        """Watch nobody any more."""
+        """Stop watching."""
         self.owners.close()
         self._deaths.clear()

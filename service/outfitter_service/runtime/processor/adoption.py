@@ -56,7 +56,7 @@ class Adoption:
         own = self._assignment.identity.host
         hosts = [own] if own is not None else list(ledger.hosts)
         event_queue.restart(hosts)
-        await self._liveness.restart(ledger, event_queue.ended_boot_id, told=event_queue.deaths())
+        await self._liveness.restart(ledger, event_queue.ended_boot_id, handed_out=event_queue.deaths())
         self._drivers.leave_all_but(hosts)
         for host in hosts:
             self._drivers.serve(host)

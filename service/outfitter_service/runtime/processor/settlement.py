@@ -100,7 +100,7 @@ class Settlement:
             event_queue.extend(effects.follow_ups)
         liveness.renew(effects.renewed)
         liveness.follow(effects.allocations)
-        liveness.cut(effects.final_leases, ledger)
+        liveness.start_final_leases(effects.final_leases, ledger)
         for event in effects.failed_events:
             self._set_aside(event)
         for host in effects.announced:
@@ -164,7 +164,7 @@ class Settlement:
         """Keep an event that could not be committed for later, so that its record is not stuck."""
         if isinstance(event, m.LeaseExpired):
             # the allocation gets one more lease, and is judged again
-            self._liveness.cut([event.allocation], self._taken.ledger)
+            self._liveness.start_final_leases([event.allocation], self._taken.ledger)
         else:
             self._event_queue.retries.keep(event)
 

@@ -1,1 +1,1 @@
-"""Growing on purpose: more partitions, and each host's records where they belong then."""
+"""Adds partitions, and moves each host's records to its new partition."""

@@ -1,8 +1,8 @@
-"""Growing on purpose: more partitions for all topics of a cluster, and each host's records where they belong then.
+"""Adds partitions to all topics of a cluster, and moves each host's records to its new partition.
 
-No manager may serve meanwhile, and none can start: while a host's records lie in two places, or on their way, its
-checkpoint says so (`shape.MOVING`). Each step is written down before the next one begins, and may be done twice: who
-was killed is run again. What was registered and not yet read by a host's manager is sent again to the new partition.
+No manager may serve meanwhile, and none can start: while a host's records are being moved, its checkpoint says so
+(`shape.MOVING`). Each step is recorded before the next one begins, and is repeatable: after a crash, run it again.
+Registrations that no manager has read are sent again to the new partition.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ async def grow(
     bus: Bus, cluster: str, partitions: int, *, history: bool = True, force: bool = False,
     say: Callable[[str], object] = lambda _: None,
 ) -> Grown:  # fmt: skip
-    """Give the topics of `cluster` so many partitions, or finish what was begun; `say` is told of each step. With
-    `force` hosts whose manager has not said that it stopped are moved all the same.
+    """Give the topics of `cluster` so many partitions, or finish an interrupted run. `say` gets a line for each step.
+    `force`: also move hosts whose manager has not said that it stopped.
 
     Raises:
         CannotGrowError: see there.
         UnknownTopicError: there are no such topics.
-        FencedError: a manager is at work after all.
+        FencedError: a manager is still working.
         BusError: the bus failed: run it again.
     """
     ledger = GrowingLedger(bus, cluster, partitions, history=history)
@@ -53,7 +53,7 @@ async def grow(
     await ledger.add_partitions(names.registrations, names.history, names.dead_letters)
     for partition in former:
         await unread.carry(partition)
-    await ledger.add_partitions(names.allocations)  # by its number workers find their host's place
+    await ledger.add_partitions(names.allocations)  # workers find their host's partition by this number
     say(f"all topics have {partitions} partitions")
     for partition in former:
         await unread.carry(partition)

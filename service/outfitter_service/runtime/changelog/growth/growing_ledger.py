@@ -1,4 +1,4 @@
-"""The ledger of a cluster while partitions are added: its checkpoints, and commits in the names of its writers."""
+"""The ledger of a cluster while partitions are added: its checkpoints, and commits as its writers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from outfitter_proto.records import NO_COMMIT, NO_TOKEN, Checkpoint, CommitNumbe
 from outfitter_service.runtime.changelog.growth.stock import Stock, stock
 
 INSTANCE = "topics-grow"
-"""What the managers begin with that checkpoints name which were written here: each run is one."""
+"""The prefix of the instance in checkpoints that are written here."""
 FILL = 0.8
-"""How full of the largest possible ledger batch a commit is made."""
+"""A commit fills this part of the largest possible ledger batch."""
 
 
 class GrowingLedger:
-    """The ledger of one cluster. `partitions`: how many there are to be. `checkpoints`: by partition and writer, as
-    they were last read or written."""
+    """The ledger of one cluster. `partitions`: the future number. `checkpoints`: by partition and writer, as last read
+    or written."""
 
     def __init__(self, bus: Bus, cluster: str, partitions: int, *, history: bool) -> None:
         """`history`: whether the cluster has that topic."""
@@ -32,7 +32,7 @@ class GrowingLedger:
         self._history = history
         self._instance = f"{INSTANCE}-{secrets.token_hex(4)}"
         self._commits: dict[tuple[int, str], CommitNumber] = {}
-        """By partition and writer: the last commit that is known, of what was copied there or was written here."""
+        """The last known commit by partition and writer, copied or written here."""
         self.cluster = cluster
         self.topics: Topics = topics(cluster)
         self.partitions = partitions
@@ -44,22 +44,23 @@ class GrowingLedger:
         return [name for name in self.topics if self._history or name != self.topics.history]
 
     async def add_partitions(self, *names: str) -> None:
-        """Give these topics as many partitions as there are to be."""
+        """Give these topics the future number of partitions."""
         for name in names:
             if name in self.names:
                 await self._bus.add_partitions(name, self.partitions)
 
     # --- reading ---
 
-    async def look(self, partition: int, partitions: int | None = None) -> Stock:
-        """What lies there that belongs elsewhere among `partitions` (left out: as many as there are to be)."""
-        found = await stock(self._bus, self.topics.allocations, partition, partitions or self.partitions)
-        for writer, checkpoint in found.checkpoints.items():
+    async def read(self, partition: int, partitions: int | None = None) -> Stock:
+        """Read one partition, with the records that belong to another one out of `partitions` (default: the future
+        number)."""
+        here = await stock(self._bus, self.topics.allocations, partition, partitions or self.partitions)
+        for writer, checkpoint in here.checkpoints.items():
             self.checkpoints[partition, writer] = checkpoint
-        return found
+        return here
 
     def keeper(self, partition: int) -> Checkpoint | None:
-        """The checkpoint of whoever answers there for what is nobody's."""
+        """The checkpoint of the writer that answers unroutable messages of a partition."""
         owner = self.checkpoints.get((partition, partition_writer(partition)))
         return owner or self.checkpoints.get((partition, sweeper_writer(partition)))
 
@@ -71,7 +72,7 @@ class GrowingLedger:
                 yield host
 
     def start(self, partition: int) -> int | UnsetType:
-        """Where this partition began when its writers last looked."""
+        """The first offset of this partition, by its writers' last checkpoints."""
         starts = [each.ledger_start or 0 for (number, _), each in self.checkpoints.items() if number == partition]
         return max(starts, default=0) or UNSET
 
@@ -82,15 +83,15 @@ class GrowingLedger:
             commit=NO_COMMIT, token=NO_TOKEN, input=position, at=datetime.now(UTC),
         )  # fmt: skip
 
-    # --- whether somebody else writes ---
+    # --- other writers ---
 
-    def note_commits(self, partition: int, found: Stock) -> None:
-        """What lies there is copied as it is by these commits."""
-        for writer, checkpoint in found.checkpoints.items():
+    def note_commits(self, partition: int, stock: Stock) -> None:
+        """Note the commits whose records are copied."""
+        for writer, checkpoint in stock.checkpoints.items():
             self._commits[partition, writer] = checkpoint.commit
 
     def is_written_since(self, partition: int, checkpoint: Checkpoint) -> bool:
-        """Whether somebody else has committed as this writer after what was copied or written here."""
+        """Whether another process has committed as this writer since."""
         return self._commits.get((partition, checkpoint.writer)) != checkpoint.commit
 
     # --- writing ---
@@ -102,41 +103,41 @@ class GrowingLedger:
         self.checkpoints.pop((partition, writer), None)
 
     async def put(self, partition: int, checkpoint: Checkpoint, entries: Iterable[Entry] = ()) -> None:
-        """Commit these records as the checkpoint's writer, and the checkpoint behind them with the next number."""
+        """Commit these records as the checkpoint's writer, and then the checkpoint with the next number."""
         number = checkpoint.commit
         nothing_read = structs.replace(checkpoint.input, from_=checkpoint.input.to)
 
         def end() -> Entry:
             nonlocal number
             number = CommitNumber(number + 1)
-            told = structs.replace(
+            last = structs.replace(
                 checkpoint, commit=number, instance=self._instance, input=nothing_read, at=datetime.now(UTC)
             )
-            self.checkpoints[partition, checkpoint.writer] = told
+            self.checkpoints[partition, checkpoint.writer] = last
             self._commits[partition, checkpoint.writer] = number
-            return Entry(told.key.encode(), encode(told))
+            return Entry(last.key.encode(), encode(last))
 
         await self._write(partition, checkpoint.writer, [*entries], end)
 
     async def _write(
         self, partition: int, writer: str, entries: list[Entry], end: Callable[[], Entry] | None = None
     ) -> None:
-        """Commit these in as many batches as it takes, each with an `end`."""
+        """Commit entries in as many batches as needed, each with an `end`."""
         written = self.topics.written(history=self._history)
         async with await self._bus.open_writer(
             transactional_id(self.cluster, writer), partition, topics=written
-        ) as held:
+        ) as bus_writer:
             while True:
                 batch: list[Entry] = []
                 size = 0
-                while entries and (not batch or size < held.max_batch_bytes * FILL):
+                while entries and (not batch or size < bus_writer.max_batch_bytes * FILL):
                     entry = entries[0]
                     size += len(entry.key or b"") + len(entry.value or b"") + 32
-                    if batch and size >= held.max_batch_bytes * FILL:
+                    if batch and size >= bus_writer.max_batch_bytes * FILL:
                         break
                     batch.append(entries.pop(0))
                 if end is not None:
                     batch.append(end())
-                await held.commit([(self.topics.allocations, batch)])
+                await bus_writer.commit([(self.topics.allocations, batch)])
                 if not entries:
                     return

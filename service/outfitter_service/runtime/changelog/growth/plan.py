@@ -1,4 +1,4 @@
-"""What is to be done so that a cluster has more partitions, found out before anything is changed."""
+"""Plans the growth of a cluster before anything is changed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from outfitter_service.runtime.changelog.growth.stock import CannotGrowError, is
 
 
 class GrowthPlan(Struct, frozen=True, kw_only=True):
-    """`before`: how many partitions there were (0: not known). `input_partitions`: how many the registrations have now.
-    `input_id`, `ledger_id`: the ids of the registrations and of the ledger."""
+    """`before`: the number of partitions before (0: unknown). `input_partitions`: the current number of registrations'.
+    `input_id`, `ledger_id`: the ids of the topics of registrations and of the ledger."""
 
     before: int
     input_partitions: int
@@ -20,16 +20,16 @@ class GrowthPlan(Struct, frozen=True, kw_only=True):
     ledger_id: str
 
     def unread(self, checkpoint: Checkpoint) -> int:
-        """Where its writer would go on reading the input."""
+        """The offset from which its writer would continue to read the input."""
         return checkpoint.input.to if checkpoint.input.topic_id == self.input_id else 0
 
 
 async def plan_growth(bus: Bus, ledger: GrowingLedger, *, force: bool) -> GrowthPlan | None:
-    """Look at what there is; None: there is nothing to do. With `force` managers that did not say that they stopped are
-    taken for dead.
+    """Read the cluster. Returns None if there is nothing to do. `force`: count managers that did not say that they
+    stopped as dead.
 
     Raises:
-        CannotGrowError: it cannot be moved as it is.
+        CannotGrowError: the records cannot be moved now.
         UnknownTopicError: there are no such topics.
         BusError: the bus failed.
     """
@@ -41,13 +41,13 @@ async def plan_growth(bus: Bus, ledger: GrowingLedger, *, force: bool) -> Growth
     counts = {shape.partitions for shape in shapes.values()}
     most = max(counts)
     if most > partitions:
-        raise CannotGrowError(f"there are {most} partitions already, and no way back to {partitions}")
+        raise CannotGrowError(f"there are {most} partitions already, and their number cannot shrink to {partitions}")
     at_work: list[str] = []
     complete = len(counts) == 1
     for partition in range(shapes[topics.allocations].partitions):
-        found = await ledger.look(partition, most)
-        at_work += found.at_work
-        complete = complete and not found.strays and not unfinished(found, most) and not is_begun(found, most)
+        here = await ledger.read(partition, most)
+        at_work += here.at_work
+        complete = complete and not here.strays and not unfinished(here, most) and not is_begun(here, most)
     if complete and most == partitions:
         return None
     if not complete and most < partitions:
@@ -59,7 +59,7 @@ async def plan_growth(bus: Bus, ledger: GrowingLedger, *, force: bool) -> Growth
         shown = ", ".join(sorted(at_work)[:5]) + (" …" if len(at_work) > 5 else "")
         raise CannotGrowError(
             f"the managers of {len(at_work)} hosts have not said that they stopped ({shown}): stop all managers of "
-            f"cluster {ledger.cluster!r}. Of those that were killed make sure that they do not run, and give --force"
+            f"cluster {ledger.cluster!r}. If some were killed, make sure that they do not run, and use --force"
         )
     return GrowthPlan(
         before=most if complete else _former(ledger, shapes[topics.allocations].partitions),
@@ -70,8 +70,8 @@ async def plan_growth(bus: Bus, ledger: GrowingLedger, *, force: bool) -> Growth
 
 
 def _former(ledger: GrowingLedger, now: int) -> int:
-    """How many partitions there were, where growing was begun: as checkpoints say, else as the ledger has `now`;
-    0: that is not known."""
-    told = {each.partitions for each in ledger.checkpoints.values()}
-    told |= {each.grown.partitions for each in ledger.checkpoints.values() if each.grown is not UNSET}
-    return max((each for each in (*told, now) if each is not UNSET and each != ledger.partitions), default=0)
+    """The number of partitions before an interrupted growth, from checkpoints, or else the ledger's number `now`; 0:
+    unknown."""
+    numbers = {each.partitions for each in ledger.checkpoints.values()}
+    numbers |= {each.grown.partitions for each in ledger.checkpoints.values() if each.grown is not UNSET}
+    return max((each for each in (*numbers, now) if each is not UNSET and each != ledger.partitions), default=0)

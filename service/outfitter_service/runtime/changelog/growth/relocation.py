@@ -1,4 +1,4 @@
-"""The records of hosts that belong to another partition: copied there first, then deleted where they were."""
+"""Moves the records of hosts that belong to another partition: copies them there, then deletes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outfitter_service.runtime.changelog.shape import MOVING
 
 
 class Relocation:
-    """Moves records, partition by partition. `hosts`: those that were moved; `records`: how many of their records."""
+    """Moves records, partition by partition. `hosts`: the moved ones; `records`: the number of their records."""
 
     def __init__(self, ledger: GrowingLedger, plan: GrowthPlan, say: Callable[[str], object]) -> None:
         """`say` is told of each step, for people."""
@@ -29,25 +29,25 @@ class Relocation:
         self.records = 0
 
     async def copy(self, partition: int) -> None:
-        """Write what lies here of other partitions' hosts to where it belongs."""
-        found = await self._ledger.look(partition)
-        self._ledger.note_commits(partition, found)
-        owner = found.checkpoints.get(partition_writer(partition))
-        for host, records in found.strays.items():
+        """Copy records of other partitions' hosts to their partition."""
+        here = await self._ledger.read(partition)
+        self._ledger.note_commits(partition, here)
+        owner = here.checkpoints.get(partition_writer(partition))
+        for host, records in here.strays.items():
             place = partition_of(host, self._ledger.partitions)
-            own = found.checkpoints.get(host_writer(host))
+            own = here.checkpoints.get(host_writer(host))
             mark = self._marked(own or owner, place, host, of_host=own is not None or owner is None)
             entries = [Entry(key, value) for key, value in records.items() if not key.startswith(CHECKPOINT)]
             await self._ledger.put(place, mark, entries)
             self._copied.add((partition, host))
             self.hosts.add(host)
             self.records += len(records)
-        if found.strays:
-            self._say(f"partition {partition}: {len(found.strays)} hosts copied to where they belong")
+        if here.strays:
+            self._say(f"partition {partition}: {len(here.strays)} hosts copied to their new partition")
 
     def _marked(self, known: Checkpoint | None, place: int, host: str, *, of_host: bool) -> Checkpoint:
-        """The checkpoint of whoever writes in the new place, saying that it is being moved there. Its tokens, commits
-        and numbers of registrations go on from the higher ones."""
+        """The checkpoint of the writer in the new partition, which says that it is being moved there. Its tokens,
+        commits and numbers of registrations continue from the higher ones."""
         writer = host_writer(host) if of_host else partition_writer(place)
         there = self._ledger.checkpoints.get((place, writer))
         position = there.input if there is not None else self._beginning(place, of_host=of_host)
@@ -68,13 +68,13 @@ class Relocation:
         )
 
     def _grown(self, place: int, there: Checkpoint | None) -> Growth | UnsetType:
-        """What `there` says of the growth, or whoever kept that partition before, if this is a partition's first."""
+        """The growth in the checkpoint `there`, or in that of the partition's earlier keeper."""
         keeper = there or self._ledger.keeper(place)
         return keeper.grown if keeper is not None else UNSET
 
     def _beginning(self, place: int, *, of_host: bool) -> InputPosition:
-        """Where the input of somebody who is new in a partition begins: behind what its sweeper has answered, and a
-        host's behind all that was said there before it could be the host's place."""
+        """Where a new writer's input begins in a partition: after the messages that its sweeper has answered. A host's
+        input begins after all messages from before the partition could be the host's."""
         swept = self._ledger.checkpoints.get((place, sweeper_writer(place)))
         at = 0
         if swept is not None and swept.input.topic_id == self._plan.input_id:
@@ -86,16 +86,16 @@ class Relocation:
         return InputPosition(topic_id=self._plan.input_id, partition=place, from_=at, to=at, begin=begin)
 
     async def delete(self, partition: int) -> None:
-        """Delete here what was copied to where it belongs."""
-        found = await self._ledger.look(partition)
-        owner = found.checkpoints.get(partition_writer(partition))
-        for host in found.strays:
-            writer = found.checkpoints.get(host_writer(host)) or owner
+        """Delete the records that were copied to their new partition."""
+        here = await self._ledger.read(partition)
+        owner = here.checkpoints.get(partition_writer(partition))
+        for host in here.strays:
+            writer = here.checkpoints.get(host_writer(host)) or owner
             written = writer is not None and self._ledger.is_written_since(partition, writer)
             if written or (partition, host) not in self._copied:
-                raise CannotGrowError(f"a manager writes for host {host!r} all the time: stop it, and run this again")
-        for host, records in found.strays.items():
-            own = found.checkpoints.get(host_writer(host))
+                raise CannotGrowError(f"a manager still writes for host {host!r}: stop it, and run this again")
+        for host, records in here.strays.items():
+            own = here.checkpoints.get(host_writer(host))
             deleted = [Entry(key, None) for key in records if not key.startswith(CHECKPOINT)]
             if own is None and owner is not None:
                 commit = self._ledger.checkpoints.get((partition, owner.writer), owner).commit
@@ -104,20 +104,20 @@ class Relocation:
             await self._ledger.delete_host(partition, host, deleted)
 
     async def finish(self, partition: int) -> None:
-        """Say of each writer whose records are all here that they are: from now on its manager may start."""
-        found = await self._ledger.look(partition)
-        for writer in unfinished(found, self._ledger.partitions):
+        """Mark each writer's records as complete here, so that its manager may start."""
+        here = await self._ledger.read(partition)
+        for writer in unfinished(here, self._ledger.partitions):
             await self._ledger.put(
-                partition, structs.replace(found.checkpoints[writer], partitions=self._ledger.partitions)
+                partition, structs.replace(here.checkpoints[writer], partitions=self._ledger.partitions)
             )
 
     async def check(self) -> None:
-        """Whether all is where it belongs."""
+        """Check that all records are in their partition."""
         for partition in range(self._ledger.partitions):
-            found = await self._ledger.look(partition)
-            wrong = unfinished(found, self._ledger.partitions)
-            if found.strays or wrong:
+            here = await self._ledger.read(partition)
+            wrong = unfinished(here, self._ledger.partitions)
+            if here.strays or wrong:
                 raise CannotGrowError(
-                    f"partition {partition} still has records of {', '.join([*found.strays, *wrong][:5])} that belong "
-                    "elsewhere: a manager is at work. Stop it, and run this again"
+                    f"partition {partition} still has records of {', '.join([*here.strays, *wrong][:5])} that belong "
+                    "elsewhere: a manager is running. Stop it, and run this again"
                 )

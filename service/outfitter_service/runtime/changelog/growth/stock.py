@@ -1,4 +1,4 @@
-"""What one partition of the ledger holds, as far as it matters for adding partitions."""
+"""The contents of one partition of the ledger, as far as growth needs them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outfitter_proto.records import Checkpoint, Host
 
 
 class CannotGrowError(RuntimeError):
-    """The topics cannot be given more partitions as things are. The message says what to do."""
+    """The topics cannot get more partitions now. The message says what to do."""
 
 
 class Stock(Struct, kw_only=True):
@@ -29,7 +29,7 @@ class Stock(Struct, kw_only=True):
 
 
 async def stock(bus: Bus, topic: str, partition: int, partitions: int) -> Stock:
-    """What is committed in one partition of the ledger, as far as it matters for growing to `partitions`.
+    """The committed contents of one partition of the ledger, for growth to `partitions`.
 
     Raises:
         CannotGrowError: a checkpoint that cannot be read.
@@ -59,7 +59,7 @@ def _strays(key: bytes, partition: int, partitions: int, places: dict[str, int])
 
 
 def _whose(key: bytes) -> str | None:
-    """The host whose record this is, its manager's checkpoint included."""
+    """The host of a record or of its manager's checkpoint."""
     writer = writer_of(key)
     return host_of(key) if writer is None else writer_names(writer).host
 
@@ -75,7 +75,7 @@ def _sorted(last: Mapping[bytes, bytes], partition: int, partitions: int, place:
                 if key.startswith(HOST):
                     record = None
                 else:
-                    raise CannotGrowError(f"{error}. The ledger in {place} is damaged there: mend it first") from error
+                    raise CannotGrowError(f"{error}. The ledger in {place} is damaged there: repair it") from error
             if isinstance(record, Checkpoint):
                 found.checkpoints[record.writer] = record
             elif isinstance(record, Host) and record.manager.stopped_at is None:
@@ -87,13 +87,13 @@ def _sorted(last: Mapping[bytes, bytes], partition: int, partitions: int, place:
 
 
 def unfinished(found: Stock, partitions: int) -> list[str]:
-    """The writers there that do not know of all partitions. A sweeper knows of none."""
+    """The writers whose checkpoint has another number of partitions. A sweeper's has none."""
     return [
         writer for writer, each in found.checkpoints.items() if not is_sweeper(writer) and each.partitions != partitions
     ]
 
 
 def is_begun(found: Stock, partitions: int) -> bool:
-    """Whether growing to so many was announced there, and not all is carried over that was not read."""
+    """Whether growth to so many was announced there, and unread registrations are still to be sent again."""
     grown = [each.grown for each in found.checkpoints.values() if each.grown is not UNSET]
     return any(each.until is UNSET and each.partitions < partitions for each in grown)

@@ -1,4 +1,4 @@
-"""The registrations that no manager has read: those of hosts that are moved are sent again to the new partition."""
+"""Sends registrations that no manager has read again to their host's new partition."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class UnreadInput:
         self.registrations = 0
 
     async def announce(self, partition: int) -> None:
-        """Say that partitions are being added, and up to where nobody can have known of them. Whoever works there as
-        the owner of the partition is fenced off."""
+        """Record that partitions are being added, and the offset before which no client can have known them. Fences a
+        manager that serves the partition."""
         first, end = await self._bus.offsets(self._ledger.topics.registrations, partition)
         keeper = self._ledger.keeper(partition) or self._new_sweeper(partition, first)
         mark = keeper.grown
@@ -37,7 +37,7 @@ class UnreadInput:
         await self._ledger.put(partition, structs.replace(keeper, grown=mark))
 
     async def carry(self, partition: int) -> None:
-        """Send again what nobody has read of hosts that are moved, as far as that was not done, then say so."""
+        """Send unread registrations of moved hosts again, as far as that is not done, and then record it."""
         keeper = self._ledger.keeper(partition)
         if keeper is None or keeper.grown is UNSET:
             return
@@ -63,7 +63,7 @@ class UnreadInput:
         await self._ledger.put(partition, structs.replace(keeper, grown=structs.replace(keeper.grown, until=end)))
 
     def _is_owed(self, key: bytes | None, offset: int, value: bytes | None, partition: int) -> bool:
-        """Whether a message was right here, belongs elsewhere now, and was not answered: heartbeats want no answer."""
+        """Whether a message was right here, belongs elsewhere now, and needs an answer. Heartbeats need none."""
         try:
             host = check_name((key or b"").decode(), "host")
         except (UnicodeDecodeError, InvalidNameError):
@@ -76,7 +76,7 @@ class UnreadInput:
             if isinstance(decode_registration(value, key=key), Heartbeat):
                 return False
         except WireError:
-            pass  # what cannot be understood is a dead letter there
+            pass  # an invalid message becomes a dead letter there
         for writer in (host_writer(host), partition_writer(partition), sweeper_writer(partition)):
             checkpoint = self._ledger.checkpoints.get((partition, writer))
             if checkpoint is not None:
@@ -85,7 +85,7 @@ class UnreadInput:
         return True
 
     def _new_sweeper(self, partition: int, first: int) -> Checkpoint:
-        """For a partition that was never swept."""
+        """The first checkpoint of a partition's sweeper."""
         place = InputPosition(topic_id=self._plan.input_id, partition=partition, from_=first, to=first)
         return self._ledger.first_checkpoint(sweeper_writer(partition), "sweeper", place)
 
