@@ -43,10 +43,11 @@ def test_a_broker_that_never_answers_ends_the_launcher_which_names_the_log(
     spec.loader.exec_module(launcher)
     monkeypatch.setattr(launcher, "CACHE", tmp_path)
     pid = tmp_path / "pid"
+    first = iter([0.0])
 
     def now() -> float:
-        """Time passes as soon as the broker runs."""
-        return 1e9 if pid.exists() and pid.read_text() else 0.0
+        """Time passes once the deadline is set and the broker runs."""
+        return next(first, 1e9 if pid.exists() and pid.read_text() else 0.0)
 
     monkeypatch.setattr(launcher, "time", SimpleNamespace(monotonic=now, sleep=time.sleep))
     with pytest.raises(

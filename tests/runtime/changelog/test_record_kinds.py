@@ -76,7 +76,7 @@ class Writer:
     def replayed(self) -> dict[str, bytes]:
         replay = Replay()
         for entry in self.history:
-            replay.take(entry.value or b"")
+            replay.add(entry.value or b"")
         return {key: kept.wire for key, kept in replay.records.items() if not key.startswith("@checkpoint/")}
 
     async def restored(self, bus: Bus) -> Ledger:

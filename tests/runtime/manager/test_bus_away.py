@@ -225,7 +225,7 @@ async def test_nobody_is_judged_by_heartbeats_that_were_deleted_unread(url: str,
 
 @pytest.mark.parametrize(
     ("point", "told"),
-    [("fetch:before", "cannot read registrations: gone fishing"), ("commit:before", "anew, since gone fishing")],
+    [("fetch:before", "cannot read registrations: gone fishing"), ("commit:before", "again, because gone fishing")],
 )
 async def test_why_nothing_is_answered_is_told(bus: FaultyBus, serve: Serve, point: str, told: str) -> None:
     async with serve(static(1)) as house:

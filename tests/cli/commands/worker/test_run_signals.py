@@ -118,7 +118,7 @@ from outfitter_service.cli import main
 
 class Warnings:
     def write(self, text):
-        if "goes on without infos" in text:  # said last before the command is started
+        if "continues without infos" in text:  # said last before the command is started
             print("granted", flush=True)
             names = {os.path.realpath(f"/proc/self/fd/{number}"): int(number) for number in os.listdir("/proc/self/fd")}
             select.select([number for name, number in names.items() if "signalfd" in name], [], [])
