@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -91,19 +92,26 @@ def test_a_factory_that_wants_to_end_the_process_is_that_drivers_error(raised: s
         registry.create_driver("drivers.test_registry:Ending", DriverParams({"raised": raised}))
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A process that Ctrl-C ends. One that a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_by_a_signal_still_ends_the_process() -> None:
     with pytest.raises(KeyboardInterrupt), registry.contained():
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_handler_for_interrupts_that_a_driver_sets_stays() -> None:
-    try:
-        with registry.contained():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    with registry.contained():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_a_factory_that_makes_no_driver_is_that_drivers_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
