@@ -17,7 +17,8 @@ RECORD_BYTES, BATCH_BYTES = 12, 61
 
 class Bulk(NamedTuple):
     """How large things are in such a world: what a batch takes, how many devices a host has, and how many bytes one of
-    them says of itself at most. One always fits into a commit by itself; all of a host's often do not."""
+    them says of itself at most, which now and then is more than keeps a device healthy. One always fits into a commit
+    by itself; all of a host's often do not."""
 
     takes_bytes: int
     devices: int

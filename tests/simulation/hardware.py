@@ -35,6 +35,8 @@ PORT = "port"
 PORTS = 2
 LOOK_S = 3.0
 """How often a driver looks at the devices."""
+ACCEPTED_BYTES = 60_000
+"""What a device may say of itself and stay healthy (`translation.DEVICE_BYTES`, less what is around it)."""
 
 
 class Catalogue(NamedTuple):
@@ -102,6 +104,7 @@ class Bench:
         self.violations: list[str] = []
         self.stale = 0
         self.bulk = bulk
+        self._most_info_bytes: int | None = None
         self._highest: dict[str, tuple[int, bool]] = {}
         self._dice = dice
         self._bulk_dice = random.Random(f"{host}/{count}/{bulk}")
@@ -119,6 +122,12 @@ class Bench:
         self._info_bytes.pop(place, None)
         if f"-{MAP}-" in place:
             self.parted_at.setdefault(physical(place), now)
+
+    def recover(self) -> None:
+        """All devices are there, answer at once, and say no more of themselves than keeps them healthy."""
+        self.missing.clear()
+        self.slow_s = self.failing = 0.0
+        self._most_info_bytes = ACCEPTED_BYTES
 
     def is_hidden(self, device: str) -> bool:
         """Whether the driver that alone knows all names of a device has kept silent about it: who has it under another
@@ -146,7 +155,7 @@ class Bench:
         device = _device(name, *aliases)
         if self.bulk is not None:
             size = self._info_bytes.setdefault(name, self.bulk.info_bytes(self._bulk_dice))
-            device.properties["about"] = "x" * size
+            device.properties["about"] = "x" * min(size, self._most_info_bytes or size)
         return device
 
     def reset(self) -> None:

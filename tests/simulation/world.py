@@ -279,8 +279,7 @@ class World:
             for manager in self.managers:
                 self.faults.harm(manager, "end")  # whoever comes next is configured as usual
         for host in self.hosts:
-            host.bench.missing.clear()
-            host.bench.slow_s = host.bench.failing = 0.0
+            host.bench.recover()
         for worker in self.workers:
             worker.bus.link.cut = False
             self.faults.go_on(worker.process)
