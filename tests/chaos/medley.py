@@ -1,6 +1,6 @@
 """A little of everything in one scene: the short form of `make chaos`, and the other Kafka's share of it.
 
-The long form has each fault by itself and many more of them (`fault_*.py`).
+The long form has each fault by itself and many more of them (`faults/`).
 """
 
 from __future__ import annotations

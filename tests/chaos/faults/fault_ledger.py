@@ -20,7 +20,7 @@ from support.kafka_proxy import END_TXN, Harm
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
-GUIDE = Path(__file__).resolve().parents[2] / "service" / "troubleshooting.md"
+GUIDE = Path(__file__).resolve().parents[3] / "service" / "troubleshooting.md"
 EMPTIED_WITHIN = 100.0
 QUICK_CLEANING = {
     "segment_ms": "1000", "min_cleanable_dirty_ratio": "0.01", "delete_retention_ms": "100",
