@@ -113,15 +113,15 @@ async def publish(bus: Bus, bodies: Callable[[], Bodies], key: Callable[[int], s
     return len(entries)
 
 
-async def through(house: InProcessManager) -> None:
+async def through(manager: InProcessManager) -> None:
     """Wait until everything is decided and told."""
-    _, end = await house.bus.offsets(TOPICS.registrations, 0)
+    _, end = await manager.bus.offsets(TOPICS.registrations, 0)
     with anyio.fail_after(WITHIN_S):
-        while house.processor.position < end or house.processor.event_queue.queue:
-            if house.failure is not None:
-                raise house.failure
+        while manager.processor.position < end or manager.processor.event_queue.queue:
+            if manager.failure is not None:
+                raise manager.failure
             await anyio.sleep(0.05)
-        await house.told()
+        await manager.told()
 
 
 class Flood(Struct, kw_only=True):
@@ -188,15 +188,15 @@ FLOODS: dict[str, Flood] = {
 
 
 @asynccontextmanager
-async def manager(bus: Bus, folder: Path, flood: Flood) -> AsyncIterator[InProcessManager]:
+async def manager_of(bus: Bus, folder: Path, flood: Flood) -> AsyncIterator[InProcessManager]:
     config = static(flood.devices, extra=f'sharing = "{flood.sharing}"\n')
     scope: dict[str, Any] = {}
     if flood.hosts:
         identity = of_partition(replica_identity(CLUSTER), 0)
         scope = {"identity": identity, "scope": PartitionScope(0, 1, identity.writer)}
-    async with serving(bus, config, folder, limits=Limits(lease_grace_s=0.1), **scope, **flood.rules) as house:
-        house.metrics.show(house.processor.state_counts)
-        yield house
+    async with serving(bus, config, folder, limits=Limits(lease_grace_s=0.1), **scope, **flood.rules) as manager:
+        manager.metrics.show(manager.processor.state_counts)
+        yield manager
 
 
 async def measure(name: str, folder: Path) -> Turns:
@@ -209,40 +209,40 @@ async def measure(name: str, folder: Path) -> Turns:
         def key(number: int) -> str:
             return f"h{number}" if flood.hosts else HOST
 
-        async with manager(bus, folder, flood) as house:
+        async with manager_of(bus, folder, flood) as manager:
             await publish(bus, flood.before, key)
-            await through(house)
+            await through(manager)
             if not flood.restart:
-                return await _watched(name, house, lambda: _say(bus, house, flood, key))
+                return await _watched(name, manager, lambda: _say(bus, manager, flood, key))
         watcher = Watcher()
-        async with manager(bus, folder, flood) as house:
-            return await _watched(name, house, lambda: _nothing(house), watcher)
+        async with manager_of(bus, folder, flood) as manager:
+            return await _watched(name, manager, lambda: _nothing(manager), watcher)
 
 
-async def _say(bus: Bus, house: InProcessManager, flood: Flood, key: Callable[[int], str]) -> int:
+async def _say(bus: Bus, manager: InProcessManager, flood: Flood, key: Callable[[int], str]) -> int:
     count = await publish(bus, flood.bodies, key)
-    await through(house)
+    await through(manager)
     count += await publish(bus, flood.after, key)
-    await through(house)
+    await through(manager)
     if flood.rules.get("retention_s"):
         with anyio.fail_after(WITHIN_S):
-            while house.processor.ledger.allocations:  # noqa: ASYNC110 - it tells nobody
+            while manager.processor.ledger.allocations:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.1)
     return count
 
 
-async def _nothing(house: InProcessManager) -> int:
-    await house.ready()
-    await through(house)
+async def _nothing(manager: InProcessManager) -> int:
+    await manager.ready()
+    await through(manager)
     return 0
 
 
 async def _watched(
-    name: str, house: InProcessManager, happens: Callable[[], Awaitable[int]], watcher: Watcher | None = None
+    name: str, manager: InProcessManager, happens: Callable[[], Awaitable[int]], watcher: Watcher | None = None
 ) -> Turns:
     watcher = watcher or Watcher()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_scrape, house)
+        tasks.start_soon(_scrape, manager)
         messages = await happens()
         tasks.cancel_scope.cancel()
     watcher.end()
@@ -255,9 +255,9 @@ async def _watched(
     )
 
 
-async def _scrape(house: InProcessManager) -> None:
+async def _scrape(manager: InProcessManager) -> None:
     while True:
-        house.metrics.exposition()
+        manager.metrics.exposition()
         await anyio.sleep(1.0)
 
 

@@ -9,37 +9,37 @@ from support.core_driver import HOST, CoreDriver, asks, specs
 
 
 def test_a_failed_answer_stays_what_it_was_when_its_worker_deregisters() -> None:
-    desk = CoreDriver()
-    desk.report("a")
-    assert desk.register("w", 5).state == "failed"
-    decision = desk.deregister("w")
+    core = CoreDriver()
+    core.report("a")
+    assert core.register("w", 5).state == "failed"
+    decision = core.deregister("w")
     assert (decision.kind, decision.changes, decision.refused) == ("late", [], None)
-    assert (desk.state("w"), desk["w"].reason_code) == ("failed", "infeasible")
+    assert (core.state("w"), core["w"].reason_code) == ("failed", "infeasible")
 
 
 def test_a_device_that_was_prepared_is_not_lent_again_without_its_driver_though_its_settings_are_wrong_now() -> None:
-    desk = CoreDriver(m.ResourceSpec(name="gpu", amount=1, prepares=True))
-    desk.report("a")
-    record = desk.register("w", 1)
-    desk.say(m.Prepared(allocation=record.key, token=record.token or 0))
+    core = CoreDriver(m.ResourceSpec(name="gpu", amount=1, prepares=True))
+    core.report("a")
+    record = core.register("w", 1)
+    core.say(m.Prepared(allocation=record.key, token=record.token or 0))
     wrong = m.ResourceSpec(name="gpu", state=m.SpecState.MISCONFIGURED, reason="a slip")
-    desk.rules = Rules(writer=desk.rules.writer, specs=specs(wrong))
-    decision = desk.deregister("w")
-    assert desk.state("w") == "releasing"
+    core.rules = Rules(writer=core.rules.writer, specs=specs(wrong))
+    decision = core.deregister("w")
+    assert core.state("w") == "releasing"
     assert decision.commands == [m.Unprepare(allocation=record.key, token=1)]
 
 
 def test_whom_an_older_incarnation_kept_waiting_is_served_behind_the_newer_one_that_comes_before_them() -> None:
-    desk = CoreDriver(m.ResourceSpec(name="gpu"), m.ResourceSpec(name="fpga"))
-    desk.report("a", "b")
-    desk.report("f", resource="fpga")
-    desk.register("holder", resources=asks(fpga=1))
-    desk.register("w", resources=asks(gpu=1, fpga=1))
-    desk.register("behind", resources=asks(gpu=2))
-    assert (desk.state("w"), desk.state("behind")) == ("pending", "pending")
+    core = CoreDriver(m.ResourceSpec(name="gpu"), m.ResourceSpec(name="fpga"))
+    core.report("a", "b")
+    core.report("f", resource="fpga")
+    core.register("holder", resources=asks(fpga=1))
+    core.register("w", resources=asks(gpu=1, fpga=1))
+    core.register("behind", resources=asks(gpu=2))
+    assert (core.state("w"), core.state("behind")) == ("pending", "pending")
     # in one message the older incarnation goes, and the newer one comes before everybody
     newer = Register(host=HOST, worker="w", incarnation="2", resources=asks(gpu=1), priority=1)
-    desk.say(m.Incoming(newer, Source(partition=0, offset=100)))
-    assert (desk.state("w", "1"), desk.state("w", "2"), desk.state("behind")) == ("ended", "allocated", "pending")
-    desk.say(m.Incoming(Deregister(host=HOST, worker="w", incarnation="2"), Source(partition=0, offset=101)))
-    assert desk.state("behind") == "allocated"
+    core.say(m.Incoming(newer, Source(partition=0, offset=100)))
+    assert (core.state("w", "1"), core.state("w", "2"), core.state("behind")) == ("ended", "allocated", "pending")
+    core.say(m.Incoming(Deregister(host=HOST, worker="w", incarnation="2"), Source(partition=0, offset=101)))
+    assert core.state("behind") == "allocated"

@@ -27,18 +27,18 @@ DEVICES = st.sampled_from(
 )
 
 
-def both_ways(desk: CoreDriver, **fields: Any) -> tuple[Decision | None, Decision]:
+def both_ways(core: CoreDriver, **fields: Any) -> tuple[Decision | None, Decision]:
     """What the short way says of a worker's first registration, and what the steps come to. What is said by both is
     done by both."""
     message = Register(host=HOST, worker="w", incarnation="1", **fields)
-    event = m.Incoming(message, Source(partition=0, offset=desk.offset + 1))
-    granted = fast_path.grant(desk.ledger, desk.rules, event, desk.now)
-    steps = decide_in_full(desk.ledger, desk.rules, event, desk.now)
+    event = m.Incoming(message, Source(partition=0, offset=core.offset + 1))
+    granted = fast_path.grant(core.ledger, core.rules, event, core.now)
+    steps = decide_in_full(core.ledger, core.rules, event, core.now)
     if granted is None:
         return None, steps
-    desk.ledger.seal()
-    desk.ledger.settle()
-    ledgers = desk.ledger, deepcopy(desk.ledger)
+    core.ledger.seal()
+    core.ledger.settle()
+    ledgers = core.ledger, deepcopy(core.ledger)
     apply(granted, ledgers[0])
     apply(steps, ledgers[1])
     assert whole(ledgers[0]) == whole(ledgers[1])
@@ -83,70 +83,70 @@ def test_whatever_is_asked_and_known_both_ways_agree(
     connected: tuple[str, ...],
 ) -> None:
     gpu = m.ResourceSpec(name="gpu", amount=amount, state=state, **flags)
-    desk = CoreDriver(gpu, m.ResourceSpec(name="fpga", state=m.SpecState.DISABLED), wait_s=9.0)
+    core = CoreDriver(gpu, m.ResourceSpec(name="fpga", state=m.SpecState.DISABLED), wait_s=9.0)
     if reported != "not yet":
         known = (first, *(device(f"d{number}") for number in range(count)))
-        desk.report(*(known if reported == "all" else ()), asked=4)
+        core.report(*(known if reported == "all" else ()), asked=4)
     if connected:
         # by another resource, under a name that comes before theirs: two of one free list may turn out to be one device
-        desk.report(device("0", aliases=connected), resource="fpga")
+        core.report(device("0", aliases=connected), resource="fpga")
     if before == "holder":
-        desk.register("holder", 1)
+        core.register("holder", 1)
     elif before == "waiter":
-        desk.register("waiter", 9)
+        core.register("waiter", 9)
     elif before == "earlier incarnation":
-        desk.register("w", 1, incarnation="0")
+        core.register("w", 1, incarnation="0")
     elif before == "driver failed":
-        desk.fail("no")
-    granted, steps = both_ways(desk, resources=asked if asked is None else asks(**asked), **fields)
+        core.fail("no")
+    granted, steps = both_ways(core, resources=asked if asked is None else asks(**asked), **fields)
     assert granted is None or granted == steps
 
 
 def test_one_exclusive_resource_of_which_enough_is_free_is_granted_the_short_way() -> None:
-    desk = CoreDriver(m.ResourceSpec(name="gpu", amount=1))
-    desk.report(device("a", env={"E": "1"}, cdi=("x/y=a",), aliases=("b",)), "c", "d")
-    desk.register("holder", 1)
+    core = CoreDriver(m.ResourceSpec(name="gpu", amount=1))
+    core.report(device("a", env={"E": "1"}, cdi=("x/y=a",), aliases=("b",)), "c", "d")
+    core.register("holder", 1)
     for asked in (asks(gpu=2), asks(gpu=1), asks(gpu=0), None):
-        granted, steps = both_ways(desk, resources=asked, lease_s=5.0, priority=3, labels={"l": "1"})
+        granted, steps = both_ways(core, resources=asked, lease_s=5.0, priority=3, labels={"l": "1"})
         assert granted == steps
 
 
 def test_two_devices_that_another_resource_connects_are_one_device_and_are_not_granted_as_two() -> None:
-    desk = CoreDriver(m.ResourceSpec(name="gpu", amount=1), m.ResourceSpec(name="nic", amount=1))
-    desk.report("a", "b")
-    desk.report(device("0", aliases=("a", "b")), resource="nic")
-    granted, steps = both_ways(desk, resources=asks(gpu=2))
+    core = CoreDriver(m.ResourceSpec(name="gpu", amount=1), m.ResourceSpec(name="nic", amount=1))
+    core.report("a", "b")
+    core.report(device("0", aliases=("a", "b")), resource="nic")
+    granted, steps = both_ways(core, resources=asks(gpu=2))
     assert granted is None
     assert steps.history[0][1].record.reason == "2 gpu requested, but the host has only 1 device for them: a"
-    granted, steps = both_ways(desk, resources=asks(gpu=1))
+    granted, steps = both_ways(core, resources=asks(gpu=1))
     assert granted == steps
-    desk.register("w", 1)
-    desk.deregister("w")
-    assert desk.register("v", 1).state == "allocated"
+    core.register("w", 1)
+    core.deregister("w")
+    assert core.register("v", 1).state == "allocated"
 
 
 def test_two_devices_that_are_connected_after_their_grant_are_held_under_one_name_twice() -> None:
     """Held once and given back twice, nobody would have got them ever again."""
-    desk = CoreDriver(m.ResourceSpec(name="gpu", amount=1), m.ResourceSpec(name="nic", amount=1))
-    desk.report("a", "b")
-    desk.register("w", 2)
-    desk.report(device("0", aliases=("a", "b")), resource="nic")
-    desk.deregister("w")
-    assert desk.register("v", 1).state == "allocated"
+    core = CoreDriver(m.ResourceSpec(name="gpu", amount=1), m.ResourceSpec(name="nic", amount=1))
+    core.report("a", "b")
+    core.register("w", 2)
+    core.report(device("0", aliases=("a", "b")), resource="nic")
+    core.deregister("w")
+    assert core.register("v", 1).state == "allocated"
 
 
 def test_a_registration_that_asks_for_something_unknown_as_well_is_not_granted_the_short_way() -> None:
-    desk = CoreDriver(m.ResourceSpec(name="gpu", amount=1))
-    desk.report("a")
-    granted, steps = both_ways(desk, resources=asks(gpu=1, nothing=1))
+    core = CoreDriver(m.ResourceSpec(name="gpu", amount=1))
+    core.report("a")
+    granted, steps = both_ways(core, resources=asks(gpu=1, nothing=1))
     assert granted is None
     assert steps.history[0][1].record.state == "failed"
 
 
 def test_who_would_pass_by_a_waiter_is_not_granted_the_short_way() -> None:
-    desk = CoreDriver(m.ResourceSpec(name="gpu", amount=1))
-    desk.report("a", "b")
-    desk.register("holder", 1)
-    desk.register("waiter", 2)
-    granted, _ = both_ways(desk, resources=asks(gpu=1))
+    core = CoreDriver(m.ResourceSpec(name="gpu", amount=1))
+    core.report("a", "b")
+    core.register("holder", 1)
+    core.register("waiter", 2)
+    granted, _ = both_ways(core, resources=asks(gpu=1))
     assert granted is None

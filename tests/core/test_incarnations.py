@@ -11,134 +11,134 @@ from support.decided import touched
 GPU = m.ResourceSpec(name="gpu", amount=1)
 
 
-def desk_with(*devices: str) -> CoreDriver:
-    desk = CoreDriver(GPU)
-    desk.report(*devices)
-    return desk
+def core_with(*devices: str) -> CoreDriver:
+    core = CoreDriver(GPU)
+    core.report(*devices)
+    return core
 
 
 def test_an_older_incarnation_keeps_its_devices_until_it_is_known_to_be_dead() -> None:
-    desk = desk_with("a")
-    desk.register("w", 1)
-    assert desk.register("w", 1, incarnation="2").state == "pending"
-    assert (desk.state("w"), desk["w"].reason_code) == ("allocated", "superseded")
-    desk.die("w")
-    assert (desk.state("w"), desk["w"].reason_code) == ("ended", "owner-died")
-    assert desk.has("w", incarnation="2") == ["a"]
+    core = core_with("a")
+    core.register("w", 1)
+    assert core.register("w", 1, incarnation="2").state == "pending"
+    assert (core.state("w"), core["w"].reason_code) == ("allocated", "superseded")
+    core.die("w")
+    assert (core.state("w"), core["w"].reason_code) == ("ended", "owner-died")
+    assert core.has("w", incarnation="2") == ["a"]
 
 
 def test_an_older_incarnation_keeps_its_devices_until_its_lease_has_ended() -> None:
-    desk = desk_with("a")
-    desk.register("w", 1)
-    desk.register("w", 1, incarnation="2")
-    assert desk.decisions[-1].final_leases == ["h/w/1"]
-    desk.expire("w")
-    assert desk["w"].reason_code == "lease-expired"
-    assert desk.state("w", "2") == "allocated"
+    core = core_with("a")
+    core.register("w", 1)
+    core.register("w", 1, incarnation="2")
+    assert core.decisions[-1].final_leases == ["h/w/1"]
+    core.expire("w")
+    assert core["w"].reason_code == "lease-expired"
+    assert core.state("w", "2") == "allocated"
 
 
 def test_an_older_incarnation_that_waits_ends_at_once() -> None:
-    desk = CoreDriver(GPU)
-    desk.register("w", 1)
-    desk.register("w", 1, incarnation="2")
-    assert (desk.state("w"), desk["w"].reason_code) == ("ended", "superseded")
+    core = CoreDriver(GPU)
+    core.register("w", 1)
+    core.register("w", 1, incarnation="2")
+    assert (core.state("w"), core["w"].reason_code) == ("ended", "superseded")
 
 
 def test_a_heartbeat_of_an_older_incarnation_renews_nothing() -> None:
-    desk = desk_with("a", "b")
-    desk.register("w", 1)
-    desk.register("w", 1, incarnation="2")
-    late = desk.heartbeat("w", "1")
+    core = core_with("a", "b")
+    core.register("w", 1)
+    core.register("w", 1, incarnation="2")
+    late = core.heartbeat("w", "1")
     assert late.renewed == []
     assert "older incarnation" in str(late.refused)
-    assert desk.heartbeat("w", "2").renewed == ["h/w/2"]
+    assert core.heartbeat("w", "2").renewed == ["h/w/2"]
 
 
 def test_a_repeated_registration_of_an_older_incarnation_renews_nothing() -> None:
-    desk = desk_with("a", "b")
-    desk.register("w", 1)
-    desk.register("w", 1, incarnation="2")
-    desk.register("w", 1)
-    assert desk.decisions[-1].renewed == []
-    assert desk.ledger.host_state("h").newest("w") == "h/w/2"
+    core = core_with("a", "b")
+    core.register("w", 1)
+    core.register("w", 1, incarnation="2")
+    core.register("w", 1)
+    assert core.decisions[-1].renewed == []
+    assert core.ledger.host_state("h").newest("w") == "h/w/2"
 
 
 def test_a_superseded_incarnation_does_not_come_back_when_the_newer_one_is_forgotten() -> None:
-    desk = CoreDriver(GPU, retention_s=10)
-    desk.report("a", "b")
-    desk.register("w", 1, lease_s=None)
-    desk.register("w", 1, incarnation="2")
-    desk.deregister("w", "2")
-    desk.pass_time(60)
-    assert "h/w/2" not in desk.ledger.allocations
-    assert desk.heartbeat("w", "1").renewed == []
+    core = CoreDriver(GPU, retention_s=10)
+    core.report("a", "b")
+    core.register("w", 1, lease_s=None)
+    core.register("w", 1, incarnation="2")
+    core.deregister("w", "2")
+    core.pass_time(60)
+    assert "h/w/2" not in core.ledger.allocations
+    assert core.heartbeat("w", "1").renewed == []
 
 
 def test_the_newest_of_those_that_are_remembered_is_current() -> None:
-    desk = CoreDriver(GPU, retention_s=100)
+    core = CoreDriver(GPU, retention_s=100)
     for incarnation in ("1", "2"):
-        desk.register("w", 1, incarnation=incarnation)
-    desk.pass_time(90)
-    desk.register("w", 1, incarnation="3")
-    desk.register("w", 1, incarnation="4")
-    desk.say(m.OwnerDied(allocation="h/w/4", detail="gone"))
-    assert desk.host_state.newest("w") == "h/w/4"
-    desk.ledger.change(DropAllocation("h/w/4"))
-    assert desk.host_state.newest("w") == "h/w/3"
+        core.register("w", 1, incarnation=incarnation)
+    core.pass_time(90)
+    core.register("w", 1, incarnation="3")
+    core.register("w", 1, incarnation="4")
+    core.say(m.OwnerDied(allocation="h/w/4", detail="gone"))
+    assert core.host_state.newest("w") == "h/w/4"
+    core.ledger.change(DropAllocation("h/w/4"))
+    assert core.host_state.newest("w") == "h/w/3"
 
 
 def test_a_deregistration_of_an_older_incarnation_ends_only_itself() -> None:
-    desk = desk_with("a", "b")
-    desk.register("w", 1)
-    desk.register("w", 1, incarnation="2")
-    desk.deregister("w", "1")
-    assert (desk.state("w", "1"), desk.state("w", "2")) == ("ended", "allocated")
+    core = core_with("a", "b")
+    core.register("w", 1)
+    core.register("w", 1, incarnation="2")
+    core.deregister("w", "1")
+    assert (core.state("w", "1"), core.state("w", "2")) == ("ended", "allocated")
 
 
 def test_a_deregistration_without_incarnation_ends_the_current_one() -> None:
-    desk = desk_with("a", "b")
-    desk.register("w", 1)
-    desk.register("w", 1, incarnation="2")
-    desk.deregister("w", None)
-    assert (desk.state("w", "1"), desk.state("w", "2")) == ("allocated", "ended")
+    core = core_with("a", "b")
+    core.register("w", 1)
+    core.register("w", 1, incarnation="2")
+    core.deregister("w", None)
+    assert (core.state("w", "1"), core.state("w", "2")) == ("allocated", "ended")
 
 
 def test_a_newer_incarnation_that_fails_supersedes_all_the_same() -> None:
-    desk = desk_with("a")
-    desk.register("w", 1)
-    assert desk.register("w", 5, incarnation="2").state == "failed"
-    assert desk["w"].reason_code == "superseded"
+    core = core_with("a")
+    core.register("w", 1)
+    assert core.register("w", 5, incarnation="2").state == "failed"
+    assert core["w"].reason_code == "superseded"
 
 
 def test_a_rollback_takes_back_the_tokens_of_all_but_the_settled_commits() -> None:
-    desk = desk_with("a", "b", "c")
-    desk.register("w", 1)
-    desk.ledger.seal()
-    desk.register("x", 1)  # decided while the first commit is under way
-    desk.ledger.settle()
-    assert desk.ledger.token == 2
-    desk.ledger.seal()
-    desk.register("y", 1)
-    desk.ledger.rollback()
-    assert (desk.ledger.token, list(desk.ledger.allocations)) == (1, ["h/w/1"])
-    desk.ledger.settle()  # as of what needed no commit
-    desk.register("z", 1)
-    desk.ledger.rollback()
-    assert desk.ledger.token == 1
+    core = core_with("a", "b", "c")
+    core.register("w", 1)
+    core.ledger.seal()
+    core.register("x", 1)  # decided while the first commit is under way
+    core.ledger.settle()
+    assert core.ledger.token == 2
+    core.ledger.seal()
+    core.register("y", 1)
+    core.ledger.rollback()
+    assert (core.ledger.token, list(core.ledger.allocations)) == (1, ["h/w/1"])
+    core.ledger.settle()  # as of what needed no commit
+    core.register("z", 1)
+    core.ledger.rollback()
+    assert core.ledger.token == 1
 
 
 # --- late, repeated, reordered -------------------------------------------------------------------------
 
 
 def test_the_same_registration_twice_gets_its_unchanged_record_published_again() -> None:
-    desk = desk_with("a", "b")
-    first = desk.register("w", 1)
-    desk.ledger.seal()
-    desk.ledger.settle()
-    assert desk.register("w", 1) == first
-    assert touched(desk.ledger) == [("h/w/1", first)]
-    assert desk.decisions[-1].history == []
-    assert desk.decisions[-1].renewed == ["h/w/1"]
+    core = core_with("a", "b")
+    first = core.register("w", 1)
+    core.ledger.seal()
+    core.ledger.settle()
+    assert core.register("w", 1) == first
+    assert touched(core.ledger) == [("h/w/1", first)]
+    assert core.decisions[-1].history == []
+    assert core.decisions[-1].renewed == ["h/w/1"]
 
 
 OWNER = Owner(pid=1, start_ticks=2, pid_ns=3, boot_id="b")
@@ -159,12 +159,12 @@ OWNER = Owner(pid=1, start_ticks=2, pid_ns=3, boot_id="b")
 def test_the_same_incarnation_with_another_request_is_refused_and_its_grant_untouched(
     changed: dict[str, object], named: str
 ) -> None:
-    desk = desk_with("a", "b")
-    first = desk.register("w", resources=asks(gpu=1))
-    again = desk.register("w", **{"resources": asks(gpu=1), **changed})
+    core = core_with("a", "b")
+    first = core.register("w", resources=asks(gpu=1))
+    again = core.register("w", **{"resources": asks(gpu=1), **changed})
     assert again == first
-    assert f"other {named};" in str(desk.decisions[-1].refused)
-    assert desk.decisions[-1].renewed == []
+    assert f"other {named};" in str(core.decisions[-1].refused)
+    assert core.decisions[-1].renewed == []
 
 
 def unwatched(worker: str, lease_s: float = 7.0) -> m.OwnerUnwatched:
@@ -174,146 +174,146 @@ def unwatched(worker: str, lease_s: float = 7.0) -> m.OwnerUnwatched:
 
 
 def test_a_worker_without_a_lease_that_nobody_watches_is_given_one_and_registers_again_as_before() -> None:
-    desk = desk_with("a")
-    desk.register("w", 1, owner=OWNER, lease_s=None)
-    waits = desk.register("waits", 1, owner=OWNER, lease_s=None)
+    core = core_with("a")
+    core.register("w", 1, owner=OWNER, lease_s=None)
+    waits = core.register("waits", 1, owner=OWNER, lease_s=None)
     for worker in ("w", "waits"):
-        told = desk.say(unwatched(worker)).history[0][1]
+        told = core.say(unwatched(worker)).history[0][1]
         assert told.event == "owner-unwatched"
         assert "a lease of 7 s" in told.explanation
-        assert (desk[worker].request.lease_s, desk[worker].unwatched) == (7.0, "pid-namespace")
-    assert (desk.state("w"), desk.state("waits"), desk["waits"].since) == ("allocated", "pending", waits.since)
-    given = desk["w"]
-    assert desk.register("w", 1, owner=OWNER, lease_s=None) == given
-    assert desk.decisions[-1].refused is None
-    desk.register("w", 1, owner=OWNER, lease_s=3.0)
-    assert "other lease_s;" in str(desk.decisions[-1].refused)
+        assert (core[worker].request.lease_s, core[worker].unwatched) == (7.0, "pid-namespace")
+    assert (core.state("w"), core.state("waits"), core["waits"].since) == ("allocated", "pending", waits.since)
+    given = core["w"]
+    assert core.register("w", 1, owner=OWNER, lease_s=None) == given
+    assert core.decisions[-1].refused is None
+    core.register("w", 1, owner=OWNER, lease_s=3.0)
+    assert "other lease_s;" in str(core.decisions[-1].refused)
     # observed once more, it is no news
-    assert desk.say(unwatched("w", lease_s=9.0)).changes == []
+    assert core.say(unwatched("w", lease_s=9.0)).changes == []
 
 
 def test_a_worker_with_a_lease_that_nobody_watches_keeps_it_and_is_told() -> None:
-    desk = desk_with("a")
-    desk.register("w", 1, owner=OWNER, lease_s=3.0)
-    desk.say(unwatched("w"))
-    assert (desk["w"].request.lease_s, desk["w"].unwatched) == (3.0, "pid-namespace")
+    core = core_with("a")
+    core.register("w", 1, owner=OWNER, lease_s=3.0)
+    core.say(unwatched("w"))
+    assert (core["w"].request.lease_s, core["w"].unwatched) == (3.0, "pid-namespace")
 
 
 def test_who_is_over_or_superseded_is_told_nothing_about_its_owner() -> None:
-    desk = desk_with("a", "b")
-    desk.register("over", 1, owner=OWNER, lease_s=None)
-    desk.deregister("over")
-    desk.register("old", 1, owner=OWNER, lease_s=None)
-    desk.register("old", 1, incarnation="2")
+    core = core_with("a", "b")
+    core.register("over", 1, owner=OWNER, lease_s=None)
+    core.deregister("over")
+    core.register("old", 1, owner=OWNER, lease_s=None)
+    core.register("old", 1, incarnation="2")
     for worker in ("over", "old", "nobody"):
-        assert desk.say(unwatched(worker)).changes == []
+        assert core.say(unwatched(worker)).changes == []
 
 
 def test_a_registration_with_the_default_lease_is_the_same_after_the_default_has_changed() -> None:
-    desk = desk_with("a")
-    first = desk.register("w", 1)
-    desk.rules = CoreDriver(GPU, lease_s=99).rules
-    assert desk.register("w", 1) == first
-    assert desk.decisions[-1].refused is None
+    core = core_with("a")
+    first = core.register("w", 1)
+    core.rules = CoreDriver(GPU, lease_s=99).rules
+    assert core.register("w", 1) == first
+    assert core.decisions[-1].refused is None
 
 
 def test_a_registration_after_its_own_deregistration_grants_nothing() -> None:
-    desk = desk_with("a")
-    desk.register("w", 1)
-    desk.deregister("w")
-    assert desk.register("w", 1).state == "ended"
-    assert desk.decisions[-1].kind == "late"
-    assert desk.host_state.live == {}
+    core = core_with("a")
+    core.register("w", 1)
+    core.deregister("w")
+    assert core.register("w", 1).state == "ended"
+    assert core.decisions[-1].kind == "late"
+    assert core.host_state.live == {}
 
 
 def test_a_registration_that_comes_after_its_own_deregistration_was_seen_first_grants_nothing() -> None:
-    desk = desk_with("a")
-    early = desk.deregister("w", reason="finished")
+    core = core_with("a")
+    early = core.deregister("w", reason="finished")
     assert early.refused is None  # its record is the answer, and a dead letter would be another one
-    assert (desk.state("w"), desk["w"].reason) == ("ended", "deregistered: finished before it was registered")
-    assert desk.register("w", 1).state == "ended"
-    assert desk.register("w", 1, incarnation="2").state == "allocated"
+    assert (core.state("w"), core["w"].reason) == ("ended", "deregistered: finished before it was registered")
+    assert core.register("w", 1).state == "ended"
+    assert core.register("w", 1, incarnation="2").state == "allocated"
 
 
 def test_a_deregistration_of_an_unseen_incarnation_does_not_touch_the_current_one() -> None:
-    desk = desk_with("a")
-    desk.register("w", 1)
-    desk.deregister("w", "never-seen")
-    assert desk.heartbeat("w").renewed == ["h/w/1"]
-    desk.deregister("w", None)
-    assert desk.state("w") == "ended"
+    core = core_with("a")
+    core.register("w", 1)
+    core.deregister("w", "never-seen")
+    assert core.heartbeat("w").renewed == ["h/w/1"]
+    core.deregister("w", None)
+    assert core.state("w") == "ended"
 
 
 def test_a_deregistration_of_nobody_is_refused() -> None:
-    desk = desk_with("a")
-    decision = desk.deregister("nobody", None)
+    core = core_with("a")
+    decision = core.deregister("nobody", None)
     assert "h/nobody, which is not registered here" in str(decision.refused)
     assert decision.changes == []
 
 
 def test_a_deregistration_of_a_worker_of_which_only_deregistrations_came_is_refused_as_one_of_nobody() -> None:
-    desk = desk_with("a")
-    desk.deregister("w", "never-seen")
-    decision = desk.deregister("w", None)
+    core = core_with("a")
+    core.deregister("w", "never-seen")
+    decision = core.deregister("w", None)
     assert "h/w, which is not registered here" in str(decision.refused)
     assert decision.changes == []
-    assert desk.deregister("w", "never-seen").refused is None  # its record is the answer
+    assert core.deregister("w", "never-seen").refused is None  # its record is the answer
 
 
 def test_a_second_deregistration_changes_nothing() -> None:
-    desk = desk_with("a")
-    desk.register("w", 1)
-    desk.deregister("w")
-    assert desk.deregister("w").changes == []
-    assert desk.decisions[-1].kind == "late"
+    core = core_with("a")
+    core.register("w", 1)
+    core.deregister("w")
+    assert core.deregister("w").changes == []
+    assert core.decisions[-1].kind == "late"
 
 
 def test_heartbeats_of_unknown_and_ended_workers_are_refused() -> None:
-    desk = desk_with("a")
-    assert "register first" in str(desk.heartbeat("w").refused)
-    desk.register("w", 1)
-    desk.deregister("w", reason="done")
-    assert "is over (ended: deregistered: done)" in str(desk.heartbeat("w").refused)
+    core = core_with("a")
+    assert "register first" in str(core.heartbeat("w").refused)
+    core.register("w", 1)
+    core.deregister("w", reason="done")
+    assert "is over (ended: deregistered: done)" in str(core.heartbeat("w").refused)
 
 
 def test_heartbeats_write_nothing() -> None:
-    desk = desk_with("a")
-    desk.register("w", 1)
-    decision = desk.heartbeat("w")
+    core = core_with("a")
+    core.register("w", 1)
+    decision = core.heartbeat("w")
     assert (decision.changes, decision.history, decision.renewed) == ([], [], ["h/w/1"])
 
 
 def test_a_failed_registration_renews_no_lease() -> None:
-    desk = desk_with("a")
-    desk.register("w", 2)
-    assert desk.decisions[-1].renewed == []
-    desk.register("w", 2)
-    assert desk.decisions[-1].renewed == []
+    core = core_with("a")
+    core.register("w", 2)
+    assert core.decisions[-1].renewed == []
+    core.register("w", 2)
+    assert core.decisions[-1].renewed == []
 
 
 def test_the_end_of_what_has_ended_already_changes_nothing() -> None:
-    desk = desk_with("a")
-    desk.register("w", 1)
-    desk.deregister("w")
-    assert desk.die("w").changes == []
-    assert desk.expire("w").changes == []
-    assert desk.die("unknown").changes == []
+    core = core_with("a")
+    core.register("w", 1)
+    core.deregister("w")
+    assert core.die("w").changes == []
+    assert core.expire("w").changes == []
+    assert core.die("unknown").changes == []
 
 
 def test_a_death_or_a_silent_lease_ends_a_waiter_too() -> None:
-    desk = CoreDriver(GPU)
-    desk.register("w1", 1)
-    desk.register("w2", 1)
-    desk.die("w1")
-    desk.expire("w2")
-    assert [desk["w1"].reason_code, desk["w2"].reason_code] == ["owner-died", "lease-expired"]
+    core = CoreDriver(GPU)
+    core.register("w1", 1)
+    core.register("w2", 1)
+    core.die("w1")
+    core.expire("w2")
+    assert [core["w1"].reason_code, core["w2"].reason_code] == ["owner-died", "lease-expired"]
 
 
 def test_each_grant_has_a_higher_token() -> None:
-    desk = desk_with("a", "b")
-    tokens = [desk.register(worker, 1).token for worker in ("x", "y")]
-    desk.deregister("x")
-    tokens.append(desk.register("x", 1, incarnation="2").token)
+    core = core_with("a", "b")
+    tokens = [core.register(worker, 1).token for worker in ("x", "y")]
+    core.deregister("x")
+    tokens.append(core.register("x", 1, incarnation="2").token)
     assert tokens == [1, 2, 3]
 
 
@@ -321,45 +321,45 @@ def test_each_grant_has_a_higher_token() -> None:
 
 
 def test_records_that_are_over_are_forgotten_after_the_retention() -> None:
-    desk = CoreDriver(GPU, retention_s=100)
-    desk.report("a")
-    desk.register("ended", 1)
-    desk.deregister("ended")
-    desk.register("failed", 2)
-    desk.register("live", 1)
-    desk.pass_time(99)
-    desk.ledger.seal()
-    desk.ledger.settle()
-    assert "h/ended/1" in desk.ledger.allocations
-    desk.pass_time(3)
-    assert set(desk.ledger.allocations) == {"h/live/1"}
-    assert dict(touched(desk.ledger)) == {"h/ended/1": None, "h/failed/1": None}
+    core = CoreDriver(GPU, retention_s=100)
+    core.report("a")
+    core.register("ended", 1)
+    core.deregister("ended")
+    core.register("failed", 2)
+    core.register("live", 1)
+    core.pass_time(99)
+    core.ledger.seal()
+    core.ledger.settle()
+    assert "h/ended/1" in core.ledger.allocations
+    core.pass_time(3)
+    assert set(core.ledger.allocations) == {"h/live/1"}
+    assert dict(touched(core.ledger)) == {"h/ended/1": None, "h/failed/1": None}
 
 
 def test_many_old_records_are_forgotten_in_pieces() -> None:
-    desk = CoreDriver(GPU, retention_s=100, chunk=2)
-    desk.report("a")
+    core = CoreDriver(GPU, retention_s=100, chunk=2)
+    core.report("a")
     for i in range(9):
-        desk.register(f"w{i}", 2)
-    desk.pass_time(200)
-    assert desk.ledger.allocations == {}
+        core.register(f"w{i}", 2)
+    core.pass_time(200)
+    assert core.ledger.allocations == {}
 
 
 def test_a_forgotten_worker_may_come_back() -> None:
-    desk = CoreDriver(GPU, retention_s=100)
-    desk.report("a")
-    desk.register("w", 1)
-    desk.deregister("w")
-    desk.pass_time(200)
-    assert desk.register("w", 1).state == "allocated"
+    core = CoreDriver(GPU, retention_s=100)
+    core.report("a")
+    core.register("w", 1)
+    core.deregister("w")
+    core.pass_time(200)
+    assert core.register("w", 1).state == "allocated"
 
 
 def test_every_step_is_told_with_its_cause_and_the_record_after_it() -> None:
-    desk = CoreDriver(GPU)
-    desk.register("w", 1)
-    desk.report("a")
-    desk.deregister("w", reason="finished")
-    steps = [step for decision in desk.decisions for _, step in decision.history]
+    core = CoreDriver(GPU)
+    core.register("w", 1)
+    core.report("a")
+    core.deregister("w", reason="finished")
+    steps = [step for decision in core.decisions for _, step in decision.history]
     assert [(step.event, step.from_, step.to, step.explanation, step.confirmed) for step in steps] == [
         ("register", None, "pending", "the driver of gpu has not reported yet", None),
         ("driver-report", "pending", "allocated", "granted", None),

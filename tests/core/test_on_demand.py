@@ -27,8 +27,8 @@ def always(*devices: str) -> Script:
     return lambda _amount: list(devices)
 
 
-class ScriptedDesk(CoreDriver):
-    """A desk whose driver is a script, asked as the manager asks one: for the amount, then for less."""
+class ScriptedCore(CoreDriver):
+    """A core whose driver is a script, asked as the manager asks one: for the amount, then for less."""
 
     def __init__(self, script: Script, *specs: m.ResourceSpec, ledger: Ledger | None = None) -> None:
         super().__init__(*(specs or (SCRIPT,)), ledger=ledger)
@@ -57,114 +57,114 @@ class ScriptedDesk(CoreDriver):
 
 
 def test_a_worker_waits_until_the_driver_was_asked_for_it() -> None:
-    desk = ScriptedDesk(first_of("0", "1"))
-    assert desk.register("w", 2).reason_code == "not-reported"
-    assert desk.decisions[-1].commands == [m.Discover(host="h", resource="gpu", amount=2, least=2, allocation="h/w/1")]
-    desk.answer()
-    assert desk.has("w") == ["0", "1"]
+    core = ScriptedCore(first_of("0", "1"))
+    assert core.register("w", 2).reason_code == "not-reported"
+    assert core.decisions[-1].commands == [m.Discover(host="h", resource="gpu", amount=2, least=2, allocation="h/w/1")]
+    core.answer()
+    assert core.has("w") == ["0", "1"]
 
 
 @pytest.mark.parametrize("script", [first_of("0", "1", "2", "3"), always("0", "1", "2", "3")])
 @pytest.mark.parametrize("at_once", [True, False])
 def test_two_workers_that_ask_for_two_of_four_both_get_theirs(script: Script, at_once: bool) -> None:
-    desk = ScriptedDesk(script)
+    core = ScriptedCore(script)
     for worker in ("one", "two"):
-        desk.register(worker, 2)
+        core.register(worker, 2)
         if not at_once:
-            desk.answer()
-    desk.answer()
-    assert desk.has("one") == ["0", "1"]
-    assert desk.has("two") == ["2", "3"]
+            core.answer()
+    core.answer()
+    assert core.has("one") == ["0", "1"]
+    assert core.has("two") == ["2", "3"]
 
 
 def test_a_script_that_prints_its_fixed_first_devices_makes_the_next_worker_wait_with_the_hint() -> None:
-    desk = ScriptedDesk(always("0", "1"))
-    desk.register("one", 2)
-    desk.answer()
-    desk.register("two", 2)
-    desk.answer()
-    assert (desk.state("two"), desk["two"].reason_code) == ("pending", "busy")
-    assert desk["two"].reason == f"waits for 2 gpu: 0 of 2 free; {HINT}"
-    desk.deregister("one")
-    assert desk.has("two") == ["0", "1"]
+    core = ScriptedCore(always("0", "1"))
+    core.register("one", 2)
+    core.answer()
+    core.register("two", 2)
+    core.answer()
+    assert (core.state("two"), core["two"].reason_code) == ("pending", "busy")
+    assert core["two"].reason == f"waits for 2 gpu: 0 of 2 free; {HINT}"
+    core.deregister("one")
+    assert core.has("two") == ["0", "1"]
 
 
 def test_fewer_than_the_amount_fails_with_both_numbers() -> None:
-    desk = ScriptedDesk(always("0"))
-    desk.register("w", 2)
-    desk.answer()
-    assert (desk.state("w"), desk["w"].reason) == ("failed", "2 gpu requested, 1 discovered")
+    core = ScriptedCore(always("0"))
+    core.register("w", 2)
+    core.answer()
+    assert (core.state("w"), core["w"].reason) == ("failed", "2 gpu requested, 1 discovered")
 
 
 def test_a_worker_that_wants_more_than_another_was_asked_for_is_asked_for_itself() -> None:
-    desk = ScriptedDesk(first_of(*"01234567"))
-    desk.register("small", 1)
-    desk.register("big", 5)
-    desk.answer()
-    assert (desk.has("small"), desk.has("big")) == (["0"], ["1", "2", "3", "4", "5"])
+    core = ScriptedCore(first_of(*"01234567"))
+    core.register("small", 1)
+    core.register("big", 5)
+    core.answer()
+    assert (core.has("small"), core.has("big")) == (["0"], ["1", "2", "3", "4", "5"])
 
 
 def test_a_request_that_is_too_large_fails_alone() -> None:
-    desk = ScriptedDesk(first_of("0", "1"))
-    desk.register("holder", 2)
-    desk.answer()
-    desk.register("waits", 1)
-    desk.answer()
-    desk.register("huge", 8)
-    desk.answer()
-    assert (desk.state("huge"), desk["huge"].reason_code) == ("failed", "driver-failed")
-    assert (desk.state("waits"), desk["waits"].reason_code) == ("pending", "busy")
-    assert "health" not in desk["holder"].resources["gpu"][0]
-    desk.deregister("holder")
-    assert desk.state("waits") == "allocated"
+    core = ScriptedCore(first_of("0", "1"))
+    core.register("holder", 2)
+    core.answer()
+    core.register("waits", 1)
+    core.answer()
+    core.register("huge", 8)
+    core.answer()
+    assert (core.state("huge"), core["huge"].reason_code) == ("failed", "driver-failed")
+    assert (core.state("waits"), core["waits"].reason_code) == ("pending", "busy")
+    assert "health" not in core["holder"].resources["gpu"][0]
+    core.deregister("holder")
+    assert core.state("waits") == "allocated"
 
 
 def test_requests_too_large_that_wait_all_the_same_are_not_asked_for_again_and_again() -> None:
     spec = m.ResourceSpec(name="gpu", amount=1, on_demand=True, on_failure=m.OnFailure.WAIT)
-    desk = ScriptedDesk(first_of("0", "1"), spec)
-    desk.register("eight", 8)
-    desk.register("seven", 7)
-    desk.register("one", 1)
-    desk.answer()
-    assert [desk.state(worker) for worker in ("eight", "seven", "one")] == ["pending", "pending", "allocated"]
-    assert len(desk.asked) < 10
+    core = ScriptedCore(first_of("0", "1"), spec)
+    core.register("eight", 8)
+    core.register("seven", 7)
+    core.register("one", 1)
+    core.answer()
+    assert [core.state(worker) for worker in ("eight", "seven", "one")] == ["pending", "pending", "allocated"]
+    assert len(core.asked) < 10
 
 
 def test_a_holder_is_told_nothing_of_a_device_that_a_later_answer_does_not_name() -> None:
-    desk = ScriptedDesk(first_of("0", "1"))
-    desk.register("w", 1)
-    desk.answer()
-    desk.report("1", asked=2)
-    assert "health" not in desk["w"].resources["gpu"][0]
+    core = ScriptedCore(first_of("0", "1"))
+    core.register("w", 1)
+    core.answer()
+    core.report("1", asked=2)
+    assert "health" not in core["w"].resources["gpu"][0]
 
 
 def test_a_driver_that_failed_for_now_is_asked_again_after_its_delay() -> None:
-    desk = ScriptedDesk(first_of("0", "1"))
-    desk.register("w", 1)
-    desk.decisions.clear()
-    desk.fail("timed out")
-    assert desk["w"].reason_code == "driver-failed"
-    assert [one for said in desk.decisions for one in said.commands] == []
-    desk.say(m.DriverRetry(host="h", resource="gpu"))
-    desk.answer()
-    assert desk.state("w") == "allocated"
+    core = ScriptedCore(first_of("0", "1"))
+    core.register("w", 1)
+    core.decisions.clear()
+    core.fail("timed out")
+    assert core["w"].reason_code == "driver-failed"
+    assert [one for said in core.decisions for one in said.commands] == []
+    core.say(m.DriverRetry(host="h", resource="gpu"))
+    core.answer()
+    assert core.state("w") == "allocated"
 
 
 def test_nobody_is_asked_again_for_when_nobody_waits() -> None:
-    desk = ScriptedDesk(first_of("0"))
-    assert desk.say(m.DriverRetry(host="h", resource="gpu")).commands == []
+    core = ScriptedCore(first_of("0"))
+    assert core.say(m.DriverRetry(host="h", resource="gpu")).commands == []
 
 
 def test_a_question_that_a_crash_lost_is_put_again() -> None:
-    desk = ScriptedDesk(first_of("0", "1", "2", "3"))
-    desk.register("one", 2)
-    desk.answer()
-    desk.register("two", 2)
+    core = ScriptedCore(first_of("0", "1", "2", "3"))
+    core.register("one", 2)
+    core.answer()
+    core.register("two", 2)
     ledger = Ledger()
-    for record in desk.ledger.allocations.values():
+    for record in core.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
-    ledger.resume(commit=desk.ledger.commits, token=desk.ledger.token)
-    again = ScriptedDesk(desk.script, ledger=ledger)
+    ledger.resume(commit=core.ledger.commits, token=core.ledger.token)
+    again = ScriptedCore(core.script, ledger=ledger)
     again.say(m.Reschedule(host="h"))
     again.answer()
     assert again.has("two") == ["2", "3"]
@@ -172,68 +172,68 @@ def test_a_question_that_a_crash_lost_is_put_again() -> None:
 
 
 def test_waiters_keep_their_reason_while_the_driver_is_asked_for_another() -> None:
-    desk = ScriptedDesk(always("0"))
-    desk.register("holder", 1)
-    desk.answer()
-    desk.register("one", 1)
-    desk.answer()
-    desk.ledger.seal()
-    desk.ledger.settle()
-    desk.register("two", 1)
-    assert [key for key, _ in touched(desk.ledger)] == ["h/two/1"]
+    core = ScriptedCore(always("0"))
+    core.register("holder", 1)
+    core.answer()
+    core.register("one", 1)
+    core.answer()
+    core.ledger.seal()
+    core.ledger.settle()
+    core.register("two", 1)
+    assert [key for key, _ in touched(core.ledger)] == ["h/two/1"]
 
 
 def test_an_on_demand_resource_beside_another_one_is_all_or_none() -> None:
-    desk = ScriptedDesk(first_of("0"), SCRIPT, m.ResourceSpec(name="fpga"))
-    desk.report("f", resource="fpga")
-    desk.register("w", resources=asks(gpu=1, fpga=1))
-    assert desk["w"].resources == {}
-    desk.answer()
-    assert (desk.has("w"), desk.has("w", "fpga")) == (["0"], ["f"])
+    core = ScriptedCore(first_of("0"), SCRIPT, m.ResourceSpec(name="fpga"))
+    core.report("f", resource="fpga")
+    core.register("w", resources=asks(gpu=1, fpga=1))
+    assert core["w"].resources == {}
+    core.answer()
+    assert (core.has("w"), core.has("w", "fpga")) == (["0"], ["f"])
 
 
 def test_a_driver_that_named_fewer_than_it_was_asked_for_is_not_asked_for_more() -> None:
     spec = m.ResourceSpec(name="gpu", amount=1, on_demand=True, on_failure=m.OnFailure.WAIT)
-    desk = ScriptedDesk(always("0", "1"), spec)
-    desk.register("three", 3)
-    desk.register("five", 5)
-    desk.answer()
-    assert desk.asked == [3]
-    assert [desk[worker].reason_code for worker in ("three", "five")] == ["infeasible", "infeasible"]
+    core = ScriptedCore(always("0", "1"), spec)
+    core.register("three", 3)
+    core.register("five", 5)
+    core.answer()
+    assert core.asked == [3]
+    assert [core[worker].reason_code for worker in ("three", "five")] == ["infeasible", "infeasible"]
 
 
 def test_what_a_driver_says_of_a_host_that_was_forgotten_meanwhile_leaves_nothing_behind() -> None:
-    desk = CoreDriver(SCRIPT, forgets_hosts=True, retention_s=10)
-    desk.register("w", 1)
-    desk.deregister("w")
-    desk.pass_time(60)
-    desk.pass_time(60)
-    desk.ledger.forget(HOST)  # as a manager does once that is committed
-    assert desk.ledger.hosts == {}
+    core = CoreDriver(SCRIPT, forgets_hosts=True, retention_s=10)
+    core.register("w", 1)
+    core.deregister("w")
+    core.pass_time(60)
+    core.pass_time(60)
+    core.ledger.forget(HOST)  # as a manager does once that is committed
+    assert core.ledger.hosts == {}
     event = m.DriverReport(host=HOST, resource="gpu", devices=(device("d0"),), asked=1)
-    decided = decision_of(decide(desk.ledger, desk.rules, event, desk.now))
-    apply(decided, desk.ledger)
+    decided = decision_of(decide(core.ledger, core.rules, event, core.now))
+    apply(decided, core.ledger)
     assert (decided.changes, decided.follow_ups) == ([], [])
-    assert desk.ledger.hosts == {}
+    assert core.ledger.hosts == {}
 
 
-def questions(desk: CoreDriver) -> list[m.Discover]:
-    return [one for said in desk.decisions for one in said.commands if isinstance(one, m.Discover)]
+def questions(core: CoreDriver) -> list[m.Discover]:
+    return [one for said in core.decisions for one in said.commands if isinstance(one, m.Discover)]
 
 
-def answered(desk: CoreDriver, fails: Callable[[int], m.DriverFailure | None], *, most: int = 100) -> int:
+def answered(core: CoreDriver, fails: Callable[[int], m.DriverFailure | None], *, most: int = 100) -> int:
     """Answer all questions, with a failure for what the worker wants or with devices; how many there were."""
     for count in range(most):
-        put = questions(desk)
-        desk.decisions.clear()
+        put = questions(core)
+        core.decisions.clear()
         if not put:
             return count
         assert len(put) == 1, "one question at a time"
         failure = fails(put[0].least)
         if failure is None:
-            desk.report(*[str(index) for index in range(put[0].amount)], asked=put[0].amount)
+            core.report(*[str(index) for index in range(put[0].amount)], asked=put[0].amount)
         else:
-            desk.fail(failure.reason, permanent=failure.permanent)
+            core.fail(failure.reason, permanent=failure.permanent)
     raise AssertionError("questions do not end")
 
 
@@ -248,122 +248,122 @@ ON_DEMAND = m.ResourceSpec(name="gpu", on_demand=True)
 
 @pytest.mark.parametrize("priority", [0, 5])
 def test_a_worker_whose_questions_fail_for_now_starves_nobody_who_wants_fewer(priority: int) -> None:
-    desk = CoreDriver(ON_DEMAND)
-    desk.register("big", 1000, priority=priority)
+    core = CoreDriver(ON_DEMAND)
+    core.register("big", 1000, priority=priority)
     for index in range(6):
-        desk.register(f"w{index}", 1)
-    assert answered(desk, above(100)) == 7
-    assert {desk.state(f"w{index}") for index in range(6)} == {"allocated"}
-    assert (desk.state("big"), desk["big"].reason_code) == ("pending", "driver-failed")
+        core.register(f"w{index}", 1)
+    assert answered(core, above(100)) == 7
+    assert {core.state(f"w{index}") for index in range(6)} == {"allocated"}
+    assert (core.state("big"), core["big"].reason_code) == ("pending", "driver-failed")
     for index in range(3):
-        desk.say(m.DriverRetry(host=HOST, resource="gpu"))
-        desk.register(f"late{index}", 1)
-        assert answered(desk, above(100)) == 2
-        assert desk.state(f"late{index}") == "allocated"
-    desk.say(m.DriverRetry(host=HOST, resource="gpu"))
-    answered(desk, above(1000))
-    assert desk.state("big") == "allocated"
+        core.say(m.DriverRetry(host=HOST, resource="gpu"))
+        core.register(f"late{index}", 1)
+        assert answered(core, above(100)) == 2
+        assert core.state(f"late{index}") == "allocated"
+    core.say(m.DriverRetry(host=HOST, resource="gpu"))
+    answered(core, above(1000))
+    assert core.state("big") == "allocated"
 
 
 def test_a_success_serves_whom_it_serves_before_anybody_is_asked_again() -> None:
-    desk = CoreDriver(ON_DEMAND)
-    desk.register("big", 5)
-    desk.fail("did not end within 10 s")
-    desk.register("one", 1)
-    desk.report("gpu:0", asked=1)
-    assert (desk.state("big"), desk.state("one")) == ("pending", "allocated")
-    desk.register("first", 1)
-    desk.register("bigger", 6)
-    desk.register("other", 1)
-    desk.say(m.DriverRetry(host=HOST, resource="gpu"))  # while `first` is asked for
-    desk.decisions.clear()
-    desk.report("gpu:0", "gpu:1", "gpu:2", asked=2)
-    assert (desk.state("first"), desk.state("other")) == ("allocated", "allocated")
-    assert [(one.allocation, one.least) for one in questions(desk)] == [("h/big/1", 5)]
+    core = CoreDriver(ON_DEMAND)
+    core.register("big", 5)
+    core.fail("did not end within 10 s")
+    core.register("one", 1)
+    core.report("gpu:0", asked=1)
+    assert (core.state("big"), core.state("one")) == ("pending", "allocated")
+    core.register("first", 1)
+    core.register("bigger", 6)
+    core.register("other", 1)
+    core.say(m.DriverRetry(host=HOST, resource="gpu"))  # while `first` is asked for
+    core.decisions.clear()
+    core.report("gpu:0", "gpu:1", "gpu:2", asked=2)
+    assert (core.state("first"), core.state("other")) == ("allocated", "allocated")
+    assert [(one.allocation, one.least) for one in questions(core)] == [("h/big/1", 5)]
 
 
 @pytest.mark.parametrize("amount", [2, 10**6])
 def test_a_failure_for_good_fails_those_who_want_as_many(amount: int) -> None:
-    desk = CoreDriver(ON_DEMAND)
-    desk.register("evil", amount)
-    desk.register("more", amount + 1)
-    desk.register("w", 1)
-    answered(desk, above(1, permanent=True))
-    assert [desk.state(worker) for worker in ("evil", "more", "w")] == ["failed", "failed", "allocated"]
+    core = CoreDriver(ON_DEMAND)
+    core.register("evil", amount)
+    core.register("more", amount + 1)
+    core.register("w", 1)
+    answered(core, above(1, permanent=True))
+    assert [core.state(worker) for worker in ("evil", "more", "w")] == ["failed", "failed", "allocated"]
 
 
 def test_a_failure_for_one_device_counts_for_all() -> None:
-    desk = CoreDriver(ON_DEMAND)
-    desk.register("w", 1)
-    desk.register("more", 5)
-    assert answered(desk, above(0, permanent=True)) == 1
-    assert [desk.state(worker) for worker in ("w", "more")] == ["failed", "failed"]
+    core = CoreDriver(ON_DEMAND)
+    core.register("w", 1)
+    core.register("more", 5)
+    assert answered(core, above(0, permanent=True)) == 1
+    assert [core.state(worker) for worker in ("w", "more")] == ["failed", "failed"]
 
 
 def test_a_driver_that_is_broken_is_asked_for_few_of_many_amounts() -> None:
-    desk = CoreDriver(ON_DEMAND)
+    core = CoreDriver(ON_DEMAND)
     for amount in range(40, 0, -1):
-        desk.register(f"w{amount}", amount)
-    assert answered(desk, above(0)) == 2
-    assert {desk[f"w{amount}"].reason_code for amount in range(1, 41)} == {"driver-failed"}
+        core.register(f"w{amount}", amount)
+    assert answered(core, above(0)) == 2
+    assert {core[f"w{amount}"].reason_code for amount in range(1, 41)} == {"driver-failed"}
     for _ in range(3):
-        desk.say(m.DriverRetry(host=HOST, resource="gpu"))
-        assert answered(desk, above(0)) == 1
+        core.say(m.DriverRetry(host=HOST, resource="gpu"))
+        assert answered(core, above(0)) == 1
 
 
 def test_those_who_want_many_different_amounts_wait_for_few_failures() -> None:
-    desk = CoreDriver(ON_DEMAND)
+    core = CoreDriver(ON_DEMAND)
     for amount in range(200, 100, -1):
-        desk.register(f"evil{amount}", amount)
-    desk.register("five", 5)
-    desk.register("one", 1)
-    assert answered(desk, above(100)) == 4
-    assert (desk.state("five"), desk.state("one")) == ("allocated", "allocated")
+        core.register(f"evil{amount}", amount)
+    core.register("five", 5)
+    core.register("one", 1)
+    assert answered(core, above(100)) == 4
+    assert (core.state("five"), core.state("one")) == ("allocated", "allocated")
 
 
 def test_retries_take_turns_over_what_is_wanted() -> None:
-    desk = CoreDriver(ON_DEMAND)
-    desk.register("odd", 300)
-    desk.register("good", 500)
+    core = CoreDriver(ON_DEMAND)
+    core.register("odd", 300)
+    core.register("good", 500)
     fails = {300: m.DriverFailure(reason="did not end within 10 s")}
-    answered(desk, fails.get)
-    assert {desk[worker].reason_code for worker in ("odd", "good")} == {"driver-failed"}
+    answered(core, fails.get)
+    assert {core[worker].reason_code for worker in ("odd", "good")} == {"driver-failed"}
     for _ in range(2):
-        desk.say(m.DriverRetry(host=HOST, resource="gpu"))
-        answered(desk, fails.get)
+        core.say(m.DriverRetry(host=HOST, resource="gpu"))
+        answered(core, fails.get)
     # what was named for one of them serves the other, too
-    assert (desk.state("odd"), desk.state("good")) == ("allocated", "allocated")
+    assert (core.state("odd"), core.state("good")) == ("allocated", "allocated")
 
 
 def test_a_retry_that_is_due_while_the_driver_is_asked_is_not_lost() -> None:
-    desk = CoreDriver(ON_DEMAND)
-    desk.register("two", 2)
-    desk.fail("did not end within 10 s")
-    desk.decisions.clear()
-    desk.register("one", 1)
-    desk.say(m.DriverRetry(host=HOST, resource="gpu"))
-    assert answered(desk, above(9)) == 2
-    assert (desk.state("two"), desk.state("one")) == ("allocated", "allocated")
+    core = CoreDriver(ON_DEMAND)
+    core.register("two", 2)
+    core.fail("did not end within 10 s")
+    core.decisions.clear()
+    core.register("one", 1)
+    core.say(m.DriverRetry(host=HOST, resource="gpu"))
+    assert answered(core, above(9)) == 2
+    assert (core.state("two"), core.state("one")) == ("allocated", "allocated")
 
 
 def test_a_failure_that_concerns_nobody_any_more_is_forgotten_with_its_delay() -> None:
-    desk = CoreDriver(ON_DEMAND)
-    desk.register("two", 2)
-    desk.fail("did not end within 10 s")
-    desk.deregister("two")
-    desk.say(m.DriverRetry(host=HOST, resource="gpu"))
-    assert desk.host_state.inventory("gpu").failure is None
+    core = CoreDriver(ON_DEMAND)
+    core.register("two", 2)
+    core.fail("did not end within 10 s")
+    core.deregister("two")
+    core.say(m.DriverRetry(host=HOST, resource="gpu"))
+    assert core.host_state.inventory("gpu").failure is None
 
 
 def test_one_that_wants_its_devices_now_waits_for_the_answer_to_its_own_question() -> None:
-    desk = CoreDriver(ON_DEMAND)
-    desk.register("big", 1000, wait_s=0)
-    desk.register("w", 1, wait_s=0)
-    desk.pass_time(1)
-    assert desk.state("w") == "pending"
-    assert answered(desk, above(100)) == 2
-    desk.pass_time(1)
-    assert (desk.state("big"), desk.state("w")) == ("failed", "allocated")
+    core = CoreDriver(ON_DEMAND)
+    core.register("big", 1000, wait_s=0)
+    core.register("w", 1, wait_s=0)
+    core.pass_time(1)
+    assert core.state("w") == "pending"
+    assert answered(core, above(100)) == 2
+    core.pass_time(1)
+    assert (core.state("big"), core.state("w")) == ("failed", "allocated")
 
 
 @settings(max_examples=200, deadline=None)
@@ -378,37 +378,37 @@ def test_one_that_wants_its_devices_now_waits_for_the_answer_to_its_own_question
 def test_nobody_starves_behind_those_whose_amounts_fail(
     amounts: list[int], fails: set[int], waits: m.OnFailure, permanent: bool, chunk: int, data: st.DataObject
 ) -> None:
-    desk = CoreDriver(m.ResourceSpec(name="gpu", on_demand=True, on_failure=waits), chunk=chunk)
+    core = CoreDriver(m.ResourceSpec(name="gpu", on_demand=True, on_failure=waits), chunk=chunk)
     failure = m.DriverFailure(reason="no", permanent=permanent)
     due = False  # as in the manager: a retry is due after each failure that may pass
     left = list(enumerate(amounts))
     for _ in range(200):
-        put = questions(desk)
+        put = questions(core)
         choices = [*(["register"] if left else []), *(["answer"] if put else []), *(["retry"] if due else [])]
         if not choices:
             break
         match data.draw(st.sampled_from(choices)):
             case "register":
                 index, amount = left.pop(0)
-                desk.register(f"w{index}", amount)
+                core.register(f"w{index}", amount)
             case "answer":
-                desk.decisions.clear()
+                core.decisions.clear()
                 (question,) = put
                 if question.least in fails:
-                    desk.fail(failure.reason, permanent=permanent)
+                    core.fail(failure.reason, permanent=permanent)
                     due = due or not permanent or waits == m.OnFailure.WAIT
                 else:
-                    desk.report(*[str(index) for index in range(question.amount)], asked=question.amount)
+                    core.report(*[str(index) for index in range(question.amount)], asked=question.amount)
             case "retry":
                 due = False
-                desk.say(m.DriverRetry(host=HOST, resource="gpu"))
+                core.say(m.DriverRetry(host=HOST, resource="gpu"))
     for _ in range(20):
-        answered(desk, lambda least: failure if least in fails else None)
-        desk.say(m.DriverRetry(host=HOST, resource="gpu"))
-    answered(desk, lambda least: failure if least in fails else None)
+        answered(core, lambda least: failure if least in fails else None)
+        core.say(m.DriverRetry(host=HOST, resource="gpu"))
+    answered(core, lambda least: failure if least in fails else None)
     lasts = not permanent or waits == m.OnFailure.WAIT
     for index, amount in enumerate(amounts[: len(amounts) - len(left)]):
         may_fail = not lasts and any(other <= amount for other in fails)
         if amount not in fails and not may_fail:
-            assert desk.has(f"w{index}"), desk[f"w{index}"]
-        assert desk[f"w{index}"].reason_code != "not-reported"
+            assert core.has(f"w{index}"), core[f"w{index}"]
+        assert core[f"w{index}"].reason_code != "not-reported"

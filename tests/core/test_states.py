@@ -19,10 +19,10 @@ ILLEGAL = [
 
 @pytest.mark.parametrize(("state", "step"), ILLEGAL)
 def test_a_step_without_a_row_raises_and_changes_nothing(state: AllocationState | None, step: Step) -> None:
-    desk = CoreDriver()
-    desk.report("a")
-    record = desk.register("w", 1)
-    builder = DecisionBuilder(desk.ledger, desk.rules, desk.now, cause="test")
+    core = CoreDriver()
+    core.report("a")
+    record = core.register("w", 1)
+    builder = DecisionBuilder(core.ledger, core.rules, core.now, cause="test")
     if state is not None:
         record = type(record)(**{name: getattr(record, name) for name in record.__struct_fields__} | {"state": state})
     with pytest.raises(IllegalStepError, match=f"in state {state or '.none.'} cannot take the step {step}"):

@@ -101,14 +101,14 @@ async def test_a_replay_goes_back_until_it_finds_a_whole_snapshot_of_the_time(tm
     seen: list[tuple[datetime, dict[str, dict[str, Any]]]] = []
     url = f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL"
     limits = Limits(history=Pace(piece_bytes=1, between_bytes=1))
-    async with connect(url) as bus, serving(bus, static(4), tmp_path, limits=limits) as house:
+    async with connect(url) as bus, serving(bus, static(4), tmp_path, limits=limits) as manager:
         for number in range(25):
-            await house.say(register(f"w{number}", gpu=1, lease_s=None))
-            await house.state(f"w{number}", "allocated")
-            await house.say(deregister(f"w{number}"))
-            await house.state(f"w{number}", "ended")
-            seen.append((datetime.now(UTC), dict(await house.records())))
-        assert sum(line["type"] == "snapshot" and line.get("last", False) for line in await house.history()) > 1
+            await manager.say(register(f"w{number}", gpu=1, lease_s=None))
+            await manager.state(f"w{number}", "allocated")
+            await manager.say(deregister(f"w{number}"))
+            await manager.state(f"w{number}", "ended")
+            seen.append((datetime.now(UTC), dict(await manager.records())))
+        assert sum(line["type"] == "snapshot" and line.get("last", False) for line in await manager.history()) > 1
     where = Connection(bus=url, host=HOST, cluster=CLUSTER)
     async with connect(url) as bus:
         for moment, records in seen[::4]:

@@ -28,5 +28,5 @@ async def bus(url: str) -> AsyncIterator[FaultyBus]:
 
 @pytest.fixture
 def serve(bus: FaultyBus, tmp_path: Path) -> Serve:
-    """`async with serve(config, **more) as house`: see support/in_process_manager.py."""
+    """`async with serve(config, **more) as manager`: see support/in_process_manager.py."""
     return lambda config, **more: serving(more.pop("on", bus), config, tmp_path, **more)

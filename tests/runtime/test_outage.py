@@ -70,7 +70,7 @@ def test_what_is_not_wanted_any_more_ends_an_outage_without_a_word() -> None:
 async def test_an_outage_of_many_tries_is_one_line_when_it_begins_and_one_when_it_ends(
     bus: FaultyBus, serve: Serve, points: tuple[str, ...]
 ) -> None:
-    async with serve(static(1)) as house:
+    async with serve(static(1)) as manager:
         tries, enough = 0, anyio.Event()
 
         async def refuse(at: str) -> None:
@@ -83,13 +83,13 @@ async def test_an_outage_of_many_tries_is_one_line_when_it_begins_and_one_when_i
 
         with capture_logs() as said:
             bus.script = refuse
-            await house.say(register("a", gpu=1))
+            await manager.say(register("a", gpu=1))
             with anyio.fail_after(60):
                 await enough.wait()
             bus.script = no_faults
-            await house.state("a", "allocated")
-            await house.ready()
-            await house.told()
+            await manager.state("a", "allocated")
+            await manager.ready()
+            await manager.told()
         loud = [line["event"] for line in said if line["log_level"] != "debug"]
         assert [event for event in loud if event not in ("allocated", "the bus is away for longer")] == [
             "the bus is away, trying until it works",

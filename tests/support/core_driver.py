@@ -1,4 +1,4 @@
-"""A desk at which tests talk to the core: one host, decisions applied at once, follow-ups decided, no bus."""
+"""Drives the core in tests: one host, decisions applied at once, follow-ups decided, no bus."""
 
 from __future__ import annotations
 

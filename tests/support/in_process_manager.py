@@ -1,8 +1,8 @@
 """One manager in this process: the real processor and the real drivers on a bus, without HTTP and machine lock.
 
-    async with serving(bus, config) as house:
-        await house.say(register("w", gpu=1))
-        record = await house.state("w", "allocated")
+    async with serving(bus, config) as manager:
+        await manager.say(register("w", gpu=1))
+        record = await manager.state("w", "allocated")
 
 Leaving the block ends it as a crash would (everything is cancelled where it stands), unless `stop` was called.
 """
@@ -239,15 +239,15 @@ async def serving(
         drivers=pool,
         owns_partition=owns_partition,
     )
-    house = InProcessManager(bus, processor, pool, metrics, cluster=cluster, partition=partition)
+    manager = InProcessManager(bus, processor, pool, metrics, cluster=cluster, partition=partition)
 
     async def live() -> None:
         try:
             await processor.run()
         except Exception as error:  # noqa: BLE001 - the test looks at it
-            house.failure = error
+            manager.failure = error
         finally:
-            house.ended.set()
+            manager.ended.set()
 
     async with anyio.create_task_group() as tasks:
         started = anyio.Event()
@@ -256,8 +256,8 @@ async def serving(
         tasks.start_soon(live)
         try:
             if ready:
-                await house.ready()
-            yield house
+                await manager.ready()
+            yield manager
         finally:
             tasks.cancel_scope.cancel()
 

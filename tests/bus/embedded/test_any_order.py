@@ -41,8 +41,8 @@ class Commit(NamedTuple):
     turns: int | None
 
 
-class House(NamedTuple):
-    """Somebody keeps house."""
+class RunHousekeeping(NamedTuple):
+    """The housekeeping runs."""
 
 
 class Kill(NamedTuple):
@@ -53,7 +53,7 @@ STEP = (
     st.builds(Take, st.sampled_from("ab"))
     | st.builds(Commit, st.integers(0, 2), st.lists(st.integers(0, 3), min_size=1, max_size=4), st.none())
     | st.builds(Commit, st.integers(0, 1), st.lists(st.integers(0, 3), min_size=1, max_size=4), st.integers(0, 300))
-    | st.builds(House)
+    | st.builds(RunHousekeeping)
     | st.builds(Kill)
 )
 
@@ -130,7 +130,7 @@ class Machine:
                 first = self._end(name)
                 self.written[name] += [(first + n, each.key, each.value) for n, each in enumerate(entries)]
 
-    async def keep_house(self) -> None:
+    async def run_housekeeping(self) -> None:
         reading, writing = Database(parse(self.url)), Database(parse(self.url))
         await reading.open(log.recognise, log.set_up)
         await writing.open(log.recognise, log.set_up)
@@ -171,7 +171,7 @@ async def _give_up(scope: anyio.CancelScope, turns: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(STEP, min_size=3, max_size=14))
 def test_whatever_happens_in_whatever_order_commits_are_whole_and_fenced_writers_write_nothing(
-    steps: Sequence[Take | Commit | House | Kill],
+    steps: Sequence[Take | Commit | RunHousekeeping | Kill],
 ) -> None:
     async def run(folder: Path) -> None:
         machine = Machine(folder)
@@ -182,8 +182,8 @@ def test_whatever_happens_in_whatever_order_commits_are_whole_and_fenced_writers
                 await machine.take(step)
             elif isinstance(step, Commit):
                 await machine.commit(step)
-            elif isinstance(step, House):
-                await machine.keep_house()
+            elif isinstance(step, RunHousekeeping):
+                await machine.run_housekeeping()
             else:
                 await machine.kill()
             await machine.check()

@@ -36,7 +36,7 @@ class Kept:
         async with await self.bus.open_writer("w", 0) as writer:
             await writer.commit([("t", [Entry(*entry) for entry in entries])])
 
-    async def keep_house(self, *, days: float = 0.0) -> None:
+    async def run_housekeeping(self, *, days: float = 0.0) -> None:
         """As it would be done in `days`."""
         now_ms = time.time_ns() // 1_000_000 + int(days * DAY_MS)
         await Housekeeping(self._reading, self._writing, now_ms=now_ms).run()
@@ -71,7 +71,7 @@ async def test_compaction_keeps_the_last_record_of_every_key_at_its_offset(tmp_p
     async with kept(tmp_path, COMPACT) as bus:
         await bus.write((b"a", b"1"), (b"b", b"1"), (b"a", b"2"))
         await bus.write((b"c", b"1"), (b"a", b"3"))
-        await bus.keep_house()
+        await bus.run_housekeeping()
         assert [(m.offset, m.key, m.value) for m in await bus.messages()] == [
             (1, b"b", b"1"),
             (3, b"c", b"1"),
@@ -80,14 +80,14 @@ async def test_compaction_keeps_the_last_record_of_every_key_at_its_offset(tmp_p
         assert await bus.bus.offsets("t", 0) == (0, 5)
         # What has been compacted is compared with what comes later.
         await bus.write((b"b", b"2"))
-        await bus.keep_house()
+        await bus.run_housekeeping()
         assert await bus.offsets_kept() == [3, 4, 5]
 
 
 async def test_a_reader_passes_the_holes_that_compaction_leaves(tmp_path: Path) -> None:
     async with kept(tmp_path, COMPACT) as bus:
         await bus.write(*[(b"a", b"%d" % n) for n in range(10)], (b"b", b""))
-        await bus.keep_house()
+        await bus.run_housekeeping()
         async with await bus.bus.open_reader("t", 0, start=3, committed=True) as reader:
             assert [m.offset for m in await reader.fetch(max_records=1)] == [9]
             assert reader.position == 10
@@ -96,12 +96,12 @@ async def test_a_reader_passes_the_holes_that_compaction_leaves(tmp_path: Path) 
 async def test_a_tombstone_goes_a_day_after_the_records_before_it_and_not_sooner(tmp_path: Path) -> None:
     async with kept(tmp_path, COMPACT) as bus:
         await bus.write((b"a", b"1"), (b"b", b"1"), (b"a", None))
-        # Nobody has kept house for ten days: a reader may have seen the record just now, so the tombstone stays.
-        await bus.keep_house(days=10)
+        # Housekeeping has not run for ten days: a reader may have seen the record just now, so the tombstone stays.
+        await bus.run_housekeeping(days=10)
         assert await bus.offsets_kept() == [1, 2]
-        await bus.keep_house(days=10.9)
+        await bus.run_housekeeping(days=10.9)
         assert await bus.offsets_kept() == [1, 2]
-        await bus.keep_house(days=11.1)
+        await bus.run_housekeeping(days=11.1)
         assert await bus.offsets_kept() == [1]
         # The partition now ends in a hole, and a reader's position gets past it.
         async with await bus.bus.open_reader("t", 0, start=None, committed=True) as reader:
@@ -112,22 +112,22 @@ async def test_a_tombstone_goes_a_day_after_the_records_before_it_and_not_sooner
 async def test_a_key_written_anew_after_its_tombstone_stays(tmp_path: Path) -> None:
     async with kept(tmp_path, COMPACT) as bus:
         await bus.write((b"a", None))
-        await bus.keep_house()
+        await bus.run_housekeeping()
         await bus.write((b"a", b"again"))
-        await bus.keep_house()
-        await bus.keep_house(days=30)
+        await bus.run_housekeeping()
+        await bus.run_housekeeping(days=30)
         assert [(m.offset, m.value) for m in await bus.messages()] == [(1, b"again")]
 
 
 async def test_compaction_waits_until_enough_is_dirty(tmp_path: Path) -> None:
     async with kept(tmp_path, COMPACT | {"min.cleanable.dirty.ratio": "0.5"}) as bus:
         await bus.write(*[(b"%d" % n, b"") for n in range(10)])
-        await bus.keep_house()
+        await bus.run_housekeeping()
         await bus.write(*[(b"0", b"") for n in range(9)])
-        await bus.keep_house()
+        await bus.run_housekeeping()
         assert len(await bus.messages()) == 19
         await bus.write((b"0", b""))
-        await bus.keep_house()
+        await bus.run_housekeeping()
         assert len(await bus.messages()) == 10
 
 
@@ -139,15 +139,15 @@ async def test_compaction_goes_in_slices_and_passes_and_beside_commits(
     async with kept(tmp_path, COMPACT) as bus:
         await bus.write(*[(b"%d" % (n % 13), b"%d" % n) for n in range(300)])
         async with anyio.create_task_group() as group:
-            group.start_soon(bus.keep_house)
+            group.start_soon(bus.run_housekeeping)
             for n in range(300, 400):
                 await bus.bus.publish("t", 0, Entry(b"%d" % (n % 13), b"%d" % n))
-        await bus.keep_house()
+        await bus.run_housekeeping()
         assert [m.value for m in await bus.messages()] == [b"%d" % n for n in range(387, 400)]
 
 
 Step = list[tuple[int, bool]] | None
-"""Records to commit (a key, whether it is a tombstone), or None: keep house."""
+"""Records to commit (a key, whether it is a tombstone), or None: run the housekeeping."""
 
 
 @settings(max_examples=40, deadline=None)
@@ -162,7 +162,7 @@ def test_any_reader_of_a_compacted_topic_ends_with_the_same_state(steps: Sequenc
                 if step is None:
                     # Less than the day between one round and the next, as whoever follows the topic reads within it.
                     day += 0.9
-                    await bus.keep_house(days=day)
+                    await bus.run_housekeeping(days=day)
                     half_way = apply(half_way, await bus.messages(followed))
                     followed = offset
                     assert half_way == state
@@ -193,9 +193,9 @@ def test_any_reader_of_a_compacted_topic_ends_with_the_same_state(steps: Sequenc
 async def test_retention_removes_the_old_and_moves_the_start_past_it(tmp_path: Path) -> None:
     async with kept(tmp_path, {"retention.ms": str(2 * DAY_MS)}) as bus:
         await bus.write(*[(b"k", b"%d" % n) for n in range(5)])
-        await bus.keep_house(days=1.9)
+        await bus.run_housekeeping(days=1.9)
         assert await bus.offsets_kept() == [0, 1, 2, 3, 4]
-        await bus.keep_house(days=2.1)
+        await bus.run_housekeeping(days=2.1)
         assert await bus.offsets_kept() == []
         assert await bus.bus.offsets("t", 0) == (5, 5)
         await bus.write((b"k", b"new"))
@@ -209,7 +209,7 @@ async def test_a_reader_that_the_start_has_passed_goes_on_with_what_is_left(tmp_
     async with kept(tmp_path, {"retention.ms": str(2 * DAY_MS)}) as bus:
         await bus.write(*[(b"old", b"%d" % n) for n in range(5)])
         async with await bus.bus.open_reader("t", 0, start=2, committed=True) as reader:
-            await bus.keep_house(days=2.1)
+            await bus.run_housekeeping(days=2.1)
             await bus.write((b"new", b"5"), (b"new", b"6"))
             assert await fetch_what_is_left(reader) == []
             assert [message.offset for message in await fetch_what_is_left(reader, max_records=1)] == [5]
@@ -223,29 +223,29 @@ async def test_the_default_retention_is_kafkas_week_and_minus_one_is_for_ever(tm
     (tmp_path / "ever").mkdir()
     async with kept(tmp_path / "week", {}) as bus:
         await bus.write((b"k", b"v"))
-        await bus.keep_house(days=6.9)
+        await bus.run_housekeeping(days=6.9)
         assert await bus.offsets_kept() == [0]
-        await bus.keep_house(days=7.1)
+        await bus.run_housekeeping(days=7.1)
         assert await bus.offsets_kept() == []
     async with kept(tmp_path / "ever", {"retention.ms": "-1"}) as bus:
         await bus.write((b"k", b"v"))
-        await bus.keep_house(days=3650)
+        await bus.run_housekeeping(days=3650)
         assert await bus.offsets_kept() == [0]
 
 
 async def test_a_topic_that_is_only_compacted_never_evaporates(tmp_path: Path) -> None:
     async with kept(tmp_path, COMPACT | {"retention.ms": "1"}) as bus:
         await bus.write((b"a", b"1"), (b"b", b"1"))
-        await bus.keep_house(days=3650)
+        await bus.run_housekeeping(days=3650)
         assert await bus.offsets_kept() == [0, 1]
 
 
 async def test_a_topic_with_both_policies_is_compacted_and_evaporates(tmp_path: Path) -> None:
     async with kept(tmp_path, COMPACT | {"cleanup.policy": "compact,delete", "retention.ms": str(DAY_MS)}) as bus:
         await bus.write((b"a", b"1"), (b"b", b"1"), (b"a", b"2"))
-        await bus.keep_house()
+        await bus.run_housekeeping()
         assert await bus.offsets_kept() == [1, 2]
-        await bus.keep_house(days=1.1)
+        await bus.run_housekeeping(days=1.1)
         assert await bus.offsets_kept() == []
         assert await bus.bus.offsets("t", 0) == (3, 3)
 
@@ -255,7 +255,7 @@ async def test_removal_that_a_crash_cut_short_goes_on_at_the_next_round(tmp_path
         await bus.write(*[(b"k", b"") for n in range(5)])
         # What a crash between the two steps of a removal leaves: the start has moved, the records are there.
         await writing.commit(lambda connection: connection.execute("UPDATE part SET start = 3").rowcount)
-        await bus.keep_house()
+        await bus.run_housekeeping()
         count = await writing.read(lambda connection: connection.execute("SELECT count(*) FROM record").fetchall())
         assert count == [(2,)]
 
@@ -277,7 +277,7 @@ async def test_housekeeping_cuts_the_write_ahead_log_to_nothing(tmp_path: Path) 
     async with kept(tmp_path, {}) as bus:
         await bus.write(*[(b"k", b"x" * 1000) for n in range(200)])
         assert (tmp_path / "bus.db-wal").stat().st_size > 200_000
-        await bus.keep_house()
+        await bus.run_housekeeping()
         assert (tmp_path / "bus.db-wal").stat().st_size == 0
 
 

@@ -15,10 +15,10 @@ MON = m.ResourceSpec(name="mon", amount=1, shared=True)
 
 
 def overlapping(gpu: list[str], cuda: list[str], *more: m.ResourceSpec) -> CoreDriver:
-    desk = CoreDriver(GPU, CUDA, *more)
-    desk.report(*gpu)
-    desk.report(*cuda, resource="cuda")
-    return desk
+    core = CoreDriver(GPU, CUDA, *more)
+    core.report(*gpu)
+    core.report(*cuda, resource="cuda")
+    return core
 
 
 # --- what can never be met -----------------------------------------------------------------------------
@@ -39,77 +39,77 @@ def overlapping(gpu: list[str], cuda: list[str], *more: m.ResourceSpec) -> CoreD
 def test_more_than_resources_show_between_them_fails_at_once_and_blocks_nobody(
     devices: list[str], wanted: dict[str, int], said: str
 ) -> None:
-    desk = overlapping(devices, devices)
-    record = desk.register("both", resources=asks(**wanted))
+    core = overlapping(devices, devices)
+    record = core.register("both", resources=asks(**wanted))
     assert (record.state, record.reason_code, record.reason) == ("failed", "infeasible", said)
-    assert desk.register("a", 1).state == "allocated"
+    assert core.register("a", 1).state == "allocated"
 
 
 def test_aliases_count_as_the_device_that_they_name() -> None:
-    desk = CoreDriver(GPU, CUDA)
-    desk.report(device("GPU-1", aliases=("0000:01",)))
-    desk.report("0000:01", resource="cuda")
-    record = desk.register("w", resources=asks(gpu=1, cuda=1))
+    core = CoreDriver(GPU, CUDA)
+    core.report(device("GPU-1", aliases=("0000:01",)))
+    core.report("0000:01", resource="cuda")
+    record = core.register("w", resources=asks(gpu=1, cuda=1))
     assert (record.state, record.reason_code) == ("failed", "infeasible")
     assert "GPU-1" in str(record.reason)
 
 
 def test_a_third_resource_that_connects_names_makes_them_one_device() -> None:
-    desk = CoreDriver(GPU, CUDA, m.ResourceSpec(name="nic"))
-    desk.report("a")
-    desk.report("b", resource="cuda")
-    desk.report(device("n", aliases=("a", "b")), resource="nic")
-    assert desk.register("w", resources=asks(gpu=1, cuda=1)).reason_code == "infeasible"
+    core = CoreDriver(GPU, CUDA, m.ResourceSpec(name="nic"))
+    core.report("a")
+    core.report("b", resource="cuda")
+    core.report(device("n", aliases=("a", "b")), resource="nic")
+    assert core.register("w", resources=asks(gpu=1, cuda=1)).reason_code == "infeasible"
 
 
 def test_three_resources_that_overlap_in_part_are_matched_as_a_whole() -> None:
     """Each pair could be met, the three can not."""
-    desk = CoreDriver(GPU, CUDA, m.ResourceSpec(name="xpu"))
-    desk.report("a", "b")
-    desk.report("a", "b", resource="cuda")
-    desk.report("b", "a", resource="xpu")
+    core = CoreDriver(GPU, CUDA, m.ResourceSpec(name="xpu"))
+    core.report("a", "b")
+    core.report("a", "b", resource="cuda")
+    core.report("b", "a", resource="xpu")
     for first, second in permutations(["gpu", "cuda", "xpu"], 2):
-        assert desk.register("pair", resources=asks(**{first: 1, second: 1})).state == "allocated"
-        desk.deregister("pair")
-        desk.pass_time(1e6)
-    record = desk.register("w", resources=asks(gpu=1, cuda=1, xpu=1))
+        assert core.register("pair", resources=asks(**{first: 1, second: 1})).state == "allocated"
+        core.deregister("pair")
+        core.pass_time(1e6)
+    record = core.register("w", resources=asks(gpu=1, cuda=1, xpu=1))
     assert (record.state, record.reason_code) == ("failed", "infeasible")
     assert record.reason == "1 gpu, 1 cuda and 1 xpu requested, but the host has only 2 devices for them: a, b"
 
 
 def test_only_the_resources_that_are_in_each_others_way_are_named() -> None:
-    desk = overlapping(["g0"], ["g0"], m.ResourceSpec(name="fpga"))
-    desk.report("f0", resource="fpga")
-    record = desk.register("w", resources=asks(fpga=1, gpu=1, cuda=1))
+    core = overlapping(["g0"], ["g0"], m.ResourceSpec(name="fpga"))
+    core.report("f0", resource="fpga")
+    record = core.register("w", resources=asks(fpga=1, gpu=1, cuda=1))
     assert "fpga" not in str(record.reason)
 
 
 def test_ill_devices_that_would_do_are_waited_for() -> None:
-    desk = CoreDriver(GPU, CUDA)
-    desk.report("a", ill("b"))
-    desk.report("a", resource="cuda")
-    record = desk.register("w", resources=asks(gpu=1, cuda=1))
+    core = CoreDriver(GPU, CUDA)
+    core.report("a", ill("b"))
+    core.report("a", resource="cuda")
+    record = core.register("w", resources=asks(gpu=1, cuda=1))
     assert (record.state, record.reason_code) == ("pending", "infeasible")
-    assert desk.register("other", 1).state == "allocated"
-    desk.deregister("other")
-    desk.report("a", "b")
-    assert (desk.has("w"), desk.has("w", "cuda")) == (["b"], ["a"])
+    assert core.register("other", 1).state == "allocated"
+    core.deregister("other")
+    core.report("a", "b")
+    assert (core.has("w"), core.has("w", "cuda")) == (["b"], ["a"])
 
 
 def test_a_driver_that_failed_for_now_does_not_hide_that_the_others_can_never_be_met() -> None:
-    desk = overlapping(["g0"], ["g0"], m.ResourceSpec(name="fpga"))
-    desk.fail("for now", resource="fpga")
-    assert desk.register("w", resources=asks(fpga=1, gpu=1, cuda=1)).state == "failed"
-    desk.fail("for now", resource="cuda")
-    assert desk.register("v", resources=asks(gpu=1, cuda=1)).reason_code == "driver-failed"
+    core = overlapping(["g0"], ["g0"], m.ResourceSpec(name="fpga"))
+    core.fail("for now", resource="fpga")
+    assert core.register("w", resources=asks(fpga=1, gpu=1, cuda=1)).state == "failed"
+    core.fail("for now", resource="cuda")
+    assert core.register("v", resources=asks(gpu=1, cuda=1)).reason_code == "driver-failed"
 
 
 def test_what_can_not_be_met_once_a_driver_has_reported_fails_then() -> None:
-    desk = CoreDriver(GPU, CUDA)
-    desk.report("g0")
-    assert desk.register("w", resources=asks(gpu=1, cuda=1)).reason_code == "not-reported"
-    desk.report("g0", resource="cuda")
-    assert (desk.state("w"), desk["w"].reason_code) == ("failed", "infeasible")
+    core = CoreDriver(GPU, CUDA)
+    core.report("g0")
+    assert core.register("w", resources=asks(gpu=1, cuda=1)).reason_code == "not-reported"
+    core.report("g0", resource="cuda")
+    assert (core.state("w"), core["w"].reason_code) == ("failed", "infeasible")
 
 
 @pytest.mark.parametrize("wanted", [{"gpu": 1, "cuda": 1}, {"cuda": 1, "gpu": 1}])
@@ -127,27 +127,27 @@ def test_what_can_not_be_met_once_a_driver_has_reported_fails_then() -> None:
 def test_what_happens_to_resources_that_can_not_be_met_together_is_as_on_failure_says(
     gpu: str, cuda: str, state: str, has: list[str], wanted: dict[str, int]
 ) -> None:
-    desk = CoreDriver(
+    core = CoreDriver(
         m.ResourceSpec(name="gpu", on_failure=m.OnFailure(gpu)),
         m.ResourceSpec(name="cuda", on_failure=m.OnFailure(cuda)),
     )
-    desk.report("g0")
-    desk.report("g0", resource="cuda")
-    record = desk.register("w", resources=asks(**wanted))
+    core.report("g0")
+    core.report("g0", resource="cuda")
+    record = core.register("w", resources=asks(**wanted))
     assert (record.state, list(record.resources)) == (state, has)
     if state == "pending":
-        assert desk.register("v", 1).state == "allocated"  # it is in nobody's way
+        assert core.register("v", 1).state == "allocated"  # it is in nobody's way
 
 
 def test_devices_that_turn_out_to_be_one_are_counted_once() -> None:
-    desk = CoreDriver(GPU, m.ResourceSpec(name="nic"))
-    desk.report("a", "b")
-    desk.report(device("0", aliases=("a", "b")), resource="nic")
-    assert desk.register("two", 2).reason_code == "infeasible"
-    assert desk.register("one", 1).state == "allocated"
-    assert desk.register("next", 1).reason_code == "busy"
-    desk.deregister("one")
-    assert desk.state("next") == "allocated"
+    core = CoreDriver(GPU, m.ResourceSpec(name="nic"))
+    core.report("a", "b")
+    core.report(device("0", aliases=("a", "b")), resource="nic")
+    assert core.register("two", 2).reason_code == "infeasible"
+    assert core.register("one", 1).state == "allocated"
+    assert core.register("next", 1).reason_code == "busy"
+    core.deregister("one")
+    assert core.state("next") == "allocated"
 
 
 # --- drivers that are asked ----------------------------------------------------------------------------
@@ -155,23 +155,23 @@ def test_devices_that_turn_out_to_be_one_are_counted_once() -> None:
 
 def test_a_driver_that_is_asked_is_asked_for_enough_to_serve_all_resources_of_a_request() -> None:
     on_demand = m.ResourceSpec(name="cuda", on_demand=True)
-    desk = CoreDriver(GPU, on_demand)
-    desk.report("g0")
-    desk.register("w", resources=asks(gpu=1, cuda=1))
-    desk.report("g0", resource="cuda", asked=1)
-    [question] = [one for said in desk.decisions for one in said.commands if one.amount == 2]
+    core = CoreDriver(GPU, on_demand)
+    core.report("g0")
+    core.register("w", resources=asks(gpu=1, cuda=1))
+    core.report("g0", resource="cuda", asked=1)
+    [question] = [one for said in core.decisions for one in said.commands if one.amount == 2]
     assert question == m.Discover(host="h", resource="cuda", amount=2, least=1, allocation="h/w/1")
-    desk.report("g0", "g1", resource="cuda", asked=2)
-    assert (desk.has("w"), desk.has("w", "cuda")) == (["g0"], ["g1"])
+    core.report("g0", "g1", resource="cuda", asked=2)
+    assert (core.has("w"), core.has("w", "cuda")) == (["g0"], ["g1"])
 
 
 def test_a_driver_that_names_no_more_when_asked_fails_what_can_not_be_met() -> None:
-    desk = CoreDriver(GPU, m.ResourceSpec(name="cuda", on_demand=True))
-    desk.report("g0")
-    desk.register("w", resources=asks(gpu=1, cuda=1))
-    desk.report("g0", resource="cuda", asked=1)
-    desk.report("g0", resource="cuda", asked=2)
-    assert (desk.state("w"), desk["w"].reason_code) == ("failed", "infeasible")
+    core = CoreDriver(GPU, m.ResourceSpec(name="cuda", on_demand=True))
+    core.report("g0")
+    core.register("w", resources=asks(gpu=1, cuda=1))
+    core.report("g0", resource="cuda", asked=1)
+    core.report("g0", resource="cuda", asked=2)
+    assert (core.state("w"), core["w"].reason_code) == ("failed", "infeasible")
 
 
 # --- grants --------------------------------------------------------------------------------------------
@@ -182,128 +182,128 @@ def test_a_driver_that_names_no_more_when_asked_fails_what_can_not_be_met() -> N
 def test_a_grant_is_found_where_the_first_choice_would_leave_nothing_for_another_resource(
     order: tuple[str, str], wanted: dict[str, int]
 ) -> None:
-    desk = CoreDriver(*[m.ResourceSpec(name=name) for name in order])
-    desk.report("g0", "g1")
-    desk.report("g0", resource="cuda")
-    record = desk.register("w", resources=asks(**wanted))
+    core = CoreDriver(*[m.ResourceSpec(name=name) for name in order])
+    core.report("g0", "g1")
+    core.report("g0", resource="cuda")
+    record = core.register("w", resources=asks(**wanted))
     assert record.state == "allocated"
-    assert (desk.has("w"), desk.has("w", "cuda")) == (["g1"], ["g0"])
+    assert (core.has("w"), core.has("w", "cuda")) == (["g1"], ["g0"])
 
 
 def test_a_grant_is_found_through_a_chain_of_resources() -> None:
-    desk = CoreDriver(GPU, CUDA, m.ResourceSpec(name="xpu"))
-    desk.report("a", "b", "z")
-    desk.report("a", "b", resource="cuda")
-    desk.report("a", resource="xpu")
-    desk.register("w", resources=asks(gpu=1, cuda=1, xpu=1))
-    assert [desk.has("w", name) for name in ("gpu", "cuda", "xpu")] == [["z"], ["b"], ["a"]]
+    core = CoreDriver(GPU, CUDA, m.ResourceSpec(name="xpu"))
+    core.report("a", "b", "z")
+    core.report("a", "b", resource="cuda")
+    core.report("a", resource="xpu")
+    core.register("w", resources=asks(gpu=1, cuda=1, xpu=1))
+    assert [core.has("w", name) for name in ("gpu", "cuda", "xpu")] == [["z"], ["b"], ["a"]]
 
 
 @pytest.mark.parametrize("wanted", [{"gpu": 1, "mon": 1}, {"mon": 1, "gpu": 1}])
 def test_a_worker_sees_its_own_device_through_its_shared_resource_too(wanted: dict[str, int]) -> None:
-    desk = CoreDriver(GPU, MON)
-    desk.report("g0")
-    desk.report("g0", resource="mon")
-    record = desk.register("w", resources=asks(**wanted))
-    assert (record.state, desk.has("w"), desk.has("w", "mon")) == ("allocated", ["g0"], ["g0"])
-    assert desk.register("v", resources=asks(mon=1)).reason_code == "busy"
-    assert desk.register("u", 1).reason_code == "busy"
-    desk.deregister("w")
-    assert (desk.state("v"), desk.state("u")) == ("allocated", "pending")
+    core = CoreDriver(GPU, MON)
+    core.report("g0")
+    core.report("g0", resource="mon")
+    record = core.register("w", resources=asks(**wanted))
+    assert (record.state, core.has("w"), core.has("w", "mon")) == ("allocated", ["g0"], ["g0"])
+    assert core.register("v", resources=asks(mon=1)).reason_code == "busy"
+    assert core.register("u", 1).reason_code == "busy"
+    core.deregister("w")
+    assert (core.state("v"), core.state("u")) == ("allocated", "pending")
 
 
 # --- who waits for whom --------------------------------------------------------------------------------
 
 
 def test_a_stream_of_requests_for_the_same_devices_under_another_resource_starves_nobody() -> None:
-    desk = overlapping(["a", "b"], ["a", "b"])
-    desk.register("c0", resources=asks(cuda=1))
-    desk.register("both", 2)
+    core = overlapping(["a", "b"], ["a", "b"])
+    core.register("c0", resources=asks(cuda=1))
+    core.register("both", 2)
     for n in range(1, 5):
-        record = desk.register(f"c{n}", resources=asks(cuda=1))
+        record = core.register(f"c{n}", resources=asks(cuda=1))
         assert record.state == "pending"
         assert str(record.reason).startswith("waits behind earlier workers that want")
-    desk.deregister("c0")
-    assert desk.has("both") == ["a", "b"]
-    desk.deregister("both")
-    assert [desk.state(f"c{n}") for n in range(1, 5)] == ["allocated", "allocated", "pending", "pending"]
+    core.deregister("c0")
+    assert core.has("both") == ["a", "b"]
+    core.deregister("both")
+    assert [core.state(f"c{n}") for n in range(1, 5)] == ["allocated", "allocated", "pending", "pending"]
 
 
 def test_who_waits_for_one_device_keeps_it_and_no_other_from_later_workers() -> None:
-    desk = overlapping(["g0", "g1", "g2"], ["g0"])
-    desk.register("holder", 1)
-    assert desk.register("waits", resources=asks(cuda=1)).reason_code == "busy"
-    assert desk.register("later", 1).state == "allocated"
-    assert desk.has("later") == ["g1"]
-    desk.register("last", 1)
-    desk.deregister("holder")
-    assert (desk.has("waits", "cuda"), desk.has("last")) == (["g0"], ["g2"])
+    core = overlapping(["g0", "g1", "g2"], ["g0"])
+    core.register("holder", 1)
+    assert core.register("waits", resources=asks(cuda=1)).reason_code == "busy"
+    assert core.register("later", 1).state == "allocated"
+    assert core.has("later") == ["g1"]
+    core.register("last", 1)
+    core.deregister("holder")
+    assert (core.has("waits", "cuda"), core.has("last")) == (["g0"], ["g2"])
 
 
 def test_who_would_need_the_device_that_another_waits_for_waits_behind() -> None:
-    desk = overlapping(["g0", "g1"], ["g0"], m.ResourceSpec(name="fpga"))
-    desk.report("f", resource="fpga")
-    desk.register("fholder", resources=asks(fpga=1))
-    desk.register("waits", resources=asks(cuda=1, fpga=1))
-    record = desk.register("later", 2)
+    core = overlapping(["g0", "g1"], ["g0"], m.ResourceSpec(name="fpga"))
+    core.report("f", resource="fpga")
+    core.register("fholder", resources=asks(fpga=1))
+    core.register("waits", resources=asks(cuda=1, fpga=1))
+    record = core.register("later", 2)
     assert (record.state, record.reason) == ("pending", "waits behind earlier workers that want cuda")
-    assert desk.register("small", 1).reason == "waits behind earlier workers that want gpu"
-    desk.deregister("fholder")
-    assert (desk.state("waits"), desk.state("later")) == ("allocated", "pending")
+    assert core.register("small", 1).reason == "waits behind earlier workers that want gpu"
+    core.deregister("fholder")
+    assert (core.state("waits"), core.state("later")) == ("allocated", "pending")
 
 
 def test_who_waits_for_a_device_alone_is_not_passed_by_those_who_would_share_it() -> None:
-    desk = CoreDriver(GPU, MON)
-    desk.report("g0")
-    desk.report("g0", resource="mon")
-    desk.register("viewer", resources=asks(mon=1))
-    desk.register("alone", 1)
-    assert desk.register("late", resources=asks(mon=1)).reason == "waits behind earlier workers that want gpu"
-    desk.deregister("viewer")
-    assert (desk.state("alone"), desk.state("late")) == ("allocated", "pending")
-    desk.deregister("alone")
-    assert desk.state("late") == "allocated"
+    core = CoreDriver(GPU, MON)
+    core.report("g0")
+    core.report("g0", resource="mon")
+    core.register("viewer", resources=asks(mon=1))
+    core.register("alone", 1)
+    assert core.register("late", resources=asks(mon=1)).reason == "waits behind earlier workers that want gpu"
+    core.deregister("viewer")
+    assert (core.state("alone"), core.state("late")) == ("allocated", "pending")
+    core.deregister("alone")
+    assert core.state("late") == "allocated"
 
 
 def test_who_waits_to_share_devices_is_not_passed_by_those_who_would_have_them_alone() -> None:
-    desk = CoreDriver(GPU, MON)
-    desk.report("g0", "g1")
-    desk.report("g0", "g1", resource="mon")
-    desk.register("holder", 1)
-    desk.register("viewer", resources=asks(mon=2))
-    assert desk.register("late", 1).reason == "waits behind earlier workers that want mon"
-    desk.deregister("holder")
-    assert (desk.state("viewer"), desk.state("late")) == ("allocated", "pending")
+    core = CoreDriver(GPU, MON)
+    core.report("g0", "g1")
+    core.report("g0", "g1", resource="mon")
+    core.register("holder", 1)
+    core.register("viewer", resources=asks(mon=2))
+    assert core.register("late", 1).reason == "waits behind earlier workers that want mon"
+    core.deregister("holder")
+    assert (core.state("viewer"), core.state("late")) == ("allocated", "pending")
 
 
 def test_who_waits_to_share_many_devices_is_in_no_way_of_who_shares_few() -> None:
-    desk = CoreDriver(GPU, MON)
-    desk.report("g0", "g1")
-    desk.report("g0", "g1", resource="mon")
-    desk.register("holder", 1)
-    desk.register("viewer", resources=asks(mon=2))
-    assert desk.register("peer", resources=asks(mon=1)).state == "allocated"
+    core = CoreDriver(GPU, MON)
+    core.report("g0", "g1")
+    core.report("g0", "g1", resource="mon")
+    core.register("holder", 1)
+    core.register("viewer", resources=asks(mon=2))
+    assert core.register("peer", resources=asks(mon=1)).state == "allocated"
 
 
 def test_everybody_who_can_share_a_device_that_came_free_does() -> None:
-    desk = CoreDriver(GPU, MON)
-    desk.report("g0", "g1")
-    desk.report("g0", "g1", resource="mon")
-    desk.register("holder", 2)
-    desk.register("two", resources=asks(mon=2))
-    desk.register("one", resources=asks(mon=1))
-    desk.register("again", 2)
-    desk.deregister("holder")
-    assert [desk.state(w) for w in ("two", "one", "again")] == ["allocated", "allocated", "pending"]
+    core = CoreDriver(GPU, MON)
+    core.report("g0", "g1")
+    core.report("g0", "g1", resource="mon")
+    core.register("holder", 2)
+    core.register("two", resources=asks(mon=2))
+    core.register("one", resources=asks(mon=1))
+    core.register("again", 2)
+    core.deregister("holder")
+    assert [core.state(w) for w in ("two", "one", "again")] == ["allocated", "allocated", "pending"]
 
 
 def test_a_small_sharer_behind_a_large_one_is_served_when_enough_for_it_is_free() -> None:
-    desk = CoreDriver(GPU, MON)
-    desk.report("g0", "g1")
-    desk.report("g0", "g1", resource="mon")
-    desk.register("x", 1)
-    desk.register("y", 1)
-    desk.register("two", resources=asks(mon=2))
-    desk.register("one", resources=asks(mon=1))
-    desk.deregister("x")
-    assert (desk.state("two"), desk.state("one")) == ("pending", "allocated")
+    core = CoreDriver(GPU, MON)
+    core.report("g0", "g1")
+    core.report("g0", "g1", resource="mon")
+    core.register("x", 1)
+    core.register("y", 1)
+    core.register("two", resources=asks(mon=2))
+    core.register("one", resources=asks(mon=1))
+    core.deregister("x")
+    assert (core.state("two"), core.state("one")) == ("pending", "allocated")

@@ -24,22 +24,22 @@ A, B, C = (m.ResourceSpec(name=name) for name in "abc")
 
 def connected() -> CoreDriver:
     """Resources a and b show one device, which only c's driver knows."""
-    desk = CoreDriver(A, B, C)
-    desk.report("/dev/x0", resource="a")
-    desk.report("PCI-0", resource="b")
-    desk.report(device("UUID-0", aliases=("/dev/x0", "PCI-0")), resource="c")
-    return desk
+    core = CoreDriver(A, B, C)
+    core.report("/dev/x0", resource="a")
+    core.report("PCI-0", resource="b")
+    core.report(device("UUID-0", aliases=("/dev/x0", "PCI-0")), resource="c")
+    return core
 
 
-def restarted(desk: CoreDriver, **rules: Any) -> CoreDriver:
+def restarted(core: CoreDriver, **rules: Any) -> CoreDriver:
     """The core after a crash: from the ledger alone, no driver having reported."""
     ledger = Ledger()
-    for record in desk.ledger.allocations.values():
+    for record in core.ledger.allocations.values():
         ledger.restore(PutAllocation(record.key, record))
-    ledger.restore(PutRecord(desk.host_state.record))
-    ledger.resume(commit=desk.ledger.commits, token=desk.ledger.token)
-    again = CoreDriver(*desk.rules.specs.values(), ledger=ledger, **rules)
-    again.now, again.offset = desk.now, desk.offset
+    ledger.restore(PutRecord(core.host_state.record))
+    ledger.resume(commit=core.ledger.commits, token=core.ledger.token)
+    again = CoreDriver(*core.rules.specs.values(), ledger=ledger, **rules)
+    again.now, again.offset = core.now, core.offset
     again.say(m.Reschedule(host=HOST))
     return again
 
@@ -50,129 +50,129 @@ def test_a_grant_keeps_all_names_of_its_devices_whoever_connects_them() -> None:
 
 @pytest.mark.parametrize("amount", [1, 2])
 def test_a_grant_of_devices_with_names_of_their_own_keeps_those_first(amount: int) -> None:
-    desk = CoreDriver(A, C)
-    desk.report(device("y", aliases=("z", "b")), "x", resource="a")
-    desk.report(device("a", aliases=("y",)), resource="c")
-    assert desk.register("w1", resources=asks(a=amount)).aliases == {"y": ["z", "b", "a"]}
+    core = CoreDriver(A, C)
+    core.report(device("y", aliases=("z", "b")), "x", resource="a")
+    core.report(device("a", aliases=("y",)), resource="c")
+    assert core.register("w1", resources=asks(a=amount)).aliases == {"y": ["z", "b", "a"]}
 
 
 def test_a_device_stays_held_under_all_names_when_the_driver_that_connects_them_names_it_no_longer() -> None:
-    desk = connected()
-    desk.register("w1", resources=asks(a=1))
-    assert desk.register("w2", resources=asks(b=1)).state == "pending"
-    desk.report(resource="c")
-    assert desk.state("w2") == "pending"
-    desk.deregister("w1")
-    assert desk.has("w2", "b") == ["PCI-0"]
+    core = connected()
+    core.register("w1", resources=asks(a=1))
+    assert core.register("w2", resources=asks(b=1)).state == "pending"
+    core.report(resource="c")
+    assert core.state("w2") == "pending"
+    core.deregister("w1")
+    assert core.has("w2", "b") == ["PCI-0"]
 
 
 def test_a_device_stays_held_under_all_names_while_it_is_released() -> None:
-    desk = CoreDriver(m.ResourceSpec(name="a", confirms=True), B, C)
-    desk.report("/dev/x0", resource="a")
-    desk.report("PCI-0", resource="b")
-    desk.register("w1", resources=asks(a=1))
-    desk.deregister("w1")
-    desk.report(device("UUID-0", aliases=("/dev/x0", "PCI-0")), resource="c")
-    assert desk["w1"].aliases == {"/dev/x0": ["PCI-0", "UUID-0"]}
-    desk.report(resource="c")
-    assert desk.register("w2", resources=asks(b=1)).state == "pending"
+    core = CoreDriver(m.ResourceSpec(name="a", confirms=True), B, C)
+    core.report("/dev/x0", resource="a")
+    core.report("PCI-0", resource="b")
+    core.register("w1", resources=asks(a=1))
+    core.deregister("w1")
+    core.report(device("UUID-0", aliases=("/dev/x0", "PCI-0")), resource="c")
+    assert core["w1"].aliases == {"/dev/x0": ["PCI-0", "UUID-0"]}
+    core.report(resource="c")
+    assert core.register("w2", resources=asks(b=1)).state == "pending"
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_names_are_known_after_a_restart_before_the_driver_that_connects_them_has_reported(first: str) -> None:
-    desk = connected()
-    desk.register("w1", resources=asks(a=1))
-    desk.register("w2", resources=asks(b=1))
-    desk = restarted(desk)
+    core = connected()
+    core.register("w1", resources=asks(a=1))
+    core.register("w2", resources=asks(b=1))
+    core = restarted(core)
     names = {"a": "/dev/x0", "b": "PCI-0"}
     for resource in (first, *(names.keys() - {first})):
-        desk.report(names[resource], resource=resource)
-    assert desk.state("w2") == "pending"
+        core.report(names[resource], resource=resource)
+    assert core.state("w2") == "pending"
 
 
 def test_names_of_free_devices_are_known_after_a_restart_as_well() -> None:
-    desk = restarted(restarted(connected()))
-    desk.report("/dev/x0", resource="a")
-    desk.report("PCI-0", resource="b")
-    desk = restarted(desk)
-    desk.report("PCI-0", resource="b")
-    desk.report("/dev/x0", resource="a")
-    assert desk.register("w1", resources=asks(a=1)).aliases == {"/dev/x0": ["PCI-0", "UUID-0"]}
-    assert desk.register("w2", resources=asks(b=1)).state == "pending"
-    desk.report(resource="c")
-    assert desk.host_state.record.resources["c"].names is UNSET
+    core = restarted(restarted(connected()))
+    core.report("/dev/x0", resource="a")
+    core.report("PCI-0", resource="b")
+    core = restarted(core)
+    core.report("PCI-0", resource="b")
+    core.report("/dev/x0", resource="a")
+    assert core.register("w1", resources=asks(a=1)).aliases == {"/dev/x0": ["PCI-0", "UUID-0"]}
+    assert core.register("w2", resources=asks(b=1)).state == "pending"
+    core.report(resource="c")
+    assert core.host_state.record.resources["c"].names is UNSET
 
 
 def test_a_name_that_is_learnt_after_the_grant_is_in_the_record_of_its_holder() -> None:
-    desk = CoreDriver(A, B)
-    desk.report("GPU-a", resource="a")
-    desk.register("w1", resources=asks(a=1))
-    desk.report(device("GPU-a", aliases=("0",)), resource="a")
-    assert desk["w1"].aliases == {"GPU-a": ["0"]}
-    desk = restarted(desk)
-    desk.report("0", resource="b")
-    assert desk.register("w2", resources=asks(b=1)).state == "pending"
-    assert dict(desk.host_state.locks) == {"0": 1}
+    core = CoreDriver(A, B)
+    core.report("GPU-a", resource="a")
+    core.register("w1", resources=asks(a=1))
+    core.report(device("GPU-a", aliases=("0",)), resource="a")
+    assert core["w1"].aliases == {"GPU-a": ["0"]}
+    core = restarted(core)
+    core.report("0", resource="b")
+    assert core.register("w2", resources=asks(b=1)).state == "pending"
+    assert dict(core.host_state.locks) == {"0": 1}
 
 
 def test_a_device_whose_id_changes_stays_with_its_holder() -> None:
-    desk = CoreDriver(A)
-    desk.report("0", resource="a")
-    desk.register("w1", resources=asks(a=1))
-    desk.report(device("GPU-a", aliases=("0",)), resource="a")
-    desk.report("GPU-a", resource="a")
-    assert desk.register("w2", resources=asks(a=1)).reason == "waits for 1 a: 0 of 1 free"
+    core = CoreDriver(A)
+    core.report("0", resource="a")
+    core.register("w1", resources=asks(a=1))
+    core.report(device("GPU-a", aliases=("0",)), resource="a")
+    core.report("GPU-a", resource="a")
+    assert core.register("w2", resources=asks(a=1)).reason == "waits for 1 a: 0 of 1 free"
 
 
 def test_names_that_are_connected_for_a_moment_stay_so_for_a_holder_who_was_not_told_yet() -> None:
-    desk = CoreDriver(A, B, C)
-    desk.report("/dev/x0", resource="a")
-    desk.report("PCI-0", resource="b")
-    desk.register("w1", resources=asks(a=1))
-    desk.register("w2", resources=asks(b=2))
+    core = CoreDriver(A, B, C)
+    core.report("/dev/x0", resource="a")
+    core.report("PCI-0", resource="b")
+    core.register("w1", resources=asks(a=1))
+    core.register("w2", resources=asks(b=2))
     both = m.KnownDevice(id="UUID-0", properties={}, aliases=("/dev/x0", "PCI-0"))
-    desk.only(m.DriverReport(host=HOST, resource="c", devices=(both,)))
-    desk.only(m.DriverReport(host=HOST, resource="c"))
-    assert desk.register("w3", resources=asks(b=1)).state == "pending"
-    desk.say(m.Reschedule(host=HOST))
-    assert desk["w1"].aliases == {"/dev/x0": ["PCI-0", "UUID-0"]}
-    desk.report("u1", resource="c")
-    assert desk.host_state.inventories["c"].linked == ()
+    core.only(m.DriverReport(host=HOST, resource="c", devices=(both,)))
+    core.only(m.DriverReport(host=HOST, resource="c"))
+    assert core.register("w3", resources=asks(b=1)).state == "pending"
+    core.say(m.Reschedule(host=HOST))
+    assert core["w1"].aliases == {"/dev/x0": ["PCI-0", "UUID-0"]}
+    core.report("u1", resource="c")
+    assert core.host_state.inventories["c"].linked == ()
 
 
 def test_names_are_listed_of_as_many_devices_as_the_record_of_a_host_lists() -> None:
-    desk = CoreDriver(A)
-    desk.report(*(device(f"g{n}", aliases=(f"p{n}",)) for n in range(300)), resource="a")
-    assert desk.host_state.record.resources["a"].names[:2] == [["g0", "p0"], ["g1", "p1"]]
-    assert len(desk.host_state.record.resources["a"].names) == 256
+    core = CoreDriver(A)
+    core.report(*(device(f"g{n}", aliases=(f"p{n}",)) for n in range(300)), resource="a")
+    assert core.host_state.record.resources["a"].names[:2] == [["g0", "p0"], ["g1", "p1"]]
+    assert len(core.host_state.record.resources["a"].names) == 256
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
 def test_devices_that_a_report_connects_are_one_in_whatever_order_it_names_them(order: tuple[int, ...]) -> None:
     named = [device("a", aliases=("x",)), device("b", aliases=("y",)), device("c", aliases=("x", "y"))]
-    desk = CoreDriver(A)
-    desk.report(*(named[place] for place in order), resource="a")
-    assert desk.host_state.inventories["a"].healthy == 1
-    assert desk.register("w1", resources=asks(a=1)).state == "allocated"
-    assert desk.register("w2", resources=asks(a=1)).state == "pending"
+    core = CoreDriver(A)
+    core.report(*(named[place] for place in order), resource="a")
+    assert core.host_state.inventories["a"].healthy == 1
+    assert core.register("w1", resources=asks(a=1)).state == "allocated"
+    assert core.register("w2", resources=asks(a=1)).state == "pending"
 
 
 def test_names_that_only_a_repeated_entry_of_a_report_has_count_as_well() -> None:
-    desk = CoreDriver(A, B)
-    desk.report(device("GPU-a", aliases=("pci1",)), device("pci1", aliases=("cuda0",)), resource="a")
-    desk.report("cuda0", resource="b")
-    assert desk.register("w1", resources=asks(a=1)).aliases == {"GPU-a": ["pci1", "cuda0"]}
-    assert desk.register("w2", resources=asks(b=1)).state == "pending"
+    core = CoreDriver(A, B)
+    core.report(device("GPU-a", aliases=("pci1",)), device("pci1", aliases=("cuda0",)), resource="a")
+    core.report("cuda0", resource="b")
+    assert core.register("w1", resources=asks(a=1)).aliases == {"GPU-a": ["pci1", "cuda0"]}
+    assert core.register("w2", resources=asks(b=1)).state == "pending"
 
 
 @pytest.mark.parametrize("repeated", [("a", "a"), ("a", "x")])
 def test_a_device_that_is_named_twice_has_the_names_and_the_illness_of_both(repeated: tuple[str, str]) -> None:
     first, second = repeated
-    desk = CoreDriver(A, B)
-    desk.report(device(first, aliases=("x",)), ill(second, "overheated"), resource="a")
-    [known] = desk.host_state.inventories["a"].devices
+    core = CoreDriver(A, B)
+    core.report(device(first, aliases=("x",)), ill(second, "overheated"), resource="a")
+    [known] = core.host_state.inventories["a"].devices
     assert (known.id, known.health, known.reason) == ("a", "unhealthy", "overheated")
-    assert desk.register("w1", resources=asks(a=1)).reason_code == "infeasible"
+    assert core.register("w1", resources=asks(a=1)).reason_code == "infeasible"
 
 
 # --- any order of reports, grants and restarts ---------------------------------------------------------
@@ -199,7 +199,7 @@ class Names(RuleBasedStateMachine):
     @initialize(shared=st.sampled_from([None, None, "b"]), confirms=st.booleans(), chunk=st.integers(1, 3))
     def begin(self, shared: str | None, confirms: bool, chunk: int) -> None:
         specs = [m.ResourceSpec(name=name, shared=name == shared, confirms=confirms and name == "a") for name in "abc"]
-        self.desk = CoreDriver(*specs, chunk=chunk)
+        self.core = CoreDriver(*specs, chunk=chunk)
         self.told: dict[str, list[tuple[str, ...]]] = {}
         self.held: dict[str, dict[str, set[str]]] = {}
         self.count = 0
@@ -213,35 +213,35 @@ class Names(RuleBasedStateMachine):
             devices.append(m.KnownDevice(id=names[0], properties={}, aliases=tuple(names[1:])))
         self.told[resource] = [(one.id, *one.aliases) for one in devices]
         self.learn()
-        self.desk.report(*devices, resource=resource)
+        self.core.report(*devices, resource=resource)
         self.look()
 
     @rule(amounts=st.dictionaries(st.sampled_from("abc"), st.integers(1, 2), min_size=1, max_size=2))
     def register(self, amounts: dict[str, int]) -> None:
         self.count += 1
-        self.desk.register(f"w{self.count}", resources=asks(**amounts))
+        self.core.register(f"w{self.count}", resources=asks(**amounts))
         self.look()
 
-    @precondition(lambda self: self.desk.ledger.allocations)
+    @precondition(lambda self: self.core.ledger.allocations)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        worker = data.draw(st.sampled_from(sorted(record.worker for record in self.desk.ledger.allocations.values())))
-        self.desk.deregister(worker)
+        worker = data.draw(st.sampled_from(sorted(record.worker for record in self.core.ledger.allocations.values())))
+        self.core.deregister(worker)
         self.look()
 
-    @precondition(lambda self: any(one.state == "releasing" for one in self.desk.ledger.allocations.values()))
+    @precondition(lambda self: any(one.state == "releasing" for one in self.core.ledger.allocations.values()))
     @rule()
     def let_go(self) -> None:
-        for record in list(self.desk.ledger.allocations.values()):
+        for record in list(self.core.ledger.allocations.values()):
             if record.state == "releasing":
-                self.desk.say(m.Unprepared(allocation=record.key, token=record.token or 0, confirmed=True))
+                self.core.say(m.Unprepared(allocation=record.key, token=record.token or 0, confirmed=True))
         self.look()
 
     @rule()
     def restart(self) -> None:
-        chunk = self.desk.rules.chunk
-        self.desk = restarted(self.desk)
-        self.desk.rules = type(self.desk.rules)(writer=self.desk.rules.writer, specs=self.desk.rules.specs, chunk=chunk)
+        chunk = self.core.rules.chunk
+        self.core = restarted(self.core)
+        self.core.rules = type(self.core.rules)(writer=self.core.rules.writer, specs=self.core.rules.specs, chunk=chunk)
         self.look()
 
     @property
@@ -255,7 +255,7 @@ class Names(RuleBasedStateMachine):
                 held[device_id] = {other for name in names for other in _one([*self.groups, names], name)}
 
     def look(self) -> None:
-        live = {key: one for key, one in self.desk.ledger.allocations.items() if one.state in HOLDING_STATES}
+        live = {key: one for key, one in self.core.ledger.allocations.items() if one.state in HOLDING_STATES}
         self.held = {key: held for key, held in self.held.items() if key in live}
         for key in live.keys() - self.held.keys():
             self.held[key] = {one: _one(self.groups, one) for one in self.ids(live[key])}
@@ -276,13 +276,13 @@ class Names(RuleBasedStateMachine):
     def rebuild(self) -> None:
         """The indexes are a function of records and reports."""
         rebuilt = Ledger()
-        for record in self.desk.ledger.allocations.values():
+        for record in self.core.ledger.allocations.values():
             rebuilt.restore(PutAllocation(record.key, record))
-        for resource, inventory in self.desk.host_state.inventories.items():
+        for resource, inventory in self.core.host_state.inventories.items():
             rebuilt.restore(SetInventory(HOST, resource, inventory))
-        rebuilt.restore(PutRecord(self.desk.host_state.record))
-        rebuilt.resume(commit=self.desk.ledger.commits, token=self.desk.ledger.token)
-        assert whole(rebuilt) == whole(self.desk.ledger)
+        rebuilt.restore(PutRecord(self.core.host_state.record))
+        rebuilt.resume(commit=self.core.ledger.commits, token=self.core.ledger.token)
+        assert whole(rebuilt) == whole(self.core.ledger)
 
     def ids(self, record: Allocation) -> list[str]:
         return [info["id"] for infos in record.resources.values() for info in infos]

@@ -29,7 +29,7 @@ def devices(count: int, note: str = NOTE, **fields: Any) -> list[m.KnownDevice]:
 
 
 class Scale(CoreDriver):
-    """A desk whose decisions are weighed."""
+    """A core whose decisions are weighed."""
 
     def only(self, event: m.Event) -> Decision:
         decision = super().only(event)
@@ -38,122 +38,122 @@ class Scale(CoreDriver):
 
 
 @pytest.fixture
-def desk() -> CoreDriver:
+def core() -> CoreDriver:
     return Scale(max_bytes=MOST)
 
 
 @pytest.mark.parametrize("how", ["deregister", "die", "expire"])
-def test_an_end_is_decided_although_the_next_grant_is_too_large(desk: CoreDriver, how: str) -> None:
-    desk.report(*devices(LARGE))
-    desk.register("w0", 1)
-    desk.register("large", LARGE, labels={"note": "x" * 2000})
-    desk.register("next", 1)
-    getattr(desk, how)("w0")
-    assert (desk.state("w0"), desk.state("large"), desk.state("next")) == ("ended", "failed", "allocated")
-    assert desk["large"].reason_code == "too-large"
+def test_an_end_is_decided_although_the_next_grant_is_too_large(core: CoreDriver, how: str) -> None:
+    core.report(*devices(LARGE))
+    core.register("w0", 1)
+    core.register("large", LARGE, labels={"note": "x" * 2000})
+    core.register("next", 1)
+    getattr(core, how)("w0")
+    assert (core.state("w0"), core.state("large"), core.state("next")) == ("ended", "failed", "allocated")
+    assert core["large"].reason_code == "too-large"
 
 
-def test_it_is_told_at_once_where_even_the_smallest_devices_would_not_fit(desk: CoreDriver) -> None:
-    desk.report(*devices(1, "n" * 9000), *devices(100)[1:])
-    desk.register("w0", 1)  # it has the large one, and everybody waits for it
-    record = desk.register("large", 100)
+def test_it_is_told_at_once_where_even_the_smallest_devices_would_not_fit(core: CoreDriver) -> None:
+    core.report(*devices(1, "n" * 9000), *devices(100)[1:])
+    core.register("w0", 1)  # it has the large one, and everybody waits for it
+    record = core.register("large", 100)
     assert (record.state, record.reason_code) == ("failed", "too-large")
     assert "ask for fewer devices (about 31 of 100 fit)" in str(record.reason)
-    assert desk.register("other", 99).reason_code == "too-large"
-    assert desk.register("small", 20).state == "allocated"
+    assert core.register("other", 99).reason_code == "too-large"
+    assert core.register("small", 20).state == "allocated"
 
 
-def test_whoever_waited_before_the_driver_reported_fails_when_it_has(desk: CoreDriver) -> None:
+def test_whoever_waited_before_the_driver_reported_fails_when_it_has(core: CoreDriver) -> None:
     for worker, amount in (("large", LARGE * 2), ("next", 1)):
-        assert desk.register(worker, amount).reason_code == "not-reported"
-    desk.report(*devices(LARGE * 2))
-    assert (desk.state("large"), desk.state("next")) == ("failed", "allocated")
+        assert core.register(worker, amount).reason_code == "not-reported"
+    core.report(*devices(LARGE * 2))
+    assert (core.state("large"), core.state("next")) == ("failed", "allocated")
 
 
-def test_those_that_want_the_same_fail_one_after_the_other_and_the_rest_is_served(desk: CoreDriver) -> None:
-    desk.register("next", 1, priority=-1)
+def test_those_that_want_the_same_fail_one_after_the_other_and_the_rest_is_served(core: CoreDriver) -> None:
+    core.register("next", 1, priority=-1)
     for number in range(60):
-        desk.register(f"w{number}", LARGE, labels={"note": "x" * 300})
-    desk.report(*devices(2 * LARGE, "n" * 550))
-    assert {desk.state(f"w{number}") for number in range(60)} == {"failed"}
-    assert desk.state("next") == "allocated"
+        core.register(f"w{number}", LARGE, labels={"note": "x" * 300})
+    core.report(*devices(2 * LARGE, "n" * 550))
+    assert {core.state(f"w{number}") for number in range(60)} == {"failed"}
+    assert core.state("next") == "allocated"
 
 
-def test_a_grant_that_fits_by_itself_is_left_to_the_next_decision(desk: CoreDriver) -> None:
-    desk.report(*devices(26))
-    desk.register("w0", 25)
-    desk.register("w1", 25)
-    decision = desk.deregister("w0")
+def test_a_grant_that_fits_by_itself_is_left_to_the_next_decision(core: CoreDriver) -> None:
+    core.report(*devices(26))
+    core.register("w0", 25)
+    core.register("w1", 25)
+    decision = core.deregister("w0")
     assert decision.follow_ups == [m.Reschedule(host=HOST, cause="deregister", whole=False)]
-    assert (desk.state("w0"), desk.state("w1")) == ("ended", "allocated")
+    assert (core.state("w0"), core.state("w1")) == ("ended", "allocated")
 
 
-def test_a_newer_run_waits_for_a_commit_of_its_own_beside_its_large_elder(desk: CoreDriver) -> None:
-    desk.report(*devices(80))
-    desk.register("w", 36)
-    desk.register("w", 36, incarnation="2", labels={"note": "x" * 1000})
-    assert desk["w"].reason_code == "superseded"
-    assert (desk.state("w"), desk.state("w", "2")) == ("allocated", "allocated")
+def test_a_newer_run_waits_for_a_commit_of_its_own_beside_its_large_elder(core: CoreDriver) -> None:
+    core.report(*devices(80))
+    core.register("w", 36)
+    core.register("w", 36, incarnation="2", labels={"note": "x" * 1000})
+    assert core["w"].reason_code == "superseded"
+    assert (core.state("w"), core.state("w", "2")) == ("allocated", "allocated")
 
 
 @pytest.mark.parametrize("confirms", [False, True])
 def test_what_was_granted_can_be_refreshed_and_released_whatever_becomes_of_its_devices(*, confirms: bool) -> None:
-    desk = Scale(m.ResourceSpec(name="gpu", confirms=confirms), max_bytes=10 * MOST)
-    desk.report(*devices(2000, "n"))
+    core = Scale(m.ResourceSpec(name="gpu", confirms=confirms), max_bytes=10 * MOST)
+    core.report(*devices(2000, "n"))
     amount = 2000
-    while desk.register("w", amount, incarnation=str(amount)).state == "failed":
+    while core.register("w", amount, incarnation=str(amount)).state == "failed":
         amount -= 20
-    assert len(encode(desk["w", str(amount)])) > 5 * MOST
-    desk.deregister("w", str(amount))
-    desk.say(m.Unprepared(allocation=f"h/w/{amount}", token=1, confirmed=True))
-    desk.register("w", amount)
-    desk.report(*devices(2000, "n", health=Health.UNHEALTHY, reason="r" * 500))
-    assert {info["health"] for info in desk["w"].resources["gpu"]} == {"unhealthy"}
-    decision = desk.say(m.OwnerDied(allocation="h/w/1", detail="\x01" * 5000))
+    assert len(encode(core["w", str(amount)])) > 5 * MOST
+    core.deregister("w", str(amount))
+    core.say(m.Unprepared(allocation=f"h/w/{amount}", token=1, confirmed=True))
+    core.register("w", amount)
+    core.report(*devices(2000, "n", health=Health.UNHEALTHY, reason="r" * 500))
+    assert {info["health"] for info in core["w"].resources["gpu"]} == {"unhealthy"}
+    decision = core.say(m.OwnerDied(allocation="h/w/1", detail="\x01" * 5000))
     assert len(decision.history[0][1].explanation) == LONGEST_REASON
-    assert desk.state("w") == ("releasing" if confirms else "ended")
-    assert len(str(desk["w"].reason)) == LONGEST_REASON
-    desk.say(m.Unprepared(allocation="h/w/1", token=2, confirmed=True))
-    assert desk.state("w") == "ended"
+    assert core.state("w") == ("releasing" if confirms else "ended")
+    assert len(str(core["w"].reason)) == LONGEST_REASON
+    core.say(m.Unprepared(allocation="h/w/1", token=2, confirmed=True))
+    assert core.state("w") == "ended"
 
 
 def test_a_record_of_another_time_that_is_larger_than_any_may_be_ends_without_its_devices() -> None:
-    desk = CoreDriver(max_bytes=10 * MOST)
-    desk.report(*devices(LARGE * 3))
-    desk.register("w", LARGE * 3)
-    desk.register("next", 2)
-    desk.rules = Rules(writer=desk.rules.writer, specs=desk.rules.specs, max_bytes=MOST)
-    desk.deregister("w")
-    assert (desk["w"].state, desk["w"].resources) == ("ended", {})
-    assert desk.state("next") == "allocated"  # of what it had
+    core = CoreDriver(max_bytes=10 * MOST)
+    core.report(*devices(LARGE * 3))
+    core.register("w", LARGE * 3)
+    core.register("next", 2)
+    core.rules = Rules(writer=core.rules.writer, specs=core.rules.specs, max_bytes=MOST)
+    core.deregister("w")
+    assert (core["w"].state, core["w"].resources) == ("ended", {})
+    assert core.state("next") == "allocated"  # of what it had
 
 
 def test_no_plain_grant_is_larger_than_a_record_may_be() -> None:
-    desk = Scale(max_bytes=REQUEST_BYTES + MOST)
-    desk.report(*devices(1000, "n"))
+    core = Scale(max_bytes=REQUEST_BYTES + MOST)
+    core.report(*devices(1000, "n"))
     for amount in (100, 900, 1000):
-        record = desk.register(f"w{amount}", amount)
-        desk.deregister(f"w{amount}")
+        record = core.register(f"w{amount}", amount)
+        core.deregister(f"w{amount}")
         assert record.state in ("allocated", "failed")
-    desk.report(*devices(1000, NOTE))
-    assert desk.register("w", 1000).reason_code == "too-large"
-    assert desk.register("v", 1).state == "allocated"
+    core.report(*devices(1000, NOTE))
+    assert core.register("w", 1000).reason_code == "too-large"
+    assert core.register("v", 1).state == "allocated"
 
 
-def test_many_give_up_and_are_forgotten_in_decisions_that_can_be_written(desk: CoreDriver) -> None:
-    desk.report("a")
-    desk.register("holder", 1)
+def test_many_give_up_and_are_forgotten_in_decisions_that_can_be_written(core: CoreDriver) -> None:
+    core.report("a")
+    core.register("holder", 1)
     names = [f"w{number}".ljust(240, "x") for number in range(100)]
     for name in names:
-        desk.register(name, 1, wait_s=5.0, labels={"note": "x" * 1000})
-    desk.pass_time(6)
-    assert {desk.state(name) for name in names} == {"failed"}
-    desk.pass_time(desk.rules.retention_s + 1)
-    assert list(desk.ledger.allocations) == ["h/holder/1"]
+        core.register(name, 1, wait_s=5.0, labels={"note": "x" * 1000})
+    core.pass_time(6)
+    assert {core.state(name) for name in names} == {"failed"}
+    core.pass_time(core.rules.retention_s + 1)
+    assert list(core.ledger.allocations) == ["h/holder/1"]
 
 
-def test_whoever_could_not_wait_beside_a_record_of_its_own_is_told_so(desk: CoreDriver) -> None:
-    record = desk.register("w", 1, labels={"note": "x" * (MOST // 4)})
+def test_whoever_could_not_wait_beside_a_record_of_its_own_is_told_so(core: CoreDriver) -> None:
+    record = core.register("w", 1, labels={"note": "x" * (MOST // 4)})
     assert (record.state, record.reason_code) == ("failed", "too-large")
 
 
@@ -215,7 +215,7 @@ def scenes(draw: st.DrawFn) -> list[tuple[str, Any]]:
 def test_every_decision_fits_every_end_comes_and_nobody_starves(
     scene: list[tuple[str, Any]], most: int, chunk: int
 ) -> None:
-    desk = Scale(m.ResourceSpec(name="gpu"), m.ResourceSpec(name="net", shared=True), max_bytes=most, chunk=chunk)
+    core = Scale(m.ResourceSpec(name="gpu"), m.ResourceSpec(name="net", shared=True), max_bytes=most, chunk=chunk)
     runs: dict[str, int] = {}
 
     def newest(worker: str) -> str:
@@ -228,7 +228,7 @@ def test_every_decision_fits_every_end_comes_and_nobody_starves(
             )
             for n, size in enumerate(sizes)
         ]
-        desk.report(*found, resource=resource)
+        core.report(*found, resource=resource)
 
     sizes = [10]
     for what, how in scene:
@@ -241,11 +241,11 @@ def test_every_decision_fits_every_end_comes_and_nobody_starves(
                     host=HOST, worker=worker, incarnation=newest(worker), resources=wanted, operators=dealt,
                     labels={"note": "x" * label},
                 )  # fmt: skip
-                desk.message(message)
+                core.message(message)
             case "share", (worker, operators):
                 runs[worker] = runs.get(worker, 0) + 1
                 dealt = {f"o{n}": asks(net=1) for n in range(operators)}
-                desk.register(worker, incarnation=newest(worker), resources=asks(net=1), operators=dealt)
+                core.register(worker, incarnation=newest(worker), resources=asks(net=1), operators=dealt)
             case "report", found:
                 sizes = found
                 report(sizes, "gpu")
@@ -254,26 +254,26 @@ def test_every_decision_fits_every_end_comes_and_nobody_starves(
             case "ill", _:
                 report(sizes, "gpu", Health.UNHEALTHY)
             case "goodbye", worker:
-                desk.deregister(worker, newest(worker))
+                core.deregister(worker, newest(worker))
             case "death", worker:
-                desk.die(worker, newest(worker))
+                core.die(worker, newest(worker))
             case "lease", worker:
-                desk.expire(worker, newest(worker))
+                core.expire(worker, newest(worker))
         if what in ("goodbye", "death", "lease") and how in runs:
-            assert desk.state(how, newest(how)) in ("ended", "failed")
+            assert core.state(how, newest(how)) in ("ended", "failed")
     # at rest: everybody who holds is over, and in the end nobody waits for what is there
-    for key, record in list(desk.ledger.allocations.items()):
+    for key, record in list(core.ledger.allocations.items()):
         if record.state == "allocated":
-            desk.say(m.OwnerDied(allocation=key, detail="gone"))
-    for record in desk.ledger.allocations.values():
+            core.say(m.OwnerDied(allocation=key, detail="gone"))
+    for record in core.ledger.allocations.values():
         if record.state == "pending":
             assert any(
-                len(desk.host_state.inventory(name).devices) < amount
-                or desk.host_state.inventory(name).healthy < amount
-                or desk.host_state.live
+                len(core.host_state.inventory(name).devices) < amount
+                or core.host_state.inventory(name).healthy < amount
+                or core.host_state.live
                 for name, amount in record.request.amounts.items()
             ), f"{record.key} waits for nothing: {record.reason}"  # fmt: skip
-    for decision in desk.decisions:
+    for decision in core.decisions:
         for _, step in decision.history:
             if isinstance(step, Transition) and isinstance(step.record, Allocation) and step.to == "allocated":
                 assert len(encode(step.record)) <= most

@@ -104,28 +104,28 @@ async def say(bus: Bus, cluster: str, partition: int, *bodies: dict[str, Any], h
 
 async def occupied(serve: Serve) -> None:
     """`w1` has the GPU, without a lease; `w2` waits; their manager is stopped."""
-    async with serve() as house:
-        await house.say(register("w1", gpu=1, lease_s=None))
-        await house.state("w1", "allocated")
-        await house.say(register("w2", gpu=1, lease_s=None))
-        await house.state("w2", "pending")
-        await house.stop()
+    async with serve() as manager:
+        await manager.say(register("w1", gpu=1, lease_s=None))
+        await manager.state("w1", "allocated")
+        await manager.say(register("w2", gpu=1, lease_s=None))
+        await manager.state("w2", "pending")
+        await manager.stop()
 
 
 async def goes_on(serve: Serve, *later: str) -> None:
     """`w1` still has the GPU and gives it back, and all others get it in their order."""
-    async with serve() as house:
-        assert (await house.state("w1", "allocated"))["token"] == 1
+    async with serve() as manager:
+        assert (await manager.state("w1", "allocated"))["token"] == 1
         before = "w1"
         for number, worker in enumerate(["w2", *later, "last"], start=2):
             if worker == "last":
-                await house.say(register("last", gpu=1, lease_s=None))
-            await house.state(worker, "pending")
-            await house.say(deregister(before))
-            record = await house.state(worker, "allocated")
+                await manager.say(register("last", gpu=1, lease_s=None))
+            await manager.state(worker, "pending")
+            await manager.say(deregister(before))
+            record = await manager.state(worker, "allocated")
             assert record["token"] == number
             before = worker
-        await house.stop()
+        await manager.stop()
 
 
 async def everywhere(bus: Bus, cluster: str) -> dict[str, list[int]]:
@@ -175,12 +175,12 @@ async def test_what_one_host_has_read_is_not_sent_again_where_another_one_is_beh
     behind = "h5"
     assert (partition_of(behind, FEW), partition_of(behind, MANY)) == (OLD, NEW)
     identity = host_identity(cluster, behind)
-    async with serving(bus, static(), tmp_path, cluster=cluster, partition=OLD, identity=identity) as house:
-        await house.stop()
-    async with serving(bus, static(), tmp_path, cluster=cluster) as house:
-        await house.say(register("w1"), register("w2"))
-        await house.state("w2", "allocated")
-        await house.stop()
+    async with serving(bus, static(), tmp_path, cluster=cluster, partition=OLD, identity=identity) as manager:
+        await manager.stop()
+    async with serving(bus, static(), tmp_path, cluster=cluster) as manager:
+        await manager.say(register("w1"), register("w2"))
+        await manager.state("w2", "allocated")
+        await manager.stop()
     await say(bus, cluster, OLD, register("late", host=behind), host=behind)
     assert (await grow(bus, cluster, MANY)).hosts == sorted([HOST, behind])
     assert await sent(bus, cluster, NEW) == ["late"]
@@ -273,9 +273,9 @@ async def serving_back(bus: Bus, cluster: str, folder: Path) -> AsyncIterator[In
     async with serving(
         bus, static(count=1), folder, cluster=cluster, partition=partition_of(BACK, count), identity=identity,
         retention_s=0.0,
-    ) as house:  # fmt: skip
-        yield house
-        await house.stop()
+    ) as manager:  # fmt: skip
+        yield manager
+        await manager.stop()
 
 
 async def test_what_was_said_in_a_partition_before_its_host_left_it_is_not_read_again_when_it_comes_back(
@@ -286,14 +286,14 @@ async def test_what_was_said_in_a_partition_before_its_host_left_it_is_not_read_
         pass
     await say(bus, growing, HOME, register("gone", gpu=1, lease_s=None, host=BACK), host=BACK)
     assert (await grow(bus, growing, SIZES[1])).registrations == 1
-    async with serving_back(bus, growing, tmp_path) as house:
-        await house.until(lambda records: f"{BACK}/gone/1" in records)
+    async with serving_back(bus, growing, tmp_path) as manager:
+        await manager.until(lambda records: f"{BACK}/gone/1" in records)
         await say(bus, growing, AWAY, deregister("gone") | {"host": BACK}, host=BACK)
-        await house.until(lambda records: f"{BACK}/gone/1" not in records)
+        await manager.until(lambda records: f"{BACK}/gone/1" not in records)
     await grow(bus, growing, SIZES[2])
-    async with serving_back(bus, growing, tmp_path) as house:
+    async with serving_back(bus, growing, tmp_path) as manager:
         await say(bus, growing, HOME, register("last", gpu=1, host=BACK), host=BACK)
-        records = await house.until(lambda records: records.get(f"{BACK}/last/1", {}).get("token") and records)
+        records = await manager.until(lambda records: records.get(f"{BACK}/last/1", {}).get("token") and records)
         assert f"{BACK}/gone/1" not in records
 
 
@@ -315,18 +315,18 @@ async def test_what_was_said_in_the_new_place_before_growing_was_done_is_answere
     bus.script = no_faults
     await say(bus, growing, HOME, register("early", gpu=1, host=BACK), host=BACK)
     await grow(bus, growing, SIZES[2])
-    async with serving_back(bus, growing, tmp_path) as house:
-        await house.until(lambda records: f"{BACK}/early/1" in records)
+    async with serving_back(bus, growing, tmp_path) as manager:
+        await manager.until(lambda records: f"{BACK}/early/1" in records)
 
 
 async def test_a_manager_that_has_not_stopped_is_named_and_force_goes_on_without_its_word(
     serve: Serve, bus: Bus, cluster: str
 ) -> None:
-    async with serve() as house:
-        await house.say(register("w1", gpu=1, lease_s=None))
-        await house.state("w1", "allocated")
-        await house.say(register("w2", gpu=1, lease_s=None))
-        await house.state("w2", "pending")
+    async with serve() as manager:
+        await manager.say(register("w1", gpu=1, lease_s=None))
+        await manager.state("w1", "allocated")
+        await manager.say(register("w2", gpu=1, lease_s=None))
+        await manager.state("w2", "pending")
         with pytest.raises(CannotGrowError, match=r"managers of 1 hosts have not said that they stopped \(h\)"):
             await grow(bus, cluster, MANY)
         assert (await bus.topic(topics(cluster).registrations)).partitions == FEW
@@ -352,10 +352,10 @@ async def test_what_a_manager_writes_behind_the_copy_is_not_deleted(
     bus: FaultyBus, cluster: str, tmp_path: Path
 ) -> None:
     """One that runs although everybody said that none does, and has not looked at its topics since."""
-    async with serving(bus, static(), tmp_path, cluster=cluster) as house:
-        await house.say(register("w1"))
-        await house.state("w1", "allocated")
-        await house.stop()
+    async with serving(bus, static(), tmp_path, cluster=cluster) as manager:
+        await manager.say(register("w1"))
+        await manager.state("w1", "allocated")
+        await manager.stop()
 
     async def write(point: str) -> None:
         if point == "commit:after" and b"h/w1/1" in (records := await ledger(bus, cluster)).get(NEW, {}):
@@ -388,20 +388,20 @@ async def test_killed_at_any_point_nobody_lends_anything_twice_and_the_next_run_
         if await bus.killed(partial(grow, bus, cluster, MANY), point) < point:
             assert point > 10
             return
-        async with serve(ready=False) as house:  # type: ignore[call-arg]
+        async with serve(ready=False) as manager:  # type: ignore[call-arg]
             with anyio.fail_after(20):
-                while not house.ended.is_set() and not house.processor.ready:  # noqa: ASYNC110 - it tells nobody
+                while not manager.ended.is_set() and not manager.processor.ready:  # noqa: ASYNC110 - it tells nobody
                     await anyio.sleep(0.005)
-            if house.processor.ready:
-                records = await house.until(lambda records: "h/w3/1" in records and records)
+            if manager.processor.ready:
+                records = await manager.until(lambda records: "h/w3/1" in records and records)
                 assert {key: records[key]["state"] for key in ("h/w1/1", "h/w2/1", "h/w3/1")} == {
                     "h/w1/1": "allocated", "h/w2/1": "pending", "h/w3/1": "pending",
                 }  # fmt: skip
                 assert {len(places) for places in (await everywhere(bus, cluster)).values()} == {1}
-                await house.stop()
+                await manager.stop()
             else:
-                assert isinstance(house.failure, TopicsChangedError)
-                assert f"outfitter topics grow --partitions {MANY}" in str(house.failure)
+                assert isinstance(manager.failure, TopicsChangedError)
+                assert f"outfitter topics grow --partitions {MANY}" in str(manager.failure)
         await grow(bus, cluster, MANY)
         assert await ledger_location.check(bus, cluster) == []
         assert {*await sent(bus, cluster, NEW)} <= {"w3"}, "what was answered is not said again"

@@ -145,7 +145,7 @@ class Town:
         """All managers of `hosts`, and who looks after what is nobody's; they are stopped in the end."""
         size = (await self.bus.topic(TOPICS.allocations)).partitions
         async with AsyncExitStack() as stack:
-            houses = [
+            managers = [
                 await stack.enter_async_context(
                     serving(
                         self.bus, static(count=1), self._folder, limits=Limits(lease_grace_s=0.1), cluster=CLUSTER,
@@ -161,20 +161,20 @@ class Town:
                     instruments=Instruments.of(Metrics([])), grace_s=WITHIN_S,
                 )  # fmt: skip
                 tasks.start_soon(sweeper.run)
-            yield houses
-            for house in houses:
-                if house.failure is None:
-                    await house.stop()
+            yield managers
+            for manager in managers:
+                if manager.failure is None:
+                    await manager.stop()
             tasks.cancel_scope.cancel()
 
     async def tried(self, hosts: list[str]) -> None:
         """Start managers while growing is not done: each refuses, or it serves, and knows all that there is."""
-        async with self.served(hosts, ready=False) as houses:
-            for house in houses:
+        async with self.served(hosts, ready=False) as managers:
+            for manager in managers:
                 with anyio.fail_after(WITHIN_S):
-                    while not house.ended.is_set() and not house.processor.ready:  # noqa: ASYNC110 - it tells nobody
+                    while not manager.ended.is_set() and not manager.processor.ready:  # noqa: ASYNC110 - it tells nobody
                         await anyio.sleep(0.005)
-                assert house.processor.ready or isinstance(house.failure, TopicsChangedError), house.failure
+                assert manager.processor.ready or isinstance(manager.failure, TopicsChangedError), manager.failure
 
     async def strays(self, size: int) -> None:
         """Say something everywhere that is nobody's, and wait until somebody has said so of this and of no more."""

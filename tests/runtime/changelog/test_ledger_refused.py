@@ -27,14 +27,14 @@ CASES: dict[str, tuple[str, Change, str]] = {
 @pytest.mark.parametrize("case", CASES)
 async def test_a_ledger_that_is_not_understood_is_refused(serve: Serve, bus: FaultyBus, case: str) -> None:
     key, change, said = CASES[case]
-    async with serve(static(1)) as house:
-        await house.say(register("w", gpu=1))
-        await house.state("w", "allocated")
-        found = (await house.records())[key]
+    async with serve(static(1)) as manager:
+        await manager.say(register("w", gpu=1))
+        await manager.state("w", "allocated")
+        found = (await manager.records())[key]
     await bus.publish(TOPICS.allocations, 0, Entry(key.encode(), json.dumps(change(found)).encode()))
     _, end = await bus.offsets(TOPICS.allocations, 0)
-    async with serve(static(1), identity=another(), ready=False) as house:
-        assert said in await house.ended_by(LedgerRefusedError)
+    async with serve(static(1), identity=another(), ready=False) as manager:
+        assert said in await manager.ended_by(LedgerRefusedError)
     assert (await bus.offsets(TOPICS.allocations, 0))[1] == end, "it wrote to a ledger that it does not understand"
 
 
@@ -43,6 +43,6 @@ async def test_what_is_not_understood_of_another_host_is_passed_over(serve: Serv
         pass
     for key in (b"other/w/1", b"@host/other", b"@checkpoint/host/other", b"@hosts"):
         await bus.publish(TOPICS.allocations, 0, Entry(key, b'{"type":"sublease"}'))
-    async with serve(static(1), identity=another()) as house:
-        await house.say(register("w", gpu=1))
-        await house.state("w", "allocated")
+    async with serve(static(1), identity=another()) as manager:
+        await manager.say(register("w", gpu=1))
+        await manager.state("w", "allocated")

@@ -37,13 +37,13 @@ async def counting(url: str) -> AsyncIterator[Counting]:
 
 
 async def test_a_restart_reads_the_ledger_once(counting: Counting, serve: Serve) -> None:
-    async with serve(static(2)) as house:
-        await house.say(register("a", gpu=1), register("b", gpu=1))
-        await house.state("b", "allocated")
-    async with serve(static(2), on=counting, identity=another()) as house:
+    async with serve(static(2)) as manager:
+        await manager.say(register("a", gpu=1), register("b", gpu=1))
+        await manager.state("b", "allocated")
+    async with serve(static(2), on=counting, identity=another()) as manager:
         assert counting.whole == 1
-        await house.say(register("c", gpu=1))
-        await house.state("c", "pending")
+        await manager.say(register("c", gpu=1))
+        await manager.state("c", "pending")
     assert (await verdict(counting.url)).violations == ()
 
 
@@ -82,9 +82,9 @@ async def test_what_others_wrote_between_the_look_and_the_fence_is_known(
             await bus.publish(TOPICS.allocations, 0, Entry(other.key.encode(), encode(other)))
 
     counting.script = one_more
-    async with serve(static(2), on=counting, identity=another()) as house:
+    async with serve(static(2), on=counting, identity=another()) as manager:
         assert counting.whole == 1
-        assert house.processor.neighbours == {other.key.encode(): encode(other)}
+        assert manager.processor.neighbours == {other.key.encode(): encode(other)}
 
 
 async def test_a_rival_that_came_between_the_look_and_the_fence_is_found(
@@ -98,14 +98,14 @@ async def test_a_rival_that_came_between_the_look_and_the_fence_is_found(
             await bus.publish(TOPICS.allocations, 0, Entry(b"@checkpoint/partition/0", b"{}"))
 
     counting.script = one_more
-    async with serve(static(2), on=counting, identity=another(), ready=False) as house:
-        await house.ended_by(ForeignManagerError)
+    async with serve(static(2), on=counting, identity=another(), ready=False) as manager:
+        await manager.ended_by(ForeignManagerError)
 
 
 async def test_a_log_that_ends_before_what_was_read_is_another_one(bus: FaultyBus, serve: Serve) -> None:
-    async with serve(static(2)) as house:
-        await house.say(register("a", gpu=1))
-        await house.state("a", "allocated")
+    async with serve(static(2)) as manager:
+        await manager.say(register("a", gpu=1))
+        await manager.state("a", "allocated")
     scope = HostScope(HOST, "host/h")
     seen = await restore(bus, TOPICS.allocations, 0, scope)
     assert await unchanged(bus, TOPICS.allocations, 0, scope, seen) == seen
@@ -118,8 +118,8 @@ async def test_what_was_read_long_before_the_fence_is_read_again(
 ) -> None:
     """Tombstones may be gone by then."""
     monkeypatch.setattr(takeover, "RESTORE_REUSE_S", -1.0)
-    async with serve(static(2)) as house:
-        await house.say(register("a", gpu=1))
-        await house.state("a", "allocated")
+    async with serve(static(2)) as manager:
+        await manager.say(register("a", gpu=1))
+        await manager.state("a", "allocated")
     async with serve(static(2), on=counting, identity=another()):
         assert counting.whole == 2

@@ -47,10 +47,10 @@ async def bus(url: str, request: pytest.FixtureRequest) -> AsyncIterator[FaultyB
 
 @pytest.mark.parametrize("after", ["superseded", "deleted", "last"])
 async def test_only_the_last_record_under_a_key_has_to_be_understood(serve: Serve, bus: FaultyBus, after: str) -> None:
-    async with serve(static(1), on=bus) as house:
-        await house.say(register("w", gpu=1))
-        await house.state("w", "allocated")
-        found = json.dumps((await house.records())["h/w/1"]).encode()
+    async with serve(static(1), on=bus) as manager:
+        await manager.say(register("w", gpu=1))
+        await manager.state("w", "allocated")
+        found = json.dumps((await manager.records())["h/w/1"]).encode()
     values = {"superseded": [b"{", found], "deleted": [b"{", None], "last": [found, b"{"]}[after]
     for value in values:
         await bus.publish(TOPICS.allocations, 0, Entry(b"h/w/1", value))
@@ -77,9 +77,9 @@ class _Circle:
 
 async def test_the_collector_counts_a_replayed_ledger_as_old_and_no_garbage(serve: Serve, bus: FaultyBus) -> None:
     """It looks at young objects soon and twice, and at a million records for a second."""
-    async with serve(static(1), on=bus) as house:
-        await house.say(register("w", gpu=1))
-        await house.state("w", "allocated")
+    async with serve(static(1), on=bus) as manager:
+        await manager.say(register("w", gpu=1))
+        await manager.state("w", "allocated")
     garbage = weakref.ref(_Circle())
     ledger = (await restore(bus, TOPICS.allocations, 0, REMIT)).ledger
     young = [id(each) for generation in (0, 1) for each in gc.get_objects(generation)]
@@ -89,9 +89,9 @@ async def test_the_collector_counts_a_replayed_ledger_as_old_and_no_garbage(serv
 
 
 async def test_what_records_say_alike_is_kept_once(serve: Serve, bus: FaultyBus) -> None:
-    async with serve(static(1), on=bus) as house:
-        await house.say(register("a", gpu=1, labels={"job": "x"}, operators={"o": {"gpu": {"amount": 1}}}))
-        await house.state("a", "allocated")
+    async with serve(static(1), on=bus) as manager:
+        await manager.say(register("a", gpu=1, labels={"job": "x"}, operators={"o": {"gpu": {"amount": 1}}}))
+        await manager.state("a", "allocated")
     first = (await restore(bus, TOPICS.allocations, 0, REMIT)).ledger.allocations["h/a/1"]
     written = [first]
     for number in range(6):
@@ -120,9 +120,9 @@ async def test_what_records_say_alike_is_kept_once(serve: Serve, bus: FaultyBus)
 async def test_what_is_remembered_to_find_what_is_alike_is_bounded(
     serve: Serve, bus: FaultyBus, monkeypatch: pytest.MonkeyPatch, unlike: str
 ) -> None:
-    async with serve(static(1), on=bus) as house:
-        await house.say(register("w", gpu=1))
-        await house.state("w", "allocated")
+    async with serve(static(1), on=bus) as manager:
+        await manager.say(register("w", gpu=1))
+        await manager.state("w", "allocated")
     first = (await restore(bus, TOPICS.allocations, 0, REMIT)).ledger.allocations["h/w/1"]
     written = [first]
     for number in range(1, 9):

@@ -64,22 +64,22 @@ async def bus(tmp_path: Path) -> AsyncIterator[NarrowBus]:
         yield bus
 
 
-def manager(bus: NarrowBus, folder: Path, pace: Pace | None) -> AbstractAsyncContextManager[InProcessManager]:
+def manager_at(bus: NarrowBus, folder: Path, pace: Pace | None) -> AbstractAsyncContextManager[InProcessManager]:
     """Another run of the host's manager."""
     limits = Limits(lease_grace_s=0.1, history=pace)
     return serving(bus, static(WORKERS), folder, limits=limits, identity=another(instance=str(pace)))
 
 
-async def fill(house: InProcessManager) -> None:
+async def fill(manager: InProcessManager) -> None:
     for number in range(WORKERS + 5):
-        await house.say(register(f"w{number}", gpu=1, lease_s=None))
-    await house.state(f"w{WORKERS + 4}", "pending")
+        await manager.say(register(f"w{number}", gpu=1, lease_s=None))
+    await manager.state(f"w{WORKERS + 4}", "pending")
 
 
-async def marked(house: InProcessManager) -> None:
+async def marked(manager: InProcessManager) -> None:
     """Wait until the checkpoint names a whole snapshot."""
     with anyio.fail_after(WITHIN_S):
-        while "snapshot" not in (await house.records())[f"@checkpoint/host/{HOST}"]:  # noqa: ASYNC110 - it tells nobody
+        while "snapshot" not in (await manager.records())[f"@checkpoint/host/{HOST}"]:  # noqa: ASYNC110 - it tells nobody
             await anyio.sleep(0.005)
 
 
@@ -95,36 +95,36 @@ def pieces(history: list[dict[str, Any]]) -> list[int]:
 async def test_a_snapshot_of_a_large_state_is_completed_although_nothing_else_happens(
     bus: NarrowBus, tmp_path: Path
 ) -> None:
-    async with manager(bus, tmp_path, None) as house:
-        await fill(house)
-    assert pieces(await house.history()) == []
-    async with manager(bus, tmp_path, SMALL) as house:
-        await marked(house)
-        told = pieces(await house.history())
+    async with manager_at(bus, tmp_path, None) as manager:
+        await fill(manager)
+    assert pieces(await manager.history()) == []
+    async with manager_at(bus, tmp_path, SMALL) as manager:
+        await marked(manager)
+        told = pieces(await manager.history())
         assert len(told) > WORKERS
         assert max(told) == 1
         assert (await compared(bus)).differences == []
 
 
 async def test_a_snapshot_cut_off_by_a_crash_is_made_anew_by_the_next_manager(bus: NarrowBus, tmp_path: Path) -> None:
-    async with manager(bus, tmp_path, None) as house:
-        await fill(house)
+    async with manager_at(bus, tmp_path, None) as manager:
+        await fill(manager)
 
     async def crash(point: str) -> None:
-        if point == "commit:after" and len(pieces(await house.history())) > WORKERS // 2:
+        if point == "commit:after" and len(pieces(await manager.history())) > WORKERS // 2:
             over.set()
             await anyio.sleep_forever()
 
     over = anyio.Event()
-    async with manager(bus, tmp_path, SMALL) as house:
+    async with manager_at(bus, tmp_path, SMALL) as manager:
         bus.script = crash
         with anyio.fail_after(WITHIN_S):
             await over.wait()
     bus.script = no_faults
-    async with manager(bus, tmp_path, Pace(piece_bytes=1000)) as house:
-        await house.say(deregister("w0"), register("new", gpu=1, lease_s=None))
-        await house.state("new", "pending")
-        await marked(house)
+    async with manager_at(bus, tmp_path, Pace(piece_bytes=1000)) as manager:
+        await manager.say(deregister("w0"), register("new", gpu=1, lease_s=None))
+        await manager.state("new", "pending")
+        await marked(manager)
         told = await compared(bus)
         assert (told.differences, told.unknown, told.writers) == ([], [], 1)
 
@@ -132,26 +132,26 @@ async def test_a_snapshot_cut_off_by_a_crash_is_made_anew_by_the_next_manager(bu
 async def test_a_piece_that_the_bus_refuses_for_its_size_is_made_smaller_and_holds_up_nobody(
     bus: NarrowBus, tmp_path: Path
 ) -> None:
-    async with manager(bus, tmp_path, None) as house:
-        await fill(house)
+    async with manager_at(bus, tmp_path, None) as manager:
+        await fill(manager)
     bus.most = 10_000
-    async with manager(bus, tmp_path, Pace()) as house:
-        await house.say(deregister("w0"))
-        await house.state(f"w{WORKERS}", "allocated")
-        await marked(house)
+    async with manager_at(bus, tmp_path, Pace()) as manager:
+        await manager.say(deregister("w0"))
+        await manager.state(f"w{WORKERS}", "allocated")
+        await marked(manager)
         assert bus.refused > 0
-        assert 1 < len(pieces(await house.history())) < WORKERS
+        assert 1 < len(pieces(await manager.history())) < WORKERS
         assert (await compared(bus)).differences == []
 
 
 async def test_a_record_that_history_takes_in_no_snapshot_costs_the_snapshot_only(
     bus: NarrowBus, tmp_path: Path
 ) -> None:
-    async with manager(bus, tmp_path, None) as house:
-        await house.say(register("large", gpu=1, lease_s=None, operators=bulky(20)))
-        await house.state("large", "allocated")
+    async with manager_at(bus, tmp_path, None) as manager:
+        await manager.say(register("large", gpu=1, lease_s=None, operators=bulky(20)))
+        await manager.state("large", "allocated")
     bus.most = 9_500
-    async with manager(bus, tmp_path, Pace(piece_bytes=100)) as house:
-        await house.say(register("next", gpu=1, lease_s=None))
-        await house.state("next", "allocated")
+    async with manager_at(bus, tmp_path, Pace(piece_bytes=100)) as manager:
+        await manager.say(register("next", gpu=1, lease_s=None))
+        await manager.state("next", "allocated")
         assert bus.refused > 0

@@ -100,21 +100,21 @@ def _serving(scope: str, tmp_path: Path, bus: Bus, cluster: str) -> Serve:
 
 async def granted(serve: Serve, *, limits: Limits = OFTEN) -> None:
     """A manager that grants the GPU to `w1`, which has no lease, and is stopped."""
-    async with serve(limits=limits) as house:
-        await house.say(register("w1", gpu=1, lease_s=None))
-        await house.state("w1", "allocated")
-        await house.stop()
+    async with serve(limits=limits) as in_process:
+        await in_process.say(register("w1", gpu=1, lease_s=None))
+        await in_process.state("w1", "allocated")
+        await in_process.stop()
 
 
 async def refused(serve: Serve, match: str, **options: object) -> None:
     """A manager that starts ends at once, and has lent nothing."""
-    async with serve(ready=False, **options) as house:
-        await ended(house, match)
+    async with serve(ready=False, **options) as in_process:
+        await ended(in_process, match)
 
 
-async def ended(house: InProcessManager, match: str) -> None:
+async def ended(in_process: InProcessManager, match: str) -> None:
     """A manager ends by itself, with this error."""
-    assert re.search(match, await house.ended_by(TopicsChangedError))
+    assert re.search(match, await in_process.ended_by(TopicsChangedError))
 
 
 async def holders(bus: Bus, cluster: str) -> list[str]:
@@ -152,20 +152,20 @@ async def test_more_partitions_are_refused_where_the_host_stays_in_its_own(
 
 
 async def test_more_partitions_end_a_manager_that_serves(serve: Serve, bus: Bus, cluster: str) -> None:
-    async with serve() as house:
-        await house.say(register("w1", gpu=1, lease_s=None))
-        await house.state("w1", "allocated")
+    async with serve() as in_process:
+        await in_process.say(register("w1", gpu=1, lease_s=None))
+        await in_process.state("w1", "allocated")
         await add_partitions(bus, cluster, MOVES)
-        await ended(house, "topics grow --partitions 8")  # all of them, or those that had more when it looked
+        await ended(in_process, "topics grow --partitions 8")  # all of them, or those that had more when it looked
 
 
 @pytest.mark.parametrize("which", range(4))
 async def test_more_partitions_of_one_topic_end_a_manager_that_serves(
     serve: Serve, bus: Bus, cluster: str, which: int
 ) -> None:
-    async with serve() as house:
+    async with serve() as in_process:
         await add_partitions(bus, cluster, MOVES, only=[topics(cluster)[which]])
-        await ended(house, r"different numbers of partitions .*: 8.*topics grow --partitions 8")
+        await ended(in_process, r"different numbers of partitions .*: 8.*topics grow --partitions 8")
 
 
 async def test_a_new_host_starts_although_others_have_records(serve: Serve, bus: Bus, cluster: str) -> None:
@@ -180,11 +180,11 @@ async def test_a_new_host_starts_although_others_have_records(serve: Serve, bus:
 async def test_a_ledger_made_anew_ends_a_manager_that_serves_and_no_next_one_starts(
     serve: Serve, bus: Bus, cluster: str
 ) -> None:
-    async with serve() as house:
-        await house.say(register("w1", gpu=1, lease_s=None))
-        await house.state("w1", "allocated")
+    async with serve() as in_process:
+        await in_process.say(register("w1", gpu=1, lease_s=None))
+        await in_process.state("w1", "allocated")
         await remake(bus, cluster, [topics(cluster).allocations])
-        await ended(house, r"allocations was deleted and recreated while this manager served.*--adopt-ledger")
+        await ended(in_process, r"allocations was deleted and recreated while this manager served.*--adopt-ledger")
     await refused(serve, r"before, and .*allocations/1 holds nothing of it.*--adopt-ledger")
     await refused(serve, "--adopt-ledger")
 
@@ -192,11 +192,11 @@ async def test_a_ledger_made_anew_ends_a_manager_that_serves_and_no_next_one_sta
 async def test_a_ledger_made_anew_that_was_written_to_before_it_was_noticed_is_refused(
     serve: Serve, bus: Bus, cluster: str
 ) -> None:
-    async with serve(limits=NEVER) as house:
-        await house.say(register("w1", gpu=1, lease_s=None))
-        await house.state("w1", "allocated")
+    async with serve(limits=NEVER) as in_process:
+        await in_process.say(register("w1", gpu=1, lease_s=None))
+        await in_process.state("w1", "allocated")
         await remake(bus, cluster, [topics(cluster).allocations])
-        await house.say(register("w2", gpu=1, lease_s=None))
+        await in_process.say(register("w2", gpu=1, lease_s=None))
         with anyio.fail_after(20):
             while not (await ledger(bus, cluster))[1]:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.02)
@@ -291,8 +291,8 @@ async def test_a_ledger_made_anew_is_refused_when_kafka_has_forgotten_its_writer
                     while await bus.has_committed(identity):  # noqa: ASYNC110 - it tells nobody
                         await anyio.sleep(0.1)
             await refused(serve, r"have written to .*history/1, and .*allocations/1 is empty.*--adopt-ledger")
-            async with serve(limits=structs.replace(OFTEN, adopt=True)) as house:
-                await house.stop()
+            async with serve(limits=structs.replace(OFTEN, adopt=True)) as in_process:
+                await in_process.stop()
             await granted_again(serve)
     finally:
         broker.kill9()
@@ -311,17 +311,17 @@ async def test_topics_made_anew_while_nobody_served_are_refused_until_somebody_s
         partitions=STAYS if names == "all with more partitions" else None,
     )
     await refused(serve, "holds nothing of it.*--adopt-ledger")
-    async with serve(limits=structs.replace(OFTEN, adopt=True)) as house:
-        await house.say(register("w2", gpu=1))
-        await house.until(lambda records: f"{HOST}/w2/1" in records)
-        await house.stop()
+    async with serve(limits=structs.replace(OFTEN, adopt=True)) as in_process:
+        await in_process.say(register("w2", gpu=1))
+        await in_process.until(lambda records: f"{HOST}/w2/1" in records)
+        await in_process.stop()
     await granted_again(serve)
 
 
 async def granted_again(serve: Serve) -> None:
     """Once adopted it needs nobody's word any more."""
-    async with serve() as house:
-        await house.stop()
+    async with serve() as in_process:
+        await in_process.stop()
 
 
 async def test_a_copy_of_the_ledger_is_refused_until_somebody_says_that_it_is_well(
@@ -332,9 +332,9 @@ async def test_a_copy_of_the_ledger_is_refused_until_somebody_says_that_it_is_we
     await remake(bus, cluster, [topics(cluster).allocations])
     await restore(bus, cluster, copy)
     await refused(serve, "was written to another topic of that name.*restored from a copy.*--adopt-ledger")
-    async with serve(limits=structs.replace(OFTEN, adopt=True)) as house:
-        await house.say(register("w2", gpu=1))
-        await house.state("w2", "pending")
+    async with serve(limits=structs.replace(OFTEN, adopt=True)) as in_process:
+        await in_process.say(register("w2", gpu=1))
+        await in_process.state("w2", "pending")
 
 
 async def test_a_copy_with_other_places_is_refused(serve: Serve, bus: Bus, cluster: str) -> None:
@@ -355,17 +355,17 @@ async def test_a_ledger_that_names_neither_partitions_nor_topic_is_gone_on_with_
     body = json.loads(value)
     assert (body.pop("partitions"), body.pop("ledger_id")) == (FEW, (await bus.topic(topics(cluster).allocations)).id)
     await restore(bus, cluster, {1: {key: json.dumps(body).encode()}})
-    async with serve() as house:
-        records = await house.until(lambda records: "partitions" in records[key.decode()] and records)
+    async with serve() as in_process:
+        records = await in_process.until(lambda records: "partitions" in records[key.decode()] and records)
         assert records["h/w1/1"]["state"] == "allocated"
 
 
 async def test_deleted_records_of_the_ledger_end_a_manager_that_serves(serve: Serve, bus: Bus, cluster: str) -> None:
-    async with serve() as house:
-        await house.say(register("w1", gpu=1, lease_s=None))
-        await house.state("w1", "allocated")
+    async with serve() as in_process:
+        await in_process.say(register("w1", gpu=1, lease_s=None))
+        await in_process.state("w1", "allocated")
         await evaporate(bus, cluster, but=0)
-        await ended(house, r"the records of .*allocations/1 before offset \d+ were deleted.*--adopt-ledger")
+        await ended(in_process, r"the records of .*allocations/1 before offset \d+ were deleted.*--adopt-ledger")
 
 
 async def test_deleted_records_of_the_ledger_are_refused_until_somebody_says_that_it_is_well(
@@ -378,12 +378,12 @@ async def test_deleted_records_of_the_ledger_are_refused_until_somebody_says_tha
     for _ in range(2):
         await refused(serve, r"the records of .*allocations/1 before offset \d+ were deleted.*--adopt-ledger")
     assert await holders(bus, cluster) == []
-    async with serve(limits=structs.replace(OFTEN, adopt=True)) as house:
-        await house.say(register("w2", gpu=1, lease_s=None))
+    async with serve(limits=structs.replace(OFTEN, adopt=True)) as in_process:
+        await in_process.say(register("w2", gpu=1, lease_s=None))
         with anyio.fail_after(20):
             while await holders(bus, cluster) != [f"{HOST}/w2/1"]:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.02)
-        await house.stop()
+        await in_process.stop()
     assert await ledger_location.check(bus, cluster) == []
     await granted_again(serve)
 
@@ -407,33 +407,33 @@ async def test_records_deleted_after_the_look_at_the_topics_are_noticed_once_the
 async def test_registrations_made_anew_under_a_manager_are_all_answered(
     serve: Serve, bus: Bus, cluster: str, beyond: bool
 ) -> None:
-    async with serve(limits=structs.replace(OFTEN, look_s=0.5)) as house:
+    async with serve(limits=structs.replace(OFTEN, look_s=0.5)) as in_process:
         for number in range(5):
-            await house.say(register(f"w{number}", gpu=1, lease_s=None))
-        await house.state("w4", "pending")
+            await in_process.say(register(f"w{number}", gpu=1, lease_s=None))
+        await in_process.state("w4", "pending")
         await remake(bus, cluster, [topics(cluster).registrations])
-        await house.say(deregister("w0"))
+        await in_process.say(deregister("w0"))
         if beyond:
-            await house.say(*[register(f"v{number}", gpu=1, lease_s=None) for number in range(9)])
-        await house.state("w1", "allocated")
-        await house.until(lambda records: not beyond or all(f"h/v{number}/1" in records for number in range(9)))
+            await in_process.say(*[register(f"v{number}", gpu=1, lease_s=None) for number in range(9)])
+        await in_process.state("w1", "allocated")
+        await in_process.until(lambda records: not beyond or all(f"h/v{number}/1" in records for number in range(9)))
         # the reader may meet the new topic before its id is known
-        assert house.metric("outfitter_input_lost_total") >= 1
+        assert in_process.metric("outfitter_input_lost_total") >= 1
 
 
 @pytest.mark.parametrize("which", ["history", "dead_letters"])
 async def test_history_and_dead_letters_may_be_made_anew(serve: Serve, bus: Bus, cluster: str, which: str) -> None:
-    async with serve() as house:
-        await house.say(register("w1", gpu=1, lease_s=None))
-        await house.state("w1", "allocated")
+    async with serve() as in_process:
+        await in_process.say(register("w1", gpu=1, lease_s=None))
+        await in_process.state("w1", "allocated")
         await remake(bus, cluster, [getattr(topics(cluster), which)])
-        await house.say(register("w2", gpu=1))
-        await house.state("w2", "pending")
-        await house.publish(b"no registration")
-        await house.dead_letters(1)
-        await house.until(lambda _: house.failure is None)
-    async with serve() as house:
-        await house.state("w1", "allocated")
+        await in_process.say(register("w2", gpu=1))
+        await in_process.state("w2", "pending")
+        await in_process.publish(b"no registration")
+        await in_process.dead_letters(1)
+        await in_process.until(lambda _: in_process.failure is None)
+    async with serve() as in_process:
+        await in_process.state("w1", "allocated")
 
 
 # --- as a user meets it -----------------------------------------------------------------------------------

@@ -70,24 +70,24 @@ async def test_a_device_stays_lent_when_the_driver_that_knows_its_names_no_longe
 ) -> None:
     config = RESOURCES.format(folder=tmp_path / "c")
     file = connecting(tmp_path / "c")
-    async with serve(config) as house:
-        await house.until(lambda records: resource(records, "c").get("total") == 1 and reported(records))
-        assert resource(await house.records(), "c")["names"] == [["UUID-0", "/dev/x0", "PCI-0"]]
-        await house.say(register("w1", lease_s=None, a=1), register("w2", lease_s=None, b=1))
-        assert (await house.state("w1", "allocated"))["aliases"] == {"/dev/x0": ["PCI-0", "UUID-0"]}
-        await house.state("w2", "pending")
+    async with serve(config) as manager:
+        await manager.until(lambda records: resource(records, "c").get("total") == 1 and reported(records))
+        assert resource(await manager.records(), "c")["names"] == [["UUID-0", "/dev/x0", "PCI-0"]]
+        await manager.say(register("w1", lease_s=None, a=1), register("w2", lease_s=None, b=1))
+        assert (await manager.state("w1", "allocated"))["aliases"] == {"/dev/x0": ["PCI-0", "UUID-0"]}
+        await manager.state("w2", "pending")
         file.unlink()
-        await house.until(lambda records: resource(records, "c").get("total") == 0)
-        await house.say(register("w3", lease_s=None, b=1))
-        await house.state("w3", "pending")
-        await house.stop()
-    async with serve(config) as house:
-        await house.until(
+        await manager.until(lambda records: resource(records, "c").get("total") == 0)
+        await manager.say(register("w3", lease_s=None, b=1))
+        await manager.state("w3", "pending")
+        await manager.stop()
+    async with serve(config) as manager:
+        await manager.until(
             lambda records: reported(records) and records[f"@host/{HOST}"]["manager"]["stopped_at"] is None
         )
-        await house.say(register("w4", lease_s=None, b=1))
-        await house.state("w4", "pending")
-        await house.say(deregister("w1"))
-        await house.state("w2", "allocated")
+        await manager.say(register("w4", lease_s=None, b=1))
+        await manager.state("w4", "pending")
+        await manager.say(deregister("w1"))
+        await manager.state("w2", "allocated")
         report = await to_thread.run_sync(verify, url, "outfitter")
         assert report.violations == ()

@@ -204,25 +204,25 @@ def odd(how: str) -> str:
     ],
 )
 async def test_an_inventory_that_fails_once_is_opened_again(serve: Serve, how: str) -> None:
-    async with serve(odd(how)) as house:
-        await house.say(register("g", good=1))
-        await house.state("g", "allocated")
-        await house.until(
+    async with serve(odd(how)) as manager:
+        await manager.say(register("g", good=1))
+        await manager.state("g", "allocated")
+        await manager.until(
             lambda records: (
                 records["@host/h"]["resources"]["odd"]["state"] == "reported"
                 and records["@host/h"]["resources"]["odd"]["devices"]
             )
         )
-        await house.say(register("w", odd=1))
-        assert (await house.state("w", "allocated"))["resources"]["odd"][0]["id"] == "odd:0"
-        assert house.metric("outfitter_driver_failures_total", resource="good", call="inventory") == 0
+        await manager.say(register("w", odd=1))
+        assert (await manager.state("w", "allocated"))["resources"]["odd"][0]["id"] == "odd:0"
+        assert manager.metric("outfitter_driver_failures_total", resource="good", call="inventory") == 0
 
 
 async def test_an_inventory_that_never_waits_leaves_its_manager_time_for_others(serve: Serve) -> None:
-    async with serve(odd("never waits")) as house:
-        await house.say(register("g", good=1), register("w", odd=1))
-        await house.state("g", "allocated")
-        await house.state("w", "allocated")
+    async with serve(odd("never waits")) as manager:
+        await manager.say(register("g", good=1), register("w", odd=1))
+        await manager.state("g", "allocated")
+        await manager.state("w", "allocated")
 
 
 class Busy(Odd):
@@ -284,21 +284,21 @@ async def test_the_many_devices_of_a_report_are_looked_at_in_several_turns() -> 
 
 
 async def test_devices_that_are_no_text_are_refused_and_leave_a_ledger_that_can_be_replayed(serve: Serve) -> None:
-    async with serve(odd("always yields what is no text")) as house:
-        state = await house.until(
+    async with serve(odd("always yields what is no text")) as manager:
+        state = await manager.until(
             lambda records: records["@host/h"]["resources"]["odd"]["state"] != "not-reported" and records["@host/h"]
         )
         assert state["resources"]["odd"]["state"] == "driver-failed"
         assert "'odd:7'" in state["resources"]["odd"]["reason"]
-    async with serve(odd("works"), identity=another()) as house:
-        await house.say(register("w", odd=1))
-        await house.state("w", "allocated")
+    async with serve(odd("works"), identity=another()) as manager:
+        await manager.say(register("w", odd=1))
+        await manager.state("w", "allocated")
 
 
 @pytest.mark.parametrize("name", ["PATH", "LD_PRELOAD", "PYTHONPATH", "OUTFITTER_BUS", "A=B"])
 async def test_a_driver_that_sets_a_variable_that_decides_which_code_runs_is_refused(serve: Serve, name: str) -> None:
-    async with serve(odd(f"sets {name}")) as house:
-        state = await house.until(
+    async with serve(odd(f"sets {name}")) as manager:
+        state = await manager.until(
             lambda records: records["@host/h"]["resources"]["odd"]["state"] != "not-reported" and records["@host/h"]
         )
         assert state["resources"]["odd"]["state"] == "driver-failed"
@@ -322,10 +322,10 @@ async def test_a_driver_that_sets_a_variable_that_decides_which_code_runs_is_ref
     ],
 )
 async def test_a_driver_that_cannot_be_built_leaves_the_others_served(serve: Serve, how: str, said: str) -> None:
-    async with serve(odd(how)) as house:
-        await house.say(register("w", odd=1), register("g", good=1))
-        await house.state("g", "allocated")
-        record = await house.state("w", "failed")
+    async with serve(odd(how)) as manager:
+        await manager.say(register("w", odd=1), register("g", good=1))
+        await manager.state("g", "allocated")
+        record = await manager.state("w", "failed")
         assert record["reason_code"] == "misconfigured"
         assert "external-resource.odd" in record["reason"]
         assert said in record["reason"]
@@ -348,13 +348,13 @@ async def test_one_wrong_resource_in_the_configuration_answers_with_its_key_and_
         '[external-resource.good]\namount = 1\ndriver = "static"\nparam.count = 2\n'
         f"[external-resource.wrong]\n{wrong}\n"
     )
-    async with serve(config) as house:
-        await house.say(register("w", wrong=1), register("g", good=1))
-        await house.state("g", "allocated")
-        record = await house.state("w", "failed")
+    async with serve(config) as manager:
+        await manager.say(register("w", wrong=1), register("g", good=1))
+        await manager.state("g", "allocated")
+        record = await manager.state("w", "failed")
         assert "external-resource.wrong" in record["reason"]
         assert said in record["reason"]
-        assert (await house.records())["@host/h"]["resources"]["wrong"]["state"] != "reported"
+        assert (await manager.records())["@host/h"]["resources"]["wrong"]["state"] != "reported"
 
 
 class Raising(ExternalResourceDriver, Preparation, InUseCheck):

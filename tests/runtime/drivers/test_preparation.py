@@ -53,26 +53,26 @@ async def test_a_grant_is_prepared_before_it_is_allocated_and_taken_back_before_
     serve: Serve, bench: Bench
 ) -> None:
     gate = bench.preparing = Gate()
-    async with serve(preparing(bench.name)) as house:
-        await house.say(register("w", gpu=1), register("next", gpu=1))
-        record = await house.state("w", "preparing")
+    async with serve(preparing(bench.name)) as manager:
+        await manager.say(register("w", gpu=1), register("next", gpu=1))
+        record = await manager.state("w", "preparing")
         assert record["token"] == 1
         gate.open.set()
-        await house.state("w", "allocated")
+        await manager.state("w", "allocated")
         assert bench.ready_for == {bench.ids[0]: "h/w/1"}
-        await house.say(deregister("w"))
-        await house.state("next", "allocated")
+        await manager.say(deregister("w"))
+        await manager.state("next", "allocated")
         assert [(call.what, call.allocation, call.token) for call in bench.calls] == [
             ("prepare", "h/w/1", 1), ("unprepare", "h/w/1", 1), ("prepare", "h/next/1", 2),
         ]  # fmt: skip
         assert bench.violations == []
-        ended = next(step for step in await house.history() if step.get("to") == "ended")
+        ended = next(step for step in await manager.history() if step.get("to") == "ended")
         assert ended["confirmed"] is True
 
 
 async def test_nothing_is_prepared_before_the_grant_is_committed(bus: FaultyBus, serve: Serve, bench: Bench) -> None:
-    async with serve(preparing(bench.name)) as house:
-        await house.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
+    async with serve(preparing(bench.name)) as manager:
+        await manager.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
 
         async def fail(point: str) -> None:
             if point.startswith("commit"):
@@ -81,29 +81,29 @@ async def test_nothing_is_prepared_before_the_grant_is_committed(bus: FaultyBus,
                 raise CommitUnknownError("lost")
 
         bus.script = fail
-        await house.say(register("w", gpu=1))
-        await house.state("w", "allocated")
+        await manager.say(register("w", gpu=1))
+        await manager.state("w", "allocated")
         assert len(bench.called("prepare")) == 1
 
 
 async def test_a_prepare_that_fails_fails_the_allocation_after_it_was_taken_back(serve: Serve, bench: Bench) -> None:
     bench.preparing = Failing(1, PermanentDriverError("the mode cannot be set"))
-    async with serve(preparing(bench.name)) as house:
-        await house.say(register("w", gpu=1), register("next", gpu=1))
-        record = await house.state("w", "failed")
+    async with serve(preparing(bench.name)) as manager:
+        await manager.say(register("w", gpu=1), register("next", gpu=1))
+        record = await manager.state("w", "failed")
         assert record["reason_code"] == "prepare-failed"
         assert "the mode cannot be set" in record["reason"]
-        await house.state("next", "allocated")
+        await manager.state("next", "allocated")
         assert [call.what for call in bench.calls] == ["prepare", "unprepare", "prepare"]
-        assert house.metric("outfitter_driver_failures_total", resource="gpu", call="prepare") == 1
+        assert manager.metric("outfitter_driver_failures_total", resource="gpu", call="prepare") == 1
         assert bench.violations == []
 
 
 async def test_a_prepare_that_hangs_is_given_up_at_its_limit(serve: Serve, bench: Bench) -> None:
     bench.preparing = Gate()
-    async with serve(preparing(bench.name, TIMEOUT)) as house:
-        await house.say(register("w", gpu=1))
-        record = await house.state("w", "failed")
+    async with serve(preparing(bench.name, TIMEOUT)) as manager:
+        await manager.say(register("w", gpu=1))
+        record = await manager.state("w", "failed")
         assert record["reason_code"] == "prepare-failed"
         assert "0.2 s" in record["reason"]
 
@@ -118,17 +118,17 @@ async def test_a_call_that_does_not_end_at_its_limit_keeps_its_devices_out_of_us
             await gate(grant)
 
     bench.preparing = stubborn
-    async with serve(preparing(bench.name, TIMEOUT)) as house:
-        await house.say(register("w", gpu=1), register("next", gpu=1))
+    async with serve(preparing(bench.name, TIMEOUT)) as manager:
+        await manager.say(register("w", gpu=1), register("next", gpu=1))
         await gate.reached.wait()
-        await house.state("next", "pending")
+        await manager.state("next", "pending")
         await anyio.sleep(0.4)  # twice the limit
-        assert (await house.records())["h/w/1"]["state"] == "preparing"
-        assert (await house.records())["h/next/1"]["state"] == "pending"
+        assert (await manager.records())["h/w/1"]["state"] == "preparing"
+        assert (await manager.records())["h/next/1"]["state"] == "pending"
         gate.open.set()
-        await house.state("w", "allocated")  # late, but well
-        await house.say(deregister("w"))
-        await house.state("next", "allocated")
+        await manager.state("w", "allocated")  # late, but well
+        await manager.say(deregister("w"))
+        await manager.state("next", "allocated")
         assert bench.violations == []
 
 
@@ -142,36 +142,36 @@ async def test_an_unprepare_that_fails_is_repeated_and_the_device_is_lent_to_nob
         await gate(grant)
 
     bench.unpreparing = at_the_third_time
-    async with serve(preparing(bench.name)) as house:
-        await house.say(register("w", gpu=1), register("next", gpu=1))
-        await house.state("w", "allocated")
-        await house.say(deregister("w"))
+    async with serve(preparing(bench.name)) as manager:
+        await manager.say(register("w", gpu=1), register("next", gpu=1))
+        await manager.state("w", "allocated")
+        await manager.say(deregister("w"))
         await gate.reached.wait()
-        await house.state("w", "releasing")
-        assert (await house.records())["h/next/1"]["state"] == "pending"
+        await manager.state("w", "releasing")
+        assert (await manager.records())["h/next/1"]["state"] == "pending"
         gate.open.set()
-        await house.state("next", "allocated")
+        await manager.state("next", "allocated")
         assert failing.left == 0
         assert len(bench.called("unprepare")) == 3
         assert bench.violations == []
 
 
 async def test_a_device_that_somebody_still_uses_is_not_lent_before_nobody_does(serve: Serve, bench: Bench) -> None:
-    async with serve(preparing(bench.name)) as house:
-        await house.say(register("w", gpu=1), register("next", gpu=1))
-        await house.state("w", "allocated")
+    async with serve(preparing(bench.name)) as manager:
+        await manager.say(register("w", gpu=1), register("next", gpu=1))
+        await manager.state("w", "allocated")
         bench.users[bench.ids[0]] = "process 4711"
-        await house.say(deregister("w"))
-        await house.state("w", "releasing")
-        record = await house.until(lambda records: "delayed_by" in records["h/w/1"] and records["h/w/1"])
+        await manager.say(deregister("w"))
+        await manager.state("w", "releasing")
+        record = await manager.until(lambda records: "delayed_by" in records["h/w/1"] and records["h/w/1"])
         assert record["delayed_by"] == "the driver of gpu says: still in use by process 4711"
         assert record["reason"] == f"deregistered; {record['delayed_by']}"
-        assert (await house.records())["h/next/1"]["state"] == "pending"
+        assert (await manager.records())["h/next/1"]["state"] == "pending"
         bench.users.clear()
-        await house.state("next", "allocated")
-        record = await house.state("w", "ended")
+        await manager.state("next", "allocated")
+        record = await manager.state("w", "ended")
         assert ("delayed_by" in record, record["reason"]) == (False, "deregistered")
-        assert (await verdict(house.bus.url)).violations == ()
+        assert (await verdict(manager.bus.url)).violations == ()
 
 
 async def test_words_that_change_at_each_try_do_not_fill_the_ledger(serve: Serve, bench: Bench) -> None:
@@ -184,32 +184,32 @@ async def test_words_that_change_at_each_try_do_not_fill_the_ledger(serve: Serve
             raise TemporaryDriverError(f"warm: {tries}", delay=0.001)
 
     bench.unpreparing = fail
-    async with serve(preparing(bench.name)) as house:
-        await house.say(register("w", gpu=1))
-        await house.state("w", "allocated")
-        await house.say(deregister("w"))
-        await house.state("w", "ended")
-        told = [step for step in await house.history() if step.get("event") == "release-delayed"]
+    async with serve(preparing(bench.name)) as manager:
+        await manager.say(register("w", gpu=1))
+        await manager.state("w", "allocated")
+        await manager.say(deregister("w"))
+        await manager.state("w", "ended")
+        told = [step for step in await manager.history() if step.get("event") == "release-delayed"]
         assert 1 <= len(told) < 10  # 60 tries take some four seconds
 
 
 async def test_that_its_driver_is_not_configured_any_more_is_said_of_what_stays_held(
     serve: Serve, bench: Bench
 ) -> None:
-    async with serve(preparing(bench.name)) as house:
-        await house.say(register("w", gpu=1))
-        await house.state("w", "allocated")
-    async with serve(static(name="fpga")) as house:
-        await house.say(deregister("w"))
-        record = await house.until(lambda records: "delayed_by" in records["h/w/1"] and records["h/w/1"])
+    async with serve(preparing(bench.name)) as manager:
+        await manager.say(register("w", gpu=1))
+        await manager.state("w", "allocated")
+    async with serve(static(name="fpga")) as manager:
+        await manager.say(deregister("w"))
+        record = await manager.until(lambda records: "delayed_by" in records["h/w/1"] and records["h/w/1"])
         assert "the driver of gpu must take them back, but is not configured" in record["reason"]
 
 
 async def test_a_driver_that_prepares_is_refused_for_a_resource_that_is_shared(serve: Serve, bench: Bench) -> None:
     """Taking the devices back from one of their workers would take them from all."""
-    async with serve(preparing(bench.name, 'sharing = "shared"')) as house:
-        await house.say(register("w", gpu=1))
-        record = await house.state("w", "failed")
+    async with serve(preparing(bench.name, 'sharing = "shared"')) as manager:
+        await manager.say(register("w", gpu=1))
+        record = await manager.state("w", "failed")
         assert record["reason_code"] == "misconfigured"
         assert "sharing = exclusive" in record["reason"]
         assert bench.calls == []
@@ -219,27 +219,27 @@ async def test_a_restart_while_preparing_issues_the_command_again_with_the_same_
     serve: Serve, bench: Bench
 ) -> None:
     gate = bench.preparing = Gate()
-    async with serve(preparing(bench.name)) as house:
-        await house.say(register("w", gpu=1))
+    async with serve(preparing(bench.name)) as manager:
+        await manager.say(register("w", gpu=1))
         await gate.reached.wait()
-    async with serve(preparing(bench.name)) as house:
+    async with serve(preparing(bench.name)) as manager:
         gate.open.set()
-        await house.state("w", "allocated")
+        await manager.state("w", "allocated")
     assert [(call.what, call.token) for call in bench.calls] == [("prepare", 1), ("prepare", 1)]
     assert bench.violations == []
 
 
 async def test_a_restart_while_releasing_issues_the_command_again(serve: Serve, bench: Bench) -> None:
     gate = bench.unpreparing = Gate()
-    async with serve(preparing(bench.name)) as house:
-        await house.say(register("w", gpu=1))
-        await house.state("w", "allocated")
-        await house.say(deregister("w"))
+    async with serve(preparing(bench.name)) as manager:
+        await manager.say(register("w", gpu=1))
+        await manager.state("w", "allocated")
+        await manager.say(deregister("w"))
         await gate.reached.wait()
-    async with serve(preparing(bench.name)) as house:
-        assert (await house.records())["h/w/1"]["state"] == "releasing"
+    async with serve(preparing(bench.name)) as manager:
+        assert (await manager.records())["h/w/1"]["state"] == "releasing"
         gate.open.set()
-        await house.state("w", "ended")
+        await manager.state("w", "ended")
         assert len(bench.called("unprepare")) == 2
 
 
@@ -248,10 +248,10 @@ async def test_taking_the_partition_anew_does_not_begin_a_call_twice(
 ) -> None:
     """The call that is under way answers for both; a second one would come when the device is another's."""
     gate = bench.unpreparing = Gate()
-    async with serve(preparing(bench.name)) as house:
-        await house.say(register("w", gpu=1), register("next", gpu=1))
-        await house.state("w", "allocated")
-        await house.say(deregister("w"))
+    async with serve(preparing(bench.name)) as manager:
+        await manager.say(register("w", gpu=1), register("next", gpu=1))
+        await manager.state("w", "allocated")
+        await manager.say(deregister("w"))
         await gate.reached.wait()
         failed = anyio.Event()
 
@@ -261,26 +261,26 @@ async def test_taking_the_partition_anew_does_not_begin_a_call_twice(
                 raise CommitUnknownError("lost")
 
         bus.script = fail
-        await house.say(register("third", gpu=1))
+        await manager.say(register("third", gpu=1))
         await failed.wait()
-        await house.state("third", "pending")
-        await house.ready()
+        await manager.state("third", "pending")
+        await manager.ready()
         gate.open.set()
-        await house.state("next", "allocated")
-        await house.say(deregister("third"), deregister("next"))
-        await house.state("next", "ended")
+        await manager.state("next", "allocated")
+        await manager.say(deregister("third"), deregister("next"))
+        await manager.state("next", "ended")
         assert [call.allocation for call in bench.called("unprepare")] == ["h/w/1", "h/next/1"]
         assert bench.stale == 0
         assert bench.violations == []
-        assert (await verdict(house.bus.url)).violations == ()
+        assert (await verdict(manager.bus.url)).violations == ()
 
 
 async def test_an_answer_that_waits_for_its_commit_is_not_asked_for_again(
     bus: FaultyBus, serve: Serve, bench: Bench
 ) -> None:
-    async with serve(preparing(bench.name)) as house:
-        await house.say(register("w", gpu=1), register("next", gpu=1))
-        await house.state("w", "allocated")
+    async with serve(preparing(bench.name)) as manager:
+        await manager.say(register("w", gpu=1), register("next", gpu=1))
+        await manager.state("w", "allocated")
         failures = 3
 
         async def fail(point: str) -> None:
@@ -290,8 +290,8 @@ async def test_an_answer_that_waits_for_its_commit_is_not_asked_for_again(
                 raise CommitUnknownError("lost")
 
         bus.script = fail
-        await house.say(deregister("w"))
-        await house.state("next", "allocated")
+        await manager.say(deregister("w"))
+        await manager.state("next", "allocated")
         assert failures == 0
         assert len(bench.called("unprepare")) == 1
         assert bench.violations == []
@@ -299,9 +299,9 @@ async def test_an_answer_that_waits_for_its_commit_is_not_asked_for_again(
 
 async def test_logs_of_calls_name_the_worker(serve: Serve, bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.preparing = Failing(1, PermanentDriverError("the mode cannot be set"))
-    async with serve(preparing(bench.name)) as house:
-        await house.say(register("w", "i-7", gpu=1))
-        await house.state("w", "failed", "i-7")
+    async with serve(preparing(bench.name)) as manager:
+        await manager.say(register("w", "i-7", gpu=1))
+        await manager.state("w", "failed", "i-7")
     [line] = [line for line in capsys.readouterr().out.splitlines() if "prepare failed" in line]
     assert "worker=w" in line
     assert "incarnation=i-7" in line

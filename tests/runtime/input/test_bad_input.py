@@ -59,26 +59,26 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 async def test_a_bad_message_becomes_a_dead_letter_and_the_next_one_is_served(serve: Serve, case: str) -> None:
     value, key = BAD[case]
-    async with serve(static()) as house:
-        offset = await house.publish(value, key.encode() if key else None)
-        await house.say(register("next", gpu=1))
-        await house.state("next", "allocated")
-        [letter] = await house.dead_letters(1)
+    async with serve(static()) as manager:
+        offset = await manager.publish(value, key.encode() if key else None)
+        await manager.say(register("next", gpu=1))
+        await manager.state("next", "allocated")
+        [letter] = await manager.dead_letters(1)
         assert letter["source"] == {"topic": TOPICS.registrations, "partition": 0, "offset": offset}
         assert letter["length"] == len(value or b"")
         assert letter["sha256"] == hashlib.sha256(value or b"").hexdigest()
         assert base64.b64decode(letter["body"]) == (value or b"")[: 4 * 1024]
         assert letter["reason"]
-        await house.told()
-        assert house.metric("outfitter_dead_letters_total") == 1
-        assert house.metric("outfitter_events_total", kind="dead-letter") == 1
-        assert house.metric("outfitter_events_total", kind="defect") == 0
+        await manager.told()
+        assert manager.metric("outfitter_dead_letters_total") == 1
+        assert manager.metric("outfitter_events_total", kind="dead-letter") == 1
+        assert manager.metric("outfitter_events_total", kind="defect") == 0
 
 
 async def test_a_wrong_field_is_named_in_the_dead_letter(serve: Serve) -> None:
-    async with serve(static()) as house:
-        await house.publish(body(resources={"gpu": {"amount": -1}}))
-        [letter] = await house.dead_letters(1)
+    async with serve(static()) as manager:
+        await manager.publish(body(resources={"gpu": {"amount": -1}}))
+        [letter] = await manager.dead_letters(1)
         assert letter["field"] == "$.resources.gpu.amount"
         assert "-1" in letter["reason"] or "1" in letter["reason"]
 
@@ -89,29 +89,29 @@ async def test_a_megabyte_of_garbage_is_refused_by_the_topic_or_shortened(bus: F
     config = {setting.name: setting.value for setting in own} | {"max.message.bytes": "1048588"}
     await bus.create_topics([TopicSpec(TOPICS.registrations, 1, config)])
     garbage = b"{" * 1_000_000
-    async with serve(static()) as house:
-        await house.publish(garbage)
-        await house.say(register("next", gpu=1))
-        await house.state("next", "allocated")
-        [letter] = await house.dead_letters(1)
+    async with serve(static()) as manager:
+        await manager.publish(garbage)
+        await manager.say(register("next", gpu=1))
+        await manager.state("next", "allocated")
+        [letter] = await manager.dead_letters(1)
         assert letter["length"] == 1_000_000
         assert len(base64.b64decode(letter["body"])) == 4 * 1024
 
 
 async def test_topics_as_we_make_them_take_no_larger_registration_than_is_read(serve: Serve) -> None:
-    async with serve(static()) as house:
+    async with serve(static()) as manager:
         with pytest.raises(TooLargeError, match=r"max\.message\.bytes"):
-            await house.publish(b"x" * 1_000_000)
+            await manager.publish(b"x" * 1_000_000)
 
 
 async def test_a_flood_of_large_garbage_is_shortened_and_what_follows_is_served(bus: FaultyBus, serve: Serve) -> None:
     await all_topics.create(bus, CLUSTER, partitions=1)
     for _ in range(60):
         await bus.publish(TOPICS.registrations, 0, Entry(HOST.encode(), b"\xab" * 60_000))
-    async with serve(static(), ready=False) as house:
-        await house.say(register("next", gpu=1))
-        await house.state("next", "allocated")
-        letters = await house.dead_letters(60)
+    async with serve(static(), ready=False) as manager:
+        await manager.say(register("next", gpu=1))
+        await manager.state("next", "allocated")
+        letters = await manager.dead_letters(60)
         assert {letter["length"] for letter in letters} == {60_000}
         assert sum(len(letter["body"]) for letter in letters) < 60 * 6000
 
@@ -129,58 +129,58 @@ async def test_a_flood_of_large_garbage_is_shortened_and_what_follows_is_served(
 async def test_a_request_that_cannot_be_served_has_a_record_that_says_why(
     serve: Serve, asked: dict[str, Any], code: str, said: str
 ) -> None:
-    async with serve(static()) as house:
-        await house.say(asked, register("next", gpu=1))
-        record = await house.until(
+    async with serve(static()) as manager:
+        await manager.say(asked, register("next", gpu=1))
+        record = await manager.until(
             lambda records: (found := records.get("h/w/1")) and found["reason_code"] == code and found
         )
         assert record["state"] == "failed"
         assert said in record["reason"]
-        await house.state("next", "allocated")
+        await manager.state("next", "allocated")
 
 
 async def test_a_heartbeat_of_an_older_incarnation_is_a_dead_letter_and_renews_nothing(serve: Serve) -> None:
-    async with serve(static()) as house:
-        await house.say(register("w", "old", gpu=1), register("w", "new", gpu=1), heartbeat("w", "old"))
-        [letter] = await house.dead_letters(1)
+    async with serve(static()) as manager:
+        await manager.say(register("w", "old", gpu=1), register("w", "new", gpu=1), heartbeat("w", "old"))
+        [letter] = await manager.dead_letters(1)
         assert "older incarnation" in letter["reason"]
-        assert (await house.state("w", "allocated", "old"))["reason_code"] == "superseded"
+        assert (await manager.state("w", "allocated", "old"))["reason_code"] == "superseded"
 
 
 async def test_the_same_registration_again_publishes_the_unchanged_record_again(serve: Serve) -> None:
-    async with serve(static()) as house:
-        await house.say(register("w", gpu=1))
-        first = await house.state("w", "allocated")
-        _, before = await house.bus.offsets(TOPICS.allocations, 0)
-        await house.say(register("w", gpu=1))
-        await house.until(lambda _: house.metric("outfitter_events_total", kind="repeated") == 1)
-        assert (await house.records())["h/w/1"] == first
-        _, after = await house.bus.offsets(TOPICS.allocations, 0)
+    async with serve(static()) as manager:
+        await manager.say(register("w", gpu=1))
+        first = await manager.state("w", "allocated")
+        _, before = await manager.bus.offsets(TOPICS.allocations, 0)
+        await manager.say(register("w", gpu=1))
+        await manager.until(lambda _: manager.metric("outfitter_events_total", kind="repeated") == 1)
+        assert (await manager.records())["h/w/1"] == first
+        _, after = await manager.bus.offsets(TOPICS.allocations, 0)
         assert after > before
 
 
 async def test_the_same_incarnation_with_another_request_is_refused_and_keeps_its_grant(serve: Serve) -> None:
-    async with serve(static()) as house:
-        await house.say(register("w", gpu=1))
-        first = await house.state("w", "allocated")
-        await house.say(register("w", gpu=2))
-        [letter] = await house.dead_letters(1)
+    async with serve(static()) as manager:
+        await manager.say(register("w", gpu=1))
+        first = await manager.state("w", "allocated")
+        await manager.say(register("w", gpu=2))
+        [letter] = await manager.dead_letters(1)
         assert "resources" in letter["reason"]
-        assert (await house.records())["h/w/1"] == first
+        assert (await manager.records())["h/w/1"] == first
 
 
 async def test_what_comes_late_or_in_the_wrong_order_grants_nothing(serve: Serve) -> None:
-    async with serve(static(1)) as house:
-        await house.say(
+    async with serve(static(1)) as manager:
+        await manager.say(
             deregister("early"), register("early", gpu=1),
             register("w", gpu=1), deregister("w"), register("w", gpu=1), heartbeat("w"), deregister("w"),
             register("next", gpu=1),
         )  # fmt: skip
-        await house.state("next", "allocated")
-        records = await house.records()
+        await manager.state("next", "allocated")
+        records = await manager.records()
         assert records["h/early/1"]["state"] == "ended"
         assert records["h/w/1"]["state"] == "ended"
-        assert (await verdict(house.bus.url)).violations == ()
+        assert (await verdict(manager.bus.url)).violations == ()
 
 
 @pytest.mark.parametrize("topic", [TOPICS.registrations, TOPICS.allocations, TOPICS.history, TOPICS.dead_letters])
@@ -192,7 +192,7 @@ async def test_rows_that_are_no_bytes_end_no_manager_now_or_at_its_next_start(
     rows = [(key, value) for key in odd for value in (*odd, f"'{body(worker='text').decode()}'")]
     if topic == TOPICS.allocations:  # the test reads these itself, and believes that they are UTF-8 and JSON
         rows = [(key, value) for key in odd[:4] for value in ("7", "1.5", "NULL")]
-    async with serve(static()) as house:
+    async with serve(static()) as manager:
         with closing(sqlite3.connect(tmp_path / "bus.db", isolation_level=None)) as stranger:
             stranger.execute("PRAGMA ignore_check_constraints = ON")
             for key, value in rows:
@@ -204,24 +204,24 @@ async def test_rows_that_are_no_bytes_end_no_manager_now_or_at_its_next_start(
                 stranger.execute(
                     "UPDATE part SET next = next + 1 WHERE topic = (SELECT id FROM topic WHERE name = ?)", (topic,)
                 )
-        await house.say(register("before", gpu=1))
-        await house.state("before", "allocated")
-    async with serve(static()) as house:
-        await house.say(deregister("before"))
-        await house.state("before", "ended")
-        await house.say(register("after", gpu=1))
-        await house.state("after", "allocated")
+        await manager.say(register("before", gpu=1))
+        await manager.state("before", "allocated")
+    async with serve(static()) as manager:
+        await manager.say(deregister("before"))
+        await manager.state("before", "ended")
+        await manager.say(register("after", gpu=1))
+        await manager.state("after", "allocated")
 
 
 async def test_messages_of_another_host_are_passed_over_in_silence(serve: Serve) -> None:
-    async with serve(static()) as house:
-        await house.publish(json.dumps(register("w", host="other", gpu=1)).encode(), b"other")
-        await house.publish(b"\xff garbage of theirs", b"other")
-        await house.say(register("next", gpu=1))
-        await house.state("next", "allocated")
-        await house.told()
-        assert house.metric("outfitter_dead_letters_total") == 0
-        assert not any(key.startswith("other/") for key in await house.records())
+    async with serve(static()) as manager:
+        await manager.publish(json.dumps(register("w", host="other", gpu=1)).encode(), b"other")
+        await manager.publish(b"\xff garbage of theirs", b"other")
+        await manager.say(register("next", gpu=1))
+        await manager.state("next", "allocated")
+        await manager.told()
+        assert manager.metric("outfitter_dead_letters_total") == 0
+        assert not any(key.startswith("other/") for key in await manager.records())
 
 
 JSON = st.recursive(

@@ -48,8 +48,8 @@ async def managed(bus: Bus, folder: Path, limits: Limits | None = None) -> Async
     """A manager of the whole partition, another one each time."""
     identity = of_partition(replica_identity(CLUSTER), 0)
     scope = PartitionScope(0, 1, identity.writer)
-    async with serving(bus, static(1), folder, identity=identity, scope=scope, limits=limits, ready=False) as house:
-        yield house
+    async with serving(bus, static(1), folder, identity=identity, scope=scope, limits=limits, ready=False) as manager:
+        yield manager
 
 
 async def say(bus: Bus, *bodies: dict[str, Any], cluster: str = CLUSTER, partition: int = 0) -> None:
@@ -85,9 +85,9 @@ async def place(
                         return found
 
 
-async def through(house: InProcessManager, end: int) -> None:
+async def through(manager: InProcessManager, end: int) -> None:
     """Wait until everything before `end` is decided, in turn."""
-    await house.until(lambda records: records.get("@checkpoint/partition/0", {}).get("input", {}).get("to", 0) >= end)
+    await manager.until(lambda records: records.get("@checkpoint/partition/0", {}).get("input", {}).get("to", 0) >= end)
 
 
 async def test_a_flood_of_one_host_does_not_hold_up_anothers_registration(bus: FaultyBus, tmp_path: Path) -> None:
@@ -107,16 +107,16 @@ async def test_whoever_takes_the_partition_in_a_flood_answers_everything_once(bu
         await bus.publish(TOPICS.registrations, 0, Entry(b"other", letters[number]))
         await say(bus, register(f"quiet{number}", host="other", gpu=1))
         end += 2
-        async with managed(bus, tmp_path, LITTLE) as house:
+        async with managed(bus, tmp_path, LITTLE) as manager:
             told = await place(bus, f"other/quiet{number}/1")
             assert told["to"] < SMALL_FLOOD
             assert told["ahead"]["other"] == end
-    async with managed(bus, tmp_path, LITTLE) as house:
-        await through(house, end)
-        records = await house.records()
+    async with managed(bus, tmp_path, LITTLE) as manager:
+        await through(manager, end)
+        records = await manager.records()
         assert "ahead" not in records["@checkpoint/partition/0"]["input"]
         assert len([key for key in records if key.startswith("loud/")]) == SMALL_FLOOD
-        assert [letter["source"]["offset"] for letter in await house.dead_letters(3)] == [
+        assert [letter["source"]["offset"] for letter in await manager.dead_letters(3)] == [
             SMALL_FLOOD + 2 * number for number in range(3)
         ]
         assert records["other/quiet0/1"]["state"] == "allocated"
@@ -143,17 +143,17 @@ async def test_a_hosts_messages_are_decided_in_order_however_far_ahead(bus: Faul
     for number, body in enumerate(busy):
         bodies.insert(SMALL_FLOOD // 2 + number * 5, body)
     await say(bus, *bodies)
-    async with managed(bus, tmp_path, limits) as house:
+    async with managed(bus, tmp_path, limits) as manager:
         told = await place(bus, "busy/w10/1")
         assert told["to"] < SMALL_FLOOD // 2
         assert "ahead" in told
-        await through(house, len(bodies))
+        await through(manager, len(bodies))
         told = await place(bus, "busy/w299/1")
         assert told["to"] > SMALL_FLOOD // 2
-        records = await house.records()
+        records = await manager.records()
         commits = [records[f"busy/w{number}/1"]["source"]["offset"] for number in range(300)]
         assert commits == sorted(commits)
-        steps = [step["worker"] for step in await house.history() if step.get("host") == "busy"]
+        steps = [step["worker"] for step in await manager.history() if step.get("host") == "busy"]
         assert list(dict.fromkeys(steps)) == [body["worker"] for body in busy]
     assert (await verdict(bus.url)).violations == ()
 
@@ -167,13 +167,13 @@ async def test_what_is_too_large_costs_itself_only_ahead_of_a_flood_too(tmp_path
         await all_topics.create(bus, CLUSTER, partitions=1)
         behind = [register("before", host="third", gpu=1), poison, register("after", host="other", gpu=1)]
         await say(bus, *flood(SMALL_FLOOD), *behind)
-        async with managed(bus, tmp_path, LITTLE) as house:
+        async with managed(bus, tmp_path, LITTLE) as manager:
             told = await place(bus, "other/after/1")
             assert spends or told["to"] < SMALL_FLOOD
-            [letter] = await house.dead_letters(1)
+            [letter] = await manager.dead_letters(1)
             assert letter["source"]["offset"] == SMALL_FLOOD + 1
-            assert "third/before/1" in await house.records()
-            await through(house, SMALL_FLOOD + len(behind))
+            assert "third/before/1" in await manager.records()
+            await through(manager, SMALL_FLOOD + len(behind))
             assert not spends or bus.refusals < 12, "once ahead of the flood, and then until it stands alone"
         report = await verdict(bus.url)
         assert report.violations == ()
@@ -183,10 +183,10 @@ async def test_what_is_too_large_costs_itself_only_ahead_of_a_flood_too(tmp_path
 async def test_an_input_that_begins_anew_is_looked_ahead_of_whatever_was_too_large_before(
     bus: FaultyBus, tmp_path: Path
 ) -> None:
-    async with managed(bus, tmp_path, LITTLE) as house:
-        await house.ready()
-        house.processor.inputs.lookahead.pause(until=10 * FLOOD)
-        house.processor._input_loss.accept("the topic was deleted and made anew")
+    async with managed(bus, tmp_path, LITTLE) as manager:
+        await manager.ready()
+        manager.processor.inputs.lookahead.pause(until=10 * FLOOD)
+        manager.processor._input_loss.accept("the topic was deleted and made anew")
         await say(bus, *flood(SMALL_FLOOD), register("quiet", host="other", gpu=1))
         assert (await place(bus, "other/quiet/1"))["to"] < SMALL_FLOOD
 
@@ -243,8 +243,8 @@ async def test_what_was_decided_ahead_and_come_by_is_not_lost_when_the_commit_fa
     async with FaultyBus(url) as teller, Unhurried(url) as bus:
         await all_topics.create(teller, CLUSTER, partitions=1)
         bus.line = 1
-        async with managed(bus, tmp_path, structs.replace(LITTLE, read_ahead=10, batch_records=1000)) as house:
-            await house.ready()
+        async with managed(bus, tmp_path, structs.replace(LITTLE, read_ahead=10, batch_records=1000)) as manager:
+            await manager.ready()
             bus.script = refuse
             await say(teller, register("first", host="loud", gpu=1))
             await asked.wait()
@@ -253,16 +253,16 @@ async def test_what_was_decided_ahead_and_come_by_is_not_lost_when_the_commit_fa
             await say(teller, *flood(10), register("x", host="other", gpu=1), *flood(20, host="louder"))
             bus.go.set()
             bus.go = anyio.Event()
-            cycle = house.processor._loop
+            cycle = manager.processor._loop
             assert cycle is not None
             await _until(lambda: any(each.key == b"other" for each in cycle._open.looked_ahead))
             bus.go.set()
             await _until(
-                lambda: cycle._open.position == end and house.processor.inputs.lookahead.lookahead_buffer is None
+                lambda: cycle._open.position == end and manager.processor.inputs.lookahead.lookahead_buffer is None
             )
             fail.set()
-            await through(house, end)
-            assert "other/x/1" in await house.records()
+            await through(manager, end)
+            assert "other/x/1" in await manager.records()
         assert (await verdict(url)).violations == ()
 
 

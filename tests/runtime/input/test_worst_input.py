@@ -77,25 +77,25 @@ WORST: dict[str, Callable[[int], bytes | None]] = {
 async def test_it_starts_again_with_them_in_its_input_and_answers_the_next(
     bus: FaultyBus, serve: Serve, kind: str
 ) -> None:
-    async with serve(static(1)) as house:
-        await answered(house, "before")  # and then it dies
+    async with serve(static(1)) as manager:
+        await answered(manager, "before")  # and then it dies
     for number in range(TIMES):
         await put(bus, WORST[kind](number))
     for life in ("with them", "behind them"):
-        async with serve(static(1)) as house:
-            await answered(house, life)
-            assert house.metric("outfitter_events_total", kind="defect") == 0
+        async with serve(static(1)) as manager:
+            await answered(manager, life)
+            assert manager.metric("outfitter_events_total", kind="defect") == 0
     assert (await verdict(bus.url)).violations == ()
 
 
 async def test_it_starts_again_with_all_of_them_in_its_input(bus: FaultyBus, serve: Serve) -> None:
-    async with serve(static(1)) as house:
-        await answered(house, "before")
+    async with serve(static(1)) as manager:
+        await answered(manager, "before")
     for number in range(3):
         for make in WORST.values():
             await put(bus, make(number))
-    async with serve(static(1)) as house:
-        await answered(house, "behind them")
+    async with serve(static(1)) as manager:
+        await answered(manager, "behind them")
     assert (await verdict(bus.url)).violations == ()
 
 
@@ -103,8 +103,8 @@ async def put(bus: FaultyBus, value: bytes | None) -> None:
     await bus.publish(TOPICS.registrations, 0, Entry(HOST.encode(), value))
 
 
-async def answered(house: InProcessManager, worker: str) -> None:
-    await house.say(register(worker.replace(" ", "-"), resources={}))
+async def answered(manager: InProcessManager, worker: str) -> None:
+    await manager.say(register(worker.replace(" ", "-"), resources={}))
     with anyio.fail_after(60):
-        await house.state(worker.replace(" ", "-"), "allocated")
-        await house.told()
+        await manager.state(worker.replace(" ", "-"), "allocated")
+        await manager.told()

@@ -25,63 +25,63 @@ __all__ = ["process"]
 async def test_an_owners_death_releases_at_once_whatever_its_lease(
     serve: Serve, process: subprocess.Popen[bytes]
 ) -> None:
-    async with serve(static(1)) as house:
+    async with serve(static(1)) as manager:
         owner = body(owner_of(process.pid))
-        await house.say(register("w", gpu=1, owner=owner, lease_s=3600.0), register("next", gpu=1))
-        await house.state("w", "allocated")
-        await house.told()
-        assert house.processor.liveness.owners.watched == 1
+        await manager.say(register("w", gpu=1, owner=owner, lease_s=3600.0), register("next", gpu=1))
+        await manager.state("w", "allocated")
+        await manager.told()
+        assert manager.processor.liveness.owners.watched == 1
         process.kill()
-        ended = await house.state("w", "ended")
+        ended = await manager.state("w", "ended")
         assert ended["reason_code"] == "owner-died"
         assert str(process.pid) in ended["reason"]
-        await house.state("next", "allocated")
-        await house.told()
-        assert house.processor.liveness.owners.watched == 0
-        assert house.metric("outfitter_releases_total", reason="owner-died") == 1
+        await manager.state("next", "allocated")
+        await manager.told()
+        assert manager.processor.liveness.owners.watched == 0
+        assert manager.metric("outfitter_releases_total", reason="owner-died") == 1
 
 
 async def test_a_watched_owner_needs_no_heartbeats(serve: Serve) -> None:
-    async with serve(static(2)) as house:
-        await house.say(
+    async with serve(static(2)) as manager:
+        await manager.say(
             register("w", gpu=1, owner=body(owner_of(os.getpid())), lease_s=0.2),
             register("silent", gpu=1, lease_s=0.2),
         )
-        await house.state("silent", "ended")
-        assert (await house.records())["h/w/1"]["state"] == "allocated"
+        await manager.state("silent", "ended")
+        assert (await manager.records())["h/w/1"]["state"] == "allocated"
 
 
 async def test_an_owner_whose_name_is_no_text_is_watched_like_any_other(serve: Serve) -> None:
     """The kernel cuts a process's name after 15 bytes, be it in the middle of a character."""
     rename = "import ctypes; ctypes.CDLL(None).prctl(15, b'worker-\\xc3', 0, 0, 0); print(flush=True); input()"
-    async with serve(static(1)) as house:
+    async with serve(static(1)) as manager:
         with subprocess.Popen([sys.executable, "-c", rename], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as renamed:
             await anyio.to_thread.run_sync(renamed.stdout.readline if renamed.stdout else bytes)
-            await house.say(register("w", gpu=1, owner=body(owner_of(renamed.pid)), lease_s=None))
-            await house.state("w", "allocated")
-            await house.told()
-            assert house.processor.liveness.owners.watched == 1
+            await manager.say(register("w", gpu=1, owner=body(owner_of(renamed.pid)), lease_s=None))
+            await manager.state("w", "allocated")
+            await manager.told()
+            assert manager.processor.liveness.owners.watched == 1
             renamed.kill()
-        assert (await house.state("w", "ended"))["reason_code"] == "owner-died"
+        assert (await manager.state("w", "ended"))["reason_code"] == "owner-died"
 
 
 async def test_an_owner_with_a_number_that_no_process_can_have_is_dead(serve: Serve) -> None:
-    async with serve(static(1)) as house:
+    async with serve(static(1)) as manager:
         owner = {**body(owner_of(os.getpid())), "pid": 2**31}
-        await house.say(register("w", gpu=1, owner=owner, lease_s=None))
-        assert (await house.state("w", "ended"))["reason_code"] == "owner-died"
+        await manager.say(register("w", gpu=1, owner=owner, lease_s=None))
+        assert (await manager.state("w", "ended"))["reason_code"] == "owner-died"
 
 
 async def test_an_owner_that_died_while_no_manager_looked_is_found_dead_at_the_start(
     serve: Serve, process: subprocess.Popen[bytes]
 ) -> None:
-    async with serve(static(1)) as house:
-        await house.say(register("w", gpu=1, owner=body(owner_of(process.pid)), lease_s=None))
-        await house.state("w", "allocated")
+    async with serve(static(1)) as manager:
+        await manager.say(register("w", gpu=1, owner=body(owner_of(process.pid)), lease_s=None))
+        await manager.state("w", "allocated")
     process.kill()
     process.wait()
-    async with serve(static(1), identity=another()) as house:
-        assert (await house.state("w", "ended"))["reason_code"] == "owner-died"
+    async with serve(static(1), identity=another()) as manager:
+        assert (await manager.state("w", "ended"))["reason_code"] == "owner-died"
 
 
 async def test_an_owner_that_was_dead_when_it_registered_holds_nothing_for_long(
@@ -90,19 +90,19 @@ async def test_an_owner_that_was_dead_when_it_registered_holds_nothing_for_long(
     owner = body(owner_of(process.pid))
     process.kill()
     process.wait()
-    async with serve(static(1)) as house:
-        await house.say(register("w", gpu=1, owner=owner, lease_s=None))
-        assert (await house.state("w", "ended"))["reason_code"] == "owner-died"
+    async with serve(static(1)) as manager:
+        await manager.say(register("w", gpu=1, owner=owner, lease_s=None))
+        assert (await manager.state("w", "ended"))["reason_code"] == "owner-died"
 
 
 async def test_owners_of_the_boot_before_are_dead_if_it_was_this_machines(serve: Serve) -> None:
     owner = body(owner_of(os.getpid()))
-    async with serve(static(1), identity=another(machine_id="m")) as house:
-        await house.say(register("w", gpu=1, owner=owner, lease_s=None), register("next", gpu=1))
-        await house.state("w", "allocated")
-    async with serve(static(1), identity=another(machine_id="m", boot_id="the next")) as house:
-        assert "restart" in (await house.state("w", "ended"))["reason"]
-        await house.state("next", "allocated")
+    async with serve(static(1), identity=another(machine_id="m")) as manager:
+        await manager.say(register("w", gpu=1, owner=owner, lease_s=None), register("next", gpu=1))
+        await manager.state("w", "allocated")
+    async with serve(static(1), identity=another(machine_id="m", boot_id="the next")) as manager:
+        assert "restart" in (await manager.state("w", "ended"))["reason"]
+        await manager.state("next", "allocated")
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, None), ("m", None), (None, "m")])
@@ -110,18 +110,18 @@ async def test_owners_of_another_boot_are_not_taken_for_dead_where_the_machine_m
     serve: Serve, before: str | None, after: str | None
 ) -> None:
     owner = body(owner_of(os.getpid()))
-    async with serve(static(2), identity=another(machine_id=before)) as house:
-        await house.say(register("w", gpu=1, owner=owner, lease_s=None))
-        await house.state("w", "allocated")
-    async with serve(static(2), identity=another(machine_id=after, boot_id="another")) as house:
-        await house.say(register("next", gpu=1))
-        await house.state("next", "allocated")
-        assert (await house.records())["h/w/1"]["state"] == "allocated"
+    async with serve(static(2), identity=another(machine_id=before)) as manager:
+        await manager.say(register("w", gpu=1, owner=owner, lease_s=None))
+        await manager.state("w", "allocated")
+    async with serve(static(2), identity=another(machine_id=after, boot_id="another")) as manager:
+        await manager.say(register("next", gpu=1))
+        await manager.state("next", "allocated")
+        assert (await manager.records())["h/w/1"]["state"] == "allocated"
     # a machine that is gone for good has taken its processes with it
     limits = Limits(take_over=True)
-    async with serve(static(2), identity=another(machine_id=after, boot_id="a third"), limits=limits) as house:
-        await house.say(register("last", gpu=1, owner={**owner, "boot_id": "another"}, lease_s=None))
-        assert (await house.state("last", "ended"))["reason_code"] == "owner-died"
+    async with serve(static(2), identity=another(machine_id=after, boot_id="a third"), limits=limits) as manager:
+        await manager.say(register("last", gpu=1, owner={**owner, "boot_id": "another"}, lease_s=None))
+        assert (await manager.state("last", "ended"))["reason_code"] == "owner-died"
 
 
 @pytest.mark.parametrize(("last_commit", "least", "most"), [(1, 0, 0), (2, 1, 7)])
@@ -131,12 +131,12 @@ async def test_a_crash_while_the_deaths_of_the_boot_before_are_written_down_lose
     """Neither before the first of them, when who manages the host has been written, nor in the middle."""
     owner = body(owner_of(os.getpid()))
     workers = [f"w{index}" for index in range(8)]
-    async with serve(static(8), identity=another(machine_id="m")) as house:
-        await house.say(*[register(worker, gpu=1, owner=owner, lease_s=None) for worker in workers])
+    async with serve(static(8), identity=another(machine_id="m")) as manager:
+        await manager.say(*[register(worker, gpu=1, owner=owner, lease_s=None) for worker in workers])
         for worker in workers:
-            await house.state(worker, "allocated")
+            await manager.state(worker, "allocated")
     limits = Limits(batch_records=3)
-    async with serve(static(8), identity=another(machine_id="m", boot_id="b"), limits=limits, ready=False) as house:
+    async with serve(static(8), identity=another(machine_id="m", boot_id="b"), limits=limits, ready=False) as manager:
         crashed = anyio.Event()
         commits = 0
 
@@ -151,25 +151,25 @@ async def test_a_crash_while_the_deaths_of_the_boot_before_are_written_down_lose
         with anyio.fail_after(20):
             await crashed.wait()
         bus.script = no_faults
-        ended = [worker for worker in workers if (await house.records())[f"h/{worker}/1"]["state"] == "ended"]
+        ended = [worker for worker in workers if (await manager.records())[f"h/{worker}/1"]["state"] == "ended"]
         assert least <= len(ended) <= most
-    async with serve(static(8), identity=another(machine_id="m", boot_id="b")) as house:
+    async with serve(static(8), identity=another(machine_id="m", boot_id="b")) as manager:
         for worker in workers:
-            assert (await house.state(worker, "ended"))["reason_code"] == "owner-died"
+            assert (await manager.state(worker, "ended"))["reason_code"] == "owner-died"
         # and with the last of them, the boot that goes on is named
-        assert (await house.records())["@checkpoint/host/h"]["boot_id"] == "b"
-        await house.say(register("w", "2", gpu=1, owner={**owner, "boot_id": "b"}, lease_s=None))
-        await house.state("w", "allocated", "2")
-    async with serve(static(8), identity=another(machine_id="m", boot_id="c")) as house:
-        assert (await house.state("w", "ended", "2"))["reason_code"] == "owner-died"
+        assert (await manager.records())["@checkpoint/host/h"]["boot_id"] == "b"
+        await manager.say(register("w", "2", gpu=1, owner={**owner, "boot_id": "b"}, lease_s=None))
+        await manager.state("w", "allocated", "2")
+    async with serve(static(8), identity=another(machine_id="m", boot_id="c")) as manager:
+        assert (await manager.state("w", "ended", "2"))["reason_code"] == "owner-died"
 
 
 # --- last words: the kernel is faster than the bus -----------------------------------------------------------
 
 
-async def seen_dead(house: InProcessManager) -> None:
+async def seen_dead(manager: InProcessManager) -> None:
     with anyio.fail_after(20):
-        while house.processor.liveness.owners.watched:  # noqa: ASYNC110 - it tells nobody
+        while manager.processor.liveness.owners.watched:  # noqa: ASYNC110 - it tells nobody
             await anyio.sleep(0.002)
 
 
@@ -177,9 +177,9 @@ async def seen_dead(house: InProcessManager) -> None:
 async def test_what_a_worker_said_before_it_died_counts_although_its_death_is_seen_sooner(
     bus: FaultyBus, serve: Serve, process: subprocess.Popen[bytes], words: str
 ) -> None:
-    async with serve(static(1)) as house:
-        await house.say(register("w", gpu=1, owner=body(owner_of(process.pid)), lease_s=None))
-        await house.state("w", "allocated")
+    async with serve(static(1)) as manager:
+        await manager.say(register("w", gpu=1, owner=body(owner_of(process.pid)), lease_s=None))
+        await manager.state("w", "allocated")
         slow = anyio.Event()
 
         async def hold(point: str) -> None:
@@ -188,20 +188,20 @@ async def test_what_a_worker_said_before_it_died_counts_although_its_death_is_se
 
         bus.script = hold
         if words == "deregister":
-            await house.say(deregister("w"))
+            await manager.say(deregister("w"))
         process.kill()
-        await seen_dead(house)
+        await seen_dead(manager)
         slow.set()
-        ended = await house.state("w", "ended")
+        ended = await manager.state("w", "ended")
     assert ended["reason_code"] == ("deregistered" if words == "deregister" else "owner-died")
 
 
 async def test_a_death_is_judged_once_the_bus_can_be_asked_again(
     bus: FaultyBus, serve: Serve, process: subprocess.Popen[bytes]
 ) -> None:
-    async with serve(static(1)) as house:
-        await house.say(register("w", gpu=1, owner=body(owner_of(process.pid)), lease_s=None))
-        await house.state("w", "allocated")
+    async with serve(static(1)) as manager:
+        await manager.say(register("w", gpu=1, owner=body(owner_of(process.pid)), lease_s=None))
+        await manager.state("w", "allocated")
         asked = 0
 
         async def refuse_twice(point: str) -> None:
@@ -212,22 +212,22 @@ async def test_a_death_is_judged_once_the_bus_can_be_asked_again(
 
         bus.script = refuse_twice
         process.kill()
-        assert (await house.state("w", "ended"))["reason_code"] == "owner-died"
+        assert (await manager.state("w", "ended"))["reason_code"] == "owner-died"
         assert asked >= 3
 
 
 async def test_last_words_of_the_time_without_a_manager_count_too(
     serve: Serve, process: subprocess.Popen[bytes]
 ) -> None:
-    async with serve(static(1)) as house:
-        await house.say(register("w", gpu=1, owner=body(owner_of(process.pid)), lease_s=None))
-        await house.state("w", "allocated")
-        bus = house.bus
+    async with serve(static(1)) as manager:
+        await manager.say(register("w", gpu=1, owner=body(owner_of(process.pid)), lease_s=None))
+        await manager.state("w", "allocated")
+        bus = manager.bus
     await bus.publish(TOPICS.registrations, 0, Entry(HOST.encode(), json.dumps(deregister("w")).encode()))
     process.kill()
     process.wait()
-    async with serve(static(1), identity=another()) as house:
-        assert (await house.state("w", "ended"))["reason_code"] == "deregistered"
+    async with serve(static(1), identity=another()) as manager:
+        assert (await manager.state("w", "ended"))["reason_code"] == "deregistered"
 
 
 @pytest.mark.parametrize(
@@ -243,52 +243,54 @@ async def test_a_worker_without_a_lease_whose_owner_nobody_watches_is_given_one_
     serve: Serve, changes: dict[str, Any], code: str
 ) -> None:
     owner = body(owner_of(os.getpid(), **changes))
-    async with serve(static(1), lease_s=0.5) as house:
-        await house.say(register("w", gpu=1, owner=owner, lease_s=None))
-        given = await house.until(lambda records: (found := records.get("h/w/1")) and found.get("unwatched") and found)
+    async with serve(static(1), lease_s=0.5) as manager:
+        await manager.say(register("w", gpu=1, owner=owner, lease_s=None))
+        given = await manager.until(
+            lambda records: (found := records.get("h/w/1")) and found.get("unwatched") and found
+        )
         assert (given["state"], given["unwatched"], given["request"]["lease_s"]) == ("allocated", code, 0.5)
-        assert (await house.state("w", "ended"))["reason_code"] == "lease-expired"
-        await house.told()
-        assert house.processor.state_counts().unwatched_owners == {}
+        assert (await manager.state("w", "ended"))["reason_code"] == "lease-expired"
+        await manager.told()
+        assert manager.processor.state_counts().unwatched_owners == {}
 
 
 async def test_heartbeats_renew_the_lease_that_a_worker_did_not_ask_for(serve: Serve) -> None:
     owner = body(owner_of(os.getpid(), pid_ns=1))
-    async with serve(static(1)) as house:
+    async with serve(static(1)) as manager:
         asked = register("w", gpu=1, owner=owner, lease_s=None)
-        await house.say(asked)
-        await house.until(lambda records: (found := records.get("h/w/1")) and found.get("unwatched"))
-        await house.told()
-        assert len(house.processor.liveness.leases) == 1
-        assert house.processor.state_counts().unwatched_owners == {"pid-namespace": 1}
+        await manager.say(asked)
+        await manager.until(lambda records: (found := records.get("h/w/1")) and found.get("unwatched"))
+        await manager.told()
+        assert len(manager.processor.liveness.leases) == 1
+        assert manager.processor.state_counts().unwatched_owners == {"pid-namespace": 1}
         # the same registration once more asks for nothing else
-        await house.say(asked, heartbeat("w"), deregister("w"))
-        assert (await house.state("w", "ended"))["reason_code"] == "deregistered"
-        assert await house.dead_letters(0) == []
+        await manager.say(asked, heartbeat("w"), deregister("w"))
+        assert (await manager.state("w", "ended"))["reason_code"] == "deregistered"
+        assert await manager.dead_letters(0) == []
 
 
 async def test_a_manager_that_can_watch_no_longer_gives_a_lease_to_who_had_none(serve: Serve) -> None:
     """A container that was made anew is another PID namespace."""
     owner = body(owner_of(os.getpid()))
-    async with serve(static(2)) as house:
-        await house.say(register("w", gpu=1, owner=owner, lease_s=None), register("x", gpu=1, lease_s=None))
-        await house.state("w", "allocated")
-        await house.told()
-        assert len(house.processor.liveness.leases) == 0
-    async with serve(static(2), identity=another(pid_ns=1), lease_s=7.0) as house:
-        given = await house.until(lambda records: (found := records["h/w/1"]).get("unwatched") and found)
+    async with serve(static(2)) as manager:
+        await manager.say(register("w", gpu=1, owner=owner, lease_s=None), register("x", gpu=1, lease_s=None))
+        await manager.state("w", "allocated")
+        await manager.told()
+        assert len(manager.processor.liveness.leases) == 0
+    async with serve(static(2), identity=another(pid_ns=1), lease_s=7.0) as manager:
+        given = await manager.until(lambda records: (found := records["h/w/1"]).get("unwatched") and found)
         assert given["request"]["lease_s"] == 7.0
-        untouched = (await house.records())["h/x/1"]  # it named no owner: it holds until it is deregistered
+        untouched = (await manager.records())["h/x/1"]  # it named no owner: it holds until it is deregistered
         assert (untouched["request"]["lease_s"], "unwatched" in untouched) == (None, False)
 
 
 async def test_a_worker_with_a_lease_is_told_only_what_it_cannot_know(serve: Serve) -> None:
-    async with serve(static(2)) as house:
-        await house.say(
+    async with serve(static(2)) as manager:
+        await manager.say(
             register("afar", gpu=1, owner=body(owner_of(os.getpid(), pid_ns=1))),
             register("shifted", gpu=1, owner=body(owner_of(os.getpid(), start_ticks=1, time_ns=UNSET))),
         )
-        told = await house.until(lambda records: (found := records.get("h/shifted/1")) and found.get("unwatched"))
+        told = await manager.until(lambda records: (found := records.get("h/shifted/1")) and found.get("unwatched"))
         assert told == "time-namespace"
-        assert "unwatched" not in (await house.records())["h/afar/1"]
-        assert len(house.processor.liveness.leases) == 2
+        assert "unwatched" not in (await manager.records())["h/afar/1"]
+        assert len(manager.processor.liveness.leases) == 2

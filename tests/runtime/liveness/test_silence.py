@@ -72,16 +72,16 @@ class TrackerDriver:
 
 
 @pytest.fixture
-async def doorman(bus: FaultyBus) -> Any:
+async def tracker(bus: FaultyBus) -> Any:
     from outfitter_proto import topics as all_topics
 
     await all_topics.create(bus, CLUSTER, partitions=1)
-    found = TrackerDriver(bus)
+    driver = TrackerDriver(bus)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(found.liveness.listen)
-        yield found
+        tasks.start_soon(driver.liveness.listen)
+        yield driver
         tasks.cancel_scope.cancel()
-    found.liveness.close()
+    driver.liveness.close()
 
 
 def ledger_of(*records: Allocation) -> Ledger:
@@ -92,43 +92,43 @@ def ledger_of(*records: Allocation) -> Ledger:
 
 
 async def test_a_lease_ends_after_lease_and_grace_once_everything_sent_before_was_heard(
-    bus: FaultyBus, doorman: TrackerDriver
+    bus: FaultyBus, tracker: TrackerDriver
 ) -> None:
-    await doorman.liveness.restart(ledger_of(record("w")), None)
+    await tracker.liveness.restart(ledger_of(record("w")), None)
     for _ in range(3):
         await bus.publish(TOPICS.registrations, 0, checker_entry())
-    doorman.clock.now += 11.9
-    assert doorman.expired(3) == []
-    doorman.clock.now += 0.2  # lease and grace are over: suspected, not judged
-    assert doorman.expired(3) == []
-    await doorman.sample()
-    assert doorman.expired(2) == []  # one message is not decided yet: it may be a heartbeat
-    assert doorman.expired(3) == ["h/w/1"]
-    assert doorman.expired(3) == []
+    tracker.clock.now += 11.9
+    assert tracker.expired(3) == []
+    tracker.clock.now += 0.2  # lease and grace are over: suspected, not judged
+    assert tracker.expired(3) == []
+    await tracker.sample()
+    assert tracker.expired(2) == []  # one message is not decided yet: it may be a heartbeat
+    assert tracker.expired(3) == ["h/w/1"]
+    assert tracker.expired(3) == []
 
 
 async def test_a_death_waits_for_what_was_said_before_it_but_not_for_ever(
-    bus: FaultyBus, doorman: TrackerDriver
+    bus: FaultyBus, tracker: TrackerDriver
 ) -> None:
     """Where registrations pile up or the bus is away, the device is worth more than the right word for the end."""
     gone = Owner(pid=2**22 + 1, start_ticks=1, pid_ns=pid_namespace() or 0, boot_id=boot_id() or "")
     await bus.publish(TOPICS.registrations, 0, checker_entry())
     await bus.publish(TOPICS.registrations, 0, checker_entry())
     request = ResolvedRequest(amounts={"gpu": 1}, owner=gone)
-    await doorman.liveness.restart(ledger_of(structs.replace(record("w"), request=request)), None)
-    assert doorman.liveness.deaths(2) == []  # the end has not been sampled since it was seen
-    await doorman.sample()
-    assert doorman.liveness.deaths(1) == []
-    doorman.clock.now += LAST_WORDS_S
-    assert [event.allocation for event in doorman.liveness.deaths(1)] == ["h/w/1"]
-    assert doorman.liveness.deaths(1) == []
+    await tracker.liveness.restart(ledger_of(structs.replace(record("w"), request=request)), None)
+    assert tracker.liveness.deaths(2) == []  # the end has not been sampled since it was seen
+    await tracker.sample()
+    assert tracker.liveness.deaths(1) == []
+    tracker.clock.now += LAST_WORDS_S
+    assert [event.allocation for event in tracker.liveness.deaths(1)] == ["h/w/1"]
+    assert tracker.liveness.deaths(1) == []
     # the input begins anew, at an offset that is lower than the one that was sampled
-    await doorman.liveness.restart(ledger_of(structs.replace(record("w"), request=request)), None)
-    await doorman.sample()
-    doorman.liveness.renew_all()
-    assert doorman.liveness.deaths(2) == []
-    await doorman.sample()
-    assert len(doorman.liveness.deaths(2)) == 1
+    await tracker.liveness.restart(ledger_of(structs.replace(record("w"), request=request)), None)
+    await tracker.sample()
+    tracker.liveness.renew_all()
+    assert tracker.liveness.deaths(2) == []
+    await tracker.sample()
+    assert len(tracker.liveness.deaths(2)) == 1
 
 
 def checker_entry() -> Any:
@@ -138,76 +138,76 @@ def checker_entry() -> Any:
 
 
 async def test_a_heartbeat_that_was_queued_before_the_judgement_keeps_the_lease(
-    bus: FaultyBus, doorman: TrackerDriver
+    bus: FaultyBus, tracker: TrackerDriver
 ) -> None:
     """As after a manager was stopped for longer than the lease: what waits in the queue is heard first."""
-    await doorman.liveness.restart(ledger_of(record("w")), None)
+    await tracker.liveness.restart(ledger_of(record("w")), None)
     await bus.publish(TOPICS.registrations, 0, checker_entry())
-    doorman.clock.now += 3600
-    assert doorman.expired(0) == []
-    await doorman.sample()
-    assert doorman.expired(0) == []
-    doorman.liveness.renew(["h/w/1"])  # the queue was decided, and a heartbeat was in it
-    assert doorman.expired(1) == []
-    doorman.clock.now += 12.1
-    assert doorman.expired(1) == []
-    await doorman.sample()
-    assert doorman.expired(1) == ["h/w/1"]
+    tracker.clock.now += 3600
+    assert tracker.expired(0) == []
+    await tracker.sample()
+    assert tracker.expired(0) == []
+    tracker.liveness.renew(["h/w/1"])  # the queue was decided, and a heartbeat was in it
+    assert tracker.expired(1) == []
+    tracker.clock.now += 12.1
+    assert tracker.expired(1) == []
+    await tracker.sample()
+    assert tracker.expired(1) == ["h/w/1"]
 
 
-async def test_an_end_sampled_before_the_deadline_judges_nobody(bus: FaultyBus, doorman: TrackerDriver) -> None:
-    await doorman.liveness.restart(ledger_of(record("a", lease_s=1.0), record("b", lease_s=5.0)), None)
-    doorman.clock.now += 3.1
-    doorman.expired(0)
-    await doorman.sample()
-    assert doorman.expired(0) == ["h/a/1"]
-    doorman.clock.now += 4
-    assert doorman.expired(0) == []
-    await doorman.sample()
-    assert doorman.expired(0) == ["h/b/1"]
+async def test_an_end_sampled_before_the_deadline_judges_nobody(bus: FaultyBus, tracker: TrackerDriver) -> None:
+    await tracker.liveness.restart(ledger_of(record("a", lease_s=1.0), record("b", lease_s=5.0)), None)
+    tracker.clock.now += 3.1
+    tracker.expired(0)
+    await tracker.sample()
+    assert tracker.expired(0) == ["h/a/1"]
+    tracker.clock.now += 4
+    assert tracker.expired(0) == []
+    await tracker.sample()
+    assert tracker.expired(0) == ["h/b/1"]
 
 
 async def test_where_the_input_is_never_read_to_its_end_each_lease_ends_after_its_own_sample(
-    bus: FaultyBus, doorman: TrackerDriver
+    bus: FaultyBus, tracker: TrackerDriver
 ) -> None:
     names = [f"w{number}" for number in range(12)]
-    await doorman.liveness.restart(ledger_of(*(record(name, lease_s=1.0 + n) for n, name in enumerate(names))), None)
-    doorman.clock.now += 2.1
+    await tracker.liveness.restart(ledger_of(*(record(name, lease_s=1.0 + n) for n, name in enumerate(names))), None)
+    tracker.clock.now += 2.1
     ended: list[str] = []
     for position in range(0, 20, 2):
-        doorman.clock.now += 1
+        tracker.clock.now += 1
         await bus.publish(TOPICS.registrations, 0, checker_entry())
         await bus.publish(TOPICS.registrations, 0, checker_entry())
-        ended += doorman.expired(position - 2)  # four more messages are in the input, and it stays like that
-        await doorman.sample()
+        ended += tracker.expired(position - 2)  # four more messages are in the input, and it stays like that
+        await tracker.sample()
     assert ended == [f"h/{name}/1" for name in names[:8]]
 
 
 async def test_however_long_the_input_is_behind_the_samples_of_its_end_are_bounded(
-    bus: FaultyBus, doorman: TrackerDriver, monkeypatch: pytest.MonkeyPatch
+    bus: FaultyBus, tracker: TrackerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(silence, "MOST_SAMPLES", 4)
     names = [f"w{number}" for number in range(20)]
-    await doorman.liveness.restart(ledger_of(*(record(name, lease_s=1.0 + n) for n, name in enumerate(names))), None)
-    doorman.clock.now += 2.1
+    await tracker.liveness.restart(ledger_of(*(record(name, lease_s=1.0 + n) for n, name in enumerate(names))), None)
+    tracker.clock.now += 2.1
     for position in range(20):
-        doorman.clock.now += 1
+        tracker.clock.now += 1
         await bus.publish(TOPICS.registrations, 0, checker_entry())
-        assert doorman.expired(0) == []
-        await doorman.sample()
-        assert len(doorman.liveness._silence._samples) <= 4, position
-    assert doorman.expired(2) == ["h/w0/1"]
-    assert len(doorman.expired(20)) == 19
+        assert tracker.expired(0) == []
+        await tracker.sample()
+        assert len(tracker.liveness._silence._samples) <= 4, position
+    assert tracker.expired(2) == ["h/w0/1"]
+    assert len(tracker.expired(20)) == 19
 
 
 async def test_of_many_silent_ones_some_are_judged_in_a_turn_and_each_when_its_host_was_heard(
-    doorman: TrackerDriver, monkeypatch: pytest.MonkeyPatch
+    tracker: TrackerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Leases that cannot be judged yet are before the others, and more than are looked at in one turn."""
     monkeypatch.setattr(silence, "SUSPECTS_AT_ONCE", 4)
     records = [structs.replace(record("w", lease_s=1.0 + n / 100), host=f"h{n:02}") for n in range(30)]
-    await doorman.liveness.restart(ledger_of(*records), None)
-    doorman.clock.now += 100
+    await tracker.liveness.restart(ledger_of(*records), None)
+    tracker.clock.now += 100
     ended: list[str] = []
     asked: list[str] = []
 
@@ -219,116 +219,116 @@ async def test_of_many_silent_ones_some_are_judged_in_a_turn_and_each_when_its_h
         more = True
         while more:
             asked.clear()
-            judged = doorman.liveness.expired(heard)
+            judged = tracker.liveness.expired(heard)
             assert len(asked) <= 4
             ended.extend(event.allocation for event in judged)
-            more = doorman.liveness.more_suspects
+            more = tracker.liveness.more_suspects
 
     a_round()
-    await doorman.sample()
+    await tracker.sample()
     a_round()
     assert sorted(ended) == [f"h{n}/w/1" for n in range(20, 30)]
-    assert len(doorman.liveness.leases) == 20
+    assert len(tracker.liveness.leases) == 20
 
 
 async def test_while_the_bus_is_away_nobody_is_silent_and_then_everybody_has_a_whole_lease(
-    bus: FaultyBus, doorman: TrackerDriver
+    bus: FaultyBus, tracker: TrackerDriver
 ) -> None:
-    await doorman.liveness.restart(ledger_of(record("w")), None)
+    await tracker.liveness.restart(ledger_of(record("w")), None)
 
     async def away(point: str) -> None:
         raise BusUnavailableError("away")
 
     bus.script = away
-    doorman.clock.now += 100
-    doorman.expired(0)
-    await doorman.sample()
+    tracker.clock.now += 100
+    tracker.expired(0)
+    await tracker.sample()
     bus.script = no_faults
-    assert doorman.expired(0) == []
-    doorman.clock.now += 11.9
-    assert doorman.expired(0) == []
+    assert tracker.expired(0) == []
+    tracker.clock.now += 11.9
+    assert tracker.expired(0) == []
 
 
-async def test_a_restart_gives_everybody_a_whole_lease_anew(doorman: TrackerDriver) -> None:
-    await doorman.liveness.restart(ledger_of(record("w")), None)
-    doorman.clock.now += 11
-    await doorman.liveness.restart(ledger_of(record("w")), None)
-    doorman.clock.now += 11
-    assert doorman.expired(0) == []
-    assert not doorman.liveness.input_end.is_asked
+async def test_a_restart_gives_everybody_a_whole_lease_anew(tracker: TrackerDriver) -> None:
+    await tracker.liveness.restart(ledger_of(record("w")), None)
+    tracker.clock.now += 11
+    await tracker.liveness.restart(ledger_of(record("w")), None)
+    tracker.clock.now += 11
+    assert tracker.expired(0) == []
+    assert not tracker.liveness.input_end.is_asked
 
 
 async def test_whose_record_is_gone_after_a_restart_has_a_whole_lease_when_it_comes_again(
-    doorman: TrackerDriver,
+    tracker: TrackerDriver,
 ) -> None:
-    await doorman.liveness.restart(ledger_of(record("w"), record("x")), None)
-    await doorman.liveness.restart(ledger_of(record("x")), None)
-    assert doorman.liveness.leases.keys() == {"h/x/1"}
-    doorman.clock.now += 11
-    doorman.liveness.follow({"h/w/1": record("w", offset=1)})
-    assert doorman.liveness.leases.deadline("h/w/1") == doorman.clock.now + 12
+    await tracker.liveness.restart(ledger_of(record("w"), record("x")), None)
+    await tracker.liveness.restart(ledger_of(record("x")), None)
+    assert tracker.liveness.leases.keys() == {"h/x/1"}
+    tracker.clock.now += 11
+    tracker.liveness.follow({"h/w/1": record("w", offset=1)})
+    assert tracker.liveness.leases.deadline("h/w/1") == tracker.clock.now + 12
 
 
-async def test_an_older_incarnation_without_a_lease_gets_one_when_a_newer_one_is_there(doorman: TrackerDriver) -> None:
+async def test_an_older_incarnation_without_a_lease_gets_one_when_a_newer_one_is_there(tracker: TrackerDriver) -> None:
     old = record("w", "old", lease_s=None, offset=1)
-    await doorman.liveness.restart(ledger_of(old, record("w", "new", lease_s=None, offset=2)), None)
-    doorman.clock.now += 32.1
-    doorman.expired(0)
-    await doorman.sample()
-    assert doorman.expired(0) == ["h/w/old"]
+    await tracker.liveness.restart(ledger_of(old, record("w", "new", lease_s=None, offset=2)), None)
+    tracker.clock.now += 32.1
+    tracker.expired(0)
+    await tracker.sample()
+    assert tracker.expired(0) == ["h/w/old"]
 
 
 async def test_a_suspended_machine_gives_everybody_a_whole_lease_anew(
-    doorman: TrackerDriver, monkeypatch: pytest.MonkeyPatch
+    tracker: TrackerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await doorman.liveness.restart(ledger_of(record("w")), None)
-    monkeypatch.setattr(doorman.liveness._silence._suspend, "_ahead", doorman.liveness._silence._suspend._ahead - 3600)
-    doorman.clock.now += 100
-    assert doorman.expired(0) == []
-    assert not doorman.liveness.input_end.is_asked
+    await tracker.liveness.restart(ledger_of(record("w")), None)
+    monkeypatch.setattr(tracker.liveness._silence._suspend, "_ahead", tracker.liveness._silence._suspend._ahead - 3600)
+    tracker.clock.now += 100
+    assert tracker.expired(0) == []
+    assert not tracker.liveness.input_end.is_asked
 
 
 # --- through the whole manager -----------------------------------------------------------------------------
 
 
 async def test_silence_ends_an_allocation_and_the_next_worker_has_its_device(serve: Serve) -> None:
-    async with serve(static(1)) as house:
-        await house.say(register("w", gpu=1, lease_s=SHORT), register("next", gpu=1, lease_s=None))
-        await house.state("w", "allocated")
-        ended = await house.state("w", "ended")
+    async with serve(static(1)) as manager:
+        await manager.say(register("w", gpu=1, lease_s=SHORT), register("next", gpu=1, lease_s=None))
+        await manager.state("w", "allocated")
+        ended = await manager.state("w", "ended")
         assert ended["reason_code"] == "lease-expired"
-        await house.state("next", "allocated")
-        await house.told()
-        assert house.metric("outfitter_lease_expiries_total") == 1
-        assert house.metric("outfitter_releases_total", reason="lease-expired") == 1
+        await manager.state("next", "allocated")
+        await manager.told()
+        assert manager.metric("outfitter_lease_expiries_total") == 1
+        assert manager.metric("outfitter_releases_total", reason="lease-expired") == 1
 
 
 async def test_heartbeats_keep_a_lease_and_write_nothing(serve: Serve) -> None:
-    async with serve(static(2)) as house:
+    async with serve(static(2)) as manager:
         lease_s = 5 * SHORT  # longer than a machine that is busy elsewhere keeps a heartbeat back
-        await house.say(register("w", gpu=1, lease_s=lease_s), register("silent", gpu=1, lease_s=lease_s))
-        await house.state("w", "allocated")
-        while (await house.records()).get("h/silent/1", {}).get("state") != "ended":
-            await house.say(heartbeat("w"))
+        await manager.say(register("w", gpu=1, lease_s=lease_s), register("silent", gpu=1, lease_s=lease_s))
+        await manager.state("w", "allocated")
+        while (await manager.records()).get("h/silent/1", {}).get("state") != "ended":
+            await manager.say(heartbeat("w"))
             await anyio.sleep(0.05)
-        _, before = await house.bus.offsets(TOPICS.allocations, 0)
+        _, before = await manager.bus.offsets(TOPICS.allocations, 0)
         for _ in range(20):
-            await house.say(heartbeat("w"))
+            await manager.say(heartbeat("w"))
             await anyio.sleep(0.05)
-        assert (await house.records())["h/w/1"]["state"] == "allocated"
-        assert (await house.bus.offsets(TOPICS.allocations, 0))[1] == before
-        await house.state("w", "ended")
+        assert (await manager.records())["h/w/1"]["state"] == "allocated"
+        assert (await manager.bus.offsets(TOPICS.allocations, 0))[1] == before
+        await manager.state("w", "ended")
 
 
 async def test_an_outage_that_nothing_but_the_input_notices_gives_a_whole_lease_anew(
     bus: FaultyBus, serve: Serve
 ) -> None:
     """Nothing was to be committed and no lease was suspected meanwhile, but heartbeats could not arrive."""
-    async with serve(static(1)) as house:
-        await house.say(register("w", gpu=1, lease_s=3600.0))
-        await house.state("w", "allocated")
-        await house.told()
-        deadline = house.processor.liveness.leases.deadline("h/w/1")
+    async with serve(static(1)) as manager:
+        await manager.say(register("w", gpu=1, lease_s=3600.0))
+        await manager.state("w", "allocated")
+        await manager.told()
+        deadline = manager.processor.liveness.leases.deadline("h/w/1")
 
         async def deaf(point: str) -> None:
             if point.startswith(("fetch", "open_reader")):
@@ -336,62 +336,62 @@ async def test_an_outage_that_nothing_but_the_input_notices_gives_a_whole_lease_
 
         bus.script = deaf
         with anyio.fail_after(10):
-            while house.processor.ready:  # noqa: ASYNC110 - it tells nobody
+            while manager.processor.ready:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.01)
         bus.script = no_faults
-        await house.ready()
-        assert house.processor.liveness.leases.deadline("h/w/1") > deadline
+        await manager.ready()
+        assert manager.processor.liveness.leases.deadline("h/w/1") > deadline
 
 
 async def test_a_newer_incarnation_waits_until_the_older_ones_lease_is_over(serve: Serve) -> None:
-    async with serve(static(1)) as house:
-        await house.say(register("w", "old", gpu=1, lease_s=SHORT))
-        await house.state("w", "allocated", "old")
-        await house.say(register("w", "new", gpu=1, lease_s=None))
-        await house.state("w", "pending", "new")
+    async with serve(static(1)) as manager:
+        await manager.say(register("w", "old", gpu=1, lease_s=SHORT))
+        await manager.state("w", "allocated", "old")
+        await manager.say(register("w", "new", gpu=1, lease_s=None))
+        await manager.state("w", "pending", "new")
         with anyio.move_on_after(20):
-            while (await house.records())["h/w/old"]["state"] == "allocated":
-                await house.say(heartbeat("w", "old"))  # renews nothing
+            while (await manager.records())["h/w/old"]["state"] == "allocated":
+                await manager.say(heartbeat("w", "old"))  # renews nothing
                 await anyio.sleep(0.05)
-        assert (await house.state("w", "ended", "old"))["reason_code"] == "lease-expired"
-        await house.state("w", "allocated", "new")
+        assert (await manager.state("w", "ended", "old"))["reason_code"] == "lease-expired"
+        await manager.state("w", "allocated", "new")
 
 
 async def test_an_older_incarnation_without_a_lease_ends_one_default_lease_after_the_newer_one_came(
     serve: Serve,
 ) -> None:
-    async with serve(static(1), lease_s=SHORT) as house:
-        await house.say(register("w", "old", gpu=1, lease_s=None))
-        await house.state("w", "allocated", "old")
-        await house.say(register("w", "new", gpu=1, lease_s=None))
-        assert (await house.state("w", "ended", "old"))["reason_code"] == "lease-expired"
-        await house.state("w", "allocated", "new")
+    async with serve(static(1), lease_s=SHORT) as manager:
+        await manager.say(register("w", "old", gpu=1, lease_s=None))
+        await manager.state("w", "allocated", "old")
+        await manager.say(register("w", "new", gpu=1, lease_s=None))
+        assert (await manager.state("w", "ended", "old"))["reason_code"] == "lease-expired"
+        await manager.state("w", "allocated", "new")
 
 
 async def test_an_older_incarnation_can_neither_renew_nor_release_the_newer_one(serve: Serve) -> None:
-    async with serve(static(2)) as house:
-        await house.say(register("w", "old", gpu=1), register("w", "new", gpu=1), deregister("w", "old"))
-        await house.state("w", "ended", "old")
-        await house.say(heartbeat("w", "old"), register("w", "old", gpu=1), register("next", gpu=1))
-        await house.state("next", "allocated")
-        records = await house.records()
+    async with serve(static(2)) as manager:
+        await manager.say(register("w", "old", gpu=1), register("w", "new", gpu=1), deregister("w", "old"))
+        await manager.state("w", "ended", "old")
+        await manager.say(heartbeat("w", "old"), register("w", "old", gpu=1), register("next", gpu=1))
+        await manager.state("next", "allocated")
+        records = await manager.records()
         assert records["h/w/new"]["state"] == "allocated"
         assert records["h/w/old"]["state"] == "ended"
 
 
 async def test_the_default_lease_and_wait_apply_where_a_registration_does_not_say(serve: Serve) -> None:
-    async with serve(static(1), lease_s=SHORT, wait_s=0.2, limits=Limits(lease_grace_s=60.0)) as house:
-        await house.say(register("w", gpu=1), register("late", gpu=1), register("patient", gpu=1, wait_s=3600))
-        assert (await house.state("w", "allocated"))["request"]["lease_s"] == SHORT
-        assert (await house.state("late", "failed"))["reason_code"] == "waited-too-long"
-        await house.state("patient", "pending")
+    async with serve(static(1), lease_s=SHORT, wait_s=0.2, limits=Limits(lease_grace_s=60.0)) as manager:
+        await manager.say(register("w", gpu=1), register("late", gpu=1), register("patient", gpu=1, wait_s=3600))
+        assert (await manager.state("w", "allocated"))["request"]["lease_s"] == SHORT
+        assert (await manager.state("late", "failed"))["reason_code"] == "waited-too-long"
+        await manager.state("patient", "pending")
 
 
 async def test_a_wait_deadline_is_wall_time_and_goes_on_over_a_restart(serve: Serve, tmp_path: Path) -> None:
-    async with serve(static(1)) as house:
-        await house.say(register("w", gpu=1), register("late", gpu=1, wait_s=2.0))
-        await house.until(lambda records: "h/late/1" in records)
+    async with serve(static(1)) as manager:
+        await manager.say(register("w", gpu=1), register("late", gpu=1, wait_s=2.0))
+        await manager.until(lambda records: "h/late/1" in records)
     await anyio.sleep(2.0)
-    async with serve(static(1), identity=another()) as house:
-        assert (await house.state("late", "failed"))["reason_code"] == "waited-too-long"
-    assert (await verdict(house.bus.url)).violations == ()
+    async with serve(static(1), identity=another()) as manager:
+        assert (await manager.state("late", "failed"))["reason_code"] == "waited-too-long"
+    assert (await verdict(manager.bus.url)).violations == ()

@@ -36,9 +36,9 @@ from support.manager import StartManager
 from support.verdict import verdict
 
 
-async def not_ready(house: InProcessManager) -> None:
+async def not_ready(in_process: InProcessManager) -> None:
     with anyio.fail_after(20):
-        while house.processor.ready:  # noqa: ASYNC110 - it tells nobody
+        while in_process.processor.ready:  # noqa: ASYNC110 - it tells nobody
             await anyio.sleep(0.01)
 
 
@@ -51,18 +51,18 @@ async def limit(bus: FaultyBus, pages: int) -> None:
 async def test_a_full_disk_is_said_so_and_work_goes_on_when_there_is_room(
     url: str, serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with FaultyBus(url) as bus, FaultyBus(url) as workers, serve(static(2), on=bus) as house:
-        house.bus = workers
-        await house.say(register("a", gpu=1))
-        await house.state("a", "allocated")
+    async with FaultyBus(url) as bus, FaultyBus(url) as workers, serve(static(2), on=bus) as in_process:
+        in_process.bus = workers
+        await in_process.say(register("a", gpu=1))
+        await in_process.state("a", "allocated")
         await limit(bus, 1)
-        await house.say(register("b", gpu=1), deregister("a"))
-        await house.say(*[register(f"x{index}", gpu=1, operators=bulky(50)) for index in range(6)])
-        await not_ready(house)
+        await in_process.say(register("b", gpu=1), deregister("a"))
+        await in_process.say(*[register(f"x{index}", gpu=1, operators=bulky(50)) for index in range(6)])
+        await not_ready(in_process)
         await limit(bus, 1_000_000)
-        await house.ready()
-        await house.state("b", "allocated")
-        await house.state("a", "ended")
+        await in_process.ready()
+        await in_process.state("b", "allocated")
+        await in_process.state("a", "ended")
         assert (await verdict(workers.url)).violations == ()
     assert "disk is full" in capsys.readouterr().out
 
@@ -70,19 +70,19 @@ async def test_a_full_disk_is_said_so_and_work_goes_on_when_there_is_room(
 async def test_a_file_locked_by_a_stranger_is_said_so_and_work_goes_on_when_it_is_free(
     url: str, serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with FaultyBus(url) as bus, serve(static(2), on=bus) as house:
-        await house.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
-        await house.say(register("a", gpu=1))
-        await house.state("a", "allocated")
+    async with FaultyBus(url) as bus, serve(static(2), on=bus) as in_process:
+        await in_process.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
+        await in_process.say(register("a", gpu=1))
+        await in_process.state("a", "allocated")
         stranger = sqlite3.connect(tmp_path / "bus.db", isolation_level=None, check_same_thread=False)
         stranger.execute("BEGIN IMMEDIATE")
         stranger.execute("INSERT INTO record SELECT topic, part, off + 1000000, time, key, value FROM record WHERE 0")
-        house.processor.event_queue.add(_anything())
-        await not_ready(house)
+        in_process.processor.event_queue.add(_anything())
+        await not_ready(in_process)
         stranger.close()
-        await house.ready()
-        await house.say(register("b", gpu=1))
-        await house.state("b", "allocated")
+        await in_process.ready()
+        await in_process.say(register("b", gpu=1))
+        await in_process.state("b", "allocated")
     assert "another program holds it locked" in capsys.readouterr().out
 
 
@@ -97,15 +97,15 @@ def _anything() -> object:
 async def test_a_file_that_is_read_only_for_a_while_is_said_so(
     url: str, serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with FaultyBus(url) as bus, FaultyBus(url) as workers, serve(static(2), on=bus) as house:
-        house.bus = workers
-        await house.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
+    async with FaultyBus(url) as bus, FaultyBus(url) as workers, serve(static(2), on=bus) as in_process:
+        in_process.bus = workers
+        await in_process.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
         await query_only(bus, True)
-        await house.say(register("a", gpu=1))
-        await not_ready(house)
-        assert "h/a/1" not in await house.records()
+        await in_process.say(register("a", gpu=1))
+        await not_ready(in_process)
+        assert "h/a/1" not in await in_process.records()
         await query_only(bus, False)
-        await house.state("a", "allocated")
+        await in_process.state("a", "allocated")
         assert (await verdict(workers.url)).violations == ()
     assert "read-only" in capsys.readouterr().out
 
@@ -123,38 +123,38 @@ async def test_a_file_that_was_deleted_or_replaced_ends_the_manager_with_a_reaso
     """Going on would be another ledger, in which nobody holds anything."""
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(FaultyBus(url))
-        house = await stack.enter_async_context(serve(static(1), on=bus))
-        await house.say(register("a", gpu=1))
-        await house.state("a", "allocated")
+        in_process = await stack.enter_async_context(serve(static(1), on=bus))
+        await in_process.say(register("a", gpu=1))
+        await in_process.state("a", "allocated")
         for name in ("bus.db", "bus.db-wal", "bus.db-shm"):
             (tmp_path / name).unlink()
         if replaced:
             other = await stack.enter_async_context(connect(url))
             await all_topics.create(other, CLUSTER, partitions=1)
         if busy:
-            house.processor.event_queue.add(_anything())
-        assert "deleted or replaced" in await house.ended_by(BusConfigurationError)
+            in_process.processor.event_queue.add(_anything())
+        assert "deleted or replaced" in await in_process.ended_by(BusConfigurationError)
 
 
 async def test_an_input_that_was_deleted_unread_goes_on_at_the_earliest_there_is_and_says_so(
     bus: FaultyBus, serve: Serve
 ) -> None:
-    async with serve(static(2)) as house:
-        await house.say(register("a", gpu=1))
-        await house.state("a", "allocated")
+    async with serve(static(2)) as in_process:
+        await in_process.say(register("a", gpu=1))
+        await in_process.state("a", "allocated")
     for index in range(5):
-        await house.say(register(f"lost{index}", gpu=1))
-    await house.say(register("b", gpu=1))
+        await in_process.say(register(f"lost{index}", gpu=1))
+    await in_process.say(register("b", gpu=1))
     remove = partial(_cut, before=6)
     writing: Database = bus._inner._held.writing  # type: ignore[attr-defined]  # the embedded bus's own connection
     await writing.commit(remove)
-    async with serve(static(2)) as house:
-        await house.state("b", "allocated")
-        records = await house.records()
+    async with serve(static(2)) as in_process:
+        await in_process.state("b", "allocated")
+        records = await in_process.records()
         assert records["h/a/1"]["state"] == "allocated"
         assert not any("lost" in key for key in records)
-        assert house.metric("outfitter_input_lost_total") == 1
-        notes = [step for step in await house.history() if step["type"] == "note"]
+        assert in_process.metric("outfitter_input_lost_total") == 1
+        notes = [step for step in await in_process.history() if step["type"] == "note"]
         assert [note["event"] for note in notes] == ["input-lost"]
 
 
@@ -167,10 +167,10 @@ def _cut(connection: sqlite3.Connection, before: int) -> None:
 async def test_an_input_that_is_cut_while_it_is_read_goes_on_and_loses_no_more_than_was_cut(
     url: str, serve: Serve
 ) -> None:
-    async with FaultyBus(url) as bus, FaultyBus(url) as workers, serve(static(4), on=bus) as house:
-        house.bus = workers
-        await house.say(register("a", gpu=1))
-        await house.state("a", "allocated")
+    async with FaultyBus(url) as bus, FaultyBus(url) as workers, serve(static(4), on=bus) as in_process:
+        in_process.bus = workers
+        await in_process.say(register("a", gpu=1))
+        await in_process.state("a", "allocated")
         struck = False
 
         async def strike(point: str) -> None:
@@ -180,11 +180,11 @@ async def test_an_input_that_is_cut_while_it_is_read_goes_on_and_loses_no_more_t
                 raise OffsetOutOfRangeError("cut", start=1, end=1)
 
         bus.script = strike
-        await house.say(register("b", gpu=1))
-        await house.state("b", "allocated")
-        await house.say(register("c", gpu=1))
-        await house.state("c", "allocated")
-        assert house.failure is None
+        await in_process.say(register("b", gpu=1))
+        await in_process.state("b", "allocated")
+        await in_process.say(register("c", gpu=1))
+        await in_process.state("c", "allocated")
+        assert in_process.failure is None
 
 
 class JumpingClock(Clock):
@@ -198,10 +198,10 @@ class JumpingClock(Clock):
 
 async def test_nobody_is_judged_by_heartbeats_that_were_deleted_unread(url: str, serve: Serve) -> None:
     clock = JumpingClock()
-    async with FaultyBus(url) as bus, FaultyBus(url) as workers, serve(static(2), on=bus, clock=clock) as house:
-        house.bus = workers
-        await house.say(register("a", gpu=1, lease_s=30))
-        await house.state("a", "allocated")
+    async with FaultyBus(url) as bus, FaultyBus(url) as workers, serve(static(2), on=bus, clock=clock) as in_process:
+        in_process.bus = workers
+        await in_process.say(register("a", gpu=1, lease_s=30))
+        await in_process.state("a", "allocated")
         held, suspected, cut = anyio.Event(), anyio.Event(), anyio.Event()
 
         async def hold(point: str) -> None:
@@ -214,13 +214,13 @@ async def test_nobody_is_judged_by_heartbeats_that_were_deleted_unread(url: str,
 
         bus.script = hold
         await held.wait()
-        await house.say(heartbeat("a"))
+        await in_process.say(heartbeat("a"))
         clock.ahead_s = 40.0
         await suspected.wait()
         cut.set()
-        await house.say(register("b", gpu=1, lease_s=None))
-        await house.state("b", "allocated")
-        assert house.processor.liveness.leases.deadline("h/a/1") > clock.monotonic()
+        await in_process.say(register("b", gpu=1, lease_s=None))
+        await in_process.state("b", "allocated")
+        assert in_process.processor.liveness.leases.deadline("h/a/1") > clock.monotonic()
 
 
 @pytest.mark.parametrize(
@@ -228,22 +228,22 @@ async def test_nobody_is_judged_by_heartbeats_that_were_deleted_unread(url: str,
     [("fetch:before", "cannot read registrations: gone fishing"), ("commit:before", "again, because gone fishing")],
 )
 async def test_why_nothing_is_answered_is_told(bus: FaultyBus, serve: Serve, point: str, told: str) -> None:
-    async with serve(static(1)) as house:
-        assert house.processor.condition == "serving"
+    async with serve(static(1)) as in_process:
+        assert in_process.processor.condition == "serving"
 
         async def refuse(at: str) -> None:
             if at in {point, "open_writer:before"}:
                 raise BusUnavailableError("gone fishing")
 
         bus.script = refuse
-        await house.say(register("a", gpu=1))
+        await in_process.say(register("a", gpu=1))
         with anyio.fail_after(20):
-            while house.processor.ready or told not in house.processor.condition:  # noqa: ASYNC110 - it tells nobody
+            while in_process.processor.ready or told not in in_process.processor.condition:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.005)
         bus.script = no_faults
-        await house.state("a", "allocated")
-        await house.ready()
-        assert house.processor.condition == "serving"
+        await in_process.state("a", "allocated")
+        await in_process.ready()
+        assert in_process.processor.condition == "serving"
 
 
 @pytest.mark.kafka
@@ -300,20 +300,20 @@ def _make_anew(path: Path) -> None:
 async def test_a_registrations_topic_that_was_made_anew_makes_nobody_new_older_than_those_before(
     url: str, serve: Serve, tmp_path: Path
 ) -> None:
-    async with FaultyBus(url) as bus, serve(static(2), on=bus) as house:
-        await house.say(*[register(f"x{index}", gpu=1) for index in range(5)], register("w", gpu=1))
-        await house.state("w", "pending")
+    async with FaultyBus(url) as bus, serve(static(2), on=bus) as in_process:
+        await in_process.say(*[register(f"x{index}", gpu=1) for index in range(5)], register("w", gpu=1))
+        await in_process.state("w", "pending")
     _make_anew(tmp_path / "bus.db")
     for life in (2, 3):
-        async with FaultyBus(url) as bus, serve(static(2), on=bus) as house:
-            await house.say(register("w", incarnation=str(life), gpu=1), heartbeat("w", incarnation=str(life)))
-            await house.state("w", "ended", incarnation=str(life - 1))
-            await house.state("w", "pending", incarnation=str(life))
-            records = await house.records()
+        async with FaultyBus(url) as bus, serve(static(2), on=bus) as in_process:
+            await in_process.say(register("w", incarnation=str(life), gpu=1), heartbeat("w", incarnation=str(life)))
+            await in_process.state("w", "ended", incarnation=str(life - 1))
+            await in_process.state("w", "pending", incarnation=str(life))
+            records = await in_process.records()
             numbers = [records[f"h/w/{incarnation}"]["source"]["offset"] for incarnation in range(1, life + 1)]
             assert numbers == sorted(set(numbers))
-            await house.say(register(f"after-{life}", gpu=1))
-            await house.state(f"after-{life}", "pending")  # and so the heartbeat is decided
-            await house.told()
-            assert house.metric("outfitter_dead_letters_total") == 0
-            assert house.metric("outfitter_input_lost_total") == (1 if life == 2 else 0)
+            await in_process.say(register(f"after-{life}", gpu=1))
+            await in_process.state(f"after-{life}", "pending")  # and so the heartbeat is decided
+            await in_process.told()
+            assert in_process.metric("outfitter_dead_letters_total") == 0
+            assert in_process.metric("outfitter_input_lost_total") == (1 if life == 2 else 0)

@@ -54,14 +54,14 @@ def test_every_metric_is_there_from_the_start_at_zero(name: str) -> None:
 
 
 async def test_metrics_move_with_what_happens(serve: Serve) -> None:
-    async with serve(static(2)) as house:
-        await house.say(
+    async with serve(static(2)) as in_process:
+        await in_process.say(
             register("a", gpu=1), register("b", gpu=1), register("c", gpu=1), register("d", fpga=1), heartbeat("a"),
             heartbeat("nobody"), deregister("a"), deregister("c"),
             register("e", gpu=1, lease_s=0.1),
         )  # fmt: skip
-        await house.state("e", "ended")
-        await house.told()
+        await in_process.state("e", "ended")
+        await in_process.told()
         for name, labels, value in [
             ("outfitter_events_total", {"kind": "register"}, 5),
             ("outfitter_events_total", {"kind": "heartbeat"}, 2),
@@ -78,10 +78,10 @@ async def test_metrics_move_with_what_happens(serve: Serve) -> None:
             ("outfitter_exclusivity_violations_total", {}, 0),
             ("outfitter_partition_ready", {"partition": "0"}, 1),
         ]:
-            assert house.metric(name, **labels) == value, f"{name}{labels}"
-        assert house.metric("outfitter_commits_total", outcome="ok") >= 2
-        assert house.metric("outfitter_commit_seconds_count") >= 2
-        assert house.metric("outfitter_allocation_seconds_sum", resource="gpu") < 20
+            assert in_process.metric(name, **labels) == value, f"{name}{labels}"
+        assert in_process.metric("outfitter_commits_total", outcome="ok") >= 2
+        assert in_process.metric("outfitter_commit_seconds_count") >= 2
+        assert in_process.metric("outfitter_allocation_seconds_sum", resource="gpu") < 20
 
 
 def test_probes_and_metrics_over_http(start_manager: StartManager) -> None:
@@ -136,11 +136,11 @@ def test_the_log_is_json_and_each_line_about_a_worker_says_which(start_manager: 
 async def test_a_dead_letter_about_a_worker_says_which_in_the_log(
     serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with serve(static()) as house:
-        await house.say(heartbeat("ghost", "i-7"))
-        await house.dead_letters(1)
-        await house.say(register("next", gpu=1))
-        await house.state("next", "allocated")
+    async with serve(static()) as in_process:
+        await in_process.say(heartbeat("ghost", "i-7"))
+        await in_process.dead_letters(1)
+        await in_process.say(register("next", gpu=1))
+        await in_process.state("next", "allocated")
     [line] = [line for line in capsys.readouterr().out.splitlines() if "dead letter" in line]
     for words in ("worker=ghost", "incarnation=i-7", "host=h", "not registered"):
         assert words in line

@@ -19,81 +19,81 @@ TWO = (
 
 
 async def test_other_amounts_after_a_restart_touch_no_live_allocation(serve: Serve) -> None:
-    async with serve(TWO.format(gpu=1, count=4)) as house:
-        await house.say(register("w"))
-        before = await house.state("w", "allocated")
+    async with serve(TWO.format(gpu=1, count=4)) as manager:
+        await manager.say(register("w"))
+        before = await manager.state("w", "allocated")
         assert before["request"]["amounts"] == {"gpu": 1, "disk": 1}
-    async with serve(TWO.format(gpu=3, count=4), identity=another()) as house:
-        await house.say(register("w"), heartbeat("w"), register("next"))
-        after = await house.state("next", "allocated")
+    async with serve(TWO.format(gpu=3, count=4), identity=another()) as manager:
+        await manager.say(register("w"), heartbeat("w"), register("next"))
+        after = await manager.state("next", "allocated")
         assert len(after["resources"]["gpu"]) == 3
-        assert (await house.records())["h/w/1"] == before
-    assert (await verdict(house.bus.url)).violations == ()
+        assert (await manager.records())["h/w/1"] == before
+    assert (await verdict(manager.bus.url)).violations == ()
 
 
 async def test_a_resource_that_is_removed_stays_with_its_holder_and_is_denied_to_others(serve: Serve) -> None:
-    async with serve(TWO.format(gpu=1, count=2)) as house:
-        await house.say(register("w", gpu=1, disk=1), register("waiting", gpu=2))
-        before = await house.state("w", "allocated")
-        await house.state("waiting", "pending")
-    async with serve(static(2, "disk"), identity=another()) as house:
+    async with serve(TWO.format(gpu=1, count=2)) as manager:
+        await manager.say(register("w", gpu=1, disk=1), register("waiting", gpu=2))
+        before = await manager.state("w", "allocated")
+        await manager.state("waiting", "pending")
+    async with serve(static(2, "disk"), identity=another()) as manager:
         # who waits for it is looked at again, with what is configured now
-        record = await house.state("waiting", "failed")
+        record = await manager.state("waiting", "failed")
         assert record["reason_code"] == "unknown-resource"
-        await house.say(register("next", gpu=1), register("other", disk=2))
-        assert (await house.state("next", "failed"))["reason_code"] == "unknown-resource"
-        assert (await house.state("other", "pending"))["reason_code"] == "busy"
-        assert (await house.records())["h/w/1"] == before
-        await house.say(deregister("w"))
-        await house.state("other", "allocated")
+        await manager.say(register("next", gpu=1), register("other", disk=2))
+        assert (await manager.state("next", "failed"))["reason_code"] == "unknown-resource"
+        assert (await manager.state("other", "pending"))["reason_code"] == "busy"
+        assert (await manager.records())["h/w/1"] == before
+        await manager.say(deregister("w"))
+        await manager.state("other", "allocated")
 
 
 async def test_a_device_that_is_gone_after_a_restart_stays_with_its_holder_and_is_lent_to_nobody(serve: Serve) -> None:
-    async with serve(static(2)) as house:
-        await house.say(register("a", gpu=1), register("b", gpu=1))
-        await house.state("b", "allocated")
-    async with serve(static(1), identity=another()) as house:
-        gone = await house.until(
+    async with serve(static(2)) as manager:
+        await manager.say(register("a", gpu=1), register("b", gpu=1))
+        await manager.state("b", "allocated")
+    async with serve(static(1), identity=another()) as manager:
+        gone = await manager.until(
             lambda records: (record := records["h/b/1"])["resources"]["gpu"][0].get("health") == "unknown" and record
         )
         assert gone["state"] == "allocated"
         assert gone["resources"]["gpu"][0]["id"] == "gpu:1"
-        assert "health" not in (await house.records())["h/a/1"]["resources"]["gpu"][0]
-        await house.say(register("next", gpu=1), deregister("b"))
-        await house.state("b", "ended")
-        assert (await house.records())["h/next/1"]["state"] == "pending"
-        await house.say(deregister("a"))
-        assert (await house.state("next", "allocated"))["resources"]["gpu"][0]["id"] == "gpu:0"
+        assert "health" not in (await manager.records())["h/a/1"]["resources"]["gpu"][0]
+        await manager.say(register("next", gpu=1), deregister("b"))
+        await manager.state("b", "ended")
+        assert (await manager.records())["h/next/1"]["state"] == "pending"
+        await manager.say(deregister("a"))
+        assert (await manager.state("next", "allocated"))["resources"]["gpu"][0]["id"] == "gpu:0"
 
 
 async def test_who_waits_is_served_after_a_restart_with_more_devices(serve: Serve) -> None:
-    async with serve(static(1)) as house:
-        await house.say(register("a", gpu=1), register("b", gpu=1))
-        await house.state("b", "pending")
-    async with serve(static(2), identity=another()) as house:
-        await house.state("b", "allocated")
+    async with serve(static(1)) as manager:
+        await manager.say(register("a", gpu=1), register("b", gpu=1))
+        await manager.state("b", "pending")
+    async with serve(static(2), identity=another()) as manager:
+        await manager.state("b", "allocated")
 
 
 async def test_a_restart_goes_on_with_what_was_said_meanwhile_and_says_nothing_twice(serve: Serve) -> None:
-    async with serve(static(2)) as house:
-        await house.say(register("a", gpu=1))
-        await house.state("a", "allocated")
-    await house.say(deregister("a"), register("b", gpu=2))
-    async with serve(static(2), identity=another()) as house:
-        await house.state("b", "allocated")
-        steps = [(step["worker"], step["to"]) for step in await house.history() if step["type"] == "transition"]
+    async with serve(static(2)) as manager:
+        await manager.say(register("a", gpu=1))
+        await manager.state("a", "allocated")
+    await manager.say(deregister("a"), register("b", gpu=2))
+    async with serve(static(2), identity=another()) as manager:
+        await manager.state("b", "allocated")
+        steps = [(step["worker"], step["to"]) for step in await manager.history() if step["type"] == "transition"]
         assert steps == [("a", "allocated"), ("a", "ended"), ("b", "allocated")]
 
 
 async def test_a_device_file_that_is_edited_changes_what_its_holder_is_told(serve: Serve, tmp_path: Path) -> None:
     config = files_config(tmp_path / "gpus", gpus=2)
-    async with serve(config) as house:
-        await house.say(register("w", gpu=1))
-        first = await house.state("w", "allocated")
+    async with serve(config) as manager:
+        await manager.say(register("w", gpu=1))
+        first = await manager.state("w", "allocated")
         [held] = first["resources"]["gpu"]
         index = int(held["id"].removeprefix("GPU-"))
         add_device(tmp_path / "gpus", index, temperature="81")
-        told = await house.until(
+        told = await manager.until(
             lambda records: (record := records["h/w/1"])["resources"]["gpu"][0].get("temperature") and record
         )
         assert (told["state"], told["token"], told["since"]) == ("allocated", first["token"], first["since"])
@@ -105,29 +105,29 @@ async def test_a_device_that_falls_ill_is_said_so_to_its_holder_and_lent_to_nobo
     serve: Serve, tmp_path: Path
 ) -> None:
     config = files_config(tmp_path / "gpus", gpus=1)
-    async with serve(config) as house:
-        await house.say(register("w", gpu=1))
-        await house.state("w", "allocated")
+    async with serve(config) as manager:
+        await manager.say(register("w", gpu=1))
+        await manager.state("w", "allocated")
         add_device(tmp_path / "gpus", 0, health="unhealthy", reason="XID 79")
-        ill = await house.until(
+        ill = await manager.until(
             lambda records: (info := records["h/w/1"]["resources"]["gpu"][0]).get("health") == "unhealthy" and info
         )
         assert "XID 79" in str(ill)
-        await house.say(deregister("w"), register("next", gpu=1))
-        await house.state("w", "ended")
-        record = await house.until(lambda records: records.get("h/next/1"))
+        await manager.say(deregister("w"), register("next", gpu=1))
+        await manager.state("w", "ended")
+        record = await manager.until(lambda records: records.get("h/next/1"))
         assert record["state"] == "pending"
         assert "0 of 1 healthy" in record["reason"]
         add_device(tmp_path / "gpus", 0)
-        await house.state("next", "allocated")
+        await manager.state("next", "allocated")
 
 
 async def test_a_new_device_file_serves_who_waits(serve: Serve, tmp_path: Path) -> None:
-    async with serve(files_config(tmp_path / "gpus", gpus=1)) as house:
-        await house.say(register("a", gpu=1), register("b", gpu=1))
-        await house.state("b", "pending")
+    async with serve(files_config(tmp_path / "gpus", gpus=1)) as manager:
+        await manager.say(register("a", gpu=1), register("b", gpu=1))
+        await manager.state("b", "pending")
         add_device(tmp_path / "gpus", 7)
-        assert (await house.state("b", "allocated"))["resources"]["gpu"][0]["id"] == "GPU-7"
+        assert (await manager.state("b", "allocated"))["resources"]["gpu"][0]["id"] == "GPU-7"
 
 
 SCRIPT = """#!/bin/sh
@@ -152,26 +152,26 @@ async def test_devices_under_new_ids_are_lent_when_whoever_holds_one_by_its_old_
     script = tmp_path / "gpus.sh"
     script.write_text(SCRIPT)
     script.chmod(0o755)
-    async with serve(BY_SCRIPT.format(name="gpu", script=script)) as house:
-        await house.say(register("w", gpu=1))
-        assert (await house.state("w", "allocated"))["resources"]["gpu"][0]["id"] == "gpu:0"
+    async with serve(BY_SCRIPT.format(name="gpu", script=script)) as manager:
+        await manager.say(register("w", gpu=1))
+        assert (await manager.state("w", "allocated"))["resources"]["gpu"][0]["id"] == "gpu:0"
     for _ in range(2):
-        async with serve(after.format(name=resource, script=script), identity=another()) as house:
-            house.metrics.show(house.processor.state_counts)
-            await house.say(register("next", **{resource: 1}))
-            waiter = await house.until(
+        async with serve(after.format(name=resource, script=script), identity=another()) as manager:
+            manager.metrics.show(manager.processor.state_counts)
+            await manager.say(register("next", **{resource: 1}))
+            waiter = await manager.until(
                 lambda records: "held back" in (records.get("h/next/1", {}).get("reason") or "") and records["h/next/1"]
             )
             assert waiter["state"] == "pending"
             assert "h/w/1 holds gpu:0 of gpu" in waiter["reason"]
-            listed = (await house.records())["@host/h"]["resources"][resource]["devices"]
+            listed = (await manager.records())["@host/h"]["resources"][resource]["devices"]
             assert {one["health"] for one in listed} == {"unknown"}
-            await house.told()
-            assert house.metric("outfitter_devices", resource=resource, state="held-back") == len(listed)
-    async with serve(after.format(name=resource, script=script), identity=another()) as house:
-        await house.say(deregister("w"))
-        await house.state("next", "allocated")
-    assert (await verdict(house.bus.url)).violations == ()
+            await manager.told()
+            assert manager.metric("outfitter_devices", resource=resource, state="held-back") == len(listed)
+    async with serve(after.format(name=resource, script=script), identity=another()) as manager:
+        await manager.say(deregister("w"))
+        await manager.state("next", "allocated")
+    assert (await verdict(manager.bus.url)).violations == ()
 
 
 def named(*names: str, **ids: str) -> str:
@@ -184,22 +184,22 @@ def named(*names: str, **ids: str) -> str:
 
 
 async def test_a_named_device_that_is_taken_off_the_list_moves_no_other_to_its_holder(serve: Serve) -> None:
-    async with serve(named("a", "b")) as house:
-        await house.say(register("w1", licence=1), register("w2", licence=1))
-        held = {w: (await house.state(w, "allocated"))["resources"]["licence"][0] for w in ("w1", "w2")}
+    async with serve(named("a", "b")) as manager:
+        await manager.say(register("w1", licence=1), register("w2", licence=1))
+        held = {w: (await manager.state(w, "allocated"))["resources"]["licence"][0] for w in ("w1", "w2")}
         assert {info["name"]: info["id"] for info in held.values()} == {"a": "licence:a", "b": "licence:b"}
     of_a, of_b = sorted(held, key=lambda worker: held[worker]["name"])
-    async with serve(named("b"), identity=another()) as house:
-        gone = await house.until(
+    async with serve(named("b"), identity=another()) as manager:
+        gone = await manager.until(
             lambda records: (info := records[f"h/{of_a}/1"]["resources"]["licence"][0]).get("health") and info
         )
         assert (gone["name"], gone["health"]) == ("a", "unknown")
-        await house.say(deregister(of_a), register("w3", licence=1))
-        await house.state(of_a, "ended")
-        assert (await house.state("w3", "pending"))["reason_code"] == "busy"
-        await house.say(deregister(of_b))
-        assert (await house.state("w3", "allocated"))["resources"]["licence"][0]["name"] == "b"
-    assert (await verdict(house.bus.url)).violations == ()
+        await manager.say(deregister(of_a), register("w3", licence=1))
+        await manager.state(of_a, "ended")
+        assert (await manager.state("w3", "pending"))["reason_code"] == "busy"
+        await manager.say(deregister(of_b))
+        assert (await manager.state("w3", "allocated"))["resources"]["licence"][0]["name"] == "b"
+    assert (await verdict(manager.bus.url)).violations == ()
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("1", "0")], ids=["words", "numbers"])
@@ -207,33 +207,33 @@ async def test_named_devices_that_are_held_by_their_positions_are_lent_by_name_o
     serve: Serve, names: tuple[str, str]
 ) -> None:
     by_position = {name: f"licence:{position}" for position, name in enumerate(names)}
-    async with serve(named(*names, **by_position)) as house:
-        await house.say(register("w1", licence=1))
-        held = (await house.state("w1", "allocated"))["resources"]["licence"][0]
+    async with serve(named(*names, **by_position)) as manager:
+        await manager.say(register("w1", licence=1))
+        held = (await manager.state("w1", "allocated"))["resources"]["licence"][0]
         assert by_position[held["name"]] == held["id"]
-    async with serve(named(*names), identity=another()) as house:
-        await house.say(register("next", licence=1))
-        waiter = await house.until(
+    async with serve(named(*names), identity=another()) as manager:
+        await manager.say(register("next", licence=1))
+        waiter = await manager.until(
             lambda records: "held back" in (records.get("h/next/1", {}).get("reason") or "") and records["h/next/1"]
         )
         assert f"h/w1/1 holds {held['id']} of licence" in waiter["reason"]
-        assert (await house.records())["h/w1/1"]["resources"]["licence"][0]["name"] == held["name"]
-        await house.say(deregister("w1"))
-        await house.state("next", "allocated")
-    assert (await verdict(house.bus.url)).violations == ()
+        assert (await manager.records())["h/w1/1"]["resources"]["licence"][0]["name"] == held["name"]
+        await manager.say(deregister("w1"))
+        await manager.state("next", "allocated")
+    assert (await verdict(manager.bus.url)).violations == ()
 
 
 async def test_an_id_that_a_driver_gives_to_a_device_of_another_name_while_it_is_held_has_a_warning(
     serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with serve(named("a", a="LIC-1")) as house:
-        await house.say(register("w", licence=1))
-        await house.state("w", "allocated")
-        await house.told()
+    async with serve(named("a", a="LIC-1")) as manager:
+        await manager.say(register("w", licence=1))
+        await manager.state("w", "allocated")
+        await manager.told()
     assert "another name" not in capsys.readouterr().out
-    async with serve(named("b", b="LIC-1"), identity=another()) as house:
-        await house.until(lambda records: records["h/w/1"]["resources"]["licence"][0]["name"] == "b")
-        await house.told()
+    async with serve(named("b", b="LIC-1"), identity=another()) as manager:
+        await manager.until(lambda records: records["h/w/1"]["resources"]["licence"][0]["name"] == "b")
+        await manager.told()
     [line] = [line for line in capsys.readouterr().out.splitlines() if "another name" in line]
     assert "[warning" in line
     for word in ("device=LIC-1", "resource=licence", "before=a", "now=b", "host=h", "worker=w", "incarnation=1"):

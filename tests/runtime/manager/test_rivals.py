@@ -60,7 +60,7 @@ async def test_of_managers_of_both_scopes_that_start_at_one_moment_at_least_one_
             with anyio.fail_after(20):
                 while not (first.ended.is_set() or second.ended.is_set()):  # noqa: ASYNC110 - either of two
                     await anyio.sleep(0.01)
-            failures = [house.failure for house in (first, second) if house.failure is not None]
+            failures = [manager.failure for manager in (first, second) if manager.failure is not None]
             assert failures
             assert all(isinstance(_only(failure), ForeignManagerError) for failure in failures)
 
@@ -88,8 +88,10 @@ async def test_a_partition_is_not_taken_by_who_is_told_that_it_is_anothers(tmp_p
 
     async with FaultyBus(url, script) as bus:
         scope = PartitionScope(0, 1, identity.writer)
-        house = serving(bus, static(1), tmp_path, ready=False, identity=identity, scope=scope, owns_partition=anothers)
-        async with house as serving_none:
+        manager = serving(
+            bus, static(1), tmp_path, ready=False, identity=identity, scope=scope, owns_partition=anothers
+        )
+        async with manager as serving_none:
             with anyio.fail_after(20):
                 await asked.wait()
             await serving_none.stop()

@@ -114,10 +114,10 @@ def leave_undecided(bus: FaultyBus, *, told: bool) -> anyio.Event:
 
 async def take_the_undecided(bus: FaultyBus, serve: Serve, *, told: bool) -> None:
     """Let a manager whose ledger's end stays undecided grant all the same."""
-    async with serve(static(2)) as house:
+    async with serve(static(2)) as manager:
         taken = leave_undecided(bus, told=told)
-        await house.say(register("a", gpu=1))
-        await house.state("a", "allocated")
+        await manager.say(register("a", gpu=1))
+        await manager.state("a", "allocated")
         assert taken.is_set()
 
 
@@ -150,11 +150,11 @@ async def test_a_managers_first_look_waits_for_nothing_that_a_crash_of_its_own_l
             await anyio.sleep_forever()
 
     bus.script = hang
-    async with serve(static(2)) as house:
+    async with serve(static(2)) as manager:
         assert taken
         assert bus.looked_for == set(bus.named)
-        await house.say(register("a", gpu=1))
-        await house.state("a", "allocated")
+        await manager.say(register("a", gpu=1))
+        await manager.state("a", "allocated")
 
 
 async def test_another_machine_is_refused_and_does_not_disturb_the_one_that_serves(serve: Serve) -> None:

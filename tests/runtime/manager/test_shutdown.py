@@ -99,39 +99,39 @@ def test_a_driver_that_does_not_let_go_delays_the_end_no_longer_than_the_deadlin
 
 
 async def test_a_stop_during_a_commit_still_says_so_in_the_ledger(bus: FaultyBus, serve: Serve) -> None:
-    async with serve(static(1)) as house:
-        await house.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
+    async with serve(static(1)) as in_process:
+        await in_process.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
 
         async def stop(point: str) -> None:
-            if point == "commit:before" and not house.processor._stop.asked:
-                house.processor.stop()
+            if point == "commit:before" and not in_process.processor._stop.asked:
+                in_process.processor.stop()
 
         bus.script = stop
-        await house.say(register("w", gpu=1))
+        await in_process.say(register("w", gpu=1))
         with anyio.fail_after(20):
-            await house.ended.wait()
-        assert house.failure is None
-        records = await house.records()
+            await in_process.ended.wait()
+        assert in_process.failure is None
+        records = await in_process.records()
         assert records["h/w/1"]["state"] == "allocated"
         assert records["@host/h"]["manager"]["stopped_at"] is not None
-    assert (await verdict(house.bus.url)).violations == ()
+    assert (await verdict(in_process.bus.url)).violations == ()
 
 
 async def test_a_stop_while_the_bus_is_away_does_not_wait_for_it(bus: FaultyBus, serve: Serve) -> None:
-    async with serve(static(1)) as house:
+    async with serve(static(1)) as in_process:
 
         async def away(point: str) -> None:
             if not point.startswith("publish"):
                 raise BusUnavailableError("away")
 
-        await house.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
+        await in_process.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
         bus.script = away
-        await house.say(register("w", gpu=1))
+        await in_process.say(register("w", gpu=1))
         with anyio.fail_after(20):
-            while house.processor.ready:  # noqa: ASYNC110 - it tells nobody
+            while in_process.processor.ready:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.01)
-        await house.stop()
-        assert house.failure is None
+        await in_process.stop()
+        assert in_process.failure is None
 
 
 async def test_a_stop_while_a_device_is_prepared_leaves_it_to_the_next_manager(serve: Serve, tmp_path: Path) -> None:
@@ -143,13 +143,13 @@ async def test_a_stop_while_a_device_is_prepared_leaves_it_to_the_next_manager(s
         await anyio.sleep_forever()
 
     bench.preparing = hang
-    async with serve(preparing(bench.name)) as house:
-        await house.say(register("w", gpu=1))
+    async with serve(preparing(bench.name)) as in_process:
+        await in_process.say(register("w", gpu=1))
         await reached.wait()
-        await house.stop()
+        await in_process.stop()
     bench.preparing = Bench("other").preparing
-    async with serve(preparing(bench.name), identity=another()) as house:
-        await house.state("w", "allocated")
+    async with serve(preparing(bench.name), identity=another()) as in_process:
+        await in_process.state("w", "allocated")
     assert bench.violations == []
 
 

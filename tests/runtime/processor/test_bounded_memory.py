@@ -54,13 +54,13 @@ async def stuck(bus: FaultyBus) -> AsyncIterator[None]:
         go.set()
 
 
-async def settled(house: InProcessManager) -> int:
+async def settled(manager: InProcessManager) -> int:
     """Wait until the manager takes in nothing more; how many messages it keeps."""
-    cycle = house.processor._loop
+    cycle = manager.processor._loop
     assert cycle is not None
 
     def kept() -> int:
-        return sum(len(messages) for messages in (cycle._open.messages, house.processor.inputs.reader.messages))
+        return sum(len(messages) for messages in (cycle._open.messages, manager.processor.inputs.reader.messages))
 
     before, same = -1, 0
     with anyio.fail_after(20):
@@ -70,44 +70,44 @@ async def settled(house: InProcessManager) -> int:
     return before
 
 
-async def shown(house: InProcessManager, name: str, value: float) -> None:
+async def shown(manager: InProcessManager, name: str, value: float) -> None:
     """Wait until a metric has a value."""
     with anyio.fail_after(20):
-        while house.metric(name) != value:  # noqa: ASYNC110 - it tells nobody
+        while manager.metric(name) != value:  # noqa: ASYNC110 - it tells nobody
             await anyio.sleep(0.01)
 
 
 async def test_what_piles_up_behind_a_slow_bus_stays_on_the_bus_and_is_counted(bus: FaultyBus, serve: Serve) -> None:
-    async with serve(static(1)) as house:
-        house.metrics.show(house.processor.state_counts)
+    async with serve(static(1)) as manager:
+        manager.metrics.show(manager.processor.state_counts)
         async with stuck(bus):
             await flood(bus, *[register(f"w{n}", gpu=1) for n in range(FLOOD)])
-            kept = await settled(house)
+            kept = await settled(manager)
             assert READ_AHEAD <= kept < 2 * READ_AHEAD + Limits().batch_records
-            await shown(house, "outfitter_input_lag_records", FLOOD + 1)
-            age = house.metric("outfitter_oldest_unanswered_seconds")
+            await shown(manager, "outfitter_input_lag_records", FLOOD + 1)
+            age = manager.metric("outfitter_oldest_unanswered_seconds")
             assert age > 0
             await anyio.sleep(0.01)
-            assert house.metric("outfitter_oldest_unanswered_seconds") > age
-        await shown(house, "outfitter_ledger_records", FLOOD + 1)
-        await shown(house, "outfitter_input_lag_records", 0)
-        assert house.metric("outfitter_oldest_unanswered_seconds") == 0
+            assert manager.metric("outfitter_oldest_unanswered_seconds") > age
+        await shown(manager, "outfitter_ledger_records", FLOOD + 1)
+        await shown(manager, "outfitter_input_lag_records", 0)
+        assert manager.metric("outfitter_oldest_unanswered_seconds") == 0
 
 
 async def test_other_hosts_messages_are_passed_over_and_not_kept_however_long_a_commit_takes(
     bus: FaultyBus, serve: Serve
 ) -> None:
-    async with serve(static(2)) as house:
+    async with serve(static(2)) as manager:
         async with stuck(bus):
             await flood(bus, *[register(f"w{n}", gpu=1, host="other") for n in range(FLOOD)], key="other")
-            await house.say(register("mine", gpu=1))
+            await manager.say(register("mine", gpu=1))
             with anyio.fail_after(20):
-                while house.processor.inputs.reader.position < FLOOD + 2:  # noqa: ASYNC110 - it tells nobody
+                while manager.processor.inputs.reader.position < FLOOD + 2:  # noqa: ASYNC110 - it tells nobody
                     await anyio.sleep(0.01)
-            assert await settled(house) == 1
-        await house.state("mine", "allocated")
-        await house.told()
-        assert house.processor.position == FLOOD + 2
+            assert await settled(manager) == 1
+        await manager.state("mine", "allocated")
+        await manager.told()
+        assert manager.processor.position == FLOOD + 2
 
 
 @pytest.mark.parametrize("kind", ["crashes", "too large"])
@@ -133,13 +133,16 @@ async def test_a_poisonous_message_costs_itself_only_whenever_the_manager_is_kil
         for number, kill_at in enumerate(("1 before", "2 before", "1 after", "2 after")):
             killed = anyio.Event()
             commits = 0
-            async with serve(static(9), on=bus, ready=False, limits=one_by_one) as house:
+            async with serve(static(9), on=bus, ready=False, limits=one_by_one) as manager:
 
                 async def kill(
-                    point: str, kill_at: str = kill_at, killed: anyio.Event = killed, house: InProcessManager = house
+                    point: str,
+                    kill_at: str = kill_at,
+                    killed: anyio.Event = killed,
+                    manager: InProcessManager = manager,
                 ) -> None:
                     nonlocal commits
-                    cycle = house.processor._loop
+                    cycle = manager.processor._loop
                     if cycle is None or not cycle.first_commit.is_set():
                         return  # there is no message in those commits
                     commits += point == "commit:before"
@@ -148,18 +151,18 @@ async def test_a_poisonous_message_costs_itself_only_whenever_the_manager_is_kil
                         await anyio.sleep_forever()
 
                 bus.script = kill
-                await house.say(register(f"before{number}", gpu=1), poison, register(f"after{number}", gpu=1))
+                await manager.say(register(f"before{number}", gpu=1), poison, register(f"after{number}", gpu=1))
                 bus.script = kill
                 with anyio.fail_after(20):
                     await killed.wait()
             bus.script = no_faults
-        async with serve(static(9), on=bus) as house:
+        async with serve(static(9), on=bus) as manager:
             for number in range(4):
-                await house.state(f"before{number}", "allocated")
-                await house.state(f"after{number}", "allocated")
-            letters = await house.dead_letters(4)
+                await manager.state(f"before{number}", "allocated")
+                await manager.state(f"after{number}", "allocated")
+            letters = await manager.dead_letters(4)
             assert [letter["source"]["offset"] for letter in letters] == [1, 4, 7, 10]
-            assert not [key for key in await house.records() if "poison" in key]
+            assert not [key for key in await manager.records() if "poison" in key]
             assert (await verdict(bus.url)).violations == ()
 
 
@@ -169,17 +172,17 @@ async def test_after_a_flood_of_one_workers_runs_a_good_registration_is_answered
 ) -> None:
     runs = [f"{number:05d}".ljust(200, "x") for number in range(5000)]
     say = deregister if kind == "deregistrations of unseen runs" else partial(register, gpu=9)
-    async with serve(static(2)) as house:
-        house.metrics.show(house.processor.state_counts)
+    async with serve(static(2)) as manager:
+        manager.metrics.show(manager.processor.state_counts)
         await flood(bus, *[say("w", run) for run in runs])
-        await shown(house, "outfitter_input_lag_records", 0)
-        await house.say(register("w", "good", gpu=1), register("other", gpu=1))
-        await house.state("w", "allocated", "good")
-        await house.state("other", "allocated")
-        await house.told()
-        assert house.metric("outfitter_ledger_records") < 64 + 2 * Limits().batch_records
-        assert house.metric("outfitter_commits_total", outcome="too-large") == 0
-        assert house.metric("outfitter_dead_letters_total") == 0
+        await shown(manager, "outfitter_input_lag_records", 0)
+        await manager.say(register("w", "good", gpu=1), register("other", gpu=1))
+        await manager.state("w", "allocated", "good")
+        await manager.state("other", "allocated")
+        await manager.told()
+        assert manager.metric("outfitter_ledger_records") < 64 + 2 * Limits().batch_records
+        assert manager.metric("outfitter_commits_total", outcome="too-large") == 0
+        assert manager.metric("outfitter_dead_letters_total") == 0
         if kind == "deregistrations of unseen runs":
             assert (await verdict(bus.url)).violations == ()
 
@@ -199,20 +202,20 @@ async def test_of_a_flood_of_garbage_so_much_is_written_down_and_the_rest_is_cou
     bus: FaultyBus, serve: Serve, kind: str
 ) -> None:
     count = 3000
-    async with serve(static(1)) as house:
+    async with serve(static(1)) as manager:
         async with await bus.open_writer("flood", 0) as writer:
             entries = [Entry(HOST.encode(), GARBAGE[kind](number)) for number in range(count)]
             await writer.commit([(TOPICS.registrations, entries), (TOPICS.history, [])])
-        await house.say(register("next", gpu=1))
-        await house.state("next", "allocated")
-        await house.told()
-        letters = await house.dead_letters(A_MINUTE)
+        await manager.say(register("next", gpu=1))
+        await manager.state("next", "allocated")
+        await manager.told()
+        letters = await manager.dead_letters(A_MINUTE)
         assert len(letters) == A_MINUTE
         assert sum(len(json.dumps(letter)) for letter in letters) < A_MINUTE * 8000
-        assert house.metric("outfitter_dead_letters_total") == count
-        assert house.metric("outfitter_dead_letters_omitted_total") == count - A_MINUTE
-        await house.stop()  # as at the end of a minute
-        *_, last = await house.dead_letters(A_MINUTE + 1)
+        assert manager.metric("outfitter_dead_letters_total") == count
+        assert manager.metric("outfitter_dead_letters_omitted_total") == count - A_MINUTE
+        await manager.stop()  # as at the end of a minute
+        *_, last = await manager.dead_letters(A_MINUTE + 1)
     assert (last["count"], last["until"]) == (count - A_MINUTE, count)
     assert last["source"]["offset"] == A_MINUTE
     assert "beyond the 100 a minute" in last["reason"]
@@ -222,12 +225,12 @@ async def test_of_a_flood_of_garbage_so_much_is_written_down_and_the_rest_is_cou
 async def test_garbage_does_not_take_the_letters_that_tell_workers_why_they_are_refused(
     bus: FaultyBus, serve: Serve
 ) -> None:
-    async with serve(static(1)) as house:
+    async with serve(static(1)) as manager:
         async with await bus.open_writer("flood", 0) as writer:
             entries = [Entry(HOST.encode(), b"garbage") for _ in range(A_MINUTE + 1)]
             await writer.commit([(TOPICS.registrations, entries), (TOPICS.history, [])])
-        await house.say(heartbeat("nobody"))
-        *_, last = await house.dead_letters(A_MINUTE + 1)
+        await manager.say(heartbeat("nobody"))
+        *_, last = await manager.dead_letters(A_MINUTE + 1)
         assert last["source"]["offset"] == A_MINUTE + 1
         assert "nobody" in last["reason"]
 
@@ -241,10 +244,10 @@ async def test_the_dead_letters_of_a_commit_that_failed_are_written_by_the_next(
             failures -= 1
             raise BusUnavailableError("away")
 
-    async with serve(static(1)) as house:
+    async with serve(static(1)) as manager:
         bus.script = fail
-        await house.say(*[heartbeat(f"w{number}") for number in range(A_MINUTE)])
-        assert len(await house.dead_letters(A_MINUTE)) == A_MINUTE
+        await manager.say(*[heartbeat(f"w{number}") for number in range(A_MINUTE)])
+        assert len(await manager.dead_letters(A_MINUTE)) == A_MINUTE
         assert failures == 0
 
 
@@ -261,8 +264,8 @@ async def test_a_stretch_of_deciding_ends_by_time_however_much_each_message_cost
         return well(ledger, rules, event, at)
 
     monkeypatch.setattr(batch, "decide", decide)
-    async with serve(static(1)) as house:
-        running = house.processor._loop
+    async with serve(static(1)) as manager:
+        running = manager.processor._loop
         assert running is not None
         decide_some = running._decide
 
@@ -271,9 +274,9 @@ async def test_a_stretch_of_deciding_ends_by_time_however_much_each_message_cost
             decide_some()
 
         monkeypatch.setattr(running, "_decide", counted)
-        monkeypatch.setattr(house.processor._instruments.clock, "monotonic", lambda: now)
+        monkeypatch.setattr(manager.processor._instruments.clock, "monotonic", lambda: now)
         await flood(bus, *[register(f"w{n}", gpu=1) for n in range(100)])
-        await house.state("w99", "pending")
+        await manager.state("w99", "pending")
         monkeypatch.undo()
     assert sum(stretches) >= 100
     assert max(stretches) <= 3

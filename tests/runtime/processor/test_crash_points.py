@@ -54,13 +54,13 @@ EXPECTED = {
 """How it must end, whatever happened meanwhile."""
 
 
-async def play(house: InProcessManager) -> None:
+async def play(manager: InProcessManager) -> None:
     """Say the rest of what has not been said yet, and wait for the end of it."""
-    said = await house.bus.offsets(TOPICS.registrations, 0)
+    said = await manager.bus.offsets(TOPICS.registrations, 0)
     script = [*FIRST, *THEN, *LAST]
     for body in script[said[1] :]:
-        await house.say(body)
-    await house.until(
+        await manager.say(body)
+    await manager.until(
         lambda records: all(
             (record := records.get(f"{HOST}/{key}")) is not None and record["state"] == state
             for key, state in EXPECTED.items()
@@ -102,9 +102,9 @@ async def run_with(url: str, folder: Path, bench: Bench, nth: Nth, crashed: anyi
     """The workload, with a fault at one point and a second manager for the rest of it."""
     async with FaultyBus(url) as said:
         await all_topics.create(said, CLUSTER, partitions=1)
-        async with FaultyBus(url) as bus, serving(bus, preparing(bench.name), folder, ready=False) as house:
+        async with FaultyBus(url) as bus, serving(bus, preparing(bench.name), folder, ready=False) as manager:
             bus.script = nth
-            house.bus = said
+            manager.bus = said
             with anyio.CancelScope() as scope:
                 async with anyio.create_task_group() as tasks:
 
@@ -113,10 +113,10 @@ async def run_with(url: str, folder: Path, bench: Bench, nth: Nth, crashed: anyi
                         scope.cancel()
 
                     tasks.start_soon(watch)
-                    await play(house)
+                    await play(manager)
                     tasks.cancel_scope.cancel()
-        async with FaultyBus(url) as bus, serving(bus, preparing(bench.name), folder) as house:
-            await play(house)
+        async with FaultyBus(url) as bus, serving(bus, preparing(bench.name), folder) as manager:
+            await play(manager)
         report = await verdict(said, bench)
         assert report.counts["registrations"] == sum(body["type"] == "register" for body in [*FIRST, *THEN, *LAST])
 
@@ -198,12 +198,12 @@ async def test_faults_of_every_kind_one_after_another(tmp_path: Path, seed: int)
         await all_topics.create(said, CLUSTER, partitions=1)
         for body in FIRST:
             await said.publish(TOPICS.registrations, 0, Entry(HOST.encode(), json.dumps(body).encode()))
-        async with FaultyBus(url) as bus, serving(bus, preparing(bench.name), tmp_path) as house:
+        async with FaultyBus(url) as bus, serving(bus, preparing(bench.name), tmp_path) as manager:
             bus.script = host_registry
-            house.bus = said
-            await play(house)
+            manager.bus = said
+            await play(manager)
             bus.script = no_faults
-            await house.ready()
+            await manager.ready()
         assert (await verdict(said, bench)).counts["commits"] > 3
 
 
@@ -211,19 +211,19 @@ async def test_a_commit_that_hangs_is_not_acted_on_and_a_successor_goes_on(tmp_p
     bench = BENCHES[str(tmp_path)] = Bench(str(tmp_path))
     url = f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL"
     async with FaultyBus(url) as said, FaultyBus(url) as bus:
-        async with serving(bus, preparing(bench.name), tmp_path) as house:
-            house.bus = said
+        async with serving(bus, preparing(bench.name), tmp_path) as manager:
+            manager.bus = said
 
             async def hang(point: str) -> None:
                 if point == "commit:before":
                     await anyio.sleep_forever()
 
-            await house.until(
+            await manager.until(
                 lambda records: records.get("@host/h", {}).get("resources", {}).get("gpu", {}).get("devices")
             )
             bus.script = hang
-            await house.say(register("a", gpu=1))
-            await house.until(lambda _: house.processor.ledger.dirty)
+            await manager.say(register("a", gpu=1))
+            await manager.until(lambda _: manager.processor.ledger.dirty)
             assert bench.calls == []
             async with (
                 FaultyBus(url) as newer,
@@ -243,16 +243,16 @@ async def test_the_same_input_gives_the_same_records_whatever_the_batches(
         folder.mkdir()
         async with FaultyBus(f"sqlite://{folder}/bus.db?synchronous=NORMAL") as own:
             await all_topics.create(own, CLUSTER, partitions=1)
-            async with serve(static(), on=own) as house:
-                await house.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
+            async with serve(static(), on=own) as manager:
+                await manager.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
                 for body in [*FIRST, *THEN, *LAST]:
-                    before = house.processor.inputs.reader.position
-                    await house.say(body)
+                    before = manager.processor.inputs.reader.position
+                    await manager.say(body)
                     if name == "one-by-one":
-                        await house.until(lambda _, before=before: house.processor.position > before)
-                await play(house)
+                        await manager.until(lambda _, before=before: manager.processor.position > before)
+                await play(manager)
                 kept = ("state", "token", "resources", "reason", "reason_code", "source", "request")
-                records = await house.records()
+                records = await manager.records()
                 found.append(
                     {key: {name: record[name] for name in kept} for key, record in records.items() if key[0] == "h"}
                 )

@@ -33,17 +33,17 @@ async def test_an_event_that_meets_a_defect_once_is_decided_at_the_next_try(
     monkeypatch.setattr(batch, "decide", decide)
     monkeypatch.setattr(event_queue, "RETRY_AFTER_S", 0.1)
     BENCHES[str(tmp_path)] = bench = Bench(str(tmp_path), 1)
-    async with serve(preparing(bench.name)) as house:
+    async with serve(preparing(bench.name)) as manager:
         owner = to_builtins(process_owner()) if kind is m.OwnerDied else None
-        await house.say(register("w", gpu=1, lease_s=0.2 if kind is m.LeaseExpired else None, owner=owner))
-        await house.state("w", "allocated")
+        await manager.say(register("w", gpu=1, lease_s=0.2 if kind is m.LeaseExpired else None, owner=owner))
+        await manager.state("w", "allocated")
         if kind is m.OwnerDied:
-            house.processor.event_queue.add(m.OwnerDied(allocation="h/w/1", detail="gone"))
+            manager.processor.event_queue.add(m.OwnerDied(allocation="h/w/1", detail="gone"))
         elif kind is not m.LeaseExpired:
-            await house.say(deregister("w"))
-        await house.state("w", "ended")
-        await house.say(register("next", gpu=1))
-        await house.state("next", "allocated")
+            await manager.say(deregister("w"))
+        await manager.state("w", "ended")
+        await manager.say(register("next", gpu=1))
+        await manager.state("next", "allocated")
         assert len(failed) == 2
-        assert (await verdict(house.bus.url)).violations == ()
+        assert (await verdict(manager.bus.url)).violations == ()
     assert bench.violations == []

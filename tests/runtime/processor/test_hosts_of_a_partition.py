@@ -24,8 +24,8 @@ from support.in_process_manager import CLUSTER, InProcessManager, register, serv
 IDENTITY = of_partition(replica_identity(CLUSTER), 0)
 
 
-async def say(house: InProcessManager, body: dict[str, Any]) -> None:
-    await house.publish(json.dumps(body).encode(), body["host"].encode())
+async def say(manager: InProcessManager, body: dict[str, Any]) -> None:
+    await manager.publish(json.dumps(body).encode(), body["host"].encode())
 
 
 async def test_hosts_beyond_the_bound_are_dead_letters_and_those_that_are_known_are_served_on(tmp_path: Path) -> None:
@@ -33,16 +33,16 @@ async def test_hosts_beyond_the_bound_are_dead_letters_and_those_that_are_known_
     scope = PartitionScope(0, 1, IDENTITY.writer)
     async with (
         FaultyBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus,
-        serving(bus, static(2), tmp_path, identity=IDENTITY, scope=scope, limits=limits) as house,
+        serving(bus, static(2), tmp_path, identity=IDENTITY, scope=scope, limits=limits) as manager,
     ):
         for host in ("a", "b", "c", "a"):
-            await say(house, register(f"w{host}", host=host, gpu=1))
-        await say(house, register("last", host="a", gpu=1))
-        await house.until(lambda records: "a/last/1" in records)
-        assert "b/wb/1" in await house.records()
-        assert not {"c/wc/1", "@host/c"} & (await house.records()).keys()
-        await house.told()
-        assert house.metric("outfitter_dead_letters_total") == 1
+            await say(manager, register(f"w{host}", host=host, gpu=1))
+        await say(manager, register("last", host="a", gpu=1))
+        await manager.until(lambda records: "a/last/1" in records)
+        assert "b/wb/1" in await manager.records()
+        assert not {"c/wc/1", "@host/c"} & (await manager.records()).keys()
+        await manager.told()
+        assert manager.metric("outfitter_dead_letters_total") == 1
 
 
 async def test_a_host_that_was_forgotten_by_a_commit_without_an_answer_is_looked_at_no_more(tmp_path: Path) -> None:
@@ -52,26 +52,28 @@ async def test_a_host_that_was_forgotten_by_a_commit_without_an_answer_is_looked
     async with (
         FaultyBus(url) as said,
         FaultyBus(url) as bus,
-        serving(bus, static(2), tmp_path, identity=IDENTITY, scope=scope, retention_s=0.3, forgets_hosts=True) as house,
+        serving(
+            bus, static(2), tmp_path, identity=IDENTITY, scope=scope, retention_s=0.3, forgets_hosts=True
+        ) as manager,
     ):
-        house.bus = said
+        manager.bus = said
 
         async def lose_the_answer(point: str) -> None:
-            if point == "commit:after" and not forgotten.is_set() and "@host/a" not in await house.records():
+            if point == "commit:after" and not forgotten.is_set() and "@host/a" not in await manager.records():
                 forgotten.set()
                 raise CommitUnknownError("no answer")
 
-        await say(house, register("w", host="a", gpu=1))
-        await house.until(lambda records: records.get("a/w/1", {}).get("state") == "allocated")
+        await say(manager, register("w", host="a", gpu=1))
+        await manager.until(lambda records: records.get("a/w/1", {}).get("state") == "allocated")
         bus.script = lose_the_answer
-        await say(house, {"type": "deregister", "host": "a", "worker": "w", "incarnation": "1"})
+        await say(manager, {"type": "deregister", "host": "a", "worker": "w", "incarnation": "1"})
         with anyio.fail_after(20):
             await forgotten.wait()
         with anyio.fail_after(20):
-            while "a" in house.drivers.hosts:  # noqa: ASYNC110 - it tells nobody
+            while "a" in manager.drivers.hosts:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.01)
-        await say(house, register("again", host="a", gpu=1))
-        await house.until(lambda records: records.get("a/again/1", {}).get("state") == "allocated")
+        await say(manager, register("again", host="a", gpu=1))
+        await manager.until(lambda records: records.get("a/again/1", {}).get("state") == "allocated")
 
 
 class Unassigned(Membership):
@@ -131,12 +133,12 @@ async def test_what_a_driver_says_of_a_host_that_is_not_known_any_more_is_not_ke
     scope = PartitionScope(0, 1, IDENTITY.writer)
     async with (
         FaultyBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus,
-        serving(bus, static(2), tmp_path, identity=IDENTITY, scope=scope) as house,
+        serving(bus, static(2), tmp_path, identity=IDENTITY, scope=scope) as manager,
     ):
-        event_queue = house.processor.event_queue
+        event_queue = manager.processor.event_queue
         event_queue.add(DriverReport(host="gone", resource="gpu", devices=(), asked=1))
-        await say(house, register("w", host="a", gpu=1))
-        await house.until(lambda records: records.get("a/w/1", {}).get("state") == "allocated")
-        await house.told()
-        assert set(house.processor.ledger.hosts) == {"a"}
+        await say(manager, register("w", host="a", gpu=1))
+        await manager.until(lambda records: records.get("a/w/1", {}).get("state") == "allocated")
+        await manager.told()
+        assert set(manager.processor.ledger.hosts) == {"a"}
         assert not [place for place in event_queue._reports if place[0] == "gone"]

@@ -71,12 +71,12 @@ async def test_deadlines_of_some_hosts_are_looked_at_in_a_turn_and_those_of_all_
         monkeypatch.setattr(deadlines, "HOSTS_AT_ONCE", AT_ONCE)
         async with (
             FaultyBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus,
-            serving(bus, static(1), tmp_path, identity=identity, scope=scope, retention_s=0.0) as house,
+            serving(bus, static(1), tmp_path, identity=identity, scope=scope, retention_s=0.0) as manager,
         ):
             for host in HOSTS:
                 body = register("w", host=host, gpu=9)  # it fails, and is forgotten when its deadline is looked at
-                await house.publish(json.dumps(body).encode(), host.encode())
-            await house.until(lambda records: looked.issuperset(HOSTS) and not any("/w/" in key for key in records))
+                await manager.publish(json.dumps(body).encode(), host.encode())
+            await manager.until(lambda records: looked.issuperset(HOSTS) and not any("/w/" in key for key in records))
     assert max(found.by_turn.values()) == AT_ONCE
 
 

@@ -66,9 +66,9 @@ async def _lose(error: type[Exception]) -> None:
 async def test_the_ledger_of_a_tenure_that_failed_is_gone_when_the_next_one_has_its_own(
     bus: FaultyBus, serve: Serve, ledgers: Callable[[], int], failing: list[str], error: type[Exception]
 ) -> None:
-    async with serve(static(3)) as house:
-        await house.say(register("first", gpu=1))
-        await house.state("first", "allocated")
+    async with serve(static(3)) as manager:
+        await manager.say(register("first", gpu=1))
+        await manager.state("first", "allocated")
         due = [*failing]
 
         async def fail(point: str) -> None:
@@ -77,11 +77,11 @@ async def test_the_ledger_of_a_tenure_that_failed_is_gone_when_the_next_one_has_
                 await _lose(error)
 
         bus.script = fail
-        await house.say(register("second", gpu=1))
-        await house.state("second", "allocated")
-        await house.say(register("third", gpu=1))
-        await house.state("third", "allocated")
-        await house.ready()
+        await manager.say(register("second", gpu=1))
+        await manager.state("second", "allocated")
+        await manager.say(register("third", gpu=1))
+        await manager.state("third", "allocated")
+        await manager.ready()
         assert not due
         assert ledgers() == 1
 
@@ -89,27 +89,27 @@ async def test_the_ledger_of_a_tenure_that_failed_is_gone_when_the_next_one_has_
 async def test_the_ledger_of_a_tainted_writer_is_gone_when_the_next_one_has_its_own(
     url: str, serve: Serve, ledgers: Callable[[], int]
 ) -> None:
-    async with TaintedBus(url) as bus, serve(static(3), on=bus) as house:
-        await house.say(register("first", gpu=1))
-        await house.state("first", "allocated")
+    async with TaintedBus(url) as bus, serve(static(3), on=bus) as manager:
+        await manager.say(register("first", gpu=1))
+        await manager.state("first", "allocated")
         opened = bus.opened
         bus.taints = True
-        await house.say(register("second", gpu=1))
-        await house.state("second", "allocated")
+        await manager.say(register("second", gpu=1))
+        await manager.state("second", "allocated")
         bus.taints = False
         with anyio.fail_after(20):
             while bus.opened == opened:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.01)
-        await house.say(register("third", gpu=1))
-        await house.state("third", "allocated")
-        await house.ready()
+        await manager.say(register("third", gpu=1))
+        await manager.state("third", "allocated")
+        await manager.ready()
         assert ledgers() == 1
 
 
 async def test_an_error_after_the_fence_keeps_nothing_of_what_was_read_before_it(bus: FaultyBus, serve: Serve) -> None:
-    async with serve(static(3)) as house:
-        await house.say(register("first", gpu=1))
-        await house.state("first", "allocated")
+    async with serve(static(3)) as manager:
+        await manager.say(register("first", gpu=1))
+        await manager.state("first", "allocated")
     scope = HostScope(HOST, host_writer(HOST))
     seen = await restore(bus, TOPICS.allocations, 0, scope)
     assert seen.ledger.allocations
@@ -128,9 +128,9 @@ async def test_an_error_that_is_kept_keeps_no_ledger(bus: FaultyBus, serve: Serv
     """As a bus keeps the last one, to tell why it cannot be used."""
     kept: list[BaseException] = []
     neighbour = Entry(b"@host/other", b'{"type": "host"}')
-    async with serve(static(3)) as house:
-        await house.say(register("first", gpu=1))
-        await house.state("first", "allocated")
+    async with serve(static(3)) as manager:
+        await manager.say(register("first", gpu=1))
+        await manager.state("first", "allocated")
         async with await bus.open_writer("another", 0) as writer:
             await writer.commit([(TOPICS.allocations, [neighbour])])
         due = ["commit:before", "topic:after"]
@@ -145,17 +145,17 @@ async def test_an_error_that_is_kept_keeps_no_ledger(bus: FaultyBus, serve: Serv
                     raise
 
         bus.script = fail
-        await house.say(register("second", gpu=1))
-        await house.state("second", "allocated")
-        await house.ready()
+        await manager.say(register("second", gpu=1))
+        await manager.state("second", "allocated")
+        await manager.ready()
         of_a_commit, of_a_restart = kept
         assert of_a_commit.__cause__ is not None
         assert (of_a_commit.__traceback__, of_a_commit.__cause__.__traceback__) == (None, None)
         held = in_frames(of_a_restart, "restored")
         assert held
         assert not any(each.ledger.hosts or each.ledger.allocations or each.neighbours for each in held)
-        assert house.processor.neighbours == {neighbour.key: neighbour.value}
-        assert house.processor.ledger.allocations.keys() == {"h/first/1", "h/second/1"}
+        assert manager.processor.neighbours == {neighbour.key: neighbour.value}
+        assert manager.processor.ledger.allocations.keys() == {"h/first/1", "h/second/1"}
 
 
 def in_frames(error: BaseException, name: str) -> list[Any]:
@@ -208,9 +208,9 @@ class _OneByOne(FaultyBus):
 
 
 async def test_a_replay_that_fails_leaves_nothing_of_what_it_has_read(url: str, bus: FaultyBus, serve: Serve) -> None:
-    async with serve(static(3)) as house:
-        await house.say(register("first", gpu=1))
-        await house.state("first", "allocated")
+    async with serve(static(3)) as manager:
+        await manager.say(register("first", gpu=1))
+        await manager.state("first", "allocated")
     async with _OneByOne(url) as slow:
         with pytest.raises(BusUnavailableError) as failed:
             await restore(slow, TOPICS.allocations, 0, HostScope(HOST, host_writer(HOST)))
@@ -220,27 +220,27 @@ async def test_a_replay_that_fails_leaves_nothing_of_what_it_has_read(url: str, 
 
 @pytest.mark.usefixtures("ledgers")
 async def test_nothing_is_left_of_a_processor_that_has_ended(serve: Serve) -> None:
-    async with serve(static(3)) as house:
-        await house.say(register("first", gpu=1), register("second", gpu=5))
-        await house.state("first", "allocated")
-        await house.ready()
-        processor: Any = house.processor
+    async with serve(static(3)) as manager:
+        await manager.say(register("first", gpu=1), register("second", gpu=5))
+        await manager.state("first", "allocated")
+        await manager.ready()
+        processor: Any = manager.processor
         parts = (processor, processor.ledger, processor._loop, processor._reporter.state_gauges)
         kept = [weakref.ref(part) for part in parts]
         processor.stop()
         with anyio.fail_after(20):
-            await house.ended.wait()
-    del parts, processor, house.processor, house.drivers
+            await manager.ended.wait()
+    del parts, processor, manager.processor, manager.drivers
     assert [part() for part in kept] == [None] * 4
 
 
 async def test_a_processor_that_lets_go_holds_nothing_large(serve: Serve) -> None:
-    async with serve(static(3)) as house:
-        await house.say(register("first", gpu=1, lease_s=60))
-        await house.state("first", "allocated")
-        await house.told()
-        assert house.processor.state_counts().leases == 1
-    processor = house.processor
+    async with serve(static(3)) as manager:
+        await manager.say(register("first", gpu=1, lease_s=60))
+        await manager.state("first", "allocated")
+        await manager.told()
+        assert manager.processor.state_counts().leases == 1
+    processor = manager.processor
     message = Message(TOPICS.registrations, 0, 1, HOST.encode(), b"", 0)
     place = Cursor(topic_id="", position=0)
     scope = HostScope(HOST, host_writer(HOST))

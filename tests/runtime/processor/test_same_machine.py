@@ -20,11 +20,11 @@ def identity(host: str, machine_id: str | None = "m", boot_id: str | None = "b")
     return structs.replace(host_identity(CLUSTER, host), machine_id=machine_id, boot_id=boot_id)
 
 
-async def hold(house: InProcessManager, worker: str, host: str = "old") -> dict[str, Any]:
+async def hold(manager: InProcessManager, worker: str, host: str = "old") -> dict[str, Any]:
     """A worker of `host` gets its devices: its record."""
-    await house.publish(json.dumps(register(worker, host=host, gpu=1)).encode(), key=host.encode())
+    await manager.publish(json.dumps(register(worker, host=host, gpu=1)).encode(), key=host.encode())
     key = f"{host}/{worker}/1"
-    record: dict[str, Any] = await house.until(
+    record: dict[str, Any] = await manager.until(
         lambda records: records[key] if records.get(key, {}).get("state") == "allocated" else None
     )
     return record

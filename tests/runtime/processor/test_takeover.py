@@ -50,10 +50,10 @@ async def test_what_is_observed_anew_does_not_pile_up_while_commits_fail(
 ) -> None:
     monkeypatch.setattr(processor, "LONGEST_DELAY_S", 0.001)
     monkeypatch.setattr(processor, "FIRST_DELAY_S", 0.001)
-    async with serve(static(3), identity=another(machine_id="m")) as house:
+    async with serve(static(3), identity=another(machine_id="m")) as manager:
         for worker in "abc":
-            await house.say(register(worker, gpu=1, owner=body(owner_of(os.getpid())), lease_s=None))
-            await house.state(worker, "allocated")
+            await manager.say(register(worker, gpu=1, owner=body(owner_of(os.getpid())), lease_s=None))
+            await manager.state(worker, "allocated")
     taken = 0
     enough = anyio.Event()
     queued: list[m.Event] = []
@@ -64,14 +64,14 @@ async def test_what_is_observed_anew_does_not_pile_up_while_commits_fail(
             taken += 1
             raise BusUnavailableError("full")
         if point == "open_writer:before" and taken >= 20 and not enough.is_set():  # nothing is decided just now
-            queued.extend(house.processor.event_queue.queue)
+            queued.extend(manager.processor.event_queue.queue)
             enough.set()
 
     # as after a restart of the machine: the owners have died with it
-    async with serve(static(3), identity=another(machine_id="m", boot_id="the next"), ready=False) as house:
+    async with serve(static(3), identity=another(machine_id="m", boot_id="the next"), ready=False) as manager:
         bus.script = fail
         for worker in "abc":
-            house.processor.event_queue.add(m.OwnerDied(allocation=f"h/{worker}/1", detail="seen"))
+            manager.processor.event_queue.add(m.OwnerDied(allocation=f"h/{worker}/1", detail="seen"))
         with anyio.fail_after(20):
             await enough.wait()
         assert len([event for event in queued if isinstance(event, m.OwnerDied)]) == 3
@@ -79,16 +79,16 @@ async def test_what_is_observed_anew_does_not_pile_up_while_commits_fail(
         assert len([event for event in queued if isinstance(event, m.Reschedule)]) <= 1
         bus.script = no_faults
         for worker in "abc":
-            assert (await house.state(worker, "ended"))["reason_code"] == "owner-died"
+            assert (await manager.state(worker, "ended"))["reason_code"] == "owner-died"
 
 
 async def test_after_an_outage_that_only_the_input_noticed_the_writer_is_replaced(bus: FaultyBus, serve: Serve) -> None:
     """Brokers that were away may have lost the end of the last commit: an idle host's is seen to its end now."""
     bus.local = False
     opened = 0
-    async with serve(static(1)) as house:
-        await house.say(register("w", gpu=1, lease_s=None))
-        await house.state("w", "allocated")
+    async with serve(static(1)) as manager:
+        await manager.say(register("w", gpu=1, lease_s=None))
+        await manager.state("w", "allocated")
 
         async def deaf(point: str) -> None:
             if point.startswith(("fetch", "open_reader")):
@@ -100,14 +100,14 @@ async def test_after_an_outage_that_only_the_input_noticed_the_writer_is_replace
 
         bus.script = deaf
         with anyio.fail_after(20):
-            while house.processor.ready:  # noqa: ASYNC110 - it tells nobody
+            while manager.processor.ready:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.01)
         bus.script = count
         with anyio.fail_after(20):
-            while not opened or not house.processor.ready:  # noqa: ASYNC110 - it tells nobody
+            while not opened or not manager.processor.ready:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.01)
-        await house.say(register("next", gpu=1))
-        await house.state("next", "pending")
+        await manager.say(register("next", gpu=1))
+        await manager.state("next", "pending")
         assert opened == 1
 
 
@@ -127,22 +127,22 @@ async def test_who_stops_after_an_outage_says_goodbye_instead_of_taking_the_part
         elif deaf and reached.is_set() and point.startswith(("fetch", "open_reader")):
             raise BusUnavailableError("away")
 
-    async with serve(static(1)) as house:
+    async with serve(static(1)) as manager:
         bus.script = act
-        await house.say(register("w", gpu=1, lease_s=None))
-        input_reader = house.processor.inputs.reader
+        await manager.say(register("w", gpu=1, lease_s=None))
+        input_reader = manager.processor.inputs.reader
         with anyio.fail_after(20):
             while input_reader.is_readable:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.01)
             deaf = False
             while not input_reader.outages:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.01)
-        house.processor.stop()
+        manager.processor.stop()
         go.set()
-        await house.stop()
+        await manager.stop()
     bus.script = no_faults
     assert opened == 0
-    assert (await house.records())["@host/h"]["manager"].get("stopped_at") is not None
+    assert (await manager.records())["@host/h"]["manager"].get("stopped_at") is not None
 
 
 async def test_a_tainted_writer_is_replaced_after_a_pause_and_no_outage_is_spoken_of(
@@ -155,21 +155,21 @@ async def test_a_tainted_writer_is_replaced_after_a_pause_and_no_outage_is_spoke
         return least
 
     monkeypatch.setattr(random, "uniform", pause)
-    async with TaintedBus(url) as bus, serve(static(2), on=bus) as house:
+    async with TaintedBus(url) as bus, serve(static(2), on=bus) as manager:
         bus.taints = True
-        await house.say(register("a", gpu=1))
-        await house.state("a", "allocated")
+        await manager.say(register("a", gpu=1))
+        await manager.state("a", "allocated")
         # each taking commits, and so is tainted itself
         with anyio.fail_after(20):
             while bus.opened < 5:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.01)
         assert len(pauses) >= bus.opened - 1
         bus.taints = False
-        await house.say(register("b", gpu=1))
-        await house.state("b", "allocated")
-        await house.ready()
-        await house.told()
-    assert house.metric("outfitter_grants_total", resource="gpu") == 2
+        await manager.say(register("b", gpu=1))
+        await manager.state("b", "allocated")
+        await manager.ready()
+        await manager.told()
+    assert manager.metric("outfitter_grants_total", resource="gpu") == 2
     printed = capsys.readouterr().out
     assert "the writer is replaced" in printed
     assert "the bus failed" not in printed

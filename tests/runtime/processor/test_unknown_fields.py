@@ -25,35 +25,37 @@ def misspelt(worker: str, **fields: Any) -> dict[str, Any]:
 
 
 async def test_a_registration_is_obeyed_without_them_and_its_record_names_them(serve: Serve) -> None:
-    async with serve(static()) as house:
-        await house.say(misspelt("w"), register("plain", gpu=1))
-        record = await house.state("w", "allocated")
+    async with serve(static()) as in_process:
+        await in_process.say(misspelt("w"), register("plain", gpu=1))
+        record = await in_process.state("w", "allocated")
         assert record["warnings"] == [MISSPELT]
-        assert "warnings" not in await house.state("plain", "allocated")
-        await house.say(deregister("w"))
-        assert (await house.state("w", "ended"))["warnings"] == [MISSPELT]
-        await house.told()
-        assert house.metric("outfitter_unknown_fields_total", kind="register") == 1
-        assert house.metric("outfitter_dead_letters_total") == 0
-        assert (await verdict(house.bus.url)).violations == ()
+        assert "warnings" not in await in_process.state("plain", "allocated")
+        await in_process.say(deregister("w"))
+        assert (await in_process.state("w", "ended"))["warnings"] == [MISSPELT]
+        await in_process.told()
+        assert in_process.metric("outfitter_unknown_fields_total", kind="register") == 1
+        assert in_process.metric("outfitter_dead_letters_total") == 0
+        assert (await verdict(in_process.bus.url)).violations == ()
 
 
 async def test_one_that_waits_or_fails_names_them_too(serve: Serve) -> None:
-    async with serve(static()) as house:
-        await house.say(register("all", gpu=2), misspelt("waits"), misspelt("fails", resources={"gpu": {"amount": 99}}))
+    async with serve(static()) as in_process:
+        await in_process.say(
+            register("all", gpu=2), misspelt("waits"), misspelt("fails", resources={"gpu": {"amount": 99}})
+        )
         for worker, state in (("waits", "pending"), ("fails", "failed")):
-            assert (await house.state(worker, state))["warnings"] == [MISSPELT]
+            assert (await in_process.state(worker, state))["warnings"] == [MISSPELT]
 
 
 async def test_heartbeats_and_deregistrations_are_counted_and_logged(
     serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with serve(static()) as house:
-        await house.say(register("w", gpu=1), {**heartbeat("w"), "load": 1}, {**deregister("w"), "resaon": "done"})
-        await house.state("w", "ended")
-        await house.told()
-        assert house.metric("outfitter_unknown_fields_total", kind="heartbeat") == 1
-        assert house.metric("outfitter_unknown_fields_total", kind="deregister") == 1
+    async with serve(static()) as in_process:
+        await in_process.say(register("w", gpu=1), {**heartbeat("w"), "load": 1}, {**deregister("w"), "resaon": "done"})
+        await in_process.state("w", "ended")
+        await in_process.told()
+        assert in_process.metric("outfitter_unknown_fields_total", kind="heartbeat") == 1
+        assert in_process.metric("outfitter_unknown_fields_total", kind="deregister") == 1
     lines = [line for line in capsys.readouterr().out.splitlines() if "unknown fields" in line]
     assert len(lines) == 2
     assert "did you mean reason?" in lines[1]
@@ -62,23 +64,23 @@ async def test_heartbeats_and_deregistrations_are_counted_and_logged(
 async def test_a_flood_of_them_is_counted_and_not_logged_line_by_line(
     serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with serve(static()) as house:
-        await house.say(register("w", gpu=1))
+    async with serve(static()) as in_process:
+        await in_process.say(register("w", gpu=1))
         for _ in range(4):
-            await house.say(*[{**heartbeat("w"), "load": n} for n in range(50)])
-        await house.say(
+            await in_process.say(*[{**heartbeat("w"), "load": n} for n in range(50)])
+        await in_process.say(
             deregister("w"), misspelt("later"), {**heartbeat("nobody"), "load": 1}, {**heartbeat("w"), "host": 7}
         )
-        await house.state("w", "ended")
-        record = await house.state("later", "allocated")
+        await in_process.state("w", "ended")
+        record = await in_process.state("later", "allocated")
         assert record["warnings"] == [UNNAMED]  # told without a name, which takes long to find
         # nor does it cost the dead letters their places, or themselves
-        *_, letter = await house.dead_letters(2)
+        *_, letter = await in_process.dead_letters(2)
         assert letter["field"] == "$.host"
-        await house.told()
-        assert house.metric("outfitter_unknown_fields_total", kind="heartbeat") == 201
-        assert house.metric("outfitter_unknown_fields_total", kind="register") == 1
-        assert house.metric("outfitter_dead_letters_omitted_total") == 0
+        await in_process.told()
+        assert in_process.metric("outfitter_unknown_fields_total", kind="heartbeat") == 201
+        assert in_process.metric("outfitter_unknown_fields_total", kind="register") == 1
+        assert in_process.metric("outfitter_dead_letters_omitted_total") == 0
     assert capsys.readouterr().out.count("a message has unknown fields") == 20
 
 

@@ -81,9 +81,9 @@ async def test_managers_and_sweepers_take_their_identities_for_all_topics_that_t
     made: FaultyBus, tmp_path: Path
 ) -> None:
     """Only in those is what an earlier holder left open ended."""
-    async with serving(made, static(1), tmp_path) as house, sweeping(made):
-        await house.say(register("w", gpu=1))
-        await house.state("w", "allocated")
+    async with serving(made, static(1), tmp_path) as manager, sweeping(made):
+        await manager.say(register("w", gpu=1))
+        await manager.state("w", "allocated")
         await say(made, b"garbage", HOST)
         await say(made, register("w"), None)
         await letters(made, 2)
@@ -107,24 +107,24 @@ async def test_heartbeats_and_farewells_to_a_host_without_a_manager_want_no_answ
 
 
 async def test_messages_for_a_host_whose_manager_stopped_or_died_wait_for_it(made: FaultyBus, tmp_path: Path) -> None:
-    async with serving(made, static(), tmp_path) as house:
-        await house.stop()
+    async with serving(made, static(), tmp_path) as manager:
+        await manager.stop()
     async with sweeping(made, grace=0.0):
         await say(made, register("w", gpu=1), HOST)
         after = await say(made, b"", None)
         await swept(made, after)
         assert [letter.source.offset for letter in await letters(made, 1)] == [after]
-        async with serving(made, static(), tmp_path) as house:
-            await house.state("w", "allocated")
+        async with serving(made, static(), tmp_path) as manager:
+            await manager.state("w", "allocated")
 
 
 async def test_a_served_hosts_messages_are_its_managers_whatever_they_are(made: FaultyBus, tmp_path: Path) -> None:
-    async with serving(made, static(), tmp_path) as house, sweeping(made, grace=0.0):
+    async with serving(made, static(), tmp_path) as manager, sweeping(made, grace=0.0):
         garbage = await say(made, b"\xff", HOST)
         after = await say(made, b"", None)
         await swept(made, after)
-        await house.say(register("w", gpu=1))
-        await house.state("w", "allocated")
+        await manager.say(register("w", gpu=1))
+        await manager.state("w", "allocated")
         assert sorted((x.source.offset, x.writer) for x in await letters(made, 2)) == [
             (garbage, f"host/{HOST}"), (after, "sweeper/0"),
         ]  # fmt: skip
@@ -135,22 +135,22 @@ async def test_a_manager_that_starts_within_the_grace_answers_what_came_before_i
 ) -> None:
     async with sweeping(made, grace=600.0):
         await say(made, register("w", gpu=1), HOST)
-        async with serving(made, static(), tmp_path) as house:
-            await house.state("w", "allocated")
+        async with serving(made, static(), tmp_path) as manager:
+            await manager.state("w", "allocated")
 
 
 async def test_a_manager_that_starts_after_the_dead_letter_does_not_answer_too(made: FaultyBus, tmp_path: Path) -> None:
     async with sweeping(made):
         await say(made, register("early", gpu=1), HOST)
         await letters(made, 1)
-        async with serving(made, static(), tmp_path) as house:
-            await house.say(register("late", gpu=1))
-            await house.state("late", "allocated")
-            assert f"{HOST}/early/1" not in await house.records()
-        async with serving(made, static(), tmp_path) as house:  # and neither does the next one
-            await house.say(register("later", gpu=1))
-            await house.state("later", "allocated")
-            assert f"{HOST}/early/1" not in await house.records()
+        async with serving(made, static(), tmp_path) as manager:
+            await manager.say(register("late", gpu=1))
+            await manager.state("late", "allocated")
+            assert f"{HOST}/early/1" not in await manager.records()
+        async with serving(made, static(), tmp_path) as manager:  # and neither does the next one
+            await manager.say(register("later", gpu=1))
+            await manager.state("later", "allocated")
+            assert f"{HOST}/early/1" not in await manager.records()
     assert (await checker.verdict(made.url)).violations == ()
 
 

@@ -44,16 +44,16 @@ class At:
             await self._act()
 
 
-async def answered_once(bus: Bus, house: InProcessManager, offset: int) -> str:
+async def answered_once(bus: Bus, manager: InProcessManager, offset: int) -> str:
     """Wait until the registration at `offset` is answered by one, and everything after it; say by whom."""
     after = await say(bus, b"", None)
-    await house.say(register("after", gpu=1))
-    await house.state("after", "allocated")
+    await manager.say(register("after", gpu=1))
+    await manager.state("after", "allocated")
     await swept(bus, after)
-    mine = f"{HOST}/w/1" in await house.records()
+    mine = f"{HOST}/w/1" in await manager.records()
     by_sweeper = [letter for letter in await letters(bus, 1) if letter.source.offset == offset]
     assert (len(by_sweeper), mine) in {(1, False), (0, True)}
-    report = await checker.verdict(house.bus.url)
+    report = await checker.verdict(manager.bus.url)
     assert report.violations == ()
     return "the manager" if mine else "the sweeper"
 
@@ -101,9 +101,9 @@ async def a_manager_starts_at(url: str, folder: Path, n: int) -> str | None:
         async with sweeping(bus):
             with anyio.move_on_after(GRACE_S + 2.0):
                 await met.wait()
-            async with serving(said, static(4), folder) as house:
+            async with serving(said, static(4), folder) as manager:
                 go.set()
-                who = await answered_once(said, house, offset)
+                who = await answered_once(said, manager, offset)
                 return who if met.is_set() else None
 
 
@@ -117,9 +117,9 @@ async def the_sweeper_works_at(url: str, folder: Path, n: int) -> str | None:
     async with buses(url) as (said, bus):
         offset = await say(said, register("w", gpu=1), HOST)
         script = bus.script = At(n, lambda: anyio.sleep(GRACE_S + 1.0))
-        async with sweeping(said), serving(bus, static(4), folder) as house:
-            house.bus = said
-            who = await answered_once(said, house, offset)
+        async with sweeping(said), serving(bus, static(4), folder) as manager:
+            manager.bus = said
+            who = await answered_once(said, manager, offset)
             return who if script.done else None
 
 
@@ -144,11 +144,11 @@ async def a_manager_starts_after_a_crash_at(url: str, folder: Path, n: int) -> s
         async with sweeping(bus):
             with anyio.move_on_after(GRACE_S + 2.0):
                 await met.wait()
-        async with serving(said, static(4), folder) as house:
-            await house.say(register("first", gpu=1))
-            await house.state("first", "allocated")
+        async with serving(said, static(4), folder) as manager:
+            await manager.say(register("first", gpu=1))
+            await manager.state("first", "allocated")
             async with sweeping(said):
-                who = await answered_once(said, house, offset)
+                who = await answered_once(said, manager, offset)
                 return who if met.is_set() else None
 
 

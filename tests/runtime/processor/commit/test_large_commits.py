@@ -77,7 +77,7 @@ def _bytes(entry: Entry) -> int:
     return len(entry.key or b"") + len(entry.value or b"")
 
 
-async def flood(house: InProcessManager, bus: NarrowBus) -> None:
+async def flood(manager: InProcessManager, bus: NarrowBus) -> None:
     """Sixty registrations, all of which the manager finds at once, and their answers."""
 
     async def wait(point: str) -> None:
@@ -85,21 +85,21 @@ async def flood(house: InProcessManager, bus: NarrowBus) -> None:
             await said.wait()
 
     said = anyio.Event()
-    await house.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
+    await manager.until(lambda records: records["@host/h"]["resources"]["gpu"]["devices"])
     bus.script = wait
     for index in range(60):
-        await house.say(register(f"w{index}", gpu=1))
+        await manager.say(register(f"w{index}", gpu=1))
     said.set()
-    await house.until(lambda records: sum(key.startswith("h/") for key in records) == 60)
-    await house.told()
+    await manager.until(lambda records: sum(key.startswith("h/") for key in records) == 60)
+    await manager.told()
 
 
 async def test_a_flood_is_answered_in_commits_of_one_batch_for_each_topic(url: str, serve: Serve) -> None:
     """A second batch of history would wait for the first one, and the ledger's may not be divided."""
     async with NarrowBus(url) as bus:
         bus.promised = 9000
-        async with serve(static(60), on=bus) as house:
-            await flood(house, bus)
+        async with serve(static(60), on=bus) as manager:
+            await flood(manager, bus)
         assert bus.refusals == 0
         # up to the last step, behind which the commit's own record follows
         steps = [sum(sizes[:-2]) for sizes in bus.sizes[TOPICS.history]]
@@ -107,10 +107,10 @@ async def test_a_flood_is_answered_in_commits_of_one_batch_for_each_topic(url: s
 
 
 async def test_a_flood_whose_answers_do_not_fit_into_one_commit_is_answered_in_several(url: str, serve: Serve) -> None:
-    async with NarrowBus(url) as bus, serve(static(2), on=bus) as house:
-        await flood(house, bus)
-        assert house.metric("outfitter_commits_total", outcome="too-large") > 0
-        assert house.metric("outfitter_dead_letters_total") == 0
+    async with NarrowBus(url) as bus, serve(static(2), on=bus) as manager:
+        await flood(manager, bus)
+        assert manager.metric("outfitter_commits_total", outcome="too-large") > 0
+        assert manager.metric("outfitter_dead_letters_total") == 0
         report = await verdict(bus.url)
         assert report.violations == ()
         assert report.counts["records"] >= 60
@@ -118,15 +118,17 @@ async def test_a_flood_whose_answers_do_not_fit_into_one_commit_is_answered_in_s
 
 async def test_one_events_effect_on_many_is_split_into_pieces_that_fit(url: str, serve: Serve) -> None:
     """The end of one holder changes what all who wait are told."""
-    async with NarrowBus(url) as bus, serve(static(40), on=bus) as house:
-        await house.say(register("all", gpu=40))
-        await house.state("all", "allocated")
-        await house.say(*[register(f"w{index}", gpu=1) for index in range(40)])
-        await house.until(lambda records: sum(key.startswith("h/w") for key in records) == 40)
-        await house.say(deregister("all"))
-        await house.until(lambda records: all(records[f"h/w{index}/1"]["state"] == "allocated" for index in range(40)))
-        await house.told()
-        assert house.metric("outfitter_dead_letters_total") == 0
+    async with NarrowBus(url) as bus, serve(static(40), on=bus) as manager:
+        await manager.say(register("all", gpu=40))
+        await manager.state("all", "allocated")
+        await manager.say(*[register(f"w{index}", gpu=1) for index in range(40)])
+        await manager.until(lambda records: sum(key.startswith("h/w") for key in records) == 40)
+        await manager.say(deregister("all"))
+        await manager.until(
+            lambda records: all(records[f"h/w{index}/1"]["state"] == "allocated" for index in range(40))
+        )
+        await manager.told()
+        assert manager.metric("outfitter_dead_letters_total") == 0
         assert (await verdict(bus.url)).violations == ()
 
 
@@ -138,27 +140,27 @@ async def test_what_time_does_to_many_is_split_into_pieces_that_fit(url: str, se
             for _ in range(100):
                 await anyio.lowlevel.checkpoint()
 
-    async with NarrowBus(url) as bus, serve(static(1), on=bus) as house:
+    async with NarrowBus(url) as bus, serve(static(1), on=bus) as manager:
         bus.script = take_turns
-        await house.say(register("all", gpu=1))
-        await house.state("all", "allocated")
-        await house.say(*[register(f"w{index}", gpu=1, wait_s=1) for index in range(40)])
-        await house.until(
+        await manager.say(register("all", gpu=1))
+        await manager.state("all", "allocated")
+        await manager.say(*[register(f"w{index}", gpu=1, wait_s=1) for index in range(40)])
+        await manager.until(
             lambda records: [each["state"] for key, each in records.items() if key.startswith("h/w")] == ["failed"] * 40
         )
-        await house.told()
+        await manager.told()
         assert (await verdict(bus.url)).violations == ()
 
 
 async def test_a_registration_whose_answer_is_too_large_alone_is_a_dead_letter_and_the_next_is_served(
     url: str, serve: Serve
 ) -> None:
-    async with NarrowBus(url) as bus, serve(static(2), on=bus) as house:
-        await house.say(register("a", gpu=1), register("large", gpu=1, operators=bulky(50)), register("b", gpu=1))
-        await house.state("b", "allocated")
-        [letter] = await house.dead_letters(1)
+    async with NarrowBus(url) as bus, serve(static(2), on=bus) as manager:
+        await manager.say(register("a", gpu=1), register("large", gpu=1, operators=bulky(50)), register("b", gpu=1))
+        await manager.state("b", "allocated")
+        [letter] = await manager.dead_letters(1)
         assert "larger than" in letter["reason"]
-        assert "h/large/1" not in await house.records()
+        assert "h/large/1" not in await manager.records()
         report = await verdict(bus.url)
         assert report.violations == ()
 
@@ -167,17 +169,17 @@ async def test_queue_positions_are_put_right_although_a_commit_that_did_so_was_t
     url: str, serve: Serve
 ) -> None:
     """A commit in small pieces leaves them to the next one, and that one fails first."""
-    async with NarrowBus(url) as bus, serve(static(1), on=bus) as house:
+    async with NarrowBus(url) as bus, serve(static(1), on=bus) as manager:
         for worker in "abcd":
-            await house.say(register(worker, gpu=1))
-            await house.until(lambda records, key=f"h/{worker}/1": key in records)
+            await manager.say(register(worker, gpu=1))
+            await manager.until(lambda records, key=f"h/{worker}/1": key in records)
         bus.refusals_left = 2  # fewer events, then smaller pieces of their effects
-        await house.say(deregister("a"))
-        await house.state("b", "allocated")
+        await manager.say(deregister("a"))
+        await manager.state("b", "allocated")
         bus.refusals_left = 1
-        await house.publish(b"not about anybody's record")
-        await house.dead_letters(1)
-        await house.until(lambda records: [records[f"h/{w}/1"]["queue_position"] for w in "cd"] == [1, 2])
+        await manager.publish(b"not about anybody's record")
+        await manager.dead_letters(1)
+        await manager.until(lambda records: [records[f"h/{w}/1"]["queue_position"] for w in "cd"] == [1, 2])
         assert bus.refusals_left == 0
 
 
@@ -186,20 +188,20 @@ async def test_an_end_that_is_too_large_to_write_down_delays_nobody_else_and_is_
     url: str, serve: Serve, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_queue, "RETRY_AFTER_S", 0.2)
-    async with NarrowBus(url) as bus, serve(static(2), on=bus) as house:
+    async with NarrowBus(url) as bus, serve(static(2), on=bus) as manager:
         bus.refused = f'"{cause}"'.encode()
-        await house.say(register("w", gpu=1, lease_s=0.2 if cause == "lease-expired" else None))
-        await house.state("w", "allocated")
+        await manager.say(register("w", gpu=1, lease_s=0.2 if cause == "lease-expired" else None))
+        await manager.state("w", "allocated")
         if cause == "owner-died":
-            house.processor.event_queue.add(m.OwnerDied(allocation="h/w/1", detail="gone"))
+            manager.processor.event_queue.add(m.OwnerDied(allocation="h/w/1", detail="gone"))
         with anyio.fail_after(20):
             while not bus.refusals:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.01)
-        await house.say(register("next", gpu=1))
-        await house.state("next", "allocated")
-        assert (await house.records())["h/w/1"]["state"] == "allocated"
+        await manager.say(register("next", gpu=1))
+        await manager.state("next", "allocated")
+        assert (await manager.records())["h/w/1"]["state"] == "allocated"
         bus.refused = None
-        assert (await house.state("w", "ended"))["reason_code"] == cause
+        assert (await manager.state("w", "ended"))["reason_code"] == cause
 
 
 async def test_of_an_inventory_that_is_too_large_to_publish_fewer_devices_are_listed(url: str, serve: Serve) -> None:
@@ -208,11 +210,11 @@ async def test_of_an_inventory_that_is_too_large_to_publish_fewer_devices_are_li
         '[external-resource.gpu]\namount = 1\ndriver = "static"\nparam.count = 2\n'
         '[external-resource.huge]\namount = 1\ndriver = "static"\nparam.count = 2000\n'
     )
-    async with NarrowBus(url) as bus, serve(config, on=bus) as house:
-        await house.say(register("a", gpu=1), register("b", huge=1))
-        await house.state("a", "allocated")
-        await house.state("b", "allocated")
-        found = (await house.records())["@host/h"]["resources"]
+    async with NarrowBus(url) as bus, serve(config, on=bus) as manager:
+        await manager.say(register("a", gpu=1), register("b", huge=1))
+        await manager.state("a", "allocated")
+        await manager.state("b", "allocated")
+        found = (await manager.records())["@host/h"]["resources"]
         assert len(found["gpu"]["devices"]) == 2
         assert found["huge"]["total"] == found["huge"]["healthy"] == 2000
         assert 0 < len(found["huge"]["devices"]) < 256
@@ -220,14 +222,14 @@ async def test_of_an_inventory_that_is_too_large_to_publish_fewer_devices_are_li
 
 async def test_a_grant_that_the_bus_does_not_take_although_it_promised_to_fails_alone(url: str, serve: Serve) -> None:
     """A topic's limit was lowered under a manager: what it takes is found out, and nobody else's end is undone."""
-    async with NarrowBus(url) as bus, serve(static(400), on=bus) as house:
-        await house.say(register("w0", gpu=1))
-        await house.state("w0", "allocated")
-        await house.say(register("large", gpu=400), register("next", gpu=1))
-        await house.until(lambda records: "h/next/1" in records)
-        await house.say(deregister("w0"))
-        await house.state("w0", "ended")
-        await house.state("next", "allocated")
-        assert (await house.state("large", "failed"))["reason_code"] == "too-large"
-        await house.told()
-        assert house.metric("outfitter_dead_letters_total") == 0
+    async with NarrowBus(url) as bus, serve(static(400), on=bus) as manager:
+        await manager.say(register("w0", gpu=1))
+        await manager.state("w0", "allocated")
+        await manager.say(register("large", gpu=400), register("next", gpu=1))
+        await manager.until(lambda records: "h/next/1" in records)
+        await manager.say(deregister("w0"))
+        await manager.state("w0", "ended")
+        await manager.state("next", "allocated")
+        assert (await manager.state("large", "failed"))["reason_code"] == "too-large"
+        await manager.told()
+        assert manager.metric("outfitter_dead_letters_total") == 0

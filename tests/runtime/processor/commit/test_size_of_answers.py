@@ -88,22 +88,22 @@ async def test_a_packed_flood_makes_at_most_ten_times_as_many_bytes_and_no_manag
     scope = PartitionScope(0, 1, identity.writer)
     async with (
         FaultyBus(f"sqlite://{tmp_path}/bus.db?synchronous=NORMAL") as bus,
-        serving(bus, static(1), tmp_path, identity=identity, scope=scope) as house,
+        serving(bus, static(1), tmp_path, identity=identity, scope=scope) as manager,
     ):
-        await served(house, "before")
+        await served(manager, "before")
         before = await written(bus)
         sent = packed(map(make, range(count)))
         async with await bus.open_writer("flood", 0) as writer:
             for data in sent:
                 await writer.commit([(TOPICS.registrations, read(data)), (TOPICS.history, [])])
-        await served(house, "after")
-        await house.stop()
+        await served(manager, "after")
+        await manager.stop()
         assert await written(bus) - before <= MOST_TIMES * sum(map(len, sent))
         assert (await verdict(bus.url)).violations == ()
 
 
-async def served(house: InProcessManager, worker: str) -> None:
-    await house.say(register(worker, resources={}))
+async def served(manager: InProcessManager, worker: str) -> None:
+    await manager.say(register(worker, resources={}))
     with anyio.fail_after(60):
-        await house.state(worker, "allocated")
-        await house.told()
+        await manager.state(worker, "allocated")
+        await manager.told()

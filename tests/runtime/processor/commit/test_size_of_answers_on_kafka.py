@@ -80,14 +80,14 @@ async def test_answers_to_packed_registrations_are_packed_as_well(
     names = topics(cluster)
     async with KafkaBus(kafka_broker.url) as bus:
         await all_topics.create(bus, cluster, partitions=1)
-        async with serving(bus, static(1), tmp_path, cluster=cluster) as house:
+        async with serving(bus, static(1), tmp_path, cluster=cluster) as manager:
             log = Log(bus)
-            await through(house, log, names.registrations, [make(n) for n in range(first)])
+            await through(manager, log, names.registrations, [make(n) for n in range(first)])
             sent, written = await log.size(names.registrations), await log.size(*names.written(history=True))
-            await through(house, log, names.registrations, [make(first + n) for n in range(3000)])
+            await through(manager, log, names.registrations, [make(first + n) for n in range(3000)])
             sent = await log.size(names.registrations) - sent
             written = await log.size(*names.written(history=True)) - written
-            await house.stop()
+            await manager.stop()
     assert written <= MOST_TIMES * sent
 
 
@@ -97,22 +97,22 @@ async def test_answers_to_plain_registrations_are_plain(kafka_broker: KafkaBroke
     names = topics(cluster)
     async with KafkaBus(kafka_broker.url) as bus:
         await all_topics.create(bus, cluster, partitions=1)
-        async with serving(bus, static(1), tmp_path, cluster=cluster) as house:
+        async with serving(bus, static(1), tmp_path, cluster=cluster) as manager:
             log = Log(bus)
             bodies = [register("w", f"run-{n}", gpu=9, labels={"job": "x" * 700}) for n in range(8000)]
-            await through(house, log, names.registrations, bodies, codec=0, most=50_000)
+            await through(manager, log, names.registrations, bodies, codec=0, most=50_000)
             ledger = await log.batches(names.allocations)
-            await house.stop()
+            await manager.stop()
     assert sum(len(batch.data) for batch in ledger) > answer_allowance.MOST_BYTES
     assert {batch.attributes & 7 for batch in ledger} == {0}
 
 
-async def through(house: InProcessManager, log: Log, topic: str, bodies: list[dict[str, Any]], **how: int) -> None:
+async def through(manager: InProcessManager, log: Log, topic: str, bodies: list[dict[str, Any]], **how: int) -> None:
     """Send these, and wait until they are answered."""
     for batch in packed((json.dumps(body).encode() for body in bodies), **how):
         await log.append(topic, batch)
-    _, end = await house.bus.offsets(topic, 0)
+    _, end = await manager.bus.offsets(topic, 0)
     with anyio.fail_after(60):
-        while house.processor.position < end:  # noqa: ASYNC110 - it tells nobody
+        while manager.processor.position < end:  # noqa: ASYNC110 - it tells nobody
             await anyio.sleep(0.02)
-    await house.told()
+    await manager.told()

@@ -81,15 +81,15 @@ def test_a_repeated_record_is_no_violation() -> None:
 async def test_a_ledger_that_breaks_the_promise_is_counted_and_said_so_when_it_is_replayed(
     bus: FaultyBus, serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with serve(static(2)) as house:
-        await house.say(register("a", gpu=1))
-        forged = {**(await house.state("a", "allocated")), "worker": "b"}
-        await house.told()
-        assert house.metric("outfitter_exclusivity_violations_total") == 0
+    async with serve(static(2)) as manager:
+        await manager.say(register("a", gpu=1))
+        forged = {**(await manager.state("a", "allocated")), "worker": "b"}
+        await manager.told()
+        assert manager.metric("outfitter_exclusivity_violations_total") == 0
     await bus.publish(TOPICS.allocations, 0, Entry(b"h/b/1", json.dumps(forged).encode()))
-    async with serve(static(2), identity=another()) as house:
-        await house.ready()
-        assert house.metric("outfitter_exclusivity_violations_total") == 1
+    async with serve(static(2), identity=another()) as manager:
+        await manager.ready()
+        assert manager.metric("outfitter_exclusivity_violations_total") == 1
     [line] = [line for line in capsys.readouterr().out.splitlines() if "two live allocations" in line]
     for words in ("host=h", "worker=b", "incarnation=1", "device=gpu:0", "other=h/a/1"):
         assert words in line
@@ -105,11 +105,11 @@ async def test_an_event_that_meets_a_defect_of_ours_costs_itself_only(
         return decide(ledger, rules, event, now)
 
     monkeypatch.setattr(batch, "decide", defective)
-    async with serve(static(2)) as house:
-        await house.say(register("poison", gpu=1), register("next", gpu=1))
-        await house.state("next", "allocated")
-        [letter] = await house.dead_letters(1)
+    async with serve(static(2)) as manager:
+        await manager.say(register("poison", gpu=1), register("next", gpu=1))
+        await manager.state("next", "allocated")
+        [letter] = await manager.dead_letters(1)
         assert letter["reason"] == "internal error: ZeroDivisionError: a defect"
-        await house.told()
-        assert house.metric("outfitter_events_total", kind="defect") == 1
-        assert house.processor.ready
+        await manager.told()
+        assert manager.metric("outfitter_events_total", kind="defect") == 1
+        assert manager.processor.ready

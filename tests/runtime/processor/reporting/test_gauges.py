@@ -262,11 +262,11 @@ def test_nothing_is_kept_of_a_host_that_is_forgotten() -> None:
 
 
 async def test_the_gauges_show_a_grant_only_when_it_is_committed(bus: FaultyBus, serve: Serve) -> None:
-    async with serve(static(2)) as house:
-        house.metrics.show(house.processor.state_counts)
-        await house.say(register("first", gpu=1))
-        await house.state("first", "allocated")
-        await house.told()
+    async with serve(static(2)) as manager:
+        manager.metrics.show(manager.processor.state_counts)
+        await manager.say(register("first", gpu=1))
+        await manager.state("first", "allocated")
+        await manager.told()
         deciding, go = anyio.Event(), anyio.Event()
 
         async def hold(point: str) -> None:
@@ -275,17 +275,17 @@ async def test_the_gauges_show_a_grant_only_when_it_is_committed(bus: FaultyBus,
                 await go.wait()
 
         def shown() -> list[float]:
-            devices = [house.metric("outfitter_devices", resource="gpu", state=state) for state in ("held", "free")]
-            return [*devices, house.metric("outfitter_allocations", resource="gpu", state="allocated")]
+            devices = [manager.metric("outfitter_devices", resource="gpu", state=state) for state in ("held", "free")]
+            return [*devices, manager.metric("outfitter_allocations", resource="gpu", state="allocated")]
 
         bus.script = hold
-        await house.say(register("second", gpu=1), deregister("first"), register("third", gpu=1))
+        await manager.say(register("second", gpu=1), deregister("first"), register("third", gpu=1))
         await deciding.wait()
         await anyio.wait_all_tasks_blocked()  # what follows is decided meanwhile
         assert shown() == [1, 1, 1]
         go.set()
-        await house.state("third", "allocated")
-        await house.told()
+        await manager.state("third", "allocated")
+        await manager.told()
         assert shown() == [2, 0, 2]
 
 

@@ -75,15 +75,15 @@ async def test_what_has_no_line_of_its_own_is_counted(
     second = 1.0
     lines_of_second = partial(reporter.LineLimiter, lambda: second)  # the event loop's time goes on
     monkeypatch.setattr(reporter, "LineLimiter", lines_of_second)
-    async with serve(static(2)) as house:
+    async with serve(static(2)) as manager:
         for number in range(20):
-            await house.say(register(f"w{number}", gpu=1), deregister(f"w{number}"))
-        await house.state("w19", "ended")
-        await house.told()
+            await manager.say(register(f"w{number}", gpu=1), deregister(f"w{number}"))
+        await manager.state("w19", "ended")
+        await manager.told()
         second = 2.0
-        await house.say(register("last", gpu=1))
-        await house.state("last", "allocated")
-        await house.told()
+        await manager.say(register("last", gpu=1))
+        await manager.state("last", "allocated")
+        await manager.told()
     lines = capsys.readouterr().out.splitlines()
     told = [line for line in lines if "explanation=" in line]
     counted = [int(line.partition("more=")[2].split()[0]) for line in lines if "and more transitions" in line]

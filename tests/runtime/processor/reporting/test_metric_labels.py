@@ -42,20 +42,20 @@ def test_the_waits_of_minutes_are_told_apart() -> None:
 async def test_waits_and_grants_are_counted_by_resource(serve: Serve) -> None:
     config = static(2) + static(1, name="fpga").replace('external-resources = ["fpga"]', "")
     config = re.sub(r'external-resources = \["gpu"\]', 'external-resources = ["gpu", "fpga"]', config)
-    async with serve(config) as house:
-        await house.say(register("a", gpu=1), register("both", gpu=1, fpga=1), register("nothing", resources={}))
+    async with serve(config) as in_process:
+        await in_process.say(register("a", gpu=1), register("both", gpu=1, fpga=1), register("nothing", resources={}))
         for worker in ("a", "both", "nothing"):
-            await house.state(worker, "allocated")
-        await house.say(register("w", fpga=1), register("x", gpu=1, fpga=1), register("y", gpu=1))
+            await in_process.state(worker, "allocated")
+        await in_process.say(register("w", fpga=1), register("x", gpu=1, fpga=1), register("y", gpu=1))
         for worker in ("w", "x", "y"):
-            await house.state(worker, "pending")
-        await house.told()
+            await in_process.state(worker, "pending")
+        await in_process.told()
         # whoever wants several counts for each of them, as with allocations and grants
-        assert house.processor.state_counts().pending == {("fpga", "busy"): 2, ("gpu", "busy"): 2}
+        assert in_process.processor.state_counts().pending == {("fpga", "busy"): 2, ("gpu", "busy"): 2}
         for resource, count in (("gpu", 2), ("fpga", 1), ("(none)", 1)):
-            assert house.metric("outfitter_allocation_seconds_count", resource=resource) == count
-        await house.say(deregister("both"))
-        await house.state("w", "allocated")
-        await house.told()
-        assert house.metric("outfitter_allocation_seconds_count", resource="fpga") == 2
-        assert house.metric("outfitter_releases_total", reason="deregistered") == 1
+            assert in_process.metric("outfitter_allocation_seconds_count", resource=resource) == count
+        await in_process.say(deregister("both"))
+        await in_process.state("w", "allocated")
+        await in_process.told()
+        assert in_process.metric("outfitter_allocation_seconds_count", resource="fpga") == 2
+        assert in_process.metric("outfitter_releases_total", reason="deregistered") == 1
