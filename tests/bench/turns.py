@@ -121,7 +121,7 @@ async def through(manager: InProcessManager) -> None:
             if manager.failure is not None:
                 raise manager.failure
             await anyio.sleep(0.05)
-        await manager.told()
+        await manager.reported()
 
 
 class Flood(Struct, kw_only=True):

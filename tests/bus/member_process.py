@@ -2,7 +2,7 @@
 
 It waits for a line on its stdin, joins, and prints each change as `has` and numbers. What it is told afterwards, a
 line each, it does and answers: `confirm N` with `confirmed N True` (or `False`), `leave` with `left`; at `end`, or the
-end of its stdin, it lets go and ends.
+end of its stdin, it leaves and ends.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ async def test_leaving_moves_partitions_at_once_also_those_of_a_replica(make_top
     await second.aclose()
 
 
-async def test_a_member_without_a_name_leaves_when_it_lets_go(make_topic: MakeTopic, join: Join) -> None:
+async def test_a_member_without_a_name_leaves_when_it_closes(make_topic: MakeTopic, join: Join) -> None:
     topic = await make_topic(partitions=6)
     first, second = await join(topic), await join(topic)
     await settled([first, second], partitions=6)
@@ -270,7 +270,7 @@ async def test_a_frozen_member_is_told_of_its_expulsion_before_anything_else(
         assert await victim.has() == frozenset({0, 1})
 
 
-@pytest.mark.parametrize("how", ["killed", "let go"])
+@pytest.mark.parametrize("how", ["killed", "ended"])
 async def test_a_replica_that_is_restarted_has_its_partitions_again_and_nobody_sees_a_change(
     bus_url: str, make_topic: MakeTopic, join: Join, how: str
 ) -> None:
@@ -415,7 +415,7 @@ async def test_a_session_that_the_broker_does_not_allow_is_said_to_be_so(kafka_b
 
 
 @pytest.mark.kafka
-async def test_a_join_that_is_cancelled_lets_go_of_its_connections(
+async def test_a_join_that_is_cancelled_closes_its_connections(
     kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     joining: list[AIOKafkaClient] = []

@@ -1,7 +1,7 @@
 """The load: workers of several hosts that register, beat and go, by a stock client (confluent-kafka) in a thread.
 
 Each worker is a small machine: it registers a new incarnation, waits for an answer, holds what it got while it
-beats, says goodbye (or falls silent), waits until that is in the ledger, and comes again. What it does is drawn from a
+beats, deregisters (or falls silent), waits until that is in the ledger, and comes again. What it does is drawn from a
 seed; when it does it depends on the answers. The fleet knows the wire contract only, and notes when it saw what.
 """
 
@@ -90,7 +90,7 @@ class Fleet:
         self.commits: dict[str, list[float]] = {writer: [] for writer in writers}
         """When each writer's checkpoints were seen."""
         self.refusals: list[str] = []
-        """Why registrations and goodbyes came back as dead letters."""
+        """Why registrations and deregistrations came back as dead letters."""
         self.clashes: list[str] = []
         """Exclusive devices that a worker was given while another one had them, as workers saw it."""
         self.robbed: list[str] = []
@@ -200,7 +200,7 @@ class Fleet:
             return self._news.wait_for(settled, within)
 
     def pause(self, within: float = 90.0) -> list[str]:
-        """Have every worker say goodbye and rest; return what stays without an answer for `within` seconds."""
+        """Have every worker deregister and rest; return what stays without an answer for `within` seconds."""
         self._at_rest.clear()
         self._resting.set()
         deadline = time.monotonic() + within
@@ -368,7 +368,7 @@ class Fleet:
                 self.clashes.append(f"{worker.key} was given {both}, which {other.key} has")
 
     def _hear_refusal(self, letter: dict[str, Any], now: float) -> None:
-        """A registration that comes back as a dead letter is answered, and over; a goodbye is said again."""
+        """A registration that comes back as a dead letter is answered, and over; a deregistration is sent again."""
         body = json.loads(base64.b64decode(letter["body"]))
         worker = self._workers.get(f"{body['host']}/{body['worker']}")
         if worker is None or worker.key != f"{body['host']}/{body['worker']}/{body['incarnation']}":

@@ -105,8 +105,8 @@ def test_history_that_is_switched_on_again_raises_no_alarm_and_is_said(first: bo
     world.commit(world.allocation("b", "allocated", reason="new names"))
     world.commit(world.allocation("c", "pending", queue_position=1), world.allocation("d", "failed"))
     world.deregister("a")
-    goodbye = world.allocation("a", "ended", reason_code="deregistered")
-    world.commit(goodbye, world.allocation("c", "allocated", devices=["GPU-0"]))
+    ended = world.allocation("a", "ended", reason_code="deregistered")
+    world.commit(ended, world.allocation("c", "allocated", devices=["GPU-0"]))
     for part in (0.0, 0.5, 0.8, 1.0):
         compact(world.allocations, commit_end(world, part))
         report = world.report()
@@ -239,7 +239,7 @@ def test_a_silence_is_measured_with_a_clock_that_is_behind() -> None:
     assert world.report().violations == ()
 
 
-def test_goodbyes_to_a_host_whose_ledger_is_damaged_are_refused_and_raise_no_alarm_of_their_own() -> None:
+def test_deregistrations_on_a_host_whose_ledger_is_damaged_are_refused_and_raise_no_alarm_of_their_own() -> None:
     world = lived_in()
     world.allocations.append(f"{HOST}/odd/1", b"{")
     world.refuse(world.deregister("b"))

@@ -66,7 +66,7 @@ def test_who_waits_alone_for_what_has_become_shared_since_is_in_nobodys_way() ->
     assert world.report().violations == ()
 
 
-def test_a_goodbye_that_names_no_run_ends_the_newest_one() -> None:
+def test_a_deregistration_that_names_no_run_ends_the_newest_one() -> None:
     world = lived_in()
     world.register("b", "2")
     world.commit(

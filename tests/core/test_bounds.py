@@ -68,7 +68,7 @@ def test_those_that_waited_for_a_shared_device_are_let_in_up_to_the_bound() -> N
     assert [core[worker].reason_code for worker in "uvwx"] == [None, None, "too-many-live", "too-many-live"]
 
 
-def test_of_a_long_reason_the_beginning_is_kept_and_the_goodbye_obeyed() -> None:
+def test_of_a_long_reason_the_beginning_is_kept_and_the_deregistration_obeyed() -> None:
     core = CoreDriver()
     core.report("a")
     core.register("w", 1)

@@ -307,16 +307,16 @@ def delayed(core: CoreDriver, worker: str, words: str, *, token: int = 1) -> Non
 
 
 @given(
-    goodbye=st.sampled_from([None, "finished", "; ", "used by 1"]),
+    given_reason=st.sampled_from([None, "finished", "; ", "used by 1"]),
     words=st.lists(st.sampled_from(["used by 1", "; x", "y; "])),
 )
 def test_while_it_is_taken_back_the_record_says_what_that_waits_for_and_afterwards_why_it_ended(
-    goodbye: str | None, words: list[str]
+    given_reason: str | None, words: list[str]
 ) -> None:
     core = CoreDriver(CONFIRMS)
     core.report("a")
     core.register("w", 1)
-    core.deregister("w", reason=goodbye)
+    core.deregister("w", reason=given_reason)
     why = core["w"].reason
     for said in words:
         delayed(core, "w", said)

@@ -234,7 +234,7 @@ def test_who_is_pushed_out_of_the_shown_positions_is_told_its_new_one() -> None:
 
 
 def test_to_renumber_a_host_that_is_gone_brings_nothing_back() -> None:
-    """An empty book would count as one of the hosts there may be."""
+    """An empty host state would count as one of the hosts there may be."""
     core = full_core()
     assert renumber(core.ledger, core.rules, "gone") == []
     assert "gone" not in core.ledger.hosts

@@ -89,7 +89,7 @@ async def test_an_outage_of_many_tries_is_one_line_when_it_begins_and_one_when_i
             bus.script = no_faults
             await manager.state("a", "allocated")
             await manager.ready()
-            await manager.told()
+            await manager.reported()
         loud = [line["event"] for line in said if line["log_level"] != "debug"]
         assert [event for event in loud if event not in ("allocated", "the bus is away for longer")] == [
             "the bus is away, trying until it works",

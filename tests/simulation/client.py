@@ -392,7 +392,7 @@ class ModelWriter(Writer):
         return self._producer
 
     async def aclose(self) -> None:
-        """Let go. What a producer in trouble was about goes on in the background for a while, as aiokafka's does."""
+        """Close it. What a producer in trouble was about goes on in the background for a while, as aiokafka's does."""
         if self._closed:
             return
         self._closed = True

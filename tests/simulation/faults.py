@@ -54,8 +54,8 @@ class Faults:
                     self.world.later(self.dice.random() * 3, self.world.ensure, job)
 
     async def flood(self) -> None:
-        """One host says a lot, another one a little now and then: heartbeats and goodbyes of workers that nobody knows,
-        each to be one dead letter, or one record that is over."""
+        """One host says a lot, another one a little now and then: heartbeats and deregistrations of workers that
+        nobody knows, each to be one dead letter, or one record that is over."""
         dice = random.Random(f"{self.world.seed}/flood")
         loud, *others = dice.sample(self.world.hosts, len(self.world.hosts))
         left = self.setting.flood

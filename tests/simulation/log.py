@@ -54,14 +54,14 @@ class Seen:
 
 
 class Log:
-    """See the module. `journal` keeps every record and marker ever written, whatever compaction does."""
+    """See the module. `all_written` keeps every record and marker ever written, whatever compaction does."""
 
     def __init__(self, topic: str, partition: int, *, compact: bool) -> None:
         self.topic = topic
         self.partition = partition
         self.compact = compact
         self.records: list[Record] = []
-        self.journal: list[Record] = []
+        self.all_written: list[Record] = []
         self.start = 0
         self.end = 0
         self.open: dict[int, Part] = {}
@@ -99,7 +99,7 @@ class Log:
 
     def _add(self, record: Record) -> None:
         self.records.append(record)
-        self.journal.append(record)
+        self.all_written.append(record)
         self.end += 1
 
     def read(self, position: int, most: int, *, committed: bool) -> tuple[list[Message], int]:
@@ -123,7 +123,7 @@ class Log:
         """Everything that was ever committed, in the order of offsets, with the time at which it was."""
         return [
             (record, record.timestamp_ms / 1000 if record.part is None else record.part.decided_at)
-            for record in self.journal
+            for record in self.all_written
             if not record.marker and (record.part is None or record.part.committed)
         ]
 

@@ -267,7 +267,7 @@ def _lent_too_early(world: World, lives: Sequence[model.Log], host: Host) -> lis
 
 def _said_over(world: World, host: str) -> dict[str, float]:
     """When the newest run of a worker was said to be over by somebody who named the worker alone, whatever it believes:
-    a goodbye of this kind may be another run's, and late."""
+    a deregistration of this kind may be another run's, and late."""
     runs: dict[str, list[str]] = {}
     over: dict[str, float] = {}
     lives = world.broker.lives(TOPICS.registrations, partition_of(host, world.setting.partitions))

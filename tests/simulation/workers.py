@@ -115,7 +115,7 @@ def varied(plan: Plan, dice: random.Random, resources: Sequence[str], *, last: b
 
 
 class Session(WorkerSession):
-    """The client, of a worker that may die without a word, or say goodbye by its name alone. `known`: the manager hears
+    """The client, of a worker that may die without a word, or deregister by its name alone. `known`: the manager hears
     of its end."""
 
     dies = False
@@ -127,12 +127,12 @@ class Session(WorkerSession):
             self.allocation_watch.close()
         elif self.nameless:
             self.allocation_watch.close()
-            self.known = await self._say_goodbye()
+            self.known = await self._deregister_nameless()
         else:
             self.known = await super().deregister(reason)
         return self.known
 
-    async def _say_goodbye(self) -> bool:
+    async def _deregister_nameless(self) -> bool:
         asked = self.registration
         try:
             await say(self._bus, Deregister(host=asked.host, worker=asked.worker))
@@ -239,7 +239,7 @@ class Worker:
     ) -> None:
         """`owners`: those of a host whose manager watches them. `told(what, key)` hears of each incarnation:
         `answered`, `died`, `left`. With dice it is `unruly`: now and then it registers a run again with another
-        request, and says goodbye by its name alone. `twin` is what the incarnations begin with of a worker whose name
+        request, and deregisters by its name alone. `twin` is what the incarnations begin with of a worker whose name
         somebody else has, too."""
         self.process = Process(f"{host}/{name}{twin}")
         self.bus = bus

@@ -116,7 +116,7 @@ def check_operators(record: Allocation) -> None:
 
 
 def fingerprint(host_state: HostState) -> dict[str, Any]:
-    """Everything a book knows, in a form that can be compared."""
+    """Everything in the state of a host, in a form that can be compared."""
     return {
         "record": host_state.record,
         "inventories": dict(host_state.inventories),

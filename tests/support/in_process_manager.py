@@ -175,8 +175,8 @@ class InProcessManager:
         if self.failure is not None:
             raise self.failure
 
-    async def told(self) -> None:
-        """Wait until the manager has acted on what is committed, and told of it: readers may see a commit before it."""
+    async def reported(self) -> None:
+        """Wait until the manager has acted on its commits and reported them: readers may see a commit before it."""
         with anyio.fail_after(WITHIN_S):
             while not self._is_quiet() and self.failure is None:  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.005)
@@ -184,8 +184,8 @@ class InProcessManager:
             raise self.failure
 
     def _is_quiet(self) -> bool:
-        cycle = self.processor._loop
-        return cycle is not None and cycle._sent is None and not cycle._settlement.unreported
+        loop = self.processor._loop
+        return loop is not None and loop._sent is None and not loop._settlement.unreported
 
     async def ended_by(self, kind: type[Exception]) -> str:
         """Wait until it has ended by itself, with an error of this kind: what the error says."""

@@ -166,8 +166,8 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
             indexes = await self._allocate(amount, worker)
         except NotEnoughDevicesError as error:
             if not await self._release_ungranted(time.monotonic() - self.offer_stands):
-                if standing := [one.worker for one in self._allocated if one not in self._granted]:
-                    raise TemporaryDriverError(f"{error}; worker {standing[0]} is about to get some") from error
+                if offered := [one.worker for one in self._allocated if one not in self._granted]:
+                    raise TemporaryDriverError(f"{error}; worker {offered[0]} is about to get some") from error
                 raise
             indexes = await self._allocate(amount, worker)
         # `outfitter discover` calls for no worker, so release the devices at once.

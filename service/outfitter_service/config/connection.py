@@ -46,9 +46,9 @@ def connection(
     """
     environment = os.environ if environment is None else environment
     texts: dict[str, tuple[str, str, str]] = {}
-    found = sources.find(path, environment)
-    if found is not None:
-        source = sources.read(found)
+    file = sources.find(path, environment)
+    if file is not None:
+        source = sources.read(file)
         for problem in source.problems:
             log.warning("%s", problem)
         keys = {option.name: {option.flat_key} | ({option.name} if source.toml else set()) for option in _TABLE}
@@ -56,8 +56,8 @@ def connection(
         for entry in source.entries:
             for name, spellings in keys.items():
                 if entry.key in spellings and isinstance(entry.value, str):
-                    value = str(found.absolute().parent / entry.value) if name in paths else entry.value
-                    texts[name] = (value, str(found), entry.key)
+                    value = str(file.absolute().parent / entry.value) if name in paths else entry.value
+                    texts[name] = (value, str(file), entry.key)
     for option in _TABLE:
         if environment.get(option.variable):
             texts[option.name] = (environment[option.variable], "environment", option.variable)

@@ -53,10 +53,10 @@ class Problem(Struct, frozen=True, kw_only=True):
                 structs.force_setattr(self, name, f"{value[:longest]}… ({len(value)} characters)")
 
     def __str__(self) -> str:
-        found = f" (found {shorten(self.found)})" if self.found is not None else ""
+        value = f" (found {shorten(self.found)})" if self.found is not None else ""
         suggestion = f"; {self.suggestion}" if self.suggestion else ""
         place = "".join(f"{part}: " for part in (self.file, self.key) if part)
-        return printable(f"{self.severity}: {place}{self.problem}{found}{suggestion}")
+        return printable(f"{self.severity}: {place}{self.problem}{value}{suggestion}")
 
 
 class ConfigurationError(Exception):
@@ -96,5 +96,5 @@ def nearest(word: str, known: Collection[str]) -> str | None:
         return None
     import difflib  # a valid configuration does not need it
 
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None

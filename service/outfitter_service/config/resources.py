@@ -309,11 +309,11 @@ class _ResourceBuilder:
 
     def origins(self) -> dict[str, str]:
         """The origin of each value by its full key, also of defaults."""
-        found: dict[str, str] = {}
+        origins: dict[str, str] = {}
         for name, values in self.values.items():
             for option in dict.fromkeys([*_OPTIONS, *values]):
-                found[f"{options.PREFIX}{name}.{option}"] = values[option].place if option in values else "default"
-        return found
+                origins[f"{options.PREFIX}{name}.{option}"] = values[option].place if option in values else "default"
+        return origins
 
 
 def _misconfigured(config: ResourceConfig, reason: str) -> ResourceConfig:

@@ -124,11 +124,11 @@ def inspect(
 ) -> Inspection:
     """As `load`, but returns all problems and raises nothing."""
     environment = os.environ if environment is None else environment
-    found = sources.find(path, environment)
-    if found is None and required:
+    file = sources.find(path, environment)
+    if file is None and required:
         return Inspection(None, sources.none_found().problems)
     try:
-        source = sources.read(found) if found is not None else None
+        source = sources.read(file) if file is not None else None
     except ConfigurationError as error:
         return Inspection(None, error.problems)
     return _Reading(source, overrides or {}, environment).inspection()

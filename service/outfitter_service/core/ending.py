@@ -40,7 +40,7 @@ def end(builder: DecisionBuilder, record: Allocation, code: ReasonCode, reason: 
     if state == RELEASING:
         builder.decision.kind = "repeated"
         return
-    if state == PREPARING or (state == ALLOCATED and lets_go(builder.rules, record)):
+    if state == PREPARING or (state == ALLOCATED and needs_unprepare(builder.rules, record)):
         _release(builder, record, code, reason, outcome=ENDED)
         return
     builder.step(
@@ -64,7 +64,7 @@ def _release(
     builder.decision.commands.append(m.Unprepare(allocation=record.key, token=record.token or NO_TOKEN))
 
 
-def lets_go(rules: Rules, record: Allocation) -> bool:
+def needs_unprepare(rules: Rules, record: Allocation) -> bool:
     """A driver must take back some of the record's devices, by the configuration of now or of the grant."""
     if record.prepared:
         return True

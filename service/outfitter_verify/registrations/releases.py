@@ -27,8 +27,8 @@ LONG_OVER_MS = 600_000
 NOWHERE = Extent(0, {})
 """Nothing has been read."""
 
-_LET_GO = {"deregistered", "lease-expired", "owner-died", "prepare-failed"}
-_KNOWN = _LET_GO | {"superseded"}
+_RELEASE_CODES = {"deregistered", "lease-expired", "owner-died", "prepare-failed"}
+_KNOWN = _RELEASE_CODES | {"superseded"}
 _SILENT = {"pending", "preparing", "allocated"}
 """States in which a worker without an owner must send messages."""
 
@@ -56,7 +56,7 @@ class Releases:
         self._log = registrations
         self._findings = findings
         self._signs: defaultdict[str, list[Sign]] = defaultdict(list)
-        self._goodbyes: defaultdict[str, list[int]] = defaultdict(list)
+        self._deregistrations: defaultdict[str, list[int]] = defaultdict(list)
         self._runs: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         self._silences: list[Silence] = []
         self._behind_ms = 0
@@ -66,7 +66,7 @@ class Releases:
             message = said[record.offset]
             key = message.allocation
             if message.kind is Kind.DEREGISTER:
-                self._goodbyes[key or message.worker].append(record.offset)
+                self._deregistrations[key or message.worker].append(record.offset)
             elif key is not None:
                 self._signs[key].append(Sign(record.offset, record.timestamp_ms))
                 if message.kind is not Kind.HEARTBEAT:
@@ -86,9 +86,9 @@ class Releases:
                 continue
             if written.record.state == "releasing" or not written.record.holds:
                 host = written.record.host.encode()
-                self._let_go(ledger, commit, written, was, before=before.end(host), after=after.end(host))
+                self._check_release(ledger, commit, written, was, before=before.end(host), after=after.end(host))
 
-    def _let_go(
+    def _check_release(
         self, ledger: Ledger, commit: Commit, written: Written, was: Written, *, before: int, after: int
     ) -> None:
         record, body = written.record, written.record.body
@@ -103,10 +103,10 @@ class Releases:
             )
         if code not in _KNOWN:
             self._findings.note_partial("releases", f"this version does not know the reason {code!r}")
-        elif code not in _LET_GO or (code == "prepare-failed" and was.record.state != "preparing"):
+        elif code not in _RELEASE_CODES or (code == "prepare-failed" and was.record.state != "preparing"):
             ledger.wrong("releases", written.offset, f"{record.key} is released although nothing ended it ({code})")
         elif code == "deregistered":
-            self._said_goodbye(ledger, commit, written, after)
+            self._check_deregistered(ledger, commit, written, after)
         elif code == "owner-died" and not record.request.has_owner:
             ledger.wrong(
                 "releases", written.offset, f"{record.key} is released because its owner died, but it has none"
@@ -114,14 +114,14 @@ class Releases:
         elif code == "lease-expired":
             self._was_silent(ledger, written, before)
 
-    def _said_goodbye(self, ledger: Ledger, commit: Commit, written: Written, after: int) -> None:
+    def _check_deregistered(self, ledger: Ledger, commit: Commit, written: Written, after: int) -> None:
         record, base = written.record, commit.checkpoint.base
         worker = record.key.rpartition("/")[0]
         first = record.source - base
         newer = min(self._newer_live(ledger, record, base), default=after)
-        if any(first < offset < after for offset in self._goodbyes.get(record.key, ())):
+        if any(first < offset < after for offset in self._deregistrations.get(record.key, ())):
             return
-        if any(first < offset < min(newer, after) for offset in self._goodbyes.get(worker, ())):
+        if any(first < offset < min(newer, after) for offset in self._deregistrations.get(worker, ())):
             return
         if first < self._log.start:
             self._findings.note_partial("releases", "registrations were deleted by retention")

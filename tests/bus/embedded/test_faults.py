@@ -67,7 +67,7 @@ async def test_a_full_disk_is_unavailable_leaves_nothing_of_the_commit_and_heals
         assert await bus.offsets("t", 0) == (0, 4)
 
 
-async def test_a_program_that_locks_the_file_past_the_bus_makes_it_unavailable_until_it_lets_go(
+async def test_a_program_that_locks_the_file_past_the_bus_makes_it_unavailable_until_it_unlocks_it(
     embedded_url: str, tmp_path: Path
 ) -> None:
     async with connect(embedded_url) as bus:
@@ -230,15 +230,15 @@ async def test_a_commit_wakes_the_readers_of_its_partitions_and_no_others(embedd
         await bus.create_topics([TopicSpec("t", 2, {}), TopicSpec("u", 2, {})])
         topics = {topic.name: topic.id for topic in await reading.read(log.all_topics)}
         notifier = Notifier(parse(embedded_url))
-        ears = {(name, part): notifier.listen(topics[name], part) for name in "tu" for part in (0, 1)}
+        listeners = {(name, part): notifier.listen(topics[name], part) for name in "tu" for part in (0, 1)}
         async with await bus.open_writer("w", 1) as writer:
             await writer.commit([("u", [Entry(b"k", b"v")]), ("t", [])])
         with anyio.fail_after(10):
-            await ears["u", 1].wait()
+            await listeners["u", 1].wait()
         # all were poked before the commit returned
-        heard = [place for place, ear in ears.items() if select.select([ear._socket], [], [], 0)[0]]
-        for ear in ears.values():
-            ear.close()
+        heard = [place for place, listener in listeners.items() if select.select([listener._socket], [], [], 0)[0]]
+        for listener in listeners.values():
+            listener.close()
         notifier.close()
     assert heard == [("u", 1)]
 

@@ -281,7 +281,7 @@ async def test_housekeeping_cuts_the_write_ahead_log_to_nothing(tmp_path: Path) 
         assert (tmp_path / "bus.db-wal").stat().st_size == 0
 
 
-async def test_the_port_lets_a_manager_keep_house_without_knowing_the_bus(tmp_path: Path) -> None:
+async def test_the_port_lets_a_manager_run_housekeeping_without_knowing_the_bus(tmp_path: Path) -> None:
     async with connect(f"sqlite://{tmp_path}/bus.db") as bus:
         await bus.create_topics([TopicSpec("t", 1, COMPACT)])
         for n in range(3):

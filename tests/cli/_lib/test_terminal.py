@@ -70,7 +70,7 @@ def test_further_lines_of_an_error_are_indented(capsys: pytest.CaptureFixture[st
 
 @pytest.fixture(scope="module")
 def harmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
-    """A host where a worker has said goodbye in words of its own, and a device is ill for a reason of its own."""
+    """A host where a worker has deregistered for a reason of its own, and a device is ill for a reason of its own."""
     folder = tmp_path_factory.mktemp("harmed")
     manager = Manager(folder, files_config(folder / "gpus", gpus=1))
     manager.start()

@@ -231,7 +231,7 @@ class Names(RuleBasedStateMachine):
 
     @precondition(lambda self: any(one.state == "releasing" for one in self.core.ledger.allocations.values()))
     @rule()
-    def let_go(self) -> None:
+    def release(self) -> None:
         for record in list(self.core.ledger.allocations.values()):
             if record.state == "releasing":
                 self.core.say(m.Unprepared(allocation=record.key, token=record.token or 0, confirmed=True))

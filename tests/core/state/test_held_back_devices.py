@@ -85,7 +85,7 @@ def test_it_ends_at_once_when_the_last_such_holder_has_ended() -> None:
     assert not core.host_state.suspects
 
 
-def test_it_goes_on_while_a_driver_has_not_let_go_of_the_device() -> None:
+def test_it_goes_on_while_a_driver_has_not_released_the_device() -> None:
     core = restarted(lent(m.ResourceSpec(name="gpu", confirms=True)))
     core.report("GPU-a")
     core.register("w2", 1)

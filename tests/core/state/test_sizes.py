@@ -205,7 +205,7 @@ def scenes(draw: st.DrawFn) -> list[tuple[str, Any]]:
         st.tuples(st.just("share"), st.tuples(WORKERS, st.integers(1, 40))),
         st.tuples(st.just("report"), st.lists(st.sampled_from([0, 10, 300, 800]), min_size=1, max_size=40)),
         st.tuples(st.just("shared"), st.lists(st.sampled_from([0, 10, 300]), min_size=1, max_size=20)),
-        st.tuples(st.sampled_from(["ill", "goodbye", "death", "lease"]), WORKERS),
+        st.tuples(st.sampled_from(["ill", "deregister", "death", "lease"]), WORKERS),
     )
     return draw(st.lists(step, min_size=3, max_size=25))
 
@@ -253,13 +253,13 @@ def test_every_decision_fits_every_end_comes_and_nobody_starves(
                 report(found, "net")
             case "ill", _:
                 report(sizes, "gpu", Health.UNHEALTHY)
-            case "goodbye", worker:
+            case "deregister", worker:
                 core.deregister(worker, newest(worker))
             case "death", worker:
                 core.die(worker, newest(worker))
             case "lease", worker:
                 core.expire(worker, newest(worker))
-        if what in ("goodbye", "death", "lease") and how in runs:
+        if what in ("deregister", "death", "lease") and how in runs:
             assert core.state(how, newest(how)) in ("ended", "failed")
     # at rest: everybody who holds is over, and in the end nobody waits for what is there
     for key, record in list(core.ledger.allocations.items()):

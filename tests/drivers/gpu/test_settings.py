@@ -292,7 +292,7 @@ def grant(token: int, *words: str, worker: Worker = WORKER) -> Grant:
 
 
 @pytest.fixture
-def books(tmp_path: Path) -> tuple[AllocateReleaseDriver, Path]:
+def recorded(tmp_path: Path) -> tuple[AllocateReleaseDriver, Path]:
     """A script that writes down how it was called, and prints or does what `answer` says."""
     log = tmp_path / "log"
     (tmp_path / "answer").write_text("echo 4,5")
@@ -304,10 +304,10 @@ def books(tmp_path: Path) -> tuple[AllocateReleaseDriver, Path]:
 
 
 async def test_a_worker_gets_what_the_script_allocates_and_the_script_gets_it_back(
-    books: tuple[AllocateReleaseDriver, Path], monkeypatch: pytest.MonkeyPatch
+    recorded: tuple[AllocateReleaseDriver, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OUTFITTER_TOKEN", "not this one")
-    driver, log = books
+    driver, log = recorded
     for _ in range(2):
         assert await indexes(driver, 2) == ["4", "5"]
     for act in (driver.prepare, driver.prepare, driver.unprepare, driver.unprepare):
@@ -320,9 +320,9 @@ async def test_a_worker_gets_what_the_script_allocates_and_the_script_gets_it_ba
 
 
 async def test_after_a_restart_prepare_allocates_again_and_insists_on_the_granted_devices(
-    books: tuple[AllocateReleaseDriver, Path],
+    recorded: tuple[AllocateReleaseDriver, Path],
 ) -> None:
-    driver, log = books
+    driver, log = recorded
     await driver.prepare(grant(7, "5", "4"))
     assert log.read_text() == "allocate 2 --privilege w w-1 4711 t=7 d=\n"
     other = Worker(host="h", resource="gpu", worker="v", incarnation="v-1")
@@ -333,9 +333,9 @@ async def test_after_a_restart_prepare_allocates_again_and_insists_on_the_grante
 
 
 async def test_a_release_that_fails_is_an_error_and_can_be_repeated(
-    books: tuple[AllocateReleaseDriver, Path], tmp_path: Path
+    recorded: tuple[AllocateReleaseDriver, Path], tmp_path: Path
 ) -> None:
-    driver, _ = books
+    driver, _ = recorded
     await driver.prepare(grant(7, "4", "5"))
     working = (tmp_path / "s").read_text()
     (tmp_path / "s").write_text("#!/bin/sh\necho broken >&2; exit 1\n")
@@ -346,10 +346,10 @@ async def test_a_release_that_fails_is_an_error_and_can_be_repeated(
 
 
 async def test_what_was_just_offered_to_one_worker_is_not_taken_back_for_another(
-    books: tuple[AllocateReleaseDriver, Path], tmp_path: Path
+    recorded: tuple[AllocateReleaseDriver, Path], tmp_path: Path
 ) -> None:
     """Its grant may be under way; whoever asked in vain asks again soon."""
-    driver, log = books
+    driver, log = recorded
     driver.offer_stands = math.inf
     taken = tmp_path / "taken"
     (tmp_path / "answer").write_text(f"[ ! -e {taken} ] || exit 1; touch {taken}; echo 4,5")
@@ -364,9 +364,9 @@ async def test_what_was_just_offered_to_one_worker_is_not_taken_back_for_another
 
 
 async def test_what_was_allocated_but_never_granted_is_taken_back_when_others_ask_in_vain(
-    books: tuple[AllocateReleaseDriver, Path], tmp_path: Path
+    recorded: tuple[AllocateReleaseDriver, Path], tmp_path: Path
 ) -> None:
-    driver, log = books
+    driver, log = recorded
     driver.offer_stands = 0.0
     taken = tmp_path / "taken"
     (tmp_path / "answer").write_text(f"[ ! -e {taken} ] || {{ rm {taken}; exit 1; }}; touch {taken}; echo 4,5")
@@ -383,8 +383,8 @@ async def test_what_was_allocated_but_never_granted_is_taken_back_when_others_as
     assert "release 2 --privilege w" in log.read_text()
 
 
-async def test_discovering_for_nobody_keeps_nothing(books: tuple[AllocateReleaseDriver, Path]) -> None:
-    driver, log = books
+async def test_discovering_for_nobody_keeps_nothing(recorded: tuple[AllocateReleaseDriver, Path]) -> None:
+    driver, log = recorded
     assert await indexes(driver, 2, NOBODY) == ["4", "5"]
     assert [line.split()[0] for line in log.read_text().splitlines()] == ["allocate", "release"]
 

@@ -86,11 +86,11 @@ def serve(request: pytest.FixtureRequest, bus: Bus, cluster: str, tmp_path: Path
                 identity = of_partition(replica_identity(cluster), number)
                 scope = PartitionScope(number, count, identity.writer)
                 options |= {"identity": identity, "scope": scope, "owns_partition": always}
-            self._house = serving(bus, static(count=1), tmp_path, **options)
-            return await self._house.__aenter__()
+            self._manager = serving(bus, static(count=1), tmp_path, **options)
+            return await self._manager.__aenter__()
 
         async def __aexit__(self, *exc: object) -> bool | None:
-            return await self._house.__aexit__(*exc)  # type: ignore[arg-type]
+            return await self._manager.__aexit__(*exc)  # type: ignore[arg-type]
 
     Serving.cluster = cluster
     return Serving

@@ -20,7 +20,7 @@ from runtime.conftest import Serve
 from support.faulty_bus import FaultyBus
 from support.in_process_manager import HOST, TOPICS, register, static
 
-REMIT = HostScope(HOST, f"host/{HOST}")
+SCOPE = HostScope(HOST, f"host/{HOST}")
 EVERYBODY = PartitionScope(0, 1, "partition/0")
 
 
@@ -56,12 +56,12 @@ async def test_only_the_last_record_under_a_key_has_to_be_understood(serve: Serv
         await bus.publish(TOPICS.allocations, 0, Entry(b"h/w/1", value))
     if after == "last":
         with pytest.raises(LedgerRefusedError, match="h/w/1"):
-            await restore(bus, TOPICS.allocations, 0, REMIT)
+            await restore(bus, TOPICS.allocations, 0, SCOPE)
         assert (await restore(bus, TOPICS.allocations, 0, EVERYBODY)).ledger.allocations == {}
         assert list(EVERYBODY.refused) == [HOST]
         assert gc.isenabled(), "garbage is collected again, whatever came of the replay"
         return
-    allocations = (await restore(bus, TOPICS.allocations, 0, REMIT)).ledger.allocations
+    allocations = (await restore(bus, TOPICS.allocations, 0, SCOPE)).ledger.allocations
     assert allocations == ({"h/w/1": decode_ledger(found)} if after == "superseded" else {})
     assert (await restore(bus, TOPICS.allocations, 0, EVERYBODY)).ledger.allocations == allocations
     assert EVERYBODY.refused == {}
@@ -81,7 +81,7 @@ async def test_the_collector_counts_a_replayed_ledger_as_old_and_no_garbage(serv
         await manager.say(register("w", gpu=1))
         await manager.state("w", "allocated")
     garbage = weakref.ref(_Circle())
-    ledger = (await restore(bus, TOPICS.allocations, 0, REMIT)).ledger
+    ledger = (await restore(bus, TOPICS.allocations, 0, SCOPE)).ledger
     young = [id(each) for generation in (0, 1) for each in gc.get_objects(generation)]
     assert id(ledger.allocations) not in young
     assert id(ledger.hosts[HOST].live) not in young
@@ -92,7 +92,7 @@ async def test_what_records_say_alike_is_kept_once(serve: Serve, bus: FaultyBus)
     async with serve(static(1), on=bus) as manager:
         await manager.say(register("a", gpu=1, labels={"job": "x"}, operators={"o": {"gpu": {"amount": 1}}}))
         await manager.state("a", "allocated")
-    first = (await restore(bus, TOPICS.allocations, 0, REMIT)).ledger.allocations["h/a/1"]
+    first = (await restore(bus, TOPICS.allocations, 0, SCOPE)).ledger.allocations["h/a/1"]
     written = [first]
     for number in range(6):
         labels = {"job": "x" if number % 2 else "y"}
@@ -105,7 +105,7 @@ async def test_what_records_say_alike_is_kept_once(serve: Serve, bus: FaultyBus)
         written.append(another)
         await bus.publish(TOPICS.allocations, 0, Entry(another.key.encode(), encode(another)))
 
-    kept = (await restore(bus, TOPICS.allocations, 0, REMIT)).ledger.allocations
+    kept = (await restore(bus, TOPICS.allocations, 0, SCOPE)).ledger.allocations
     assert kept == {record.key: record for record in written}
     found = list(kept.values())
     assert _different(record.request.labels for record in found) == 2
@@ -123,7 +123,7 @@ async def test_what_is_remembered_to_find_what_is_alike_is_bounded(
     async with serve(static(1), on=bus) as manager:
         await manager.say(register("w", gpu=1))
         await manager.state("w", "allocated")
-    first = (await restore(bus, TOPICS.allocations, 0, REMIT)).ledger.allocations["h/w/1"]
+    first = (await restore(bus, TOPICS.allocations, 0, SCOPE)).ledger.allocations["h/w/1"]
     written = [first]
     for number in range(1, 9):
         request = first.request
@@ -135,7 +135,7 @@ async def test_what_is_remembered_to_find_what_is_alike_is_bounded(
         written.append(structs.replace(first, worker=f"w{number}", request=request, writer=writer))
         await bus.publish(TOPICS.allocations, 0, Entry(written[-1].key.encode(), encode(written[-1])))
     monkeypatch.setattr(restore_module, "MOST_INTERNED", 5)
-    kept = (await restore(bus, TOPICS.allocations, 0, REMIT)).ledger.allocations
+    kept = (await restore(bus, TOPICS.allocations, 0, SCOPE)).ledger.allocations
     assert kept == {record.key: record for record in written}
     assert 1 < _different(record.host for record in kept.values()) < len(kept)
 

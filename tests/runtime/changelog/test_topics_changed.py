@@ -89,11 +89,11 @@ def _serving(scope: str, tmp_path: Path, bus: Bus, cluster: str) -> Serve:
                 identity = of_partition(replica_identity(cluster), number)
                 partition_scope = PartitionScope(number, count, identity.writer)
                 self._options |= {"identity": identity, "scope": partition_scope, "owns_partition": always}
-            self._house = serving(bus, static(count=1), tmp_path, cluster=cluster, **self._options)  # type: ignore[arg-type]
-            return await self._house.__aenter__()
+            self._manager = serving(bus, static(count=1), tmp_path, cluster=cluster, **self._options)  # type: ignore[arg-type]
+            return await self._manager.__aenter__()
 
         async def __aexit__(self, *exc: object) -> bool | None:
-            return await self._house.__aexit__(*exc)  # type: ignore[arg-type]
+            return await self._manager.__aexit__(*exc)  # type: ignore[arg-type]
 
     return Serving
 

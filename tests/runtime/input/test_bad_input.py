@@ -69,7 +69,7 @@ async def test_a_bad_message_becomes_a_dead_letter_and_the_next_one_is_served(se
         assert letter["sha256"] == hashlib.sha256(value or b"").hexdigest()
         assert base64.b64decode(letter["body"]) == (value or b"")[: 4 * 1024]
         assert letter["reason"]
-        await manager.told()
+        await manager.reported()
         assert manager.metric("outfitter_dead_letters_total") == 1
         assert manager.metric("outfitter_events_total", kind="dead-letter") == 1
         assert manager.metric("outfitter_events_total", kind="defect") == 0
@@ -219,7 +219,7 @@ async def test_messages_of_another_host_are_passed_over_in_silence(serve: Serve)
         await manager.publish(b"\xff garbage of theirs", b"other")
         await manager.say(register("next", gpu=1))
         await manager.state("next", "allocated")
-        await manager.told()
+        await manager.reported()
         assert manager.metric("outfitter_dead_letters_total") == 0
         assert not any(key.startswith("other/") for key in await manager.records())
 

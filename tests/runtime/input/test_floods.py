@@ -253,12 +253,12 @@ async def test_what_was_decided_ahead_and_come_by_is_not_lost_when_the_commit_fa
             await say(teller, *flood(10), register("x", host="other", gpu=1), *flood(20, host="louder"))
             bus.go.set()
             bus.go = anyio.Event()
-            cycle = manager.processor._loop
-            assert cycle is not None
-            await _until(lambda: any(each.key == b"other" for each in cycle._open.looked_ahead))
+            loop = manager.processor._loop
+            assert loop is not None
+            await _until(lambda: any(each.key == b"other" for each in loop._open.looked_ahead))
             bus.go.set()
             await _until(
-                lambda: cycle._open.position == end and manager.processor.inputs.lookahead.lookahead_buffer is None
+                lambda: loop._open.position == end and manager.processor.inputs.lookahead.lookahead_buffer is None
             )
             fail.set()
             await through(manager, end)

@@ -41,7 +41,7 @@ class Decided(Batch):
 
 
 class Partition:
-    """What a cycle does with the two windows on one partition's input, a step at a time."""
+    """What a commit loop does with the two readers of one partition's input, a step at a time."""
 
     def __init__(self, keys: Iterable[bytes | None], *, quiet_limit: int, room: int) -> None:
         self.log = [message(offset, key) for offset, key in enumerate(keys)]

@@ -107,4 +107,4 @@ async def answered(manager: InProcessManager, worker: str) -> None:
     await manager.say(register(worker.replace(" ", "-"), resources={}))
     with anyio.fail_after(60):
         await manager.state(worker.replace(" ", "-"), "allocated")
-        await manager.told()
+        await manager.reported()

@@ -29,14 +29,14 @@ async def test_an_owners_death_releases_at_once_whatever_its_lease(
         owner = body(owner_of(process.pid))
         await manager.say(register("w", gpu=1, owner=owner, lease_s=3600.0), register("next", gpu=1))
         await manager.state("w", "allocated")
-        await manager.told()
+        await manager.reported()
         assert manager.processor.liveness.owners.watched == 1
         process.kill()
         ended = await manager.state("w", "ended")
         assert ended["reason_code"] == "owner-died"
         assert str(process.pid) in ended["reason"]
         await manager.state("next", "allocated")
-        await manager.told()
+        await manager.reported()
         assert manager.processor.liveness.owners.watched == 0
         assert manager.metric("outfitter_releases_total", reason="owner-died") == 1
 
@@ -59,7 +59,7 @@ async def test_an_owner_whose_name_is_no_text_is_watched_like_any_other(serve: S
             await anyio.to_thread.run_sync(renamed.stdout.readline if renamed.stdout else bytes)
             await manager.say(register("w", gpu=1, owner=body(owner_of(renamed.pid)), lease_s=None))
             await manager.state("w", "allocated")
-            await manager.told()
+            await manager.reported()
             assert manager.processor.liveness.owners.watched == 1
             renamed.kill()
         assert (await manager.state("w", "ended"))["reason_code"] == "owner-died"
@@ -250,7 +250,7 @@ async def test_a_worker_without_a_lease_whose_owner_nobody_watches_is_given_one_
         )
         assert (given["state"], given["unwatched"], given["request"]["lease_s"]) == ("allocated", code, 0.5)
         assert (await manager.state("w", "ended"))["reason_code"] == "lease-expired"
-        await manager.told()
+        await manager.reported()
         assert manager.processor.state_counts().unwatched_owners == {}
 
 
@@ -260,7 +260,7 @@ async def test_heartbeats_renew_the_lease_that_a_worker_did_not_ask_for(serve: S
         asked = register("w", gpu=1, owner=owner, lease_s=None)
         await manager.say(asked)
         await manager.until(lambda records: (found := records.get("h/w/1")) and found.get("unwatched"))
-        await manager.told()
+        await manager.reported()
         assert len(manager.processor.liveness.leases) == 1
         assert manager.processor.state_counts().unwatched_owners == {"pid-namespace": 1}
         # the same registration once more asks for nothing else
@@ -275,7 +275,7 @@ async def test_a_manager_that_can_watch_no_longer_gives_a_lease_to_who_had_none(
     async with serve(static(2)) as manager:
         await manager.say(register("w", gpu=1, owner=owner, lease_s=None), register("x", gpu=1, lease_s=None))
         await manager.state("w", "allocated")
-        await manager.told()
+        await manager.reported()
         assert len(manager.processor.liveness.leases) == 0
     async with serve(static(2), identity=another(pid_ns=1), lease_s=7.0) as manager:
         given = await manager.until(lambda records: (found := records["h/w/1"]).get("unwatched") and found)

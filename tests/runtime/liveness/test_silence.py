@@ -298,7 +298,7 @@ async def test_silence_ends_an_allocation_and_the_next_worker_has_its_device(ser
         ended = await manager.state("w", "ended")
         assert ended["reason_code"] == "lease-expired"
         await manager.state("next", "allocated")
-        await manager.told()
+        await manager.reported()
         assert manager.metric("outfitter_lease_expiries_total") == 1
         assert manager.metric("outfitter_releases_total", reason="lease-expired") == 1
 
@@ -327,7 +327,7 @@ async def test_an_outage_that_nothing_but_the_input_notices_gives_a_whole_lease_
     async with serve(static(1)) as manager:
         await manager.say(register("w", gpu=1, lease_s=3600.0))
         await manager.state("w", "allocated")
-        await manager.told()
+        await manager.reported()
         deadline = manager.processor.liveness.leases.deadline("h/w/1")
 
         async def deaf(point: str) -> None:

@@ -314,6 +314,6 @@ async def test_a_registrations_topic_that_was_made_anew_makes_nobody_new_older_t
             assert numbers == sorted(set(numbers))
             await in_process.say(register(f"after-{life}", gpu=1))
             await in_process.state(f"after-{life}", "pending")  # and so the heartbeat is decided
-            await in_process.told()
+            await in_process.reported()
             assert in_process.metric("outfitter_dead_letters_total") == 0
             assert in_process.metric("outfitter_input_lost_total") == (1 if life == 2 else 0)

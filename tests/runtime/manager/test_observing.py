@@ -61,7 +61,7 @@ async def test_metrics_move_with_what_happens(serve: Serve) -> None:
             register("e", gpu=1, lease_s=0.1),
         )  # fmt: skip
         await in_process.state("e", "ended")
-        await in_process.told()
+        await in_process.reported()
         for name, labels, value in [
             ("outfitter_events_total", {"kind": "register"}, 5),
             ("outfitter_events_total", {"kind": "heartbeat"}, 2),

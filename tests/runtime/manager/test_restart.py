@@ -166,7 +166,7 @@ async def test_devices_under_new_ids_are_lent_when_whoever_holds_one_by_its_old_
             assert "h/w/1 holds gpu:0 of gpu" in waiter["reason"]
             listed = (await manager.records())["@host/h"]["resources"][resource]["devices"]
             assert {one["health"] for one in listed} == {"unknown"}
-            await manager.told()
+            await manager.reported()
             assert manager.metric("outfitter_devices", resource=resource, state="held-back") == len(listed)
     async with serve(after.format(name=resource, script=script), identity=another()) as manager:
         await manager.say(deregister("w"))
@@ -229,11 +229,11 @@ async def test_an_id_that_a_driver_gives_to_a_device_of_another_name_while_it_is
     async with serve(named("a", a="LIC-1")) as manager:
         await manager.say(register("w", licence=1))
         await manager.state("w", "allocated")
-        await manager.told()
+        await manager.reported()
     assert "another name" not in capsys.readouterr().out
     async with serve(named("b", b="LIC-1"), identity=another()) as manager:
         await manager.until(lambda records: records["h/w/1"]["resources"]["licence"][0]["name"] == "b")
-        await manager.told()
+        await manager.reported()
     [line] = [line for line in capsys.readouterr().out.splitlines() if "another name" in line]
     assert "[warning" in line
     for word in ("device=LIC-1", "resource=licence", "before=a", "now=b", "host=h", "worker=w", "incarnation=1"):

@@ -22,7 +22,7 @@ from support.manager import OUTFITTER, Manager, ManagerError, StartManager, file
 from support.preparing_driver import BENCHES, Bench
 from support.verdict import verdict
 
-DRIVERS = '''"""Drivers that do not let go."""
+DRIVERS = '''"""Drivers that do not close."""
 import threading
 
 import anyio
@@ -78,7 +78,7 @@ def _ledger(manager: Manager) -> list[bytes]:
 
 
 @pytest.mark.parametrize("how", ["thread", "shielded", "closing"])
-def test_a_driver_that_does_not_let_go_delays_the_end_no_longer_than_the_deadline(
+def test_a_driver_that_does_not_close_delays_the_end_no_longer_than_the_deadline(
     start_manager: StartManager, tmp_path: Path, how: str
 ) -> None:
     (tmp_path / "letting_go.py").write_text(DRIVERS)

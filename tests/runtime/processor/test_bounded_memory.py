@@ -56,11 +56,11 @@ async def stuck(bus: FaultyBus) -> AsyncIterator[None]:
 
 async def settled(manager: InProcessManager) -> int:
     """Wait until the manager takes in nothing more; how many messages it keeps."""
-    cycle = manager.processor._loop
-    assert cycle is not None
+    loop = manager.processor._loop
+    assert loop is not None
 
     def kept() -> int:
-        return sum(len(messages) for messages in (cycle._open.messages, manager.processor.inputs.reader.messages))
+        return sum(len(messages) for messages in (loop._open.messages, manager.processor.inputs.reader.messages))
 
     before, same = -1, 0
     with anyio.fail_after(20):
@@ -106,7 +106,7 @@ async def test_other_hosts_messages_are_passed_over_and_not_kept_however_long_a_
                     await anyio.sleep(0.01)
             assert await settled(manager) == 1
         await manager.state("mine", "allocated")
-        await manager.told()
+        await manager.reported()
         assert manager.processor.position == FLOOD + 2
 
 
@@ -142,8 +142,8 @@ async def test_a_poisonous_message_costs_itself_only_whenever_the_manager_is_kil
                     manager: InProcessManager = manager,
                 ) -> None:
                     nonlocal commits
-                    cycle = manager.processor._loop
-                    if cycle is None or not cycle.first_commit.is_set():
+                    loop = manager.processor._loop
+                    if loop is None or not loop.first_commit.is_set():
                         return  # there is no message in those commits
                     commits += point == "commit:before"
                     if point.startswith("commit") and f"{commits} {point.partition(':')[2]}" == kill_at:
@@ -179,7 +179,7 @@ async def test_after_a_flood_of_one_workers_runs_a_good_registration_is_answered
         await manager.say(register("w", "good", gpu=1), register("other", gpu=1))
         await manager.state("w", "allocated", "good")
         await manager.state("other", "allocated")
-        await manager.told()
+        await manager.reported()
         assert manager.metric("outfitter_ledger_records") < 64 + 2 * Limits().batch_records
         assert manager.metric("outfitter_commits_total", outcome="too-large") == 0
         assert manager.metric("outfitter_dead_letters_total") == 0
@@ -192,7 +192,7 @@ GARBAGE: dict[str, Callable[[int], bytes | None]] = {
     "empty": lambda _: b"",
     "no body": lambda _: None,
     "heartbeats of nobody": lambda number: json.dumps(heartbeat(f"w{number}")).encode(),
-    "goodbyes of nobody": lambda number: json.dumps(deregister(f"w{number}", None)).encode(),
+    "deregistrations of nobody": lambda number: json.dumps(deregister(f"w{number}", None)).encode(),
     "a reason of 6 kB": lambda number: json.dumps(deregister(f"w{number}", None) | {"reason": "A" * 6000}).encode(),
 }
 
@@ -208,7 +208,7 @@ async def test_of_a_flood_of_garbage_so_much_is_written_down_and_the_rest_is_cou
             await writer.commit([(TOPICS.registrations, entries), (TOPICS.history, [])])
         await manager.say(register("next", gpu=1))
         await manager.state("next", "allocated")
-        await manager.told()
+        await manager.reported()
         letters = await manager.dead_letters(A_MINUTE)
         assert len(letters) == A_MINUTE
         assert sum(len(json.dumps(letter)) for letter in letters) < A_MINUTE * 8000

@@ -41,7 +41,7 @@ async def test_hosts_beyond_the_bound_are_dead_letters_and_those_that_are_known_
         await manager.until(lambda records: "a/last/1" in records)
         assert "b/wb/1" in await manager.records()
         assert not {"c/wc/1", "@host/c"} & (await manager.records()).keys()
-        await manager.told()
+        await manager.reported()
         assert manager.metric("outfitter_dead_letters_total") == 1
 
 
@@ -139,6 +139,6 @@ async def test_what_a_driver_says_of_a_host_that_is_not_known_any_more_is_not_ke
         event_queue.add(DriverReport(host="gone", resource="gpu", devices=(), asked=1))
         await say(manager, register("w", host="a", gpu=1))
         await manager.until(lambda records: records.get("a/w/1", {}).get("state") == "allocated")
-        await manager.told()
+        await manager.reported()
         assert set(manager.processor.ledger.hosts) == {"a"}
         assert not [place for place in event_queue._reports if place[0] == "gone"]

@@ -234,11 +234,11 @@ async def test_nothing_is_left_of_a_processor_that_has_ended(serve: Serve) -> No
     assert [part() for part in kept] == [None] * 4
 
 
-async def test_a_processor_that_lets_go_holds_nothing_large(serve: Serve) -> None:
+async def test_a_processor_that_released_its_memory_holds_nothing_large(serve: Serve) -> None:
     async with serve(static(3)) as manager:
         await manager.say(register("first", gpu=1, lease_s=60))
         await manager.state("first", "allocated")
-        await manager.told()
+        await manager.reported()
         assert manager.processor.state_counts().leases == 1
     processor = manager.processor
     message = Message(TOPICS.registrations, 0, 1, HOST.encode(), b"", 0)

@@ -111,7 +111,7 @@ async def test_after_an_outage_that_only_the_input_noticed_the_writer_is_replace
         assert opened == 1
 
 
-async def test_who_stops_after_an_outage_says_goodbye_instead_of_taking_the_partition_anew(
+async def test_who_stops_after_an_outage_says_stopped_instead_of_taking_the_partition_anew(
     bus: FaultyBus, serve: Serve
 ) -> None:
     bus.local = False
@@ -168,7 +168,7 @@ async def test_a_tainted_writer_is_replaced_after_a_pause_and_no_outage_is_spoke
         await manager.say(register("b", gpu=1))
         await manager.state("b", "allocated")
         await manager.ready()
-        await manager.told()
+        await manager.reported()
     assert manager.metric("outfitter_grants_total", resource="gpu") == 2
     printed = capsys.readouterr().out
     assert "the writer is replaced" in printed

@@ -32,7 +32,7 @@ async def test_a_registration_is_obeyed_without_them_and_its_record_names_them(s
         assert "warnings" not in await in_process.state("plain", "allocated")
         await in_process.say(deregister("w"))
         assert (await in_process.state("w", "ended"))["warnings"] == [MISSPELT]
-        await in_process.told()
+        await in_process.reported()
         assert in_process.metric("outfitter_unknown_fields_total", kind="register") == 1
         assert in_process.metric("outfitter_dead_letters_total") == 0
         assert (await verdict(in_process.bus.url)).violations == ()
@@ -53,7 +53,7 @@ async def test_heartbeats_and_deregistrations_are_counted_and_logged(
     async with serve(static()) as in_process:
         await in_process.say(register("w", gpu=1), {**heartbeat("w"), "load": 1}, {**deregister("w"), "resaon": "done"})
         await in_process.state("w", "ended")
-        await in_process.told()
+        await in_process.reported()
         assert in_process.metric("outfitter_unknown_fields_total", kind="heartbeat") == 1
         assert in_process.metric("outfitter_unknown_fields_total", kind="deregister") == 1
     lines = [line for line in capsys.readouterr().out.splitlines() if "unknown fields" in line]
@@ -77,7 +77,7 @@ async def test_a_flood_of_them_is_counted_and_not_logged_line_by_line(
         # nor does it cost the dead letters their places, or themselves
         *_, letter = await in_process.dead_letters(2)
         assert letter["field"] == "$.host"
-        await in_process.told()
+        await in_process.reported()
         assert in_process.metric("outfitter_unknown_fields_total", kind="heartbeat") == 201
         assert in_process.metric("outfitter_unknown_fields_total", kind="register") == 1
         assert in_process.metric("outfitter_dead_letters_omitted_total") == 0

@@ -33,7 +33,7 @@ ROUNDS = A_MINUTE // 2 - 2
 """Each of them may be two dead letters of one code and partition: few enough for a letter each."""
 
 
-class Stage:
+class SweptCluster:
     """A cluster of topics of its own, and a producer that partitions as librdkafka does by default."""
 
     def __init__(self, broker: KafkaBroker) -> None:
@@ -84,8 +84,8 @@ class Stage:
 
 
 @pytest.fixture
-def stage(kafka_broker: KafkaBroker) -> Stage:
-    return Stage(kafka_broker)
+def swept(kafka_broker: KafkaBroker) -> SweptCluster:
+    return SweptCluster(kafka_broker)
 
 
 def sweeper(managers: list[Manager]) -> Manager | None:
@@ -102,31 +102,31 @@ def misplaced_host() -> str:
 
 
 def test_what_librdkafkas_own_partitioner_misplaces_is_a_dead_letter_once_although_a_sweeper_is_killed(
-    stage: Stage, start_manager: StartManager
+    swept: SweptCluster, start_manager: StartManager
 ) -> None:
     """Each registration ends in one dead letter or with its manager; the remedy stands in the letter."""
     named = [misplaced_host() for _ in range(3)]
-    managers = [start_manager(bus=stage.url, cluster=stage.cluster, host=name, gpus=4) for name in named]
+    managers = [start_manager(bus=swept.url, cluster=swept.cluster, host=name, gpus=4) for name in named]
     managers[0].wait_for(lambda: sum(each.metric("outfitter_swept_partitions") or 0 for each in managers) == PARTITIONS)
     hosts = [each.host for each in managers]
     for n in range(ROUNDS):
-        stage.say(f"keyless-{n}", hosts[n % 3], key=None)
-        stage.say(f"unserved-{n}", f"nowhere-{n % 7}", key=f"nowhere-{n % 7}")
-        stage.say(f"misplaced-{n}", hosts[n % 3], key=hosts[n % 3])
+        swept.say(f"keyless-{n}", hosts[n % 3], key=None)
+        swept.say(f"unserved-{n}", f"nowhere-{n % 7}", key=f"nowhere-{n % 7}")
+        swept.say(f"misplaced-{n}", hosts[n % 3], key=hosts[n % 3])
         if n == ROUNDS // 2:
-            stage.flush()
+            swept.flush()
             victim = sweeper(managers)
             assert victim is not None
             victim.kill9()
-    stage.flush()
+    swept.flush()
     home = {host: partition_of(host, PARTITIONS) for host in hosts}
     nobodys = {
         place: worker
-        for place, worker in stage.sent.items()
+        for place, worker in swept.sent.items()
         if not worker.startswith("misplaced") or home[hosts[int(worker.split("-")[1]) % 3]] != place[0]
     }
     assert any(worker.startswith("misplaced") for worker in nobodys.values()), "librdkafka has put all of them right"
-    letters = stage.wait_for_letters(len(nobodys))
+    letters = swept.wait_for_letters(len(nobodys))
     assert Counter((letter.source.partition, letter.source.offset) for letter in letters) == Counter(nobodys.keys())
     for letter in letters:
         worker = nobodys[letter.source.partition, letter.source.offset]
@@ -135,27 +135,27 @@ def test_what_librdkafkas_own_partitioner_misplaces_is_a_dead_letter_once_althou
             "no-key" if worker.startswith("keyless") else "no-manager" if right else "wrong-partition"
         )
         assert ("partitioner=murmur2_random" in letter.reason) == (letter.code != "no-manager")
-    report = verify(stage.url, stage.cluster)
+    report = verify(swept.url, swept.cluster)
     assert report.violations == ()
 
 
 def test_a_host_without_a_manager_is_named_and_a_worker_that_waits_for_its_first_one_is_served(
-    stage: Stage, start_manager: StartManager
+    swept: SweptCluster, start_manager: StartManager
 ) -> None:
     """The registration is given up, status says so, and the worker registers again when the manager comes."""
-    manager = start_manager(bus=stage.url, cluster=stage.cluster)
+    manager = start_manager(bus=swept.url, cluster=swept.cluster)
     host = f"{manager.host}-2"
     waiting = manager.popen(
         "run", "--wait-for-manager", "--host", host, "--resource", "gpu=1", "--lease", "none", "--",
         "sh", "-c", "echo $CUDA_VISIBLE_DEVICES",
     )  # fmt: skip
     try:
-        [letter] = stage.wait_for_letters(1)
+        [letter] = swept.wait_for_letters(1)
         assert f"no manager serves host '{host}'; hosts served: {manager.host}." in letter.reason
         manager.wait_for(lambda: manager.metric("outfitter_swept_total", reason="no-manager") == 1)
         assert manager.metric("outfitter_dead_letters_total") == 1
         assert f"no manager serves host '{host}': 1 of its messages" in manager.outfitter("status").stderr
-        start_manager(bus=stage.url, cluster=stage.cluster, host=host)
+        start_manager(bus=swept.url, cluster=swept.cluster, host=host)
         output, errors = waiting.communicate(timeout=30)
         assert (waiting.returncode, output.strip()) == (0, "GPU-0"), errors
         assert host not in manager.outfitter("status").stderr

@@ -90,7 +90,7 @@ def _another_request() -> Iterator[None]:
 
 
 @contextmanager
-def _goodbye_of_the_eldest() -> Iterator[None]:
+def _deregister_the_eldest() -> Iterator[None]:
     deregister = registration.deregister
 
     def deregister_eldest(builder: DecisionBuilder, message: Deregister, source: Source) -> None:
@@ -111,13 +111,13 @@ def _changing() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def _let_go_as_configured() -> Iterator[None]:
-    lets_go = ending.lets_go
+def _released_as_configured() -> Iterator[None]:
+    needs_unprepare = ending.needs_unprepare
 
-    def lets_go_now(rules: decide.Rules, record: Allocation) -> bool:
-        return lets_go(rules, structs.replace(record, prepared=UNSET))
+    def needs_unprepare_now(rules: decide.Rules, record: Allocation) -> bool:
+        return needs_unprepare(rules, structs.replace(record, prepared=UNSET))
 
-    with patch.object(ending, "lets_go", lets_go_now), _changing():
+    with patch.object(ending, "needs_unprepare", needs_unprepare_now), _changing():
         yield
 
 
@@ -126,7 +126,7 @@ BUGS: tuple[Bug, ...] = (
         name="lent-without-taking-back",
         what="a device that a driver prepared is free at once when its worker is gone",
         within=40,
-        patches=lambda: patch.object(ending, "lets_go", lambda *_: False),
+        patches=lambda: patch.object(ending, "needs_unprepare", lambda *_: False),
     ),
     Bug(
         name="names-apart",
@@ -159,16 +159,16 @@ BUGS: tuple[Bug, ...] = (
         patches=_another_request,
     ),
     Bug(
-        name="goodbye-of-the-eldest",
+        name="deregister-the-eldest",
         what="a deregistration of a worker that names no run ends the eldest one",
         within=40,
-        patches=_goodbye_of_the_eldest,
+        patches=_deregister_the_eldest,
     ),
     Bug(
-        name="let-go-as-configured",
-        what="whether a driver has to let go of a device is judged by today's configuration, not by that of its grant",
+        name="released-as-configured",
+        what="whether a driver has to release a device is judged by today's configuration, not by that of its grant",
         within=40,
-        patches=_let_go_as_configured,
+        patches=_released_as_configured,
     ),
     Bug(
         name="size-not-measured",

@@ -12,7 +12,7 @@ from simulation.bugs.bug import Bug
 
 
 @contextmanager
-def _rolls_once() -> Iterator[None]:
+def _registry_read_once() -> Iterator[None]:
     catch_up = HostRegistry.catch_up
 
     async def catch_up_once(self: HostRegistry) -> None:
@@ -31,9 +31,9 @@ BUGS: tuple[Bug, ...] = (
         patches=lambda: patch.object(HeldMessages, "position_after", lambda *given: given[-1]),
     ),
     Bug(
-        name="swept-by-an-old-roll",
+        name="swept-by-an-old-registry",
         what="a sweeper reads once who has a manager",
         within=60,
-        patches=_rolls_once,
+        patches=_registry_read_once,
     ),
 )

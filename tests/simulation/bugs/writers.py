@@ -124,7 +124,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="grants-before-releases",
-        what="within a commit, what takes devices stands before what lets go of them",
+        what="within a commit, what takes devices stands before what releases them",
         within=40,
         bus=_writing(_TakesFirst),
     ),

@@ -1,4 +1,4 @@
-"""Plants in why devices were given back: goodbyes, deaths, leases, drivers."""
+"""Plants in why devices were given back: deregistrations, deaths, leases, drivers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def _held(world: World, **fields: Any) -> None:
 
 
 @planted("releases")
-def a_worker_is_deregistered_that_never_said_goodbye(world: World) -> None:
+def a_worker_is_deregistered_that_never_deregistered(world: World) -> None:
     world.commit(world.allocation("b", "ended", reason_code="deregistered"))
 
 
 @planted("releases")
-def a_worker_is_deregistered_by_the_goodbye_of_another_run(world: World) -> None:
+def a_worker_is_deregistered_by_the_deregistration_of_another_run(world: World) -> None:
     world.deregister("b", "2")
     world.commit(
         world.allocation("b", "ended", reason_code="deregistered"), world.allocation("b", "ended", incarnation="2")
@@ -34,7 +34,7 @@ def a_worker_is_deregistered_by_the_goodbye_of_another_run(world: World) -> None
 
 
 @planted("releases")
-def an_older_run_is_deregistered_by_a_goodbye_that_names_no_run(world: World) -> None:
+def an_older_run_is_deregistered_by_a_deregistration_that_names_no_run(world: World) -> None:
     """…while the newest one, which it means, lives on."""
     world.register("b", "2")
     world.commit(world.allocation("b", "allocated", incarnation="2", devices=["GPU-7"]), world.allocation("e", "ended"))
@@ -43,7 +43,7 @@ def an_older_run_is_deregistered_by_a_goodbye_that_names_no_run(world: World) ->
 
 
 @planted("releases")
-def a_worker_is_deregistered_before_it_has_said_goodbye(world: World) -> None:
+def a_worker_is_ended_before_it_has_deregistered(world: World) -> None:
     world.commit(world.allocation("b", "ended", reason_code="deregistered"))
     world.deregister("b")
     world.commit()
@@ -86,7 +86,7 @@ def a_lease_never_ends(world: World) -> None:
 
 
 @planted("answers", says="refused")
-def a_goodbye_is_refused(world: World) -> None:
+def a_deregistration_is_refused(world: World) -> None:
     world.refuse(world.deregister("b"))
     world.commit()
     assert f"{HOST}/b/1" in world.now

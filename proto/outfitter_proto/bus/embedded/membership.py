@@ -98,12 +98,12 @@ class EmbeddedMembership(Membership):
                 _log.warning("group %s: could not leave, the session's end will do it: %s", self._member.group, error)
         self._ownership.assign(frozenset())
 
-    async def _live(self, ear: Listener) -> None:
+    async def _live(self, listener: Listener) -> None:
         due = anyio.current_time() + self._interval
         while self._ownership.error is None:
             with anyio.move_on_after(max(0.0, due - anyio.current_time())):
-                await ear.wait()
-            ear.drain()
+                await listener.wait()
+            listener.drain()
             late = anyio.current_time() >= due
             if late:
                 due = anyio.current_time() + self._interval

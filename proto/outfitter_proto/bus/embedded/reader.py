@@ -15,12 +15,12 @@ from outfitter_proto.bus.port import BusUnavailableError, Message, Reader
 class EmbeddedReader(Reader):
     """Reads slices of records. All records in the file are committed, so both isolation levels are equal."""
 
-    def __init__(self, database: Database, topic: log.Topic, partition: int, position: int, ear: Listener) -> None:
+    def __init__(self, database: Database, topic: log.Topic, partition: int, position: int, listener: Listener) -> None:
         self.position = position
         self._database = database
         self._topic = topic
         self._partition = partition
-        self._listener: Listener | None = ear
+        self._listener: Listener | None = listener
 
     async def fetch(self, *, max_records: int = 1000, timeout: float = 1.0) -> list[Message]:
         deadline = anyio.current_time() + timeout
@@ -47,6 +47,6 @@ class EmbeddedReader(Reader):
         self.position = offset
 
     async def aclose(self) -> None:
-        ear, self._listener = self._listener, None
-        if ear is not None:
-            ear.close()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()

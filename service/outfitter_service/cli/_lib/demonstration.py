@@ -76,7 +76,7 @@ class DemoFolder(NamedTuple):
 
 
 @contextmanager
-def stage(*, keep: bool) -> Iterator[DemoFolder]:
+def demo_folder(*, keep: bool) -> Iterator[DemoFolder]:
     """A folder with the devices and the manager's configuration. Unless `keep`, it is removed at the end."""
     folder = Path(tempfile.mkdtemp(prefix="outfitter-demo-"))
     try:
@@ -102,8 +102,8 @@ def stage(*, keep: bool) -> Iterator[DemoFolder]:
 class Demonstration:
     """The scenes. `play` returns the exit code."""
 
-    def __init__(self, place: DemoFolder) -> None:
-        self._place = place
+    def __init__(self, demo: DemoFolder) -> None:
+        self._demo = demo
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._address: tuple[str, int] | None = None
 
@@ -131,8 +131,8 @@ class Demonstration:
     # --- the scenes ---------------------------------------------------------------------------------------
 
     def _the_manager_starts(self) -> None:
-        _title(f"A manager serves host {self._place.host}, which has {GPUS} GPUs")
-        _say((self._place.folder / "outfitter.toml").read_text().strip())
+        _title(f"A manager serves host {self._demo.host}, which has {GPUS} GPUs")
+        _say((self._demo.folder / "outfitter.toml").read_text().strip())
         self._start(
             "manager",
             *_OUTFITTER,
@@ -209,7 +209,7 @@ class Demonstration:
         from outfitter_service.config import Connection
         from outfitter_service.query import ledger_view
 
-        where = Connection(bus=self._place.bus, host=self._place.host, cluster=DEFAULT_CLUSTER)
+        where = Connection(bus=self._demo.bus, host=self._demo.host, cluster=DEFAULT_CLUSTER)
 
         async def look() -> LedgerView:
             async with ledger_view.opened(where) as bus:
@@ -237,8 +237,8 @@ class Demonstration:
         """Print the workers as `outfitter status` does."""
         for record, _ in self._ledger().allocations:
             has = ", ".join(device["name"] for devices in record.resources.values() for device in devices)
-            place = "" if record.queue_position is None else f"position {record.queue_position} in the queue; "
-            why = f"({place}{record.reason})" if record.reason else ""
+            position = "" if record.queue_position is None else f"position {record.queue_position} in the queue; "
+            why = f"({position}{record.reason})" if record.reason else ""
             _say(f"  {record.worker:6} {record.state:10} {has:5} {why}".rstrip())
 
     def _is_ready(self) -> bool:
@@ -264,11 +264,11 @@ class Demonstration:
 
     def _start(self, name: str, *command: str) -> None:
         """Start a process that ends at the latest with this one."""
-        with (self._place.folder / f"{name}.log").open("wb") as log, _signals_wait():
+        with (self._demo.folder / f"{name}.log").open("wb") as log, _signals_wait():
             self._processes[name] = subprocess.Popen(
                 bound(command),
-                env=self._place.environment | {"OUTFITTER_WORKER": name},
-                cwd=self._place.folder,
+                env=self._demo.environment | {"OUTFITTER_WORKER": name},
+                cwd=self._demo.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -276,7 +276,7 @@ class Demonstration:
             )
 
     def _log(self, name: str) -> str:
-        return (self._place.folder / f"{name}.log").read_text(errors="replace")
+        return (self._demo.folder / f"{name}.log").read_text(errors="replace")
 
     def _await(self, what: str, condition: Callable[[], bool]) -> None:
         """Poll until `condition()` is true.

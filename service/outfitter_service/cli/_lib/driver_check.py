@@ -17,16 +17,16 @@ from outfitter_service.core.model import SpecState
 from outfitter_service.runtime.drivers.building import UnservableDriverError, build_served, told
 
 
-def driver_problems(found: Settings | Inspection | None) -> Iterator[Problem]:
+def driver_problems(configuration: Settings | Inspection | None) -> Iterator[Problem]:
     """The errors and warnings of drivers about their settings, also for resources with other errors. If a setting may
     be right on another machine, its error is a warning."""
-    if found is None:
+    if configuration is None:
         return
-    settings = found if isinstance(found, Settings) else found.settings
+    settings = configuration if isinstance(configuration, Settings) else configuration.settings
     scope = "host" if settings is None else settings.scope
-    for config in found.resources:
+    for config in configuration.resources:
         if config.driver is not None and config.state in (SpecState.OK, SpecState.MISCONFIGURED):
-            yield from _of(config, scope, found.origins)
+            yield from _of(config, scope, configuration.origins)
 
 
 def _of(config: ResourceConfig, scope: str, origins: Mapping[str, str]) -> Iterator[Problem]:
@@ -71,15 +71,15 @@ def _about(config: ResourceConfig, origins: Mapping[str, str], error: Exception,
         words = f"{error.key} {error.problem}"
         suggestion = f"did you mean {config.key('param.')}{error.suggestion}?"
     key = _key(config, error)
-    option, found = "driver-factory.class", config.driver
+    option, value = "driver-factory.class", config.driver
     if key is not None:
-        option, found = f"param.{key}", config.params[key]
+        option, value = f"param.{key}", config.params[key]
     elif isinstance(error, UnservableDriverError) and error.option == "sharing":
-        option, found = error.option, config.sharing
+        option, value = error.option, config.sharing
     return Problem(
         file=origins.get(config.key(option), ""),
         key=config.key(option),
-        found=found,
+        found=value,
         problem=words if isinstance(error, UnservableDriverError) else f"its driver says: {words}",
         suggestion=suggestion,
         severity=severity,

@@ -34,15 +34,15 @@ async def check(bus: Bus, cluster: str) -> list[Difference]:
     differences: list[Difference] = []
     try:
         for partition in range(ledger.partitions):
-            place = f"{names.allocations}/{partition}"
+            topic_partition = f"{names.allocations}/{partition}"
             here = await stock(bus, names.allocations, partition, ledger.partitions)
             if here.strays:
-                differences.append(_strays(place, list(here.strays), ledger.partitions))
+                differences.append(_strays(topic_partition, list(here.strays), ledger.partitions))
             own = [each for each in here.checkpoints.values() if not is_sweeper(each.writer)]
-            differences += _of_checkpoints(place, own, ledger, registrations)
+            differences += _of_checkpoints(topic_partition, own, ledger, registrations)
             if not bus.local:
                 start, _ = await bus.offsets(names.allocations, partition)
-                differences += _deleted(place, own, start)
+                differences += _deleted(topic_partition, own, start)
     except BusAccessError as error:
         why = "it cannot be checked whether each host's records are where its manager looks for them"
         remedy = f"grant this principal Read on topic {names.allocations}: {error}"
@@ -52,10 +52,10 @@ async def check(bus: Bus, cluster: str) -> list[Difference]:
     return differences
 
 
-def _strays(place: str, hosts: list[str], partitions: int) -> Difference:
+def _strays(topic_partition: str, hosts: list[str], partitions: int) -> Difference:
     shown = ", ".join(hosts[:_SHOWN]) + (f" and {len(hosts) - _SHOWN} more" if len(hosts) > _SHOWN else "")
     return Difference(
-        place, "records", f"those of {shown}", f"of hosts whose place it is among {partitions}",
+        topic_partition, "records", f"those of {shown}", f"of hosts whose place it is among {partitions}",
         "partitions were added, or it was restored with another number: managers look elsewhere, and would grant these "
         "hosts' devices again, so they do not start",
         _growing(partitions), True,
@@ -63,11 +63,11 @@ def _strays(place: str, hosts: list[str], partitions: int) -> Difference:
 
 
 def _of_checkpoints(
-    place: str, checkpoints: list[Checkpoint], ledger: TopicShape, registrations: TopicShape
+    topic_partition: str, checkpoints: list[Checkpoint], ledger: TopicShape, registrations: TopicShape
 ) -> list[Difference]:
     differences: list[Difference] = []
     for each in checkpoints:
-        where = f"{place} ({each.writer})"
+        where = f"{topic_partition} ({each.writer})"
         if each.partitions not in (UNSET, ledger.partitions):
             was = "being moved" if each.partitions == MOVING else str(each.partitions)
             differences.append(
@@ -97,10 +97,10 @@ def _of_checkpoints(
     return differences
 
 
-def _deleted(place: str, checkpoints: list[Checkpoint], start: int) -> list[Difference]:
+def _deleted(topic_partition: str, checkpoints: list[Checkpoint], start: int) -> list[Difference]:
     return [
         Difference(
-            f"{place} ({each.writer})", "start", str(start), str(each.ledger_start or 0),
+            f"{topic_partition} ({each.writer})", "start", str(start), str(each.ledger_start or 0),
             "records before it were deleted, by hand or by a cleanup.policy other than compact: grants may be missing, "
             "so managers do not start",
             _ADOPT, True,

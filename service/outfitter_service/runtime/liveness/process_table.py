@@ -89,7 +89,7 @@ class ProcessTable:
     def drop_unnamed(self, process: Process) -> None:
         """Watch this process no more, unless an allocation names it."""
         if not process.keys:
-            self._let_go(process)
+            self._unwatch(process)
 
     def look(self) -> None:
         """Look again at those that no descriptor tells of, so many at a time."""
@@ -135,7 +135,7 @@ class ProcessTable:
         process.pidfd = pidfd
         del self._turns[process.pid]
 
-    def _let_go(self, process: Process) -> None:
+    def _unwatch(self, process: Process) -> None:
         del self._processes[process.pid]
         self._turns.pop(process.pid, None)
         if process.pidfd is not None:

@@ -91,7 +91,7 @@ async def flood(manager: InProcessManager, bus: NarrowBus) -> None:
         await manager.say(register(f"w{index}", gpu=1))
     said.set()
     await manager.until(lambda records: sum(key.startswith("h/") for key in records) == 60)
-    await manager.told()
+    await manager.reported()
 
 
 async def test_a_flood_is_answered_in_commits_of_one_batch_for_each_topic(url: str, serve: Serve) -> None:
@@ -127,7 +127,7 @@ async def test_one_events_effect_on_many_is_split_into_pieces_that_fit(url: str,
         await manager.until(
             lambda records: all(records[f"h/w{index}/1"]["state"] == "allocated" for index in range(40))
         )
-        await manager.told()
+        await manager.reported()
         assert manager.metric("outfitter_dead_letters_total") == 0
         assert (await verdict(bus.url)).violations == ()
 
@@ -148,7 +148,7 @@ async def test_what_time_does_to_many_is_split_into_pieces_that_fit(url: str, se
         await manager.until(
             lambda records: [each["state"] for key, each in records.items() if key.startswith("h/w")] == ["failed"] * 40
         )
-        await manager.told()
+        await manager.reported()
         assert (await verdict(bus.url)).violations == ()
 
 
@@ -231,5 +231,5 @@ async def test_a_grant_that_the_bus_does_not_take_although_it_promised_to_fails_
         await manager.state("w0", "ended")
         await manager.state("next", "allocated")
         assert (await manager.state("large", "failed"))["reason_code"] == "too-large"
-        await manager.told()
+        await manager.reported()
         assert manager.metric("outfitter_dead_letters_total") == 0

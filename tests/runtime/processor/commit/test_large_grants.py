@@ -41,7 +41,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-@pytest.mark.parametrize("how", ["goodbye", "owner-died", "lease"])
+@pytest.mark.parametrize("how", ["deregister", "owner-died", "lease"])
 async def test_a_waiter_whose_grant_is_too_large_fails_alone_when_its_turn_comes(
     bus: FaultyBus, serve: Serve, how: str, process: subprocess.Popen[bytes]
 ) -> None:
@@ -54,7 +54,7 @@ async def test_a_waiter_whose_grant_is_too_large_fails_alone_when_its_turn_comes
         await manager.say(wants("large", 5500, lease_s=None), wants("next", 4000, lease_s=None))
         await manager.until(lambda records: "h/next/1" in records)
         assert (await manager.records())["h/large/1"]["state"] == "pending"
-        if how == "goodbye":
+        if how == "deregister":
             await manager.say(deregister("w0"))
         elif how == "owner-died":
             process.kill()
@@ -64,7 +64,7 @@ async def test_a_waiter_whose_grant_is_too_large_fails_alone_when_its_turn_comes
         assert record["reason_code"] == "too-large"
         assert "bytes" in record["reason"]
         assert "fewer" in record["reason"]
-        await manager.told()
+        await manager.reported()
         assert manager.metric("outfitter_dead_letters_total") == 0
         assert manager.metric("outfitter_commits_total", outcome="too-large") == 0
         assert (await verdict(bus.url)).violations == ()
@@ -153,7 +153,7 @@ async def test_long_reasons_of_many_resources_leave_room_for_each_others_devices
         await manager.say(*[deregister(f"w-{name}") for name in names])
         for name in names:
             await manager.state(f"w-{name}", "ended")
-        await manager.told()
+        await manager.reported()
         assert manager.metric("outfitter_dead_letters_total") == 0
         assert (await verdict(bus.url)).violations == ()
 
@@ -179,6 +179,6 @@ async def test_what_the_topics_take_is_the_bound(bus: FaultyBus, serve: Serve) -
         with anyio.fail_after(20):
             while not await has_a_piece_of_one_record(manager):  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.05)
-        await manager.told()
+        await manager.reported()
         assert manager.metric("outfitter_commits_total", outcome="too-large") == 0
         assert (await verdict(bus.url)).violations == ()

@@ -56,13 +56,13 @@ def read(data: bytes) -> list[Entry]:
         return [Entry(message.key, message.value)]
 
 
-def goodbye(number: int) -> bytes:
+def deregistration(number: int) -> bytes:
     body = {"type": "deregister", "host": HOST, "worker": "w", "incarnation": f"i{number}", "reason": "A" * 60_000}
     return json.dumps(body).encode()
 
 
 FLOODS: dict[str, tuple[int, Callable[[int], bytes]]] = {
-    "goodbyes of unseen runs with a long reason": (1500, goodbye),
+    "deregistrations of unseen runs with a long reason": (1500, deregistration),
     "long garbage": (900, lambda _: b"A" * 60_000),
     "empty messages": (100_000, lambda _: b""),
     "heartbeats of nobody": (20_000, lambda n: json.dumps(heartbeat(f"w{n}")).encode()),
@@ -106,4 +106,4 @@ async def served(manager: InProcessManager, worker: str) -> None:
     await manager.say(register(worker, resources={}))
     with anyio.fail_after(60):
         await manager.state(worker, "allocated")
-        await manager.told()
+        await manager.reported()

@@ -31,7 +31,7 @@ RECORD_BYTES = 300
 FLOODS: dict[str, Callable[[int], dict[str, Any]]] = {
     "new workers": lambda n: register(f"w{n}", resources={}),
     "runs that nothing is there for": lambda n: register("w", f"{n}", gpu=9),
-    "goodbyes of unseen runs": lambda n: deregister(f"w{n}"),
+    "deregistrations of unseen runs": lambda n: deregister(f"w{n}"),
 }  # fmt: skip
 
 
@@ -115,4 +115,4 @@ async def through(manager: InProcessManager, log: Log, topic: str, bodies: list[
     with anyio.fail_after(60):
         while manager.processor.position < end:  # noqa: ASYNC110 - it tells nobody
             await anyio.sleep(0.02)
-    await manager.told()
+    await manager.reported()

@@ -54,7 +54,7 @@ def test_two_in_one_commit_are_seen() -> None:
 
 
 @pytest.mark.parametrize("state", ["ended", "failed", "pending"])
-def test_a_device_that_was_let_go_in_the_same_commit_is_free(state: str) -> None:
+def test_a_device_that_was_released_in_the_same_commit_is_free(state: str) -> None:
     ledger = Ledger()
     ledger.take(record("a", "allocated", "G0"))
     assert ledger.take(record("b", "allocated", "G0"), record("a", state)) == []
@@ -84,7 +84,7 @@ async def test_a_ledger_that_breaks_the_promise_is_counted_and_said_so_when_it_i
     async with serve(static(2)) as manager:
         await manager.say(register("a", gpu=1))
         forged = {**(await manager.state("a", "allocated")), "worker": "b"}
-        await manager.told()
+        await manager.reported()
         assert manager.metric("outfitter_exclusivity_violations_total") == 0
     await bus.publish(TOPICS.allocations, 0, Entry(b"h/b/1", json.dumps(forged).encode()))
     async with serve(static(2), identity=another()) as manager:
@@ -110,6 +110,6 @@ async def test_an_event_that_meets_a_defect_of_ours_costs_itself_only(
         await manager.state("next", "allocated")
         [letter] = await manager.dead_letters(1)
         assert letter["reason"] == "internal error: ZeroDivisionError: a defect"
-        await manager.told()
+        await manager.reported()
         assert manager.metric("outfitter_events_total", kind="defect") == 1
         assert manager.processor.ready

@@ -266,7 +266,7 @@ async def test_the_gauges_show_a_grant_only_when_it_is_committed(bus: FaultyBus,
         manager.metrics.show(manager.processor.state_counts)
         await manager.say(register("first", gpu=1))
         await manager.state("first", "allocated")
-        await manager.told()
+        await manager.reported()
         deciding, go = anyio.Event(), anyio.Event()
 
         async def hold(point: str) -> None:
@@ -285,7 +285,7 @@ async def test_the_gauges_show_a_grant_only_when_it_is_committed(bus: FaultyBus,
         assert shown() == [1, 1, 1]
         go.set()
         await manager.state("third", "allocated")
-        await manager.told()
+        await manager.reported()
         assert shown() == [2, 0, 2]
 
 

@@ -79,11 +79,11 @@ async def test_what_has_no_line_of_its_own_is_counted(
         for number in range(20):
             await manager.say(register(f"w{number}", gpu=1), deregister(f"w{number}"))
         await manager.state("w19", "ended")
-        await manager.told()
+        await manager.reported()
         second = 2.0
         await manager.say(register("last", gpu=1))
         await manager.state("last", "allocated")
-        await manager.told()
+        await manager.reported()
     lines = capsys.readouterr().out.splitlines()
     told = [line for line in lines if "explanation=" in line]
     counted = [int(line.partition("more=")[2].split()[0]) for line in lines if "and more transitions" in line]

@@ -49,13 +49,13 @@ async def test_waits_and_grants_are_counted_by_resource(serve: Serve) -> None:
         await in_process.say(register("w", fpga=1), register("x", gpu=1, fpga=1), register("y", gpu=1))
         for worker in ("w", "x", "y"):
             await in_process.state(worker, "pending")
-        await in_process.told()
+        await in_process.reported()
         # whoever wants several counts for each of them, as with allocations and grants
         assert in_process.processor.state_counts().pending == {("fpga", "busy"): 2, ("gpu", "busy"): 2}
         for resource, count in (("gpu", 2), ("fpga", 1), ("(none)", 1)):
             assert in_process.metric("outfitter_allocation_seconds_count", resource=resource) == count
         await in_process.say(deregister("both"))
         await in_process.state("w", "allocated")
-        await in_process.told()
+        await in_process.reported()
         assert in_process.metric("outfitter_allocation_seconds_count", resource="fpga") == 2
         assert in_process.metric("outfitter_releases_total", reason="deregistered") == 1

@@ -43,14 +43,14 @@ class Child:
         self.command = tuple(command)
         self.started = False
         self._ended: anyio.Event  # there is no event loop yet
-        parent, (listening, telling) = os.getpid(), os.pipe()
+        parent, (read_end, write_end) = os.getpid(), os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
-            os.close(telling)
-            _stand_by(parent, listening, list(command), mask)
-        os.close(listening)
+            os.close(write_end)
+            _stand_by(parent, read_end, list(command), mask)
+        os.close(read_end)
         os.setpgid(self._pid, self._pid)
-        self._telling = telling
+        self._environment_pipe = write_end
         self._pidfd = os.pidfd_open(self._pid)
 
     def come_forward(self) -> None:
@@ -61,8 +61,8 @@ class Child:
         """Let it become the command. It inherits the file descriptors that this process inherited."""
         self.started, self._ended = True, anyio.Event()
         # It may have been killed meanwhile; then `wait` returns that.
-        with suppress(BrokenPipeError), os.fdopen(self._telling, "wb") as telling:
-            marshal.dump(dict(environment), telling)
+        with suppress(BrokenPipeError), os.fdopen(self._environment_pipe, "wb") as pipe:
+            marshal.dump(dict(environment), pipe)
 
     async def wait(self) -> int:
         """Wait for its end; return its exit code, or 128 plus the signal that ended it. One caller at a time."""
@@ -94,11 +94,11 @@ class Child:
         self.send(signal.SIGKILL)
 
 
-def _stand_by(parent: int, listening: int, command: list[str], mask: Iterable[int]) -> NoReturn:
+def _stand_by(parent: int, read_end: int, command: list[str], mask: Iterable[int]) -> NoReturn:
     """In the forked process: wait for the environment, and become the command. Never returns."""
     try:
         trampoline.bind(parent, command[0])
-        with os.fdopen(listening, "rb") as pipe:
+        with os.fdopen(read_end, "rb") as pipe:
             environment = pipe.read()
         if not environment:
             os._exit(0)  # the parent has ended without a start

@@ -196,10 +196,10 @@ class RunSession:
 
 
 def _waiting_words(record: Allocation) -> str:
-    place = "" if record.queue_position is None else f" (position {record.queue_position} in the queue)"
+    position = "" if record.queue_position is None else f" (position {record.queue_position} in the queue)"
     request = ", ".join(f"{name}={amount}" for name, amount in record.request.amounts.items())
     default = "its driver prepares the devices" if record.state == AllocationState.PREPARING else "no reason"
-    return f"{record.worker}: {record.state}, {request}: {record.reason or default}{place}"
+    return f"{record.worker}: {record.state}, {request}: {record.reason or default}{position}"
 
 
 def _lost(record: Allocation | None, error: Exception | None) -> str | None:
