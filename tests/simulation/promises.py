@@ -16,10 +16,10 @@ from outfitter_proto.records import Allocation, Checkpoint
 from outfitter_service.runtime.processor.processor import Processor
 from outfitter_verify import Log, Partition, Reading, Record, Report, Violation
 from outfitter_verify import check as verify
-from simulation import log as model
-from simulation.hardware import physical
-from simulation.managers import CLUSTER, TOPICS, Host
-from simulation.world import World
+from simulation.hosts.hardware import physical
+from simulation.hosts.managers import CLUSTER, TOPICS, Host
+from simulation.model import log as model
+from simulation.world.world import World
 
 FINAL = ("ended", "failed")
 CLOCKS_APART_S = 10.0

@@ -12,9 +12,9 @@ import structlog
 from msgspec import Struct
 
 from simulation import promises
-from simulation.client import ModelBus
 from simulation.loop import START_S, Loop, current, running
-from simulation.world import MakeBus, World
+from simulation.model.client import ModelBus
+from simulation.world.world import MakeBus, World
 
 MOMENTS = 30
 """How often it is looked whether managers have in mind what is committed."""

@@ -10,9 +10,9 @@ from outfitter_proto.records import Allocation, ResolvedRequest, Source
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.drivers.pool import DriverPool
-from simulation.hardware import RESOURCE, Bench, load
+from simulation.hosts.hardware import RESOURCE, Bench, load
+from simulation.hosts.managers import EPOCH
 from simulation.loop import running
-from simulation.managers import EPOCH
 
 
 def test_a_grant_and_its_release_in_one_commit_reach_the_driver_in_this_order() -> None:

@@ -11,12 +11,12 @@ import pytest
 
 from bus import test_contract as contract
 from outfitter_proto.bus import Entry
-from simulation.broker import Broker, Habits, Producer
-from simulation.client import ModelBus
-from simulation.errors import CONCURRENT_TRANSACTIONS, INVALID_PRODUCER_EPOCH, RefusedError
-from simulation.log import Log
 from simulation.loop import Loop, Process, running
-from simulation.network import Link, LostError, Network, Weather
+from simulation.model.broker import Broker, Habits, Producer
+from simulation.model.client import ModelBus
+from simulation.model.errors import CONCURRENT_TRANSACTIONS, INVALID_PRODUCER_EPOCH, RefusedError
+from simulation.model.log import Log
+from simulation.model.network import Link, LostError, Network, Weather
 
 CONTRACT: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (contract.test_a_partition_is_read_in_the_order_it_was_published, {"committed": True}),

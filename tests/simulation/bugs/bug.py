@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 from msgspec import Struct
 
-from simulation import settings
-from simulation.client import ModelBus
+from simulation.model.client import ModelBus
 from simulation.run import Outcome, run
+from simulation.world import settings
 
 
 class Bug(Struct, frozen=True, kw_only=True):

@@ -18,9 +18,9 @@ from outfitter_service.core.placement.shared_devices import DeviceChoice
 from outfitter_service.core.state import infos
 from outfitter_service.core.state.host_state import HostState
 from outfitter_service.core.states import Step
-from simulation import settings
 from simulation.bugs.bug import Bug, jumping
-from simulation.hardware import Catalogue
+from simulation.hosts.hardware import Catalogue
+from simulation.world import settings
 
 
 @contextmanager

@@ -15,9 +15,9 @@ from outfitter_proto.bus import (
     Reader,
     TopicInfo,
 )
-from simulation import remaking
 from simulation.bugs.bug import Bug
-from simulation.client import ModelBus, ModelReader, ModelWriter
+from simulation.model.client import ModelBus, ModelReader, ModelWriter
+from simulation.world import remaking
 
 CHECKPOINT = b"@checkpoint/"
 

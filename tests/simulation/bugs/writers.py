@@ -11,12 +11,12 @@ from outfitter_proto.bus import (
     Entry,
     FencedError,
 )
-from simulation import settings
-from simulation.broker import Producer
 from simulation.bugs.bug import Bug
-from simulation.client import ModelBus, ModelWriter
-from simulation.errors import FENCED, RefusedError
-from simulation.log import Log
+from simulation.model.broker import Producer
+from simulation.model.client import ModelBus, ModelWriter
+from simulation.model.errors import FENCED, RefusedError
+from simulation.model.log import Log
+from simulation.world import settings
 
 
 class _LateFence(ModelWriter):

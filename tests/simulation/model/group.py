@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from simulation.errors import FENCED_INSTANCE, UNKNOWN_MEMBER, RefusedError
+from simulation.model.errors import FENCED_INSTANCE, UNKNOWN_MEMBER, RefusedError
 
 
 class Member:

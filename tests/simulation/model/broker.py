@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from outfitter_proto.bus import Entry, Message, TopicInfo
-from simulation.errors import (
+from simulation.loop import Loop
+from simulation.model.errors import (
     CONCURRENT_TRANSACTIONS,
     INVALID_PRODUCER_EPOCH,
     INVALID_PRODUCER_ID,
@@ -23,9 +24,8 @@ from simulation.errors import (
     OutOfRangeError,
     RefusedError,
 )
-from simulation.group import Group
-from simulation.log import Log, Part, Seen
-from simulation.loop import Loop
+from simulation.model.group import Group
+from simulation.model.log import Log, Part, Seen
 
 EMPTY, ONGOING, PREPARE, COMPLETE = "empty", "ongoing", "prepare", "complete"
 LONG_POLL_S = 1.5

@@ -6,9 +6,9 @@ import asyncio
 from collections import deque
 
 from outfitter_proto.bus import MemberReplacedError, Membership
-from simulation.errors import FENCED_INSTANCE, UNKNOWN_MEMBER, RefusedError
-from simulation.group import Group
-from simulation.network import Link, LostError
+from simulation.model.errors import FENCED_INSTANCE, UNKNOWN_MEMBER, RefusedError
+from simulation.model.group import Group
+from simulation.model.network import Link, LostError
 
 
 class ModelMembership(Membership):

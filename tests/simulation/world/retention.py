@@ -11,8 +11,8 @@ import anyio
 
 from outfitter_proto.keys import checkpoint_key, host_writer, partition_writer, sweeper_writer
 from outfitter_proto.names import Topics
-from simulation.broker import Broker
-from simulation.log import Log, Record
+from simulation.model.broker import Broker
+from simulation.model.log import Log, Record
 
 LEFT = (0, 0, 1, 5, 20)
 """How many of the newest offsets stay at least."""

@@ -14,12 +14,12 @@ from outfitter_proto.bus import Entry
 from outfitter_proto.keys import checkpoint_key, host_writer, partition_writer
 from outfitter_proto.names import Topics, transactional_id
 from outfitter_proto.partitioning import partition_of
-from simulation.broker import Broker
-from simulation.managers import CLUSTER, TOPICS, Manager
-from simulation.network import LATEST_S
+from simulation.hosts.managers import CLUSTER, TOPICS, Manager
+from simulation.model.broker import Broker
+from simulation.model.network import LATEST_S
 
 if TYPE_CHECKING:
-    from simulation.world import World
+    from simulation.world.world import World
 
 BEYOND = 5
 ENDS_WITHIN_S = 15.0

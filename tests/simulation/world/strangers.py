@@ -11,7 +11,7 @@ import anyio
 from outfitter_proto.bus import Entry
 from outfitter_proto.names import Topics
 from outfitter_proto.partitioning import partition_of
-from simulation.broker import Broker
+from simulation.model.broker import Broker
 
 EVERY_S = 4.0
 

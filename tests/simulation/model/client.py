@@ -28,14 +28,14 @@ from outfitter_proto.bus import (
     UnknownTopicError,
     Writer,
 )
-from simulation import errors
-from simulation.broker import Broker, Producer
 from simulation.bulk import batch_bytes
-from simulation.errors import OutOfRangeError, RefusedError
-from simulation.group import Group
-from simulation.log import Log
-from simulation.membership import ModelMembership
-from simulation.network import REQUEST_TIMEOUT_S, Link, LostError
+from simulation.model import errors
+from simulation.model.broker import Broker, Producer
+from simulation.model.errors import OutOfRangeError, RefusedError
+from simulation.model.group import Group
+from simulation.model.log import Log
+from simulation.model.membership import ModelMembership
+from simulation.model.network import REQUEST_TIMEOUT_S, Link, LostError
 
 WATCHDOG_S = REQUEST_TIMEOUT_S + 1.0
 TAKE_WITHIN_S = 3 * REQUEST_TIMEOUT_S

@@ -19,19 +19,19 @@ from outfitter_proto.partitioning import partition_of
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.changelog.snapshots import Pace
 from outfitter_service.runtime.processor.processor import Limits
-from simulation.broker import Broker
-from simulation.client import ModelBus
-from simulation.faults import Faults
-from simulation.hardware import MAP, PORT, Bench, Oddities
+from simulation.hosts.hardware import MAP, PORT, Bench, Oddities
+from simulation.hosts.managers import TOPICS, Host, HostManager, Job, Manager, ReplicaManager
+from simulation.hosts.owners import Owners
+from simulation.hosts.workers import LONGEST_LEASE_S, Worker
 from simulation.loop import Loop, Process
-from simulation.managers import TOPICS, Host, HostManager, Job, Manager, ReplicaManager
-from simulation.network import CALM, Link, Network
-from simulation.owners import Owners
-from simulation.remaking import adopt, remake, remaking
-from simulation.retention import retention
-from simulation.settings import setting
-from simulation.strangers import lateness, strangers
-from simulation.workers import LONGEST_LEASE_S, Worker
+from simulation.model.broker import Broker
+from simulation.model.client import ModelBus
+from simulation.model.network import CALM, Link, Network
+from simulation.world.faults import Faults
+from simulation.world.remaking import adopt, remake, remaking
+from simulation.world.retention import retention
+from simulation.world.settings import setting
+from simulation.world.strangers import lateness, strangers
 
 COMPACTED = {TOPICS.registrations: False, TOPICS.allocations: True, TOPICS.history: False, TOPICS.dead_letters: False}
 REST_S = 240.0

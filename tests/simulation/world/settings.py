@@ -6,11 +6,11 @@ import random
 
 from msgspec import Struct
 
-from simulation.broker import Habits
 from simulation.bulk import Bulk, bulk
-from simulation.client import MAX_BATCH_BYTES
-from simulation.hardware import Catalogue
-from simulation.network import Weather
+from simulation.hosts.hardware import Catalogue
+from simulation.model.broker import Habits
+from simulation.model.client import MAX_BATCH_BYTES
+from simulation.model.network import Weather
 
 STORMS: tuple[tuple[str, ...], ...] = (
     (), (), ("EndTxn",), ("EndTxn", "AddPartitionsToTxn"), ("Produce",), ("InitProducerId", "EndTxn"), ("Fetch",),

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from outfitter_proto.bus import BusUnavailableError
-from simulation.errors import REQUEST_TIMED_OUT, RefusedError
 from simulation.loop import Loop, Process
+from simulation.model.errors import REQUEST_TIMED_OUT, RefusedError
 
 REQUEST_TIMEOUT_S = 3.0
 RESET_S = 0.2

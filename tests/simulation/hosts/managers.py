@@ -27,11 +27,11 @@ from outfitter_service.runtime.instruments import Instruments
 from outfitter_service.runtime.manager.cluster_member import Replica
 from outfitter_service.runtime.processor.processor import ForeignManagerError, Limits, Processor
 from outfitter_service.runtime.sweeper.group_member import SweeperMember, at_work
-from simulation.client import ModelBus
-from simulation.hardware import Bench, Catalogue, Oddities, load
+from simulation.hosts.hardware import Bench, Catalogue, Oddities, load
+from simulation.hosts.owners import BOOT, Owners
 from simulation.loop import Loop, Process
-from simulation.network import Link
-from simulation.owners import BOOT, Owners
+from simulation.model.client import ModelBus
+from simulation.model.network import Link
 from support.assignments import assignment_of
 
 CLUSTER = "outfitter"

@@ -29,10 +29,10 @@ from outfitter_proto.bus import Bus, BusError, Entry
 from outfitter_proto.names import DEFAULT_CLUSTER, topics
 from outfitter_proto.partitioning import partition_of
 from outfitter_proto.records import Allocation, Deregister, Owner, Register, ResourceRequest
-from simulation.client import ModelBus
-from simulation.hardware import RESOURCE, Bench, physical
+from simulation.hosts.hardware import RESOURCE, Bench, physical
+from simulation.hosts.owners import Owners
 from simulation.loop import Loop, Process
-from simulation.owners import Owners
+from simulation.model.client import ModelBus
 
 NEVER_AGAIN = 0.2
 """How often a worker that ended without a word is gone for good."""

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import anyio
 
 from outfitter_proto.bus import Entry
+from simulation.hosts.managers import TOPICS, Manager
 from simulation.loop import Process
-from simulation.managers import TOPICS, Manager
-from simulation.network import Link
+from simulation.model.network import Link
 
 if TYPE_CHECKING:
-    from simulation.world import World
+    from simulation.world.world import World
 
 POINTS = ("EndTxn", "EndTxn", "Produce", "AddPartitionsToTxn", "InitProducerId", "ListOffsets", "Fetch", "Metadata")
 STAGES = ("sent", "done", "answered")
