@@ -243,8 +243,9 @@ class Preparation(ABC):
     Both calls must be idempotent: a restarted manager repeats them. Calls about one device are serial.
 
     Stale calls must change nothing. They come from a manager that was frozen and has been replaced. A call is stale
-    if its token is lower than the highest one seen for a device. A `prepare` is also stale if its token was taken
-    back. A stale `prepare` raises `PermanentDriverError`, a stale `unprepare` returns.
+    if its token is lower than the highest one seen for a device, or was taken back already: the device may be another
+    worker's by now, under another resource's name for it. A stale `prepare` raises `PermanentDriverError`, a stale
+    `unprepare` returns.
     """
 
     @abstractmethod

@@ -143,8 +143,9 @@ class AllocateReleaseDriver(ScriptDriver, Preparation):
             self._granted.add(grant.worker)
 
     async def unprepare(self, grant: Grant) -> None:
-        if any(grant.token < self._highest_token.get(device, 0) for device in grant.device_ids):
-            return  # another worker's by now
+        for device in grant.device_ids:
+            if grant.token < self._highest_token.get(device, 0) or grant.token == self._taken_back.get(device):
+                return  # perhaps another worker's by now
         self._refuse_stale(grant)
         async with self._choosing:
             # Release the devices that the script allocated. Other granted devices are another worker's.

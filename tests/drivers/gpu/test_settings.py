@@ -315,7 +315,6 @@ async def test_a_worker_gets_what_the_script_allocates_and_the_script_gets_it_ba
     assert log.read_text().splitlines() == [
         "allocate 2 --privilege w w-1 4711 t= d=",
         "release 2 --privilege w w-1 4711 t=7 d=4,5",
-        "release 2 --privilege w w-1 4711 t=7 d=4,5",
     ]
 
 

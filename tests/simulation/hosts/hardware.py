@@ -170,9 +170,11 @@ class Bench:
             raise TemporaryDriverError("the hardware did not want to")
 
     def fresh(self, grant: Grant, *, back: bool = False) -> bool:
-        """Whether a call may take effect now. What was taken `back` can be prepared with a later token only."""
+        """Whether a call may take effect now. What was taken `back` can be prepared with a later token only, and is not
+        taken back again: it may be lent under another name by now."""
         rank = (grant.token, back)
-        if any(rank < self._highest.get(device, (0, False)) for device in grant.device_ids):
+        known = [self._highest.get(device, (0, False)) for device in grant.device_ids]
+        if any(rank < highest or rank == highest == (grant.token, True) for highest in known):
             self.stale += 1
             return False
         self._highest.update(dict.fromkeys(grant.device_ids, rank))
@@ -276,10 +278,14 @@ class PreparingDriver(ListingDriver, Preparation, InUseCheck):
     def begin(self, bench: Bench) -> None:
         self.eras[bench.host] = bench.era
 
+    def serves(self, bench: Bench) -> bool:
+        """Whether no driver that prepares nothing has served the host since this one first did anything there."""
+        return self.eras.setdefault(bench.host, bench.era) == bench.era
+
     async def prepare(self, grant: Grant) -> None:
         bench = self.benches[grant.worker.host]
         await bench.take_time()
-        if bench.fresh(grant) and self.eras.get(bench.host) == bench.era:
+        if self.serves(bench) and bench.fresh(grant):
             for device in grant.device_ids:
                 other = bench.ready_for.setdefault(physical(device), grant.allocation)
                 if other != grant.allocation and not bench.is_hidden(device):
@@ -288,7 +294,7 @@ class PreparingDriver(ListingDriver, Preparation, InUseCheck):
     async def unprepare(self, grant: Grant) -> None:
         bench = self.benches[grant.worker.host]
         await bench.take_time()
-        if bench.fresh(grant, back=True) and self.eras.get(bench.host) == bench.era:
+        if self.serves(bench) and bench.fresh(grant, back=True):
             for device in grant.device_ids:
                 other = bench.ready_for.pop(physical(device), grant.allocation)
                 if other != grant.allocation and not bench.is_hidden(device):
