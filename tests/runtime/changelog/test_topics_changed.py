@@ -15,7 +15,7 @@ from aiokafka import AIOKafkaProducer
 from msgspec import structs
 
 from outfitter_proto import topics as wanted
-from outfitter_proto.bus import Bus, Entry, connect
+from outfitter_proto.bus import Bus, BusUnavailableError, Entry, connect
 from outfitter_proto.keys import host_writer, partition_writer
 from outfitter_proto.names import topics, transactional_id
 from outfitter_proto.partitioning import partition_of
@@ -27,6 +27,7 @@ from outfitter_service.runtime.input.scope import HostScope, PartitionScope
 from outfitter_service.runtime.processor.processor import Limits
 from support.assignments import assignment_of
 from support.broker import Broker, KafkaBroker
+from support.faulty_bus import FaultyBus
 from support.in_process_manager import HOST, InProcessManager, deregister, register, serving, static
 from support.manager import Manager, ManagerError, StartManager
 from support.remaking import add_partitions, evaporate, ledger, remake, restore
@@ -269,6 +270,24 @@ async def test_a_ledger_made_anew_is_refused_before_its_writer_is_fenced_althoug
     await bus.publish(names.allocations, 1, Entry(b"@checkpoint/host/another", b"{}"))
     with pytest.raises(TopicsChangedError, match="holds nothing of it"):
         await topic_check.check_restored(replayed, taken=False)
+
+
+async def test_a_ledger_made_anew_is_refused_before_its_writer_is_fenced_although_the_bus_is_away_for_a_moment(
+    serve_elsewhere: Callable[[Bus, str], Serve], bus: Bus, cluster: str
+) -> None:
+    await granted(serve_elsewhere(bus, cluster))
+    await remake(bus, cluster, [topics(cluster).allocations])
+    points: list[str] = []
+
+    async def fail_once(point: str) -> None:
+        points.append(point)
+        if points.count("look:before") == 1 and point == "look:before":
+            raise BusUnavailableError("away for a moment")
+
+    async with FaultyBus(bus.url, fail_once) as faulty:
+        await refused(serve_elsewhere(faulty, cluster), "holds nothing of it.*--adopt-ledger")
+    assert points.count("look:before") == 2
+    assert "open_writer:before" not in points
 
 
 async def test_a_ledger_made_anew_is_refused_when_kafka_has_forgotten_its_writers(

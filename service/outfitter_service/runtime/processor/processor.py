@@ -211,10 +211,6 @@ class Processor:
         backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, jitter=JITTER)
         clock = self._instruments.clock
         try:
-            await self._takeover.check_before_fencing()
-            if self._owns_partition is not None:
-                # reading a long ledger takes time, and the partition may have been assigned elsewhere meanwhile
-                await self._wait_for_ownership()
             while not self._stop.asked:
                 served_since = clock.monotonic()
                 trouble = await self._serve()
@@ -258,6 +254,13 @@ class Processor:
     async def _serve(self) -> BusError | None:
         """Take the partition and work until something fails (returned) or the processor is stopped (None)."""
         try:
+            if not self._takeover.may_fence:
+                await self._takeover.check_before_fencing()
+                if self._owns_partition is not None:
+                    # reading a long ledger takes time, and the partition may have been assigned elsewhere meanwhile
+                    await self._wait_for_ownership()
+                    if self._stop.asked:
+                        return None
             writer = await self._takeover.fence()
         except BusError as error:
             return error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
 
 import anyio
@@ -32,7 +33,8 @@ class ForeignManagerError(RuntimeError):
 
 class Takeover:
     """Takes one partition, also repeatedly. It keeps the ledger that it restored before fencing, and the number of the
-    newest known commit: another manager that has committed since has taken over."""
+    newest known commit: another manager that has committed since has taken over. `may_fence`: it has been checked that
+    this manager and this ledger belong together."""
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class Takeover:
         self._writer_tenure: str | None = None
         self._early_restore: tuple[Restored, float, datetime] | None = None
         self._newest_commit: CommitNumber | None = None
+        self.may_fence = False
 
     def note_commit(self, commit: CommitNumber) -> None:
         """The ledger was read or written up to this commit."""
@@ -67,36 +70,36 @@ class Takeover:
     # --- looking ---
 
     async def check_before_fencing(self) -> None:
-        """Read the ledger before fencing, so that a wrong machine does not disturb the one that serves these hosts."""
+        """Read the ledger before fencing, so that a wrong machine does not disturb the one that serves these hosts, and
+        a ledger that is refused leaves what the bus knows of its last writer to the next start.
+
+        Raises:
+            ForeignManagerError: another manager works for this writer or for its hosts.
+            TopicsChangedError: the ledger was written for other topics.
+            BusError: the bus did not answer.
+        """
         clock = self._clock
         at, at_utc = clock.monotonic(), clock.utc()
-        try:
-            await self._topic_check.check()
-            early = await self._read_ledger(taking=self._writer_identity)
-            if early is not None:
-                _refuse_foreign(self._assignment, early, take_over=self._limits.take_over)
-                await self._topic_check.check_restored(early, taken=False)
-                self._early_restore = early, at, at_utc
-        except BusError as error:
-            # fencing will meet the error again
-            self._log.debug("cannot look before the partition is taken", error=str(error))
+        await self._topic_check.check()
+        early = await self._read_ledger(taking=self._writer_identity)
+        if early is not None:
+            _refuse_foreign(self._assignment, early, take_over=self._limits.take_over)
+            await self._topic_check.check_restored(early, taken=False)
+            self._early_restore = early, at, at_utc
+        self.may_fence = True
 
     async def _read_ledger(self, *, taking: str | None = None) -> Restored | None:
-        """The ledger before fencing, or None if it cannot be read; fencing will meet and report that error again.
-        `taking`: a writer whose open transaction is no reason to wait, because fencing ends it. Other transactions are
-        waited for at most `END_WAIT_S`."""
+        """The ledger before fencing, or None if a transaction keeps its end open for longer than `END_WAIT_S`. `taking`:
+        a writer whose open transaction is no reason to wait, because fencing ends it."""
         assignment = self._assignment
         ledger = assignment.topics.allocations
         end = 0
-        try:
-            with anyio.move_on_after(END_WAIT_S) as waiting:
-                end = await assignment.bus.stable_end(ledger, assignment.partition, taking=taking)
-            if waiting.cancelled_caught:
-                self._log.warning("a transaction keeps the ledger's end open, taking the partition", after_s=END_WAIT_S)
-                return None
-            return await restore(assignment.bus, ledger, assignment.partition, assignment.scope, end=end)
-        except BusError:
+        with anyio.move_on_after(END_WAIT_S) as waiting:
+            end = await assignment.bus.stable_end(ledger, assignment.partition, taking=taking)
+        if waiting.cancelled_caught:
+            self._log.warning("a transaction keeps the ledger's end open, taking the partition", after_s=END_WAIT_S)
             return None
+        return await restore(assignment.bus, ledger, assignment.partition, assignment.scope, end=end)
 
     # --- taking ---
 
@@ -202,9 +205,10 @@ class Takeover:
         time-out. If the ledger cannot be read now, the check comes after fencing."""
         if self._newest_commit is None or await self._is_held():
             return
-        restored = await self._read_ledger()
-        if restored is not None:
-            self._refuse_successor(restored)
+        with suppress(BusError):
+            restored = await self._read_ledger()
+            if restored is not None:
+                self._refuse_successor(restored)
 
     async def _is_held(self) -> bool:
         """Whether the bus says that nobody has taken the writer identity since this manager did."""
