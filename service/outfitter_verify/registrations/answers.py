@@ -47,6 +47,8 @@ _MOST_IN_BATCH = 1_000_000
 RATION, RATION_MS = 100, 120_000
 """A writer with this many dead letters in this time before a commit needs no more for that commit. It writes this many
 for a host a minute, and counts the others in one letter after that minute."""
+COMMIT_MS = 15_000
+"""The batches of one commit are stamped one after the other, at most a transaction's time-out apart."""
 RATIONED = "more messages were refused within a minute than get a dead letter each"
 
 
@@ -204,8 +206,8 @@ class Answers:
         times = self._written_ms.get(writer)
         if times is None or commit is None:
             return False
-        latest = commit.timestamp_ms
-        return bisect_right(times, latest) - bisect_left(times, latest - RATION_MS) >= RATION
+        at = commit.timestamp_ms
+        return bisect_right(times, at + COMMIT_MS) - bisect_left(times, at - RATION_MS) >= RATION
 
     def _asked(
         self, ledger: Ledger, writer: Writer, commit: Commit, written: Written, before: Extent, after: Extent
