@@ -89,8 +89,8 @@ class Takeover:
         self.may_fence = True
 
     async def _read_ledger(self, *, taking: str | None = None) -> Restored | None:
-        """The ledger before fencing, or None if a transaction keeps its end open for longer than `END_WAIT_S`. `taking`:
-        a writer whose open transaction is no reason to wait, because fencing ends it."""
+        """The ledger before fencing, or None if a transaction keeps its end open for longer than `END_WAIT_S`.
+        `taking`: a writer whose open transaction is no reason to wait, because fencing ends it."""
         assignment = self._assignment
         ledger = assignment.topics.allocations
         end = 0
