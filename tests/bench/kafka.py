@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from bench import loads, machine
-from bench.bare import Job
+from bench.baselines.bare import Job
 from outfitter_proto import topics as wanted_topics
 from outfitter_proto.bus.kafka.adapter import KafkaBus
 from outfitter_proto.keys import checkpoint_key, host_writer
@@ -105,7 +105,7 @@ class Contest:
 
     def bare(self, cluster: str, *, plain: bool) -> AbstractContextManager[int]:
         """A bare loop at work; its pid."""
-        return self.process("bench.bare", cluster, self.job(cluster, plain=plain))
+        return self.process("bench.baselines.bare", cluster, self.job(cluster, plain=plain))
 
     def job(self, cluster: str, *, plain: bool) -> Job:
         """What the bare loop does on a cluster's topics."""
@@ -193,7 +193,7 @@ class Contest:
             case "outfitter":
                 return self.manager(cluster, workers or self.sizes.backlog)
             case "faststream":
-                return self.process("bench.framework", cluster, self.job(cluster, plain=False))
+                return self.process("bench.baselines.framework", cluster, self.job(cluster, plain=False))
             case _:
                 return self.bare(cluster, plain=kind == "plain")
 

@@ -15,7 +15,7 @@ import msgspec
 from faststream.kafka import KafkaBroker
 
 from bench import loads
-from bench.bare import Asked, Job, answers, main
+from bench.baselines.bare import Asked, Job, answers, main
 
 
 async def serve(job: Job) -> None:

@@ -1,0 +1,1 @@
+"""What Outfitter is compared with: the same job without it, each in a process of its own."""
