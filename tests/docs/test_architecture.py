@@ -80,6 +80,7 @@ def test_the_layers_are_those_that_are_enforced() -> None:
 ROOMS = {
     "bus": "proto/outfitter_proto/bus",
     "drivers": "drivers/outfitter_drivers",
+    "wire": "proto/outfitter_proto",
     **{room: f"service/outfitter_service/{room}" for room in ("cli", "config", "core", "http", "query", "runtime")},
 }
 """Folders of tests/, and the folders of the product that they have the same rooms as."""
