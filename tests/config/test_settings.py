@@ -106,14 +106,18 @@ WRONG = {
     "bus": ["", "redis://x", "kafka:/x", "sqlite://x", "http://x"],
     "cluster": ["", "a/b", "a b"],
     "host": ["", "a/b", "@x"],
-    "http": ["", "9477", ":9477", "host:", "host:99999", "host:x"],
+    "http": [
+        "", "9477", ":9477", "host:", "host:99999", "host:x", "a b:80", "a\tb:80", "host: 80", "host :80", "*:80",
+        "http://host:80", "host:80/", "a,b:80", "a..b:80", "me@host:80", "::1:80", "[::1]", "[::1:80", "[h]:80",
+        "[::1 ]:80", "300.0.0.1:80", "host:-1", "host:+80", "a" * 64 + ":80", "ü" * 63 + ":80",
+    ],
     "lease": ["", "0", "-1s", "soon", "400d", "null"],
     "lease-grace": ["none", "-1s"],
     "wait": ["", "-1"],
     "log-format": ["", "xml", "JSON"],
     "log-level": ["trace"],
     "strict": ["", "maybe"],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in WRONG.items() for text in texts])
@@ -123,6 +127,22 @@ def test_a_wrong_setting_stops_the_manager_with_its_key_and_what_is_allowed(look
     (problem,) = inspection.problems
     assert (problem.key, problem.found) == (f"outfitter.{name}", text)
     assert len(problem.problem) > 10
+
+
+ADDRESSES = ["127.0.0.1:0", "host:80", "host_1.example.com.:65535", "bücher.example:80", "[::1]:9477", "[fe80::1%eth0]:80"]
+
+
+@pytest.mark.parametrize("text", ADDRESSES)
+def test_an_address_to_listen_on_is_host_and_port(look: Look, text: str) -> None:
+    assert look(f"outfitter.http: '{text}'").settings.http == text
+
+
+@pytest.mark.parametrize("text", ["a b:80", "::1:80", "host:99999"])
+def test_an_address_to_listen_on_is_checked_alike_wherever_it_is_given(look: Look, text: str) -> None:
+    for given in ({"overrides": {"http": text}}, {"environment": {"OUTFITTER_HTTP": text}}):
+        inspection = look("", **given)
+        assert inspection.settings is None
+        assert "write HOST:PORT, such as 127.0.0.1:9477 or [::1]:9477" in inspection.problems[0].problem
 
 
 def test_top_level_keys_and_an_outfitter_table_mean_the_same_in_toml(look: Look) -> None:

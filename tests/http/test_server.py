@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -92,6 +93,15 @@ async def test_a_request_that_never_ends_is_ended_and_so_is_an_idle_connection(
         assert await rest(kept) == b""
         for writer in writers:
             writer.close()
+
+
+async def test_it_listens_on_ipv6_in_brackets_and_refuses_what_is_no_address() -> None:
+    async with listening(Fake(), "[::1]:0") as address:  # type: ignore[arg-type]
+        assert re.fullmatch(r"\[::1\]:[1-9][0-9]*", address)
+    for wrong in ("a b:0", "::1:0", "127.0.0.1", "300.0.0.1:0"):
+        with pytest.raises(server.HttpError, match="write HOST:PORT"):
+            async with listening(Fake(), wrong):  # type: ignore[arg-type]
+                pytest.fail("it listens")
 
 
 async def test_who_has_been_silent_for_longest_makes_room_for_the_next_one() -> None:

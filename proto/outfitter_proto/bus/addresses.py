@@ -1,4 +1,5 @@
-"""Parses the brokers in a Kafka bus URL. It imports no client, because the configuration check uses it too."""
+"""Parses addresses: the brokers in a Kafka bus URL, and HOST:PORT to listen on. It imports no client, because the
+configuration check uses it too."""
 
 from __future__ import annotations
 
@@ -8,11 +9,12 @@ from typing import NamedTuple
 DEFAULT_PORT = 9092
 _LABEL = r"[\w-]{1,63}"
 _HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*\.?")
+_FOUR_NUMBERS = re.compile(r"[0-9]+(\.[0-9]+){3}")
 _PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
 
 
 class Node(NamedTuple):
-    """The address of a broker."""
+    """The address of a broker or a listener; an IPv6 host is without brackets."""
 
     host: str
     port: int
@@ -43,20 +45,49 @@ def brokers(url: str) -> tuple[Node, ...]:
         raise ValueError(f"{error}; write kafka://host:9092[,host2:9092], IPv6 addresses as [::1]:9092") from None
 
 
-def _node(address: str) -> Node:
+def listener(text: str) -> Node:
+    """Parse `host:port` to listen on, with IPv6 addresses in brackets. Port 0 is any free one.
+
+    Raises:
+        ValueError: it is no such address. The message has the wrong part and the valid form.
+    """
+    try:
+        return _node(text.strip(), default_port=None, least_port=0)
+    except ValueError as error:
+        raise ValueError(f"{error}; write HOST:PORT, such as 127.0.0.1:9477 or [::1]:9477") from None
+
+
+def _node(address: str, *, default_port: int | None = DEFAULT_PORT, least_port: int = 1) -> Node:
     shown = repr(address if len(address) <= 80 else f"{address[:80]}…")
     if any(sign.isspace() for sign in address):
         raise ValueError(f"has white space in {shown}")
     host, colon, port = address.rpartition(":")
     if not colon or address.endswith("]"):
-        host, port = address, str(DEFAULT_PORT)
+        if default_port is None:
+            raise ValueError(f"has {shown}, which names no port")
+        host, port = address, str(default_port)
     if "/" not in host and set(host) & set("[]:"):
         host = _ipv6(host, shown)
-    elif not _HOST.fullmatch(host):
+    elif not _names_a_host(host):
         raise ValueError(f"has {shown}, which names no host")
-    if not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
-        raise ValueError(f"has {shown}, whose port is no number from 1 to 65535")
+    if not _PORT.fullmatch(port) or not least_port <= int(port) < 65536:
+        raise ValueError(f"has {shown}, whose port is no number from {least_port} to 65535")
     return Node(host, int(port))
+
+
+def _names_a_host(host: str) -> bool:
+    if not _HOST.fullmatch(host):
+        return False
+    try:
+        if _FOUR_NUMBERS.fullmatch(host):
+            from ipaddress import IPv4Address  # rarely needed
+
+            IPv4Address(host)
+        elif not host.isascii():
+            host.encode("idna")  # as the resolver does, which would raise the same
+    except ValueError:
+        return False
+    return True
 
 
 def _ipv6(host: str, shown: str) -> str:

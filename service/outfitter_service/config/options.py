@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from outfitter_proto.bus import DEFAULT_BUS, schemes
+from outfitter_proto.bus import DEFAULT_BUS, addresses, schemes
 from outfitter_proto.names import DEFAULT_CLUSTER, check_name, default_host
 from outfitter_proto.records import MAX_AMOUNT
 from outfitter_proto.support.units import parse_duration
@@ -99,10 +99,7 @@ def bus_url(value: str) -> str:
 
 
 def http_address(value: str) -> str:
-    host, colon, port = value.strip().rpartition(":")
-    if not colon or not host or not re.fullmatch(r"[0-9]{1,5}", port, re.ASCII) or int(port) > 65_535:
-        raise ValueError("is no address; write HOST:PORT, such as 127.0.0.1:9477")
-    return value.strip()
+    return str(addresses.listener(value))
 
 
 def duration(*, least: float = 0.0, none: bool = False) -> Parse:

@@ -16,6 +16,7 @@ from time import monotonic
 import anyio
 from aiohttp import web
 
+from outfitter_proto.bus import addresses
 from outfitter_service.http.connections import KEEP_ALIVE_S, Connections, Log, bind
 from outfitter_service.metrics import CONTENT_TYPE
 from outfitter_service.runtime.manager.service import Service
@@ -69,7 +70,10 @@ async def listening(service: Service, address: str, *, clock: Callable[[], float
     Raises:
         HttpError: it cannot listen; the message has the address and the remedy.
     """
-    host, _, port = address.rpartition(":")
+    try:
+        node = addresses.listener(address)
+    except ValueError as error:
+        raise HttpError(f"cannot listen: the address {error}") from None
     connections = Connections(clock)
     log = Log(logging.getLogger("outfitter.http"), None)
     runner = web.AppRunner(
@@ -82,7 +86,7 @@ async def listening(service: Service, address: str, *, clock: Callable[[], float
         raise RuntimeError("a server that is set up is there")
     try:
         try:
-            listeners = await bind(host.strip("[]"), int(port))
+            listeners = await bind(node.host, node.port)
         except OSError as error:
             code = error.errno or 0
             # the error of an unknown name has no errno
@@ -94,7 +98,7 @@ async def listening(service: Service, address: str, *, clock: Callable[[], float
                 for listener in listeners:
                     tasks.start_soon(connections.accept, listener, server)
                 tasks.start_soon(connections.run)
-                yield f"{host}:{listeners[0].getsockname()[1]}"
+                yield str(node._replace(port=listeners[0].getsockname()[1]))
                 tasks.cancel_scope.cancel()
         finally:
             for listener in listeners:

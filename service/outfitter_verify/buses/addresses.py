@@ -45,11 +45,21 @@ def _broker(address: str) -> tuple[str, int]:
     host, port = match["host"], match["port"] if match["port"] is not None else DEFAULT_PORT
     if match["ipv6"] is not None:
         host = _ipv6(match["ipv6"])
-    elif len(host) > 253 or not _HOST.fullmatch(host):
+    elif len(host) > 253 or not _HOST.fullmatch(host) or not _can_be_resolved(host):
         raise ValueError("names no host")
     if not re.fullmatch(r"[0-9]{1,5}", port, re.ASCII) or not 1 <= int(port) <= 65_535:
         raise ValueError("has no port from 1 to 65535")
     return host, int(port)
+
+
+def _can_be_resolved(host: str) -> bool:
+    try:
+        if re.fullmatch(r"[0-9]+(\.[0-9]+){3}", host):
+            ipaddress.IPv4Address(host)
+        host.encode("idna")
+    except ValueError:
+        return False
+    return True
 
 
 def _ipv6(text: str) -> str:

@@ -65,6 +65,8 @@ BAD = [
     ("kafka://a..b", "a..b", "host"),
     ("kafka://" + 70 * "a", "aaa", "host"),
     ("kafka://kafka://a:1", "kafka://a:1", "host"),
+    ("kafka://300.0.0.1:1", "300.0.0.1", "host"),
+    ("kafka://" + 63 * "ü", "üüü", "host"),
 ]  # fmt: skip
 
 Reading = Callable[[str], Sequence[tuple[str, int]]]
