@@ -80,6 +80,22 @@ def test_every_make_target_that_is_named_exists(document: Path) -> None:
 # --- commands ---
 
 
+def test_the_makefiles_numbers_are_those_of_the_documents() -> None:
+    makefile, contributing = (ROOT / "Makefile").read_text(), (ROOT / "CONTRIBUTING.md").read_text()
+    processes = re.search(r"--numprocesses ([0-9]+)", makefile)
+    assert processes is not None
+    number = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight"][int(processes[1])]
+    assert f"| `make test` | all tests, in {number} processes;" in contributing
+    seeds = re.search(r'"--seeds", type=int, default=([0-9]+)', (ROOT / "tests/simulation/__main__.py").read_text())
+    seconds = re.search(r'"--seconds", type=int, default=([0-9]+)', (ROOT / "tests/fuzz/__main__.py").read_text())
+    assert seeds is not None
+    assert seconds is not None
+    tests = (ROOT / "tests/README.md").read_text()
+    for page in (contributing, tests):
+        assert f"{int(seeds[1]):,} new seeds" in page
+    assert f"what others write {seconds[1]} s of inputs" in tests
+
+
 @documents
 def test_every_command_and_option_of_ours_that_is_named_exists(document: Path) -> None:
     for line in shell_lines(document):
