@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import click
 import pytest
 
 from outfitter_service.cli import COMMANDS, _guarded, outfitter
+from outfitter_service.cli._lib import options
 from outfitter_service.cli._lib.errors import describe, leaves
 from outfitter_service.cli._lib.lazy import Entry
 from outfitter_service.query.errors import OutfitterCliError
@@ -61,6 +63,18 @@ def test_a_connection_is_found_without_loading_what_a_manager_needs(tmp_path: Pa
         "& set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=60, env={"HOME": "/"})
+
+
+def test_a_time_is_the_same_option_in_every_command_that_takes_one() -> None:
+    found: dict[str, list[tuple[object, ...]]] = {"since": [], "until": []}
+    for entry in COMMANDS.values():
+        module, attribute = entry.target.split(":")
+        for parameter in getattr(importlib.import_module(module), attribute).params:
+            if isinstance(parameter, click.Option) and parameter.name in found:
+                found[parameter.name].append((parameter.metavar, parameter.help, parameter.type, parameter.callback))
+    assert [len(found[name]) for name in found] == [3, 1]
+    assert all(set(each) == {each[0]} for each in found.values())
+    assert found["since"][0][3] is found["until"][0][3] is options.moment
 
 
 def test_an_unknown_command_is_a_usage_error_with_the_nearest_one(tmp_path: Path) -> None:

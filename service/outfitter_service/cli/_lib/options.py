@@ -91,6 +91,13 @@ def moment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> d
         raise click.BadParameter(f"{value!r} is before the year 1 or after the year 9999 in UTC") from error
 
 
+since = click.option(
+    "--since", metavar="TIME", callback=moment, help="Not before this time: 2026-01-31T12:00:00Z, or 10m (ago)."
+)
+until = click.option(
+    "--until", metavar="TIME", callback=moment, help="Not after this time: 2026-01-31T12:00:00Z, or 10m (ago)."
+)
+
 COUNT = click.IntRange(1, 1_000_000_000)
 """A number of things to show."""
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
+import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from outfitter_service.cli._lib import options, output
-from outfitter_service.cli._lib.registration_options import Duration
 
 if TYPE_CHECKING:
     from outfitter_verify import Report, Violation
@@ -19,28 +18,24 @@ if TYPE_CHECKING:
 @options.bus
 @options.config
 @options.cluster
-@click.option(
-    "--since",
-    metavar="DURATION",
-    type=Duration(),
-    help="Report only violations in records of the last 30m, 2h or 7d. It still checks all records.",
-)
+@options.since
 @options.json_output
 @click.pass_context
-def verify(ctx: click.Context, /, config: str | None, since: float | None, as_json: bool, **_options: object) -> int:
+def verify(ctx: click.Context, /, config: str | None, since: datetime | None, as_json: bool, **_options: object) -> int:
     """Read all committed records, and check that every promise was kept at every moment since the oldest record.
 
     No device is in two live allocations, each registration has one answer, tokens grow, commits have no gap, and
     history is complete. The checker shares no code with the manager, and reads Kafka with another client (the extra
     `verify`). Exit code: 0 without violations, 1 with violations, 125 if it cannot check. It skips registrations that
-    its client cannot read, reports them as "not looked at", and `in full` is not yes then.
+    its client cannot read, reports them as "not looked at", and `in full` is not yes then. With --since it still checks
+    all records, but reports only violations in those that are not older.
     """
     from outfitter_service.config import connection
     from outfitter_verify import verify as check_bus
 
     where = connection(config, options.given(ctx))
     report = check_bus(where.bus, where.cluster, login=where.login)
-    earliest = 0.0 if since is None else (time.time() - since) * 1000
+    earliest = -math.inf if since is None else math.floor(since.timestamp() * 1000)
     violations = [violation for violation in report.violations if violation.timestamp_ms >= earliest]
     if as_json:
         output.print_json(_plain(report, violations))

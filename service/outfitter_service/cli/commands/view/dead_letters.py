@@ -68,9 +68,7 @@ class Filter(Struct, frozen=True, kw_only=True):
     help=f"Only with this code: {', '.join(CODES[:-1])} or {CODES[-1]}. Other letters have none.",
 )  # fmt: skip
 @click.option("--reason", metavar="TEXT", help="Only letters whose reason has this text.")
-@click.option(
-    "--since", metavar="TIME", callback=options.moment, help="Not before this time: 2026-01-31T12:00:00Z, or 10m (ago)."
-)
+@options.since
 @click.option("--limit", type=options.COUNT, metavar="N", default=SHOWN, show_default=True, help="Only the last N.")
 @click.option("--follow", is_flag=True, help="Show new ones as well, until Ctrl-C.")
 @options.json_lines

@@ -60,10 +60,8 @@ class Filter(Struct, frozen=True, kw_only=True):
 @click.option("--worker", metavar="NAME", help="Only workers of this name.")
 @click.option("--incarnation", metavar="ID", help="Only this run of a worker.")
 @click.option("--device", metavar="ID", help="Only steps with this device: its id, UUID or another name of it.")
-@click.option(
-    "--since", metavar="TIME", callback=options.moment, help="Not before this time: 2026-01-31T12:00:00Z, or 10m (ago)."
-)
-@click.option("--until", metavar="TIME", callback=options.moment, help="Not after this time.")
+@options.since
+@options.until
 @click.option(
     "--limit", type=options.COUNT, metavar="N",
     help=f"Only the last N steps. Default: {SHOWN}, or all with --since, --follow or --json.",
