@@ -12,6 +12,15 @@ from outfitter_proto.records import NAME_PATTERN
 DEFAULT_CLUSTER = "outfitter"
 
 _LIKE_AN_IDENTITY = re.compile("-(?:host|partition)-")
+_MOST = 253
+_MOST_OF = {
+    "cluster": (
+        249 - len(".registrations"),
+        "; Kafka's topics, such as NAME.registrations, have at most 249 characters",
+    ),
+    "replica": (249, "; Kafka's group.instance.id has at most 249 characters"),
+}
+"""Kafka's limits for what is made of a name."""
 _NAME = re.compile(NAME_PATTERN.replace("$", r"\Z"))
 
 
@@ -20,22 +29,24 @@ class InvalidNameError(ValueError):
 
 
 def check_name(value: str, what: str) -> str:
-    """Return `value` if it may name a `what` (host, worker, operator, resource, cluster).
+    """Return `value` if it may name a `what` (host, worker, operator, resource, cluster, replica).
 
     Raises:
-        InvalidNameError: it does not match `NAME_PATTERN`; the message has the kind of name and the valid characters.
+        InvalidNameError: it does not match `NAME_PATTERN`, or is too long for what Kafka makes of it; the message has
+            the kind of name, the valid characters, the limit, and the length of a name that is too long.
     """
-    if not _NAME.match(value):
+    most, why = _MOST_OF.get(what, (_MOST, ""))
+    if not _NAME.match(value) or len(value) > most:
         raise InvalidNameError(
-            f"{what} {_shown(value)} is not a valid name: 1 to 253 letters, digits, '.', '_' and '-', "
-            "the first a letter or a digit"
+            f"{what} {_shown(value, most)} is not a valid name: 1 to {most} letters, digits, '.', '_' and '-', "
+            f"the first a letter or a digit{why if len(value) > most else ''}"
         )
     return value
 
 
-def _shown(value: str) -> str:
+def _shown(value: str, most: int) -> str:
     """A wrong name, shortened and escaped for a message."""
-    return repr(value) if len(value) <= 253 else f"{value[:40]!r}… ({len(value)} characters)"
+    return repr(value) if len(value) <= most else f"{value[:40]!r}… ({len(value)} characters)"
 
 
 def default_host() -> str:

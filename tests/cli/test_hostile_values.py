@@ -11,6 +11,7 @@ import click
 import pytest
 
 from outfitter_service.cli import COMMANDS, _guarded
+from outfitter_service.cli._lib.registration_options import Duration
 
 HOSTILE = (
     "", " ", "\udce9", "x\udcffy", "\udcff/b/c", "a/\udcff", "x" * 70_000, "9" * 5000, "-" + "9" * 30,
@@ -83,3 +84,14 @@ def test_no_value_of_any_parameter_is_a_defect(
                 _guarded([*name.split(), *told])
             said = capsys.readouterr().err
             assert "internal error" not in said, f"{name} {told!a:.300}: {said[:1000]}"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_duration_is_longer_than_any_on_the_wire(name: str) -> None:
+    """A timer or a date of a longer one may overflow."""
+    for parameter in ALL[name].params:
+        if isinstance(parameter.type, Duration):
+            assert parameter.type.convert("366d", parameter, None) == 366 * 86_400
+            for text in ("8784h1ms", "999999999999999d"):
+                with pytest.raises(click.BadParameter, match="is longer than 366d"):
+                    parameter.type.convert(text, parameter, None)

@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from outfitter_proto import names
 from outfitter_proto.names import default_host
-from outfitter_service.config import ConfigurationError, Inspection, Settings, connection, load, options
+from outfitter_service.config import ConfigurationError, Inspection, Settings, Severity, connection, load, options
 
 Look = Callable[..., Inspection]
 DEFAULTS = {
@@ -104,7 +105,12 @@ def test_an_empty_environment_variable_counts_as_absent(look: Look) -> None:
 
 WRONG = {
     "bus": ["", "redis://x", "kafka:/x", "sqlite://x", "http://x"],
-    "cluster": ["", "a/b", "a b"],
+    "cluster": ["", "a/b", "a b", ".", "..", "__consumer", "é", "c" * 236],
+    "replica": ["", "a/b", "a b", "..", "r" * 250],
+    "session-timeout": ["", "none", "0", "999ms", "300d", "24d1ms"],
+    "ended-retention": ["none", "-1s", "367d"],
+    "checkpoint-interval": ["none", "0", "99ms", "367d"],
+    "shutdown-timeout": ["none", "0", "99ms", "367d"],
     "host": ["", "a/b", "@x"],
     "http": [
         "", "9477", ":9477", "host:", "host:99999", "host:x", "a b:80", "a\tb:80", "host: 80", "host :80", "*:80",
@@ -112,8 +118,8 @@ WRONG = {
         "[::1 ]:80", "300.0.0.1:80", "host:-1", "host:+80", "a" * 64 + ":80", "ü" * 63 + ":80",
     ],
     "lease": ["", "0", "-1s", "soon", "400d", "null"],
-    "lease-grace": ["none", "-1s"],
-    "wait": ["", "-1"],
+    "lease-grace": ["none", "-1s", "367d"],
+    "wait": ["", "-1", "367d"],
     "log-format": ["", "xml", "JSON"],
     "log-level": ["trace"],
     "strict": ["", "maybe"],
@@ -129,7 +135,14 @@ def test_a_wrong_setting_stops_the_manager_with_its_key_and_what_is_allowed(look
     assert len(problem.problem) > 10
 
 
-ADDRESSES = ["127.0.0.1:0", "host:80", "host_1.example.com.:65535", "bücher.example:80", "[::1]:9477", "[fe80::1%eth0]:80"]
+ADDRESSES = [
+    "127.0.0.1:0",
+    "host:80",
+    "host_1.example.com.:65535",
+    "bücher.example:80",
+    "[::1]:9477",
+    "[fe80::1%eth0]:80",
+]
 
 
 @pytest.mark.parametrize("text", ADDRESSES)
@@ -143,6 +156,42 @@ def test_an_address_to_listen_on_is_checked_alike_wherever_it_is_given(look: Loo
         inspection = look("", **given)
         assert inspection.settings is None
         assert "write HOST:PORT, such as 127.0.0.1:9477 or [::1]:9477" in inspection.problems[0].problem
+
+
+def test_a_cluster_whose_topics_would_be_too_long_is_refused_with_its_length_and_the_limit(look: Look) -> None:
+    longest = "c" * 235
+    assert len(names.topics(look(f"outfitter.cluster: {longest}").settings.cluster).registrations) == 249
+    (problem,) = look(f"outfitter.cluster: {longest}c").problems
+    assert problem.key == "outfitter.cluster"
+    assert "236 characters" in problem.problem
+    assert "1 to 235" in problem.problem
+    assert "at most 249" in problem.problem
+    for given in ({"overrides": {"cluster": f"{longest}c"}}, {"environment": {"OUTFITTER_CLUSTER": f"{longest}c"}}):
+        assert look("", **given).settings is None
+        with pytest.raises(ConfigurationError, match="236 characters"):
+            connection(None, **({"environment": {}} | given))
+    assert look(f"outfitter.replica: {'r' * 249}").settings.replica == "r" * 249
+    (problem,) = look(f"outfitter.replica: {'r' * 250}").problems
+    assert "250 characters" in problem.problem
+
+
+@pytest.mark.parametrize(
+    ("text", "warned"), [("1s", True), ("5999ms", True), ("6s", False), ("30m", False), ("31m", True), ("24d", True)]
+)
+def test_a_session_that_brokers_refuse_by_default_is_warned_of(look: Look, text: str, warned: bool) -> None:
+    session = f"outfitter.session-timeout: {text}\n"
+    inspection = look(session + "outfitter.scope: cluster\noutfitter.bus: kafka://one\n")
+    assert inspection.settings is not None
+    assert [(problem.key, problem.severity) for problem in inspection.problems] == (
+        [("outfitter.session-timeout", Severity.WARNING)] if warned else []
+    )
+    for others in ("outfitter.scope: host\noutfitter.bus: kafka://one\n", "outfitter.scope: cluster\n"):
+        assert look(session + others).problems == ()
+
+
+def test_the_default_session_is_one_that_brokers_accept_by_default() -> None:
+    least, most = options.USUAL_SESSION
+    assert least <= load(None, {}, {}, required=False).session_timeout <= most
 
 
 def test_top_level_keys_and_an_outfitter_table_mean_the_same_in_toml(look: Look) -> None:

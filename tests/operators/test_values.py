@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -208,6 +209,13 @@ def test_incarnations_are_names_in_the_order_of_their_birth(monkeypatch: pytest.
         ({"lease": 0}, r"lease_s"),
         ({"wait": -1}, r"wait_s"),
         ({"priority": 10**9}, r"priority"),
+        ({"lease": math.nan}, r"lease is nan"),
+        ({"lease": math.inf}, r"lease is inf"),
+        ({"wait": math.inf}, r"wait is inf"),
+        ({"labels": {"a": "\ud800"}}, r"'\\ud800'"),
+        ({"labels": {"\udfff": "a"}}, r"'\\udfff'"),
+        ({"resources": {"\ud800": 1}}, r"'\\ud800'"),
+        ({"operators": {"a\ud800": {"gpu": 1}}}, r"'a\\ud800'"),
     ],
 )
 def test_what_no_manager_would_take_is_refused_by_the_constructor(arguments: dict[str, object], message: str) -> None:

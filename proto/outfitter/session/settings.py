@@ -7,6 +7,7 @@ program attaches to the allocation of `outfitter run`, unless its arguments name
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from types import EllipsisType
@@ -74,8 +75,16 @@ def resolve(
         priority=priority,
         labels=dict(labels or {}),
     )
+    for name, seconds in (("lease", lease), ("wait", wait)):
+        if isinstance(seconds, float) and not math.isfinite(seconds):  # in JSON it would be null, hence for ever
+            raise InvalidRequestError(f"{name} is {seconds}; write seconds, or None", code="invalid-request")
     try:
         codec.decode_registration(codec.encode(registration))
+    except UnicodeEncodeError as error:
+        problem = f"{error.object[:80]!a} has half of a character (a lone surrogate)"
+        raise InvalidRequestError(
+            f"no manager would take this registration: {problem}", code="invalid-request"
+        ) from error
     except (codec.WireError, TypeError) as error:
         raise InvalidRequestError(f"no manager would take this {error}", code="invalid-request") from error
     return Settings(

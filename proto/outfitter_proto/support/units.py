@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import re
 
+LONGEST_S = 366 * 86_400.0
+"""The longest duration of a setting or an option, as on the wire: no timer and no date overflows."""
+
 _SECONDS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
 _NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,9})?"
 _PART = rf"({_NUMBER})\s*(ms|sec|s|min|m|h|d)\s*"

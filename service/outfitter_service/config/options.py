@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 from outfitter_proto.bus import DEFAULT_BUS, addresses, schemes
 from outfitter_proto.names import DEFAULT_CLUSTER, check_name, default_host
 from outfitter_proto.records import MAX_AMOUNT
-from outfitter_proto.support.units import parse_duration
+from outfitter_proto.support.units import LONGEST_S, format_duration, parse_duration
 
-_YEAR = 366 * 86_400.0
+_LONGEST_SESSION = 24 * 86_400.0
+"""Kafka counts a session's milliseconds in 32 bits."""
+USUAL_SESSION = (6.0, 1_800.0)
+"""What brokers accept by default: group.min.session.timeout.ms and group.max.session.timeout.ms, in seconds."""
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
 _AMOUNT = r"\+?[0-9]{1,40}"
@@ -102,13 +105,14 @@ def http_address(value: str) -> str:
     return str(addresses.listener(value))
 
 
-def duration(*, least: float = 0.0, none: bool = False) -> Parse:
+def duration(*, least: float = 0.0, most: float = LONGEST_S, none: bool = False) -> Parse:
     def parse(value: str) -> float | None:
         if none and value.strip() == "none":
             return None
         seconds = parse_duration(value)
-        if not least <= seconds <= _YEAR:
-            raise ValueError(f"must be between {least:g}s and 366d" + (", or none" if none else ""))
+        if not least <= seconds <= most:
+            bounds = f"{format_duration(least)} and {format_duration(most)}"
+            raise ValueError(f"must be between {bounds}" + (", or none" if none else ""))
         return seconds
 
     return parse
@@ -195,9 +199,9 @@ SETTINGS: tuple[Option, ...] = (
         "no partition. No two may have the same. Without: a new member with each start.",
     ),
     Option(
-        "session-timeout", "duration", duration(least=1.0), _always("10s"),
+        "session-timeout", "duration", duration(least=1.0, most=_LONGEST_SESSION), _always("10s"),
         "Cluster scope: how long a manager may be silent until its partitions are given to others. The brokers' "
-        "group.min.session.timeout.ms (6 s by default) and group.max.session.timeout.ms bound it.",
+        "group.min.session.timeout.ms (6 s by default) and group.max.session.timeout.ms (30 min) bound it.",
     ),
     Option(
         "on-stop", "leave or stay", choice("leave", "stay"), _always("leave"),

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from outfitter_proto.bus.schemes import is_local
 from outfitter_proto.support import file_ownership
+from outfitter_proto.support.units import format_duration
 from outfitter_service.config import options, resources, sources
 from outfitter_service.config.names import resource_names
 from outfitter_service.config.problems import ConfigurationError, Problem, Severity, nearest
@@ -249,6 +250,7 @@ class _Reading:
         self._suggest_keys(built.configs)
         values = {option.field: self._setting(option) for option in options.SETTINGS}
         self._check_login(values)
+        self._check_session(values)
         self._check_secrets(values)
         problems = tuple(self.problems)
         if any(problem.severity is Severity.ERROR and problem.resource is None for problem in problems):
@@ -284,6 +286,21 @@ class _Reading:
             login.described(values["bus"], given, self.environment)
         except BusConfigurationError as error:
             self._say(Given(None, "", options.KAFKA.rstrip(".")), str(error), None)
+
+    def _check_session(self, values: Mapping[str, Any]) -> None:
+        """Warn about a session that Kafka's brokers refuse unless they are set up for it."""
+        seconds, bus = values["session_timeout"], values["bus"]
+        if seconds is None or bus is None or is_local(bus) or values["scope"] != "cluster":
+            return
+        least, most = options.USUAL_SESSION
+        if not least <= seconds <= most and (item := self.settings.get("session-timeout")):
+            self._say(
+                item,
+                f"is refused by brokers with the default group.min.session.timeout.ms ({format_duration(least)}) and "
+                f"group.max.session.timeout.ms ({format_duration(most)})",
+                "set the brokers' bounds first, or stay within them",
+                Severity.WARNING,
+            )
 
     def _check_secrets(self, values: Mapping[str, Any]) -> None:
         """Warn about each secret that all users of this machine may read."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outfitter_proto.names import InvalidNameError, check_name
-from outfitter_proto.support.units import parse_duration
+from outfitter_proto.support.units import LONGEST_S, format_duration, parse_duration
 from outfitter_service.cli._lib.options import F
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _AMOUNT = r"[0-9]{1,19}"
 
 
 class Duration(click.ParamType[float | str]):
-    """Seconds from `30s`, `5m` or a plain number. `none` is None, if `allowed`."""
+    """Seconds from `30s`, `5m` or a plain number, at most `LONGEST_S`. `none` is "none", if allowed."""
 
     name = "duration"
 
@@ -33,9 +33,12 @@ class Duration(click.ParamType[float | str]):
         if self._none and value == "none":
             return "none"
         try:
-            return parse_duration(value)
+            seconds = parse_duration(value)
+            if seconds > LONGEST_S:
+                raise ValueError(f"{value!r} is longer than {format_duration(LONGEST_S)}")
         except ValueError as error:
             self.fail(f"{error}" + (", or none" if self._none else ""), param, ctx)
+        return seconds
 
 
 def request(command: F) -> F:
