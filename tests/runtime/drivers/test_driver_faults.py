@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
@@ -33,6 +34,7 @@ from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime.drivers import loading
 from outfitter_service.runtime.drivers import supervisor as supervisor_module
+from outfitter_service.runtime.drivers.building import inspected
 from outfitter_service.runtime.drivers.pool import DriverPool, close
 from outfitter_service.runtime.drivers.supervisor import Loaded, Supervisor
 from outfitter_service.runtime.drivers.translation import AT_A_STRETCH, MOST_DEVICES, SHORTEST_DELAY_S, known_devices
@@ -50,7 +52,8 @@ def test_a_configured_driver_timeout_is_the_drivers_own_limit_too(tmp_path: Path
         f'[external-resource.b]\namount = 1\ndriver = "files"\nparam.path = "{tmp_path}"\n'
     )
     loaded = loading.load(configuration.load(path, environment={}).resources)
-    assert [each.driver.call_timeout for each in loaded.values() if each.driver is not None] == [7.0, 30.0]
+    assert [each.served.driver.call_timeout for each in loaded.values() if each.served is not None] == [7.0, 30.0]
+    assert [each.served.timeout_s for each in loaded.values() if each.served is not None] == [7.0, 30.0]
 
 
 class WordlessError(Exception):
@@ -58,6 +61,18 @@ class WordlessError(Exception):
 
     def __str__(self) -> str:
         raise RuntimeError("no words")
+
+
+class EndlessDelayError(TemporaryDriverError):
+    """An exception whose delay is code, and wants to end the process."""
+
+    delay = property(lambda _: sys.exit("no delay"), lambda _error, _delay: None)  # type: ignore[assignment]
+
+
+class ClasslessError(Exception):
+    """An exception that does not say what it is."""
+
+    __class__ = property(lambda _: sys.exit("no class"))  # type: ignore[assignment]
 
 
 class Unrelated(BaseException):
@@ -75,6 +90,9 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "a delay that is a text": lambda: TemporaryDriverError("later", delay="5"),  # type: ignore[arg-type]
     "a delay of nan": lambda: TemporaryDriverError("later", delay=float("nan")),
     "a delay without an end": lambda: TemporaryDriverError("later", delay=float("inf")),
+    "a delay of more seconds than a float can count": lambda: TemporaryDriverError("later", delay=10**400),
+    "a delay that ends the process": lambda: EndlessDelayError("later"),
+    "no class": ClasslessError,
     "no words": WordlessError,
     "an end of the process": lambda: SystemExit(3),
     "an interrupt": KeyboardInterrupt,
@@ -156,6 +174,22 @@ class WithProperties(Odd):
         return properties[name]
 
 
+class ReadOnce(Odd):
+    """Answers the first look at what it says of itself, and wants to end the process at each further one."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("works")
+        self.__dict__.update(once=name, reads=0)
+
+    def __getattribute__(self, name: str) -> Any:
+        own = super().__getattribute__("__dict__")
+        if name == own.get("once"):
+            own["reads"] += 1
+            if own["reads"] > 1:
+                raise SystemExit(f"no {name} any more")
+        return super().__getattribute__(name)
+
+
 class OddFactory(ExternalResourceDriverFactory):
     def create_external_resource_driver(self, config: DriverParams) -> Odd:
         if config["how"] == "cannot be built":
@@ -170,11 +204,23 @@ class OddFactory(ExternalResourceDriverFactory):
             return WithProperties(not_granted_hint=SystemExit("no hint ever"))
         if config["how"] == "has a hint that fails":
             return WithProperties(not_granted_hint=RuntimeError("no hint today"))
+        if config["how"] in PROPERTIES:
+            return WithProperties(**PROPERTIES[config["how"]])
+        if config["how"].startswith("once says its "):
+            return ReadOnce(config["how"].removeprefix("once says its "))
         if config["how"] == "has an odd time-out":
             return WithProperties(call_timeout="soon")
         if config["how"] == "is none":
             return cast("Odd", None)
         return Odd(config["how"])
+
+
+PROPERTIES: dict[str, dict[str, object]] = {
+    "has a hint of half characters": {"not_granted_hint": os.fsdecode(b"/dev/\xff")},
+    "has a time-out that ends the process": {"call_timeout": SystemExit("no time-out ever")},
+    "has a time-out beyond all numbers": {"call_timeout": 10**400},
+    "does not know whether it knows": {"knows_holders": KeyboardInterrupt("no answer")},
+}
 
 
 def odd(how: str) -> str:
@@ -246,7 +292,10 @@ def test_a_driver_that_never_waits_is_asked_again_after_a_pause(how: str) -> Non
     """In virtual time: a busy machine cannot stretch the pause."""
     driver = Busy(how)
     supervisor = Supervisor(
-        Loaded(spec=m.ResourceSpec(name="busy"), driver=driver), host="h", emit=lambda _: None, metrics=Metrics()
+        Loaded(spec=m.ResourceSpec(name="busy"), served=inspected(driver)),
+        host="h",
+        emit=lambda _: None,
+        metrics=Metrics(),
     )
 
     async def look() -> None:
@@ -319,6 +368,9 @@ async def test_a_driver_that_sets_a_variable_that_decides_which_code_runs_is_ref
         ("has a hint that ends the process", "SystemExit: no hint ever"),
         ("has a hint that fails", "no hint today"),
         ("has an odd time-out", "call_timeout is 'soon'"),
+        ("has a time-out that ends the process", "SystemExit: no time-out ever"),
+        ("has a time-out beyond all numbers", "valid is a number of seconds above 0"),
+        ("does not know whether it knows", "KeyboardInterrupt: no answer"),
     ],
 )
 async def test_a_driver_that_cannot_be_built_leaves_the_others_served(serve: Serve, how: str, said: str) -> None:
@@ -329,6 +381,23 @@ async def test_a_driver_that_cannot_be_built_leaves_the_others_served(serve: Ser
         assert record["reason_code"] == "misconfigured"
         assert "external-resource.odd" in record["reason"]
         assert said in record["reason"]
+
+
+@pytest.mark.parametrize("name", ["call_timeout", "knows_holders", "not_granted_hint"])
+async def test_what_a_driver_says_of_itself_is_read_once(serve: Serve, name: str) -> None:
+    async with serve(odd(f"once says its {name}")) as house:
+        await house.say(register("g", good=1), register("w", odd=1))
+        await house.state("g", "allocated")
+        await house.state("w", "allocated")
+
+
+async def test_a_hint_of_half_characters_can_be_written(serve: Serve) -> None:
+    async with serve(odd("has a hint of half characters")) as house:
+        await house.say(register("w", odd=1))
+        await house.state("w", "allocated")
+        await house.say(register("x", odd=1), register("g", good=1))
+        await house.state("x", "pending")
+        await house.state("g", "allocated")
 
 
 @pytest.mark.parametrize(
@@ -394,7 +463,7 @@ async def test_whatever_a_driver_raises_is_its_own_failure_and_is_tried_again(
     monkeypatch.setattr(supervisor_module, "FIRST_DELAY_S", 0.01)
     said: list[m.Event] = []
     driver = Raising(RAISED[what])
-    loaded = Loaded(spec=m.ResourceSpec(name="bad", on_demand=True), driver=driver)
+    loaded = Loaded(spec=m.ResourceSpec(name="bad", on_demand=True), served=inspected(driver))
     supervisor = Supervisor(loaded, host="h", emit=said.append, metrics=Metrics())
     question = m.Discover(host="h", resource="bad", amount=1, least=1, allocation="h/w/1")
     grant = Grant(allocation="h/w/1", token=1, worker=Worker(host="h", resource="bad"), device_ids=(), devices=())
@@ -410,9 +479,41 @@ async def test_whatever_a_driver_raises_is_its_own_failure_and_is_tried_again(
     assert [report.failure is None for report in reports] == [False, True]
 
 
+class Hidden(Raising):
+    """Some of its methods cannot be read the first time."""
+
+    def __init__(self, *methods: str) -> None:
+        super().__init__(WordlessError)
+        self.called = {"retrieve", "prepare", "unprepare", "in-use", "close"}  # so that no call raises
+        self.hidden = set(methods)
+
+    def __getattribute__(self, name: str) -> Any:
+        hidden = super().__getattribute__("__dict__").get("hidden", set())
+        if name in hidden:
+            hidden.discard(name)
+            raise SystemExit(f"no {name} today")
+        return super().__getattribute__(name)
+
+
+async def test_a_method_that_cannot_be_read_is_its_drivers_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "FIRST_DELAY_S", 0.01)
+    said: list[m.Event] = []
+    driver = Hidden("prepare", "unprepare", "in_use", "aclose")
+    loaded = Loaded(spec=m.ResourceSpec(name="bad", on_demand=True), served=inspected(driver))
+    supervisor = Supervisor(loaded, host="h", emit=said.append, metrics=Metrics())
+    grant = Grant(allocation="h/w/1", token=1, worker=Worker(host="h", resource="bad"), device_ids=(), devices=())
+    assert "no prepare today" in (await supervisor.prepare(grant) or "")
+    await supervisor.unprepare(grant)
+    assert await supervisor.wait_until_unused(grant)
+    await close([loaded], 5.0)
+    assert not driver.hidden
+    delayed, *_ = (event for event in said if isinstance(event, m.ReleaseDelayed))
+    assert "no unprepare today" in delayed.reason
+
+
 async def test_a_host_that_is_left_before_its_devices_are_looked_at_is_not_looked_at() -> None:
     driver = Odd("works")
-    pool = DriverPool({"odd": Loaded(spec=m.ResourceSpec(name="odd"), driver=driver)}, metrics=Metrics())
+    pool = DriverPool({"odd": Loaded(spec=m.ResourceSpec(name="odd"), served=inspected(driver))}, metrics=Metrics())
 
     class LeftAtOnce(anyio.Event):
         """Set in the same turn of the event loop in which the pool has begun with its host."""
@@ -439,7 +540,7 @@ class Refusing(ExternalResourceDriver):
 
 async def test_failures_with_several_amounts_have_a_driver_asked_again_once() -> None:
     said: list[m.Event] = []
-    loaded = Loaded(spec=m.ResourceSpec(name="bad", on_demand=True), driver=Refusing())
+    loaded = Loaded(spec=m.ResourceSpec(name="bad", on_demand=True), served=inspected(Refusing()))
     supervisor = Supervisor(loaded, host="h", emit=said.append, metrics=Metrics())
     async with anyio.create_task_group() as tasks:
         for amount in (3, 2, 1):

@@ -25,6 +25,7 @@ from outfitter_drivers.api import (
     Worker,
 )
 from outfitter_service.core.model import ResourceSpec
+from outfitter_service.runtime.drivers.building import inspected
 from outfitter_service.runtime.drivers.supervisor import Loaded
 from simulation.bulk import Bulk
 
@@ -218,7 +219,7 @@ def load(
             kind = PreparingDriver if own else ListingDriver
             driver = kind(benches, name, backwards=oddities.backwards)
         spec = ResourceSpec(name=name, amount=1, prepares=own, confirms=own, shared=shared, on_demand=name == PORT)
-        found[name] = Loaded(spec=spec, driver=driver)
+        found[name] = Loaded(spec=spec, served=inspected(driver))
     return found
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 
 from msgspec import Struct
 
 from outfitter_drivers import api, registry
 from outfitter_service.config import ResourceConfig
-from outfitter_service.runtime.drivers.translation import words_of
+from outfitter_service.runtime.drivers.translation import REASON_LENGTH, words_of, written
 
 
 class UnservableDriverError(ValueError):
@@ -20,15 +21,32 @@ class UnservableDriverError(ValueError):
         self.option = option
 
 
-class Served(Struct, frozen=True):
-    """A driver that a manager can serve. `hint` is its `not_granted_hint`. `on_demand`: it has no inventory.
-    `confirms`: it says whether a device is still in use."""
+class Served(Struct, frozen=True, kw_only=True):
+    """A driver that a manager can serve, with what it says of itself, read once: its properties are foreign code, which
+    may raise at any later time. `inventory`, `preparation` and `in_use_check` are the driver if it has that interface.
+    """
 
     driver: api.ExternalResourceDriver
+    timeout_s: float
     hint: str | None
-    on_demand: bool
-    prepares: bool
-    confirms: bool
+    knows_holders: bool
+    inventory: api.Inventory | None
+    preparation: api.Preparation | None
+    in_use_check: api.InUseCheck | None
+
+    @property
+    def on_demand(self) -> bool:
+        """It has no inventory."""
+        return self.inventory is None
+
+    @property
+    def prepares(self) -> bool:
+        return self.preparation is not None
+
+    @property
+    def confirms(self) -> bool:
+        """It says whether a device is still in use."""
+        return self.prepares or self.in_use_check is not None
 
 
 def build(resource: ResourceConfig, warn: Callable[[str], object]) -> api.ExternalResourceDriver:
@@ -63,9 +81,9 @@ def build_served(resource: ResourceConfig, scope: str, warn: Callable[[str], obj
         Exception: as `build`, or any error of a property.
     """
     driver = build(resource, warn)
-    with registry.contained():  # a driver's properties are foreign code, too
-        prepares = isinstance(driver, api.Preparation)
-        if resource.sharing == "shared" and prepares:
+    served = inspected(driver)
+    with registry.contained():
+        if resource.sharing == "shared" and served.prepares:
             raise UnservableDriverError(
                 "sharing",
                 "sharing = shared does not go with its driver, which prepares devices for one worker at a time and "
@@ -77,12 +95,30 @@ def build_served(resource: ResourceConfig, scope: str, warn: Callable[[str], obj
                 f"driver {resource.driver} looks at the machine that it runs on, so it cannot serve a manager of "
                 "cluster scope; valid is one that looks from afar (static), or scope = host",
             )
+    return served
+
+
+def inspected(driver: api.ExternalResourceDriver) -> Served:
+    """The driver with its properties, each read and checked once.
+
+    Raises:
+        ValueError: a property has a wrong value.
+        Exception: any error of a property.
+    """
+    with registry.contained():
+        hint: object = driver.not_granted_hint
+        if not isinstance(hint, str | None):
+            raise ValueError(f"its driver's not_granted_hint is {hint!r}; valid is a text, or None")
+        if not isinstance(knows := driver.knows_holders, bool):
+            raise ValueError(f"its driver's knows_holders is {knows!r}; valid is True or False")
         return Served(
             driver=driver,
-            hint=_hint(driver),
-            on_demand=not isinstance(driver, api.Inventory),
-            prepares=prepares,
-            confirms=isinstance(driver, api.Preparation | api.InUseCheck),
+            timeout_s=_timeout_s(driver),
+            hint=None if hint is None else written(hint[:REASON_LENGTH]),
+            knows_holders=knows,
+            inventory=driver if isinstance(driver, api.Inventory) else None,
+            preparation=driver if isinstance(driver, api.Preparation) else None,
+            in_use_check=driver if isinstance(driver, api.InUseCheck) else None,
         )
 
 
@@ -94,19 +130,11 @@ def told(error: Exception) -> str:
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
-def _hint(driver: api.ExternalResourceDriver) -> str | None:
-    """The driver's hint. Checks the driver's properties once.
-
-    Raises:
-        ValueError: a property has a wrong value.
-        Exception: any error of a property.
-    """
+def _timeout_s(driver: api.ExternalResourceDriver) -> float:
     timeout: object = driver.call_timeout
-    if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
-        raise ValueError(f"its driver's call_timeout is {timeout!r}; valid is a number of seconds above 0")
-    hint: object = driver.not_granted_hint
-    if not isinstance(hint, str | None):
-        raise ValueError(f"its driver's not_granted_hint is {hint!r}; valid is a text, or None")
-    if not isinstance(knows := driver.knows_holders, bool):
-        raise ValueError(f"its driver's knows_holders is {knows!r}; valid is True or False")
-    return hint
+    if isinstance(timeout, int | float):
+        with suppress(OverflowError):
+            seconds = float(timeout)
+            if 0 < seconds < math.inf:
+                return seconds
+    raise ValueError(f"its driver's call_timeout is {timeout!r}; valid is a number of seconds above 0")

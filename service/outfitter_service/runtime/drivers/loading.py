@@ -57,7 +57,7 @@ def _load(resource: ResourceConfig, scope: str) -> Loaded:
             confirms=served.confirms,
             hint=served.hint,
         ),
-        driver=served.driver,
+        served=served,
     )
 
 

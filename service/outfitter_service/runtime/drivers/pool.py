@@ -45,7 +45,7 @@ class DriverPool:
 
     def __init__(self, loaded: Mapping[str, Loaded], *, metrics: Metrics) -> None:
         """`loaded`: the configured resources by name; those without a driver are left out."""
-        self._loaded = {name: resource for name, resource in loaded.items() if resource.driver is not None}
+        self._loaded = {name: resource for name, resource in loaded.items() if resource.served is not None}
         self._metrics = metrics
         self._hosts: dict[str, dict[str, Supervisor]] = {}
         self._looking: dict[str, list[anyio.CancelScope]] = {}
@@ -100,8 +100,8 @@ class DriverPool:
             for name, resource in self._loaded.items()
         }
         for supervisor in supervisors.values():
-            if isinstance(supervisor.driver, api.Inventory):
-                self._tasks.start_soon(self._look, supervisor, supervisor.driver)
+            if supervisor.inventory is not None:
+                self._tasks.start_soon(self._look, supervisor, supervisor.inventory)
 
     def _supervisors(self, host: str) -> Mapping[str, Supervisor]:
         """The supervisors of a served host. They are needed now, so that a new host is started at once."""
@@ -139,8 +139,8 @@ async def close(loaded: Iterable[Loaded], within_s: float) -> None:
     with anyio.CancelScope(shield=True):
         async with anyio.create_task_group() as closing:
             for resource in loaded:
-                if resource.driver is not None:
-                    closing.start_soon(_close, resource.spec.name, resource.driver, within_s)
+                if resource.served is not None:
+                    closing.start_soon(_close, resource.spec.name, resource.served.driver, within_s)
 
 
 async def _close(name: str, driver: api.ExternalResourceDriver, within_s: float) -> None:

@@ -21,6 +21,7 @@ from outfitter_proto.records import NO_TOKEN, Allocation, Token
 from outfitter_proto.support.backoff import Backoff
 from outfitter_service.core import model as m
 from outfitter_service.metrics import Metrics
+from outfitter_service.runtime.drivers.building import Served
 from outfitter_service.runtime.drivers.translation import SHORTEST_DELAY_S, DriverCallError, foreign_code, known_devices
 
 log = structlog.get_logger("outfitter.drivers")
@@ -41,7 +42,7 @@ class Loaded(Struct, frozen=True, kw_only=True):
     """A configured resource with its driver, if it has one, and the core's view of it."""
 
     spec: m.ResourceSpec
-    driver: api.ExternalResourceDriver | None = None
+    served: Served | None = None
 
 
 class Supervisor:
@@ -49,12 +50,16 @@ class Supervisor:
 
     def __init__(self, loaded: Loaded, *, host: str, emit: Emit, metrics: Metrics) -> None:
         """`host`: whose devices the driver looks after. What it says goes to `emit` as events."""
-        if loaded.driver is None:
+        served = loaded.served
+        if served is None:
             raise ValueError(f"resource {loaded.spec.name!r} has no driver to supervise")
         self.name = loaded.spec.name
-        self.driver = loaded.driver
-        self._timeout_s = loaded.driver.call_timeout
-        self._knows_holders = loaded.driver.knows_holders
+        self.inventory = served.inventory
+        self._driver = served.driver
+        self._preparation = served.preparation
+        self._in_use_check = served.in_use_check
+        self._timeout_s = served.timeout_s
+        self._knows_holders = served.knows_holders
         self.host = host
         self._emit = emit
         self._metrics = metrics
@@ -160,8 +165,8 @@ class Supervisor:
                     devices = await anext(sets, None)
                     self._metrics.driver_runs.labels(self.name, "inventory").inc()
         finally:
-            if isinstance(sets, AsyncGenerator):
-                with anyio.move_on_after(self._timeout_s), suppress(DriverCallError), foreign_code():
+            with anyio.move_on_after(self._timeout_s), suppress(DriverCallError), foreign_code():
+                if isinstance(sets, AsyncGenerator):
                     await sets.aclose()
         raise DriverCallError(m.DriverFailure(reason="its inventory ended"))
 
@@ -217,18 +222,18 @@ class Supervisor:
 
     async def _retrieve(self, amount: int, record: Allocation | None) -> tuple[m.KnownDevice, ...]:
         worker = self._worker(record)
-        infos = await self._bounded("retrieve", lambda: self.driver.retrieve_resource_info(amount, worker))
+        infos = await self._bounded("retrieve", lambda: self._driver.retrieve_resource_info(amount, worker))
         with foreign_code():
             if infos is None:
                 raise api.PermanentDriverError(f"it returned None for {amount} devices")
-            return await known_devices(self.name, (self.driver.device(info) for info in infos))
+            return await known_devices(self.name, (self._driver.device(info) for info in infos))
 
     # --- preparing and taking back ---
 
     async def prepare(self, grant: api.Grant) -> str | None:
         """Prepare a grant's devices. Returns the reason if that failed."""
-        driver = self.driver
-        if not isinstance(driver, api.Preparation):
+        driver = self._preparation
+        if driver is None:
             return None
         try:
             await self._bounded("prepare", lambda: driver.prepare(grant))
@@ -240,16 +245,17 @@ class Supervisor:
 
     async def unprepare(self, grant: api.Grant) -> None:
         """Take a grant's devices back. Repeated until it succeeds, because nobody else gets the devices before."""
-        if isinstance(self.driver, api.Preparation):
-            await self._until_done("unprepare", grant, self.driver.unprepare)
+        driver = self._preparation
+        if driver is not None:
+            await self._until_done("unprepare", grant, lambda: driver.unprepare(grant))
 
     async def wait_until_unused(self, grant: api.Grant) -> bool:
         """Wait until nobody uses the devices. Returns False if this driver cannot check."""
-        driver = self.driver
-        if not isinstance(driver, api.InUseCheck):
+        driver = self._in_use_check
+        if driver is None:
             return False
 
-        async def check(grant: api.Grant) -> None:
+        async def check() -> None:
             user = await driver.in_use(grant)
             if user is not None:
                 raise api.TemporaryDriverError(f"still in use by {user}")
@@ -257,12 +263,12 @@ class Supervisor:
         await self._until_done("in-use", grant, check)
         return True
 
-    async def _until_done(self, call: str, grant: api.Grant, act: Callable[[api.Grant], Awaitable[None]]) -> None:
+    async def _until_done(self, call: str, grant: api.Grant, act: Callable[[], Awaitable[None]]) -> None:
         backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
         reported, reported_at = "", -DELAY_REPORTED_EVERY_S
         while True:
             try:
-                await self._bounded(call, lambda: act(grant))
+                await self._bounded(call, act)
             except DriverCallError as error:
                 reason = error.failure.reason
                 self._log_of(grant.worker).warning(f"{call} failed, will be repeated", error=reason)

@@ -58,13 +58,21 @@ def foreign_code() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if isinstance(error, asyncio.CancelledError):
+        if issubclass(type(error), asyncio.CancelledError):  # `isinstance` would ask the error itself
             if _is_cancelled():
                 raise
             failure = m.DriverFailure(reason="RuntimeError: something that the driver waited for was cancelled")
             raise DriverCallError(failure) from error
+        raise _translated(error) from error
+
+
+def _translated(error: BaseException) -> DriverCallError:
+    """A driver's exception as a failure. Reading it runs foreign code, too: its message, its `delay`, its class."""
+    try:
         shortage = isinstance(error, api.NotEnoughDevicesError)
-        raise DriverCallError(_verdict(error), delay_s=_wanted_delay(error), is_shortage=shortage) from error
+        return DriverCallError(_verdict(error), delay_s=_wanted_delay(error), is_shortage=shortage)
+    except BaseException:  # noqa: BLE001 - foreign code
+        return DriverCallError(m.DriverFailure(reason="its driver raised an error that cannot be read"))
 
 
 def _is_cancelled() -> bool:
@@ -93,9 +101,12 @@ def words_of(error: BaseException) -> str:
 
 def _wanted_delay(error: BaseException) -> float | None:
     """The seconds that a driver wants to wait; None if it gives no valid delay."""
-    delay = getattr(error, "delay", None) if isinstance(error, api.TemporaryDriverError) else None
-    if isinstance(delay, int | float) and math.isfinite(delay):
-        return max(float(delay), SHORTEST_DELAY_S)
+    try:
+        delay = getattr(error, "delay", None) if isinstance(error, api.TemporaryDriverError) else None
+        if isinstance(delay, int | float) and math.isfinite(delay):
+            return max(float(delay), SHORTEST_DELAY_S)
+    except BaseException:  # noqa: BLE001 - a property is foreign code, and a number may be too large for a float
+        return None
     return None
 
 
