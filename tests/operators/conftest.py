@@ -1,4 +1,4 @@
-"""The two stages on which the operators' side is played: the in-memory fake, and a real bus with a scripted manager."""
+"""The two setups that test the operators' side: the in-memory fake, and a real bus with a scripted manager."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ HOST = "gpu-3"
 GPUS = [{"id": f"GPU-{name}", "index": str(index)} for index, name in enumerate("abcd")]
 
 
-class WorkerStage(NamedTuple):
-    """Where a test plays: what it is told by, and how it makes contexts."""
+class WorkerSetup(NamedTuple):
+    """A fake that says what the manager answers, and how a test makes contexts."""
 
     fake: FakeOutfitter
     context: Callable[..., RuntimeContext]
@@ -47,18 +47,18 @@ def manager(url: str, fake: FakeOutfitter) -> Iterator[ScriptedManager]:
 
 
 @pytest.fixture
-def real(url: str, manager: ScriptedManager, fake: FakeOutfitter) -> WorkerStage:
+def real(url: str, manager: ScriptedManager, fake: FakeOutfitter) -> WorkerSetup:
     def context(*args: Any, **kwargs: Any) -> RuntimeContext:
         return RuntimeContext(*args, **{"bus": url, "host": HOST, **kwargs})
 
-    return WorkerStage(fake, context)
+    return WorkerSetup(fake, context)
 
 
 @pytest.fixture(params=["fake", "embedded bus", pytest.param("kafka", marks=pytest.mark.kafka)])
-def stage(request: pytest.FixtureRequest, fake: FakeOutfitter) -> Iterator[WorkerStage]:
+def setup(request: pytest.FixtureRequest, fake: FakeOutfitter) -> Iterator[WorkerSetup]:
     match request.param:
         case "fake":
-            yield WorkerStage(fake, fake.context)
+            yield WorkerSetup(fake, fake.context)
         case "embedded bus":
             yield request.getfixturevalue("real")
         case _:
@@ -69,4 +69,4 @@ def stage(request: pytest.FixtureRequest, fake: FakeOutfitter) -> Iterator[Worke
                 return RuntimeContext(*args, **{"bus": broker.url, "host": HOST, "cluster": cluster, **kwargs})
 
             with ScriptedManager(broker.url, HOST, fake, cluster=cluster):
-                yield WorkerStage(fake, context)
+                yield WorkerSetup(fake, context)

@@ -20,7 +20,7 @@ import anyio
 import pytest
 
 import outfitter
-from operators.conftest import HOST, WorkerStage
+from operators.conftest import HOST, WorkerSetup
 from outfitter import RuntimeContext
 from outfitter.session.worker_session import MANAGER_PATIENCE, WorkerSession
 from outfitter.testing import FakeOutfitter
@@ -42,7 +42,7 @@ def frozen(url: str) -> Iterator[None]:
         yield
 
 
-def test_heartbeats_go_on_while_the_event_loop_is_blocked(real: WorkerStage, manager: ScriptedManager) -> None:
+def test_heartbeats_go_on_while_the_event_loop_is_blocked(real: WorkerSetup, manager: ScriptedManager) -> None:
     async def block() -> None:
         async with real.context({"gpu": 1}, lease=0.6):
             manager.wait_until(lambda: len(manager.heartbeats) >= 5)  # blocks the loop, which is the point
@@ -54,7 +54,7 @@ def test_heartbeats_go_on_while_the_event_loop_is_blocked(real: WorkerStage, man
     assert manager.deregistrations[0].reason == "finished"
 
 
-def test_heartbeats_go_on_while_python_computes(real: WorkerStage, manager: ScriptedManager) -> None:
+def test_heartbeats_go_on_while_python_computes(real: WorkerSetup, manager: ScriptedManager) -> None:
     with real.context({"gpu": 1}, lease=0.6):
         number = 0
         while len(manager.heartbeats) < 5:
@@ -62,7 +62,7 @@ def test_heartbeats_go_on_while_python_computes(real: WorkerStage, manager: Scri
     assert number > 0
 
 
-def test_a_worker_that_waits_sends_heartbeats_too(real: WorkerStage, manager: ScriptedManager) -> None:
+def test_a_worker_that_waits_sends_heartbeats_too(real: WorkerSetup, manager: ScriptedManager) -> None:
     real.fake.keep_waiting("busy")
 
     async def wait() -> None:
@@ -123,14 +123,14 @@ async def test_after_the_end_of_its_lease_a_worker_that_cannot_read_the_ledger_i
         assert lease.at_risk
 
 
-def test_without_a_lease_there_are_no_heartbeats(real: WorkerStage, manager: ScriptedManager) -> None:
+def test_without_a_lease_there_are_no_heartbeats(real: WorkerSetup, manager: ScriptedManager) -> None:
     with real.context({"gpu": 1}, lease=None, worker="silent"), real.context({"gpu": 1}, lease=0.3) as other:
         manager.wait_until(lambda: len(manager.heartbeats) >= 5)
     assert {beat.worker for beat in manager.heartbeats} == {other.worker}
 
 
 def test_user_code_is_told_before_its_lease_ends_and_again_served_when_heartbeats_get_through(
-    real: WorkerStage, manager: ScriptedManager, url: str
+    real: WorkerSetup, manager: ScriptedManager, url: str
 ) -> None:
     told: queue.Queue[outfitter.LeaseLostError] = queue.Queue()
     with real.context({"gpu": 1}, lease=12.0, on_lease_at_risk=told.put) as context:
@@ -149,7 +149,7 @@ def test_user_code_is_told_before_its_lease_ends_and_again_served_when_heartbeat
 
 
 def test_a_callback_that_raises_does_not_stop_the_heartbeats(
-    real: WorkerStage, manager: ScriptedManager, url: str
+    real: WorkerSetup, manager: ScriptedManager, url: str
 ) -> None:
     told: queue.Queue[outfitter.LeaseLostError] = queue.Queue()
 
@@ -194,7 +194,7 @@ def test_nobody_answering_is_an_error_that_names_the_hosts_served_and_withdraws(
 
 @pytest.mark.usefixtures("_majority_asked_from_the_start")
 def test_a_manager_that_has_gone_silent_is_named_with_when_it_last_wrote(
-    real: WorkerStage, manager: ScriptedManager
+    real: WorkerSetup, manager: ScriptedManager
 ) -> None:
     manager.fake.absent = True
     with pytest.raises(outfitter.NoManagerError, match=f"for host '{HOST}': its manager last wrote \\d+ s ago"):
@@ -251,7 +251,7 @@ def test_a_url_that_is_no_bus_is_refused_on_entry() -> None:
 
 
 @pytest.fixture
-def attached(real: WorkerStage, monkeypatch: pytest.MonkeyPatch) -> Iterator[RuntimeContext]:
+def attached(real: WorkerSetup, monkeypatch: pytest.MonkeyPatch) -> Iterator[RuntimeContext]:
     """The allocation that `outfitter run` holds, and the environment it gives its child."""
     with real.context({"gpu": 2}, {"infer": {"gpu": 1}}, worker="w", lease=0.3) as parent:
         for name, value in {
@@ -265,7 +265,7 @@ def attached(real: WorkerStage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run
 
 
 def test_under_outfitter_run_a_context_attaches_and_publishes_nothing(
-    attached: RuntimeContext, manager: ScriptedManager, real: WorkerStage
+    attached: RuntimeContext, manager: ScriptedManager, real: WorkerSetup
 ) -> None:
     with RuntimeContext({"gpu": 1}, operator="infer") as context, RuntimeContext() as second:
         assert [info["id"] for info in context.get_external_resource_infos("gpu")] == ["GPU-a"]
@@ -285,7 +285,7 @@ def test_under_outfitter_run_a_context_attaches_and_publishes_nothing(
     assert {left.worker for left in manager.deregistrations} <= {"after"}
 
 
-def test_what_is_over_is_not_given_back(real: WorkerStage, manager: ScriptedManager) -> None:
+def test_what_is_over_is_not_given_back(real: WorkerSetup, manager: ScriptedManager) -> None:
     with real.context({"gpu": 1}, worker="w") as context:
         changes = context.changes("gpu")
         next(changes)
@@ -310,7 +310,7 @@ def test_under_outfitter_run_another_worker_registers_for_itself(
 
 
 def test_attaching_to_what_is_not_there_says_so(
-    real: WorkerStage, manager: ScriptedManager, url: str, monkeypatch: pytest.MonkeyPatch
+    real: WorkerSetup, manager: ScriptedManager, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"BUS": url, "HOST": HOST, "WORKER": "w", "INCARNATION": "gone"}.items():
         monkeypatch.setenv(f"OUTFITTER_{name}", value)
@@ -324,7 +324,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_forked_child_is_told_the_remedy_and_gives_nothing_back(
-    real: WorkerStage, manager: ScriptedManager, url: str
+    real: WorkerSetup, manager: ScriptedManager, url: str
 ) -> None:
     program = """
         import os, sys, outfitter
@@ -354,7 +354,7 @@ def test_a_forked_child_is_told_the_remedy_and_gives_nothing_back(
     assert len(manager.registrations) == 1
 
 
-def test_ctrl_c_while_waiting_withdraws_the_registration(real: WorkerStage, manager: ScriptedManager, url: str) -> None:
+def test_ctrl_c_while_waiting_withdraws_the_registration(real: WorkerSetup, manager: ScriptedManager, url: str) -> None:
     real.fake.keep_waiting("all are busy")
     program = """
         import signal, sys, outfitter
@@ -389,7 +389,7 @@ def test_importing_and_constructing_starts_and_opens_nothing(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
 
 
-def test_leaving_leaves_no_thread_and_no_file_behind(real: WorkerStage) -> None:
+def test_leaving_leaves_no_thread_and_no_file_behind(real: WorkerSetup) -> None:
     def ours() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name.startswith("outfitter-")]
 
