@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 
 from outfitter_proto import __version__
 from outfitter_proto.records import AllocationState, Health, NobodysCode, ReasonCode, Unwatched
+from outfitter_proto.support import descriptors
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -210,6 +211,12 @@ class Metrics:
         about = {"version": __version__, "host": host, "cluster": cluster, "scope": scope}
         Info("outfitter", "The running manager.", registry=r).info(about)
         self.ready = Gauge("outfitter_ready", "1 while the manager answers registrations.", registry=r)
+        self.descriptors_exhausted = Gauge(
+            "outfitter_descriptors_exhausted",
+            "1 while the manager may open no more files.",
+            registry=r,
+        )
+        self.descriptors_exhausted.set_function(lambda: float(descriptors.lacking() is not None))
         self.partition_ready = Gauge(
             "outfitter_partition_ready",
             "1 while this manager answers the registrations of a partition.",

@@ -7,7 +7,6 @@ probe sends its request at once, so it is answered before new connections can re
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 from collections.abc import Callable, Sequence
@@ -18,6 +17,9 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 from msgspec import Struct
+
+from outfitter_proto.support.descriptors import LACKING
+from outfitter_service.runtime.liveness.descriptors import for_probes
 
 MOST = 64
 """Most open connections."""
@@ -60,10 +62,13 @@ class Connections:
             try:
                 accepted, _ = await loop.sock_accept(listener)
             except OSError as error:  # the client has gone, or there is no descriptor left
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    self._make_room()
-                await anyio.sleep(RETRY_S)
-                continue
+                reserved = _accept_from_reserve(listener) if error.errno in LACKING else None
+                if reserved is None:
+                    if error.errno in LACKING:
+                        self._make_room()
+                    await anyio.sleep(RETRY_S)
+                    continue
+                accepted = reserved
             if len(self) >= MOST:
                 self._make_room()
             transport, protocol = await loop.connect_accepted_socket(server, accepted)
@@ -104,6 +109,17 @@ class Connections:
         longest = min(silent or self._open.values(), key=lambda one: one.silent_since or 0.0, default=None)
         if longest is not None:
             longest.transport.abort()
+
+
+def _accept_from_reserve(listener: socket.socket) -> socket.socket | None:
+    """Accept with a descriptor that nobody else gets, such as a driver that leaks; None if that fails, too."""
+    try:
+        with for_probes():
+            accepted, _ = listener.accept()
+    except OSError:
+        return None
+    accepted.setblocking(False)
+    return accepted
 
 
 async def bind(host: str | None, port: int) -> Sequence[socket.socket]:

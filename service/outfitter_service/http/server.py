@@ -19,6 +19,7 @@ from aiohttp import web
 from outfitter_proto.bus import addresses
 from outfitter_service.http.connections import KEEP_ALIVE_S, Connections, Log, bind
 from outfitter_service.metrics import CONTENT_TYPE
+from outfitter_service.runtime.liveness import descriptors
 from outfitter_service.runtime.manager.service import Service
 
 INDEX = """<!doctype html>
@@ -98,6 +99,7 @@ async def listening(service: Service, address: str, *, clock: Callable[[], float
                 for listener in listeners:
                     tasks.start_soon(connections.accept, listener, server)
                 tasks.start_soon(connections.run)
+                tasks.start_soon(descriptors.report_outages)
                 yield str(node._replace(port=listeners[0].getsockname()[1]))
                 tasks.cancel_scope.cancel()
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import structlog
 
+from outfitter_proto.support import descriptors
 from outfitter_service.runtime.clock import SYSTEM, Clock
 
 SAY_AGAIN_S = 60.0
@@ -33,6 +34,8 @@ class OutageLog:
         """`activity` has failed (again), and will be tried again."""
         now = self._clock.monotonic()
         first, message = not self._failing, str(error)
+        if (code := descriptors.lacking()) is not None and (words := descriptors.explain(code)) not in message:
+            message = f"{message}; {words}"  # a client library says at most that it cannot connect
         self._failing[activity] = message
         if first:
             self._begun = self._said = now

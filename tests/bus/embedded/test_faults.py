@@ -32,6 +32,7 @@ from outfitter_proto.bus.embedded.connecting.location import parse
 from outfitter_proto.bus.embedded.connecting.lock import Lock
 from outfitter_proto.bus.embedded.connecting.notify import Notifier
 from outfitter_proto.bus.embedded.connecting.thread import JobThread, TurnTimeoutError
+from support.few_descriptors import descriptors_left
 
 COMMITTER = Path(__file__).parent / "committing_process.py"
 
@@ -220,6 +221,40 @@ async def test_an_open_that_is_given_up_closes_its_connection_in_its_turn(embedd
 def open_files(path: Path) -> int:
     """How many descriptors this process has of it."""
     return [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()].count(str(path))
+
+
+# --- no file descriptors -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", range(8))
+async def test_a_lack_of_descriptors_is_said_and_over_once_there_are_some(embedded_url: str, left: int) -> None:
+    async with connect(embedded_url) as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+    bus = connect(embedded_url)
+    with descriptors_left(left):
+        failure = ""
+        try:
+            await bus.start()
+            await (await bus.open_reader("t", 0, start=None, committed=True)).aclose()
+        except BusUnavailableError as error:
+            failure = str(error)
+    assert "too many open files (RLIMIT_NOFILE: soft limit " in failure
+    await bus.start()
+    async with await bus.open_reader("t", 0, start=None, committed=True):
+        pass
+    await bus.aclose()
+
+
+@pytest.mark.parametrize("left", [0, 1])
+async def test_a_reader_that_lacks_descriptors_costs_itself_only(embedded_url: str, left: int) -> None:
+    async with connect(embedded_url) as bus:
+        await bus.create_topics([TopicSpec("t", 1, {})])
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        with descriptors_left(left), pytest.raises(BusUnavailableError, match="too many open files"):
+            await bus.open_reader("t", 0, start=None, committed=True)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        async with await bus.open_reader("t", 0, start=None, committed=True):
+            pass
 
 
 # --- processes that come and go ------------------------------------------------------------------------

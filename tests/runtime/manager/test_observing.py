@@ -41,6 +41,7 @@ ZERO = {
     "outfitter_lease_expiries_total": [{}],
     "outfitter_exclusivity_violations_total": [{}],
     "outfitter_ready": [{}],
+    "outfitter_descriptors_exhausted": [{}],
 }
 """Every metric that operators are promised, and some of its labels."""
 

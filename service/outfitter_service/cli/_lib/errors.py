@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import click
 
+from outfitter_proto.support import descriptors
 from outfitter_proto.support.printable import printable
 from outfitter_service.cli._lib.lazy import Entry
 from outfitter_service.query.errors import OutfitterCliError
@@ -59,11 +60,15 @@ def describe(error: BaseException) -> str:
         return error.format_message() + command
     if isinstance(error, click.ClickException):
         return error.format_message()
+    if isinstance(error, OSError) and error.errno in descriptors.LACKING:
+        return descriptors.explain(error.errno)
     if isinstance(error, OSError) and error.strerror:
         files = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
         return f"{files}: {error.strerror}" if files else error.strerror
     if _is_verdict(error):
         return str(error)
+    if (code := descriptors.lack_behind(error)) is not None:
+        return descriptors.explain(code)
     if isinstance(error, ModuleNotFoundError) and not _is_ours(error.name or ""):
         return f"the module {error.name} is not installed: pip install 'outfitter[service]' brings what commands need"
     return f"internal error: {type(error).__name__}: {error} (a defect of Outfitter; --debug shows where it happened)"

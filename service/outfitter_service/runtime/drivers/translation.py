@@ -17,6 +17,7 @@ import msgspec
 from outfitter_drivers import api
 from outfitter_proto import environment
 from outfitter_proto.records import Health
+from outfitter_proto.support import descriptors
 from outfitter_service.core import model as m
 
 REASON_LENGTH = 2000
@@ -88,6 +89,8 @@ def _verdict(error: BaseException) -> m.DriverFailure:
     reason = words or type(error).__name__
     if not isinstance(error, api.DriverError):
         reason = f"{type(error).__name__}: {reason}"
+    if (code := descriptors.lack_behind(error)) is not None:
+        reason = f"{descriptors.explain(code)}: {reason}"
     return m.DriverFailure(reason=reason[:REASON_LENGTH], permanent=isinstance(error, api.PermanentDriverError))
 
 

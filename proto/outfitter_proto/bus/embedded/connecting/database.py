@@ -18,6 +18,7 @@ from outfitter_proto.bus.embedded.connecting.location import FileIdentity, Locat
 from outfitter_proto.bus.embedded.connecting.lock import Lock
 from outfitter_proto.bus.embedded.connecting.thread import TIME_LIMIT_S, EndTimeoutError, JobThread, TurnTimeoutError
 from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavailableError, CommitUnknownError
+from outfitter_proto.support import descriptors
 
 T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], T]
@@ -38,6 +39,10 @@ _REMEDIES: Final = {
     "SQLITE_CORRUPT": "it is damaged: stop every process on it, put it aside, start anew or from a copy",
     "SQLITE_NOTADB": "it is no SQLite database: name the bus's own file",
 }
+_OPENS_FILES: Final = frozenset({"SQLITE_CANTOPEN", "SQLITE_IOERR"})
+"""What SQLite says if it may open no more files. It does not say why."""
+_FILES: Final = 4
+"""Files that SQLite may open for one statement: the database, its write-ahead log and index, the directory."""
 _PERMANENT: Final = frozenset({"SQLITE_CORRUPT", "SQLITE_NOTADB"})
 _CERTAIN: Final = frozenset({"SQLITE_FULL", "SQLITE_BUSY", "SQLITE_READONLY"})
 """With these errors COMMIT failed before it wrote its last page, so it has certainly rolled back."""
@@ -261,7 +266,10 @@ def _name(error: sqlite3.Error) -> str:
 
 def _verdict(error: sqlite3.Error, place: Location) -> BusError:
     name = _name(error)
-    message = f"{place.path}: {_REMEDIES.get(name, 'SQLite failed')} ({name or type(error).__name__}: {error})"
+    remedy = _REMEDIES.get(name, "SQLite failed")
+    if name in _OPENS_FILES and (code := descriptors.lacking(_FILES)) is not None:
+        remedy = descriptors.explain(code)
+    message = f"{place.path}: {remedy} ({name or type(error).__name__}: {error})"
     if name in _PERMANENT:
         return BusConfigurationError(message)
     return BusUnavailableError(message)

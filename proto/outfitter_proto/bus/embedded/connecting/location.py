@@ -24,6 +24,7 @@ from typing import Final, NamedTuple, NoReturn
 from urllib.parse import parse_qsl, quote, unquote
 
 from outfitter_proto.bus.port import BusConfigurationError, BusError, BusUnavailableError, MissingBusError
+from outfitter_proto.support import descriptors
 
 FILE_MODE: Final = 0o660
 DIRECTORY_MODE: Final = 0o2770
@@ -215,6 +216,8 @@ def raise_for(error: OSError, what: str, path: Path) -> NoReturn:
 
 def verdict(error: OSError, what: str, path: Path) -> BusError:
     """`error` as a bus error: permanent if a person must act, temporary if the machine may recover."""
+    if error.errno in descriptors.LACKING:
+        return BusUnavailableError(f"{what}: {descriptors.explain(error.errno)}")
     reason = error.strerror or str(error)
     if isinstance(error, PermissionError):
         return BusConfigurationError(

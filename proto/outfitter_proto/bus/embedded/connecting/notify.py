@@ -30,13 +30,23 @@ class Notifier:
     """The directory of the readers' sockets."""
 
     def __init__(self, place: location.Location) -> None:
+        self._place = place
         self._descriptor = _open_directory(place)
-        self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        except OSError as error:
+            os.close(self._descriptor)
+            location.raise_for(error, f"{place.wake} cannot be used", place.wake)
         self._bell.setblocking(False)
 
     def listen(self, topic: int, partition: int) -> Listener:
-        """A new listener for pokes about one partition."""
-        return Listener(self._descriptor, f"{topic}-{partition}-{os.getpid()}-{os.urandom(4).hex()}")
+        """A new listener for pokes about one partition.
+
+        Raises:
+            BusUnavailableError: there is no file descriptor left.
+            BusConfigurationError: its socket cannot be made there.
+        """
+        return Listener(self._place, self._descriptor, f"{topic}-{partition}-{os.getpid()}-{os.urandom(4).hex()}")
 
     def notify(self, partitions: Iterable[tuple[int, int]]) -> None:
         """Poke the readers of `partitions` (topic, partition). Never blocks, never raises."""
@@ -63,10 +73,17 @@ class Notifier:
 class Listener:
     """One reader's socket."""
 
-    def __init__(self, directory: int, name: str) -> None:
-        self._directory = os.dup(directory)
+    def __init__(self, place: location.Location, directory: int, name: str) -> None:
         self._name = name
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        except OSError as error:
+            location.raise_for(error, f"{place.wake} cannot be used", place.wake)
+        try:
+            self._directory = os.dup(directory)
+        except OSError as error:
+            self._socket.close()
+            location.raise_for(error, f"{place.wake} cannot be used", place.wake)
         self._socket.setblocking(False)
         try:
             self._socket.bind(_address(directory, name))

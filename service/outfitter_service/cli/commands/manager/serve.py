@@ -38,9 +38,12 @@ if TYPE_CHECKING:
 @click.pass_context
 def serve(ctx: click.Context, /, config: str | None, take_over: bool, adopt_ledger: bool, **_options: object) -> None:
     """Serve this host's workers: answer registrations, run drivers, keep leases, publish allocations."""
+    from outfitter_service.runtime.liveness import descriptors
+
+    descriptors.prepare()  # before anything that needs one, and fails for another reason
+
     from outfitter_service import logs, memory
     from outfitter_service.config import Severity, load
-    from outfitter_service.runtime.liveness import descriptors
     from outfitter_service.runtime.manager.service import Service
 
     settings = load(config, options.given(ctx, "scope", "replica", "http", "strict", "log-format", "log-level"))
@@ -49,7 +52,6 @@ def serve(ctx: click.Context, /, config: str | None, take_over: bool, adopt_ledg
         if problem.severity is not Severity.INFO:
             warn(str(problem))
     memory.tune()
-    descriptors.raise_limit()
     service = Service(settings, take_over=take_over, adopt_ledger=adopt_ledger)
     anyio.run(_serve, service, backend_options={"use_uvloop": _has_uvloop()})
 

@@ -13,6 +13,10 @@ def demo(keep: bool) -> int:
     A manager serves a host with two GPUs, which are files. Three workers want them, and one of them is killed with
     SIGKILL. The exit code is 0 if everything happened as shown.
     """
+    from outfitter_service.runtime.liveness import descriptors
+
+    descriptors.prepare()  # its processes inherit the limit
+
     from outfitter_service.cli._lib.demonstration import Demonstration, demo_folder
 
     with demo_folder(keep=keep) as folder:

@@ -13,6 +13,8 @@ from outfitter_service.cli._lib.running import executable
 
 KILL_AFTER = 10.0
 """Seconds between SIGTERM and SIGKILL for the command, when its devices are lost."""
+DESCRIPTORS = 24
+"""File descriptors that must be free: for the event loop, the bus and the command."""
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -61,6 +63,10 @@ def run(
     machine watches the process), it gets SIGTERM, and SIGKILL after --kill-after.
     """  # fmt: skip
     del bus, host, cluster  # `connection` has read them, also from other sources
+    from outfitter_proto.support import descriptors
+
+    descriptors.require(DESCRIPTORS, "`outfitter run`")
+
     import anyio
 
     from outfitter_proto.support.processes import process_owner
