@@ -100,8 +100,8 @@ class DriverPool:
             for name, resource in self._loaded.items()
         }
         for supervisor in supervisors.values():
-            if supervisor.inventory is not None:
-                self._tasks.start_soon(self._look, supervisor, supervisor.inventory)
+            if supervisor.served.inventory is not None:
+                self._tasks.start_soon(self._look, supervisor, supervisor.served.inventory)
 
     def _supervisors(self, host: str) -> Mapping[str, Supervisor]:
         """The supervisors of a served host. They are needed now, so that a new host is started at once."""

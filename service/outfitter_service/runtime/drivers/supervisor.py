@@ -54,12 +54,7 @@ class Supervisor:
         if served is None:
             raise ValueError(f"resource {loaded.spec.name!r} has no driver to supervise")
         self.name = loaded.spec.name
-        self.inventory = served.inventory
-        self._driver = served.driver
-        self._preparation = served.preparation
-        self._in_use_check = served.in_use_check
-        self._timeout_s = served.timeout_s
-        self._knows_holders = served.knows_holders
+        self.served = served
         self.host = host
         self._emit = emit
         self._metrics = metrics
@@ -115,10 +110,10 @@ class Supervisor:
         """
         with self._measured(call):
             try:
-                with anyio.fail_after(self._timeout_s), foreign_code():
+                with anyio.fail_after(self.served.timeout_s), foreign_code():
                     return await act()
             except TimeoutError as error:
-                reason = f"TimeoutError: no answer within {self._timeout_s:g} s"
+                reason = f"TimeoutError: no answer within {self.served.timeout_s:g} s"
                 raise DriverCallError(m.DriverFailure(reason=reason)) from error
 
     # --- inventory ---
@@ -165,7 +160,7 @@ class Supervisor:
                     devices = await anext(sets, None)
                     self._metrics.driver_runs.labels(self.name, "inventory").inc()
         finally:
-            with anyio.move_on_after(self._timeout_s), suppress(DriverCallError), foreign_code():
+            with anyio.move_on_after(self.served.timeout_s), suppress(DriverCallError), foreign_code():
                 if isinstance(sets, AsyncGenerator):
                     await sets.aclose()
         raise DriverCallError(m.DriverFailure(reason="its inventory ended"))
@@ -179,7 +174,7 @@ class Supervisor:
 
     async def discover(self, command: m.Discover, record: Allocation | None) -> None:
         """Ask for the amount, then for less, down to the least sufficient amount. Report the result."""
-        most = command.least if self._knows_holders else command.amount
+        most = command.least if self.served.knows_holders else command.amount
         amounts = [*[*range(most, command.least, -1)][:ASKED_AGAIN], command.least]
         failure: m.DriverFailure
         delay = self._backoff.delay
@@ -222,17 +217,17 @@ class Supervisor:
 
     async def _retrieve(self, amount: int, record: Allocation | None) -> tuple[m.KnownDevice, ...]:
         worker = self._worker(record)
-        infos = await self._bounded("retrieve", lambda: self._driver.retrieve_resource_info(amount, worker))
+        infos = await self._bounded("retrieve", lambda: self.served.driver.retrieve_resource_info(amount, worker))
         with foreign_code():
             if infos is None:
                 raise api.PermanentDriverError(f"it returned None for {amount} devices")
-            return await known_devices(self.name, (self._driver.device(info) for info in infos))
+            return await known_devices(self.name, (self.served.driver.device(info) for info in infos))
 
     # --- preparing and taking back ---
 
     async def prepare(self, grant: api.Grant) -> str | None:
         """Prepare a grant's devices. Returns the reason if that failed."""
-        driver = self._preparation
+        driver = self.served.preparation
         if driver is None:
             return None
         try:
@@ -245,13 +240,13 @@ class Supervisor:
 
     async def unprepare(self, grant: api.Grant) -> None:
         """Take a grant's devices back. Repeated until it succeeds, because nobody else gets the devices before."""
-        driver = self._preparation
+        driver = self.served.preparation
         if driver is not None:
             await self._until_done("unprepare", grant, lambda: driver.unprepare(grant))
 
     async def wait_until_unused(self, grant: api.Grant) -> bool:
         """Wait until nobody uses the devices. Returns False if this driver cannot check."""
-        driver = self._in_use_check
+        driver = self.served.in_use_check
         if driver is None:
             return False
 
