@@ -143,18 +143,30 @@ def _obeyed(
     from outfitter_proto.decoding import unknown
 
     if not unknown.is_about_unknown_fields(error):
-        raise _translate(what, value, Registration, error) if exact else WireError(what, str(error)) from error
+        raise _translate(what, value, Registration, error) if exact else _inexact(what, value, error) from error
     try:
         message = _registration().decode(encode(unknown.tolerant(Registration).decode(value)))
     except _UNREADABLE as other:
         if exact:
             _known_part(what, value, Registration, error, _registration(), None)
-        raise WireError(what, str(other)) from other
+        raise _inexact(what, value, other) from other
+    if (problem := _not_text(value)) is not None:  # nobody has looked at the values of unknown fields
+        raise WireError(what, problem)
     if type(message) is Register:
         _refuse_excess(what, message)
     if warnings is not None:
         warnings += unknown.without(value, Registration).warnings if named else [unknown.UNNAMED]
     return message
+
+
+def _inexact(what: str, value: bytes, error: Exception) -> WireError:
+    return WireError(what, _not_text(value) or str(error))
+
+
+def _not_text(value: bytes) -> str | None:
+    from outfitter_proto.decoding import faults
+
+    return faults.not_text(value)
 
 
 def _refuse_excess(what: str, message: Register) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 
 import msgspec
 import pytest
@@ -183,6 +184,54 @@ GARBAGE = {
 @pytest.mark.parametrize("value", GARBAGE.values(), ids=GARBAGE.keys())
 def test_garbage_is_a_wire_error_that_says_something(value: bytes) -> None:
     assert len(str(refused(value))) < 400
+
+
+HALF_IN = {
+    "a label's value": '"labels":{"a":"?"}',
+    "a label's name": '"labels":{"?":"a"}',
+    "the host": '"host":"?"',
+    "the worker": '"worker":"?"',
+    "the incarnation": '"incarnation":"?"',
+    "the type": '"type":"?"',
+    "a resource": '"resources":{"?":{"amount":1}}',
+    "an operator": '"operators":{"?":{"gpu":{"amount":1}}}',
+    "an operator's resource": '"operators":{"o":{"?":{"amount":1}}}',
+    "the owner's boot": '"owner":{"pid":1,"start_ticks":1,"pid_ns":1,"boot_id":"?"}',
+    "an unknown field": '"unknown":{"a":["?"]}',
+    "an unknown field's name": '"?":1',
+    "an unknown field's name, and others": '"a":1,"b":{"?":1},"c":1',
+}
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("after", ["", ',"priority":0,"wait_s":null'])
+@pytest.mark.parametrize("place", HALF_IN)
+def test_half_a_character_is_refused_by_its_name_wherever_it_is(place: str, after: str, exact: bool) -> None:
+    for half, shown in (
+        (r"\ud800", r"\ud800"), (r"x\uDFFFy", r"\uDFFF"), (r"\udc00\ud800", r"\udc00"),
+        (r"\ud800\ud83d\ude00", r"\ud800"),
+        (r"\ud83d\ude00\udE00", r"\udE00"), (r"\\\ud800", r"\ud800"), (r"\"\ud8ff\u0041", r"\ud8ff"),
+    ):  # fmt: skip
+        value = f"{HEAD},{HALF_IN[place].replace('?', half)}{after}}}".encode()
+        with pytest.raises(codec.WireError) as caught:
+            codec.decode_registration(value, exact=exact)
+        assert caught.value.problem == (
+            f"{shown} is half of a character: the other half of the surrogate pair is missing "
+            f"(byte {value.rindex(shown.encode())})"
+        )
+    for bad in (b"\xed\xa0\x80", b"\xff", b"\xc3"):
+        value = f"{HEAD},{HALF_IN[place]}{after}}}".encode().replace(b"?", bad)
+        with pytest.raises(codec.WireError) as caught:
+            codec.decode_registration(value, exact=exact)
+        assert caught.value.problem == f"the message is not UTF-8 (byte {value.index(bad)})"
+
+
+@pytest.mark.parametrize("text", [r"\ud83d\ude00", r"\\ud800", r"\\\\udc00", r"\ud7ff\ue000", "😀"])
+def test_a_whole_pair_and_an_escaped_backslash_are_text(text: str) -> None:
+    value = f'{HEAD},"labels":{{"a":"{text}"}},"unknown":"{text}"}}'.encode()
+    message = codec.decode_registration(value)
+    assert isinstance(message, records.Register)
+    assert message.labels == {"a": json.loads(f'"{text}"')}
 
 
 def test_a_registration_is_read_up_to_its_largest_size_and_no_further() -> None:

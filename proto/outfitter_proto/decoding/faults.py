@@ -23,6 +23,12 @@ _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`")
 _STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>[0-9]+)\]|(?P<any>\[\.\.\.\])")
 _PLAIN = re.compile(r"[A-Za-z_@][A-Za-z0-9_@-]{0,80}")
 
+_HALF = re.compile(
+    rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*+"
+    rb"(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
+"""Everything before the first escape that is half of a surrogate pair, and that escape."""
+
 Step = str | int
 _NOTHING = object()
 
@@ -34,12 +40,25 @@ class Fault(NamedTuple):
     field: str | None
 
 
+def not_text(body: bytes) -> str | None:
+    """Why `body` has strings that are no text, in words that msgspec lacks; None if all of them are."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return f"the message is not UTF-8 (byte {error.start})"
+    half = _HALF.match(body)
+    if half is None:
+        return None
+    shown, at = half[1].decode(), half.start(1)
+    return f"{shown} is half of a character: the other half of the surrogate pair is missing (byte {at})"
+
+
 def locate(body: bytes, kind: Any, error: Exception) -> Fault:
     """The fault in `body`, which msgspec refused to decode as `kind` with `error`."""
     text = str(error)
     match = _AT.match(text)
     if match is None and not _MISSING.match(text):
-        return Fault(text, None)
+        return Fault(not_text(body) or text, None)
     try:
         document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -75,7 +75,7 @@ def test_what_is_wrong_with_the_known_part_is_said_of_it() -> None:
             assert caught.value.field == field
 
 
-@pytest.mark.parametrize("value", [b"1e999", b"-0", b"9" * 5000, b'"\xff"', b"[[[{}]]]", b"0.1e-400"], ids=repr)
+@pytest.mark.parametrize("value", [b"1e999", b"-0", b"9" * 5000, b"[[[{}]]]", b"0.1e-400"], ids=repr)
 def test_whatever_stands_in_it_is_no_error(value: bytes) -> None:
     body = json.dumps(HEAD).encode()[:-1] + b',"x":' + value + b"}"
     warnings: list[str] = []

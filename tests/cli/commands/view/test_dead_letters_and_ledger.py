@@ -24,6 +24,7 @@ SAID = {
     b"no json": "{",
     b"no such worker": '{"type":"heartbeat","host":"HOST","worker":"gone","incarnation":"1"}',
     b"no text": b"\xff\xfe",
+    b"half a character": '{"type":"register","host":"HOST","worker":"half","incarnation":"1","labels":{"a":"\\ud800"}}',
     b"no key": '{"type":"heartbeat","host":"HOST","worker":"keyless","incarnation":"1"}',
 }
 
@@ -71,6 +72,19 @@ def test_each_says_why_where_and_what_it_was(host: Manager) -> None:
     assert (keyless["key"], keyless["code"]) == (None, "no-key")
 
 
+def test_half_a_character_harms_no_reader(host: Manager) -> None:
+    (letter,) = letters(host, "--reason", "half of a character")
+    assert letter["text"] == SAID[b"half a character"].replace("HOST", host.host)  # type: ignore[arg-type]
+    assert "\\ud800 is half of a character" in str(letter["reason"])
+    for command in ("status", "devices", "history", "replay", "dead-letters", "verify"):
+        for more in ((), ("--json",)):
+            done = host.outfitter(command, *more)
+            assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+            assert "\ufffd" not in done.stdout
+    assert "outfitter_dead_letters_total" in host.metrics()
+    assert "there is no worker 'half'" in host.outfitter("explain", "half").stderr
+
+
 def test_a_code_that_does_not_exist_is_refused_with_those_that_do(host: Manager) -> None:
     done = host.outfitter("dead-letters", "--code", "foo")
     assert (done.returncode, done.stdout) == (2, "")
@@ -87,7 +101,7 @@ def test_they_are_narrowed_by_host_code_reason_and_number(host: Manager) -> None
 
 def test_for_people_they_are_text(host: Manager) -> None:
     done = host.outfitter("dead-letters", "--limit", "3")
-    assert "the last 3 of 4: --limit shows more" in done.stderr
+    assert "the last 3 of 5: --limit shows more" in done.stderr
     done = host.outfitter("dead-letters", "--reason", "not registered here")
     headline, reason, body = done.stdout.splitlines()
     assert f"outfitter.registrations/0 at 1  key {host.host}" in headline
