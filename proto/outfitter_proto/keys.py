@@ -61,11 +61,6 @@ def allocation_names(key: str) -> AllocationNames:
     return AllocationNames(host, worker, incarnation)
 
 
-def worker_of(key: str) -> str | None:
-    """The worker in a ledger record's key; None for other kinds of keys."""
-    return key.split("/")[1] if is_allocation_key(key) and "/" in key else None
-
-
 def is_allocation_key(key: str) -> bool:
     """Whether a key of the ledger is an allocation's."""
     return not key.startswith("@")

@@ -11,7 +11,6 @@ def test_an_allocations_key_tells_its_names() -> None:
     key = keys.allocation_key("h", "w", "1")
     assert key == "h/w/1"
     assert keys.allocation_names(key) == ("h", "w", "1")
-    assert keys.worker_of(key) == "w"
     assert keys.is_allocation_key(key)
     assert not keys.is_allocation_key(keys.host_key("h"))
 

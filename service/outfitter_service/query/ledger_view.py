@@ -89,9 +89,13 @@ class LedgerView:
         """All allocations, also ended ones, by host and then in the order of their registrations."""
         return sorted(self._allocations.values(), key=lambda stored: _order(stored.record))
 
-    def of_worker(self, worker: str) -> list[Allocation]:
-        """The newest allocation of workers with this name on each host."""
-        by_host = {stored.record.host: stored.record for stored in self.allocations if stored.record.worker == worker}
+    def of_worker(self, worker: str, incarnation: str | None = None) -> list[Allocation]:
+        """The newest allocation of workers with this name on each host, or that of one incarnation."""
+        by_host = {
+            stored.record.host: stored.record
+            for stored in self.allocations
+            if stored.record.worker == worker and incarnation in {None, stored.record.incarnation}
+        }
         return list(by_host.values())
 
     def holders(self, host: str, device_id: str) -> list[Allocation]:

@@ -97,7 +97,7 @@ class _Text(click.types.StringParamType):
         return text
 
 
-_TEXT = _Text()
+TEXT = _Text()
 
 
 def _debug_option() -> click.Option:
@@ -118,7 +118,7 @@ def _debug_option() -> click.Option:
 def _complete(command: click.Command) -> None:
     for parameter in command.params:
         if parameter.type is click.STRING:
-            parameter.type = _TEXT
+            parameter.type = TEXT
     if not any("--debug" in parameter.opts for parameter in command.params):
         command.params.append(_debug_option())
     if isinstance(command, click.Group):

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
 from outfitter_proto.names import InvalidNameError, check_name
+from outfitter_proto.support.printable import printable
 from outfitter_proto.support.units import parse_duration
+from outfitter_service.cli._lib.lazy import TEXT
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -98,6 +100,46 @@ until = click.option(
     "--until", metavar="TIME", callback=moment, help="Not after this time: 2026-01-31T12:00:00Z, or 10m (ago)."
 )
 
+
+class WorkerNames(NamedTuple):
+    """A worker as commands print it: perhaps with its host, and with the incarnation."""
+
+    host: str | None
+    worker: str
+    incarnation: str | None
+
+    def __str__(self) -> str:
+        return "/".join(filter(None, self))
+
+    def fits(self, host: str, worker: str, incarnation: str) -> bool:
+        return self.worker == worker and self.host in {None, host} and self.incarnation in {None, incarnation}
+
+    def fits_key(self, key: str) -> bool:
+        """Whether a key of the ledger is an allocation of this worker."""
+        from outfitter_proto.keys import allocation_names, is_allocation_key
+
+        return is_allocation_key(key) and key.count("/") == 2 and self.fits(*allocation_names(key))
+
+
+class _Worker(click.ParamType[WorkerNames]):
+    name = "worker"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> WorkerNames:
+        if isinstance(value, WorkerNames):
+            return value
+        parts = TEXT.convert(value, param, ctx).split("/")
+        if len(parts) > 3 or not all(parts):
+            self.fail(f"{printable(value[:300])!r} is no worker: write {WORKER_FORMS}", param, ctx)
+        if len(parts) == 1:
+            return WorkerNames(None, parts[0], None)
+        return WorkerNames(parts[0], parts[1], parts[2] if len(parts) == 3 else None)
+
+
+WORKER_FORMS = "WORKER, HOST/WORKER or HOST/WORKER/INCARNATION"
+WORKER = _Worker()
+"""A worker in any of `WORKER_FORMS`, as commands print it."""
+one_worker = click.option("--worker", metavar="WORKER", type=WORKER, help=f"Only this worker: {WORKER_FORMS}.")
+
 COUNT = click.IntRange(1, 1_000_000_000)
 """A number of things to show."""
 
@@ -139,3 +181,13 @@ def given(ctx: click.Context, *more: str) -> dict[str, str]:
             value = ctx.params[parameter]
             values[name] = str(value).lower() if isinstance(value, bool) else str(value)
     return values
+
+
+def host_of(ctx: click.Context, worker: WorkerNames | None) -> str | None:
+    """The host that the command line names, by `--host` or as a part of `worker`; None: it names none."""
+    host = given(ctx).get("host")
+    if worker is None or worker.host is None:
+        return host
+    if host not in {None, worker.host}:
+        raise click.UsageError(f"--host is {host}, but the worker is {worker}: leave one of the hosts out", ctx)
+    return worker.host

@@ -68,6 +68,42 @@ def test_status_is_narrowed_by_host_alone(crowd: Manager) -> None:
     assert len(json.loads(crowd.outfitter("status", "--json", env=environment).stdout)) == 4
 
 
+def test_a_worker_may_be_named_in_every_form_that_commands_print(crowd: Manager) -> None:
+    record = by_worker(crowd)["waiter"]
+    host, incarnation = record["host"], record["incarnation"]
+    for form in ("waiter", f"{host}/waiter", f"{host}/waiter/{incarnation}"):
+        done = crowd.outfitter("explain", form, "--json")
+        assert [each["incarnation"] for each in json.loads(done.stdout)] == [incarnation], done.stderr
+        done = crowd.outfitter("status", "--worker", form, "--json")
+        assert [each["worker"] for each in json.loads(done.stdout)] == ["waiter"], done.stderr
+        done = crowd.outfitter("history", "--worker", form, "--json")
+        assert {json.loads(line)["record"]["worker"] for line in done.stdout.splitlines()} == {"waiter"}, done.stderr
+    for form in ("another/waiter", f"{host}/waiter/another", f"another/waiter/{incarnation}"):
+        done = crowd.outfitter("explain", form)
+        assert done.returncode == 1
+        assert f"there is no worker '{form}'" in done.stderr
+        assert json.loads(crowd.outfitter("status", "--worker", form, "--json").stdout) == []
+        assert crowd.outfitter("history", "--worker", form, "--json").stdout == ""
+
+
+@pytest.mark.parametrize("command", ["explain", "watch", "status --worker", "history --worker", "deregister --worker"])
+def test_what_is_no_form_of_a_worker_is_refused_with_the_forms(crowd: Manager, command: str) -> None:
+    for wrong in ("a/b/c/d", "/waiter", "a//b", "waiter/"):
+        done = crowd.outfitter(*command.split(), wrong)
+        assert done.returncode == 2
+        assert f"'{wrong}' is no worker: write WORKER, HOST/WORKER or HOST/WORKER/INCARNATION" in done.stderr
+    done = crowd.outfitter(*command.split(), "one/waiter", "--host", "two")
+    assert done.returncode == 2
+    assert "--host is two, but the worker is one/waiter" in done.stderr
+
+
+def test_watch_shows_the_run_that_is_named(crowd: Manager) -> None:
+    key = next(f"{each['host']}/late/{each['incarnation']}" for each in crowd.records() if each["worker"] == "late")
+    with crowd.popen("watch", key, "--json") as watching:
+        assert json.loads(watching.stdout.readline())["key"] == key
+        watching.terminate()
+
+
 @pytest.mark.parametrize(
     ("command", "words"), [("devices", "GPU-0"), ("history", "late"), ("replay", "late"), ("explain late", "late")]
 )

@@ -158,6 +158,17 @@ def test_deregister_ends_the_current_incarnation_and_takes_the_name_from_the_env
     shared_manager.wait_for_state("w-named", "ended")
 
 
+def test_a_run_is_deregistered_in_the_form_in_which_its_registration_was_printed(shared_manager: Manager) -> None:
+    done = shared_manager.outfitter("register", "--worker", "w-printed", "--wait", "9")
+    key = done.stdout.split()[0]
+    assert key.startswith(f"{shared_manager.host}/w-printed/")
+    wrong = shared_manager.outfitter("deregister", "--worker", key, "--incarnation", "another")
+    assert wrong.returncode == 2
+    assert f"--incarnation is another, but the worker is {key}" in wrong.stderr
+    done = shared_manager.outfitter("deregister", "--worker", key, env={"OUTFITTER_HOST": "another"})
+    assert (done.returncode, done.stdout.split()[:2]) == (0, [key, "ended"]), done.stderr
+
+
 def test_two_clusters_live_side_by_side_on_one_bus(start_manager: StartManager) -> None:
     prod = start_manager(gpus=1, cluster="prod")
     staging = start_manager(gpus=1, cluster="staging", bus=prod.bus_url)

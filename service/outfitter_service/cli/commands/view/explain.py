@@ -47,20 +47,25 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@click.argument("worker", envvar="OUTFITTER_WORKER")
+@click.argument("worker", type=options.WORKER, envvar="OUTFITTER_WORKER")
 @options.looking_on
 @options.json_output
 @click.pass_context
-def explain(ctx: click.Context, /, worker: str, config: str | None, as_json: bool, **_options: object) -> None:
-    """Explain the state of WORKER: what it holds, or why it waits, who is before it, and who holds the devices."""
+def explain(
+    ctx: click.Context, /, worker: options.WorkerNames, config: str | None, as_json: bool, **_options: object
+) -> None:
+    """Explain the state of WORKER: what it holds, or why it waits, who is before it, and who holds the devices.
+
+    WORKER is its name on any host, HOST/WORKER, or a run as HOST/WORKER/INCARNATION.
+    """
     import anyio
 
     from outfitter_service.config import connection
     from outfitter_service.query import ledger_view
 
     where = connection(config, options.given(ctx))
-    ledger = anyio.run(ledger_view.read_from, where, options.given(ctx).get("host"))
-    records = ledger.of_worker(worker)
+    ledger = anyio.run(ledger_view.read_from, where, options.host_of(ctx, worker))
+    records = ledger.of_worker(worker.worker, worker.incarnation)
     if not records:
         raise OutfitterCliError(_unknown(ledger, worker))
     explanations = [_explanation(ledger, record) for record in records]
@@ -72,13 +77,13 @@ def explain(ctx: click.Context, /, worker: str, config: str | None, as_json: boo
             output.say(sentence)
 
 
-def _unknown(ledger: LedgerView, worker: str) -> str:
+def _unknown(ledger: LedgerView, worker: options.WorkerNames) -> str:
     from difflib import get_close_matches
 
     names = list(dict.fromkeys(stored.record.worker for stored in ledger.allocations))
-    near = get_close_matches(worker, names, n=1)
+    near = get_close_matches(worker.worker, names, n=1)
     hint = f"did you mean {near[0]}?" if near else "`outfitter status` lists all workers"
-    return f"there is no worker {worker!r}: it never registered, or ended long ago; {hint}"
+    return f"there is no worker {str(worker)!r}: it never registered, or ended long ago; {hint}"
 
 
 def _explanation(ledger: LedgerView, record: Allocation) -> Explanation:

@@ -34,7 +34,7 @@ class Filter(Struct, frozen=True, kw_only=True):
     """The filters; None selects everything."""
 
     host: str | None
-    worker: str | None
+    worker: options.WorkerNames | None
     incarnation: str | None
     device: str | None
     since: datetime | None
@@ -47,17 +47,17 @@ class Filter(Struct, frozen=True, kw_only=True):
             return False
         if isinstance(step, Note):
             of_host = self.host is None or step.writer == host_writer(self.host)
-            return of_host and self.worker is self.incarnation is self.device is None
+            return of_host and (self.worker, self.incarnation, self.device) == (None, None, None)
         return (
             self.host in {None, step.host}
-            and self.worker in {None, step.worker}
+            and (self.worker is None or self.worker.fits(step.host, step.worker, step.incarnation))
             and self.incarnation in {None, step.incarnation}
             and (self.device is None or self.device in _device_names(step))
         )
 
 
 @click.command()
-@click.option("--worker", metavar="NAME", help="Only workers of this name.")
+@options.one_worker
 @click.option("--incarnation", metavar="ID", help="Only this run of a worker.")
 @click.option("--device", metavar="ID", help="Only steps with this device: its id, UUID or another name of it.")
 @options.since
@@ -73,7 +73,7 @@ class Filter(Struct, frozen=True, kw_only=True):
 def history(
     ctx: click.Context,
     /,
-    worker: str | None,
+    worker: options.WorkerNames | None,
     incarnation: str | None,
     device: str | None,
     since: datetime | None,
@@ -95,7 +95,7 @@ def history(
     from outfitter_service.config import connection
 
     chosen = Filter(
-        host=options.given(ctx).get("host"),
+        host=options.host_of(ctx, worker),
         worker=worker,
         incarnation=incarnation,
         device=device,

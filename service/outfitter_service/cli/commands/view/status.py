@@ -26,7 +26,7 @@ STATES = ("pending", "preparing", "allocated", "releasing", "ended", "failed")
 
 @click.command()
 @options.looking_on
-@click.option("--worker", metavar="NAME", help="Only workers of this name.")
+@options.one_worker
 @click.option("--state", "states", type=click.Choice(STATES), multiple=True, help="Only in this state; repeatable.")
 @click.option("--limit", type=options.COUNT, metavar="N", help="At most N workers.")
 @click.option("--all", "everything", is_flag=True, help=f"All that ended or failed, not only the last {OVER_SHOWN}.")
@@ -36,7 +36,7 @@ def status(
     ctx: click.Context,
     /,
     config: str | None,
-    worker: str | None,
+    worker: options.WorkerNames | None,
     states: Sequence[str],
     limit: int | None,
     everything: bool,
@@ -56,7 +56,7 @@ def status(
     from outfitter_service.query import ledger_view
 
     where = connection(config, options.given(ctx))
-    host = options.given(ctx).get("host")
+    host = options.host_of(ctx, worker)
 
     async def read() -> ledger_view.LedgerView:
         async with ledger_view.opened(where) as bus:
@@ -68,7 +68,7 @@ def status(
     chosen = [
         stored
         for stored in ledger.allocations
-        if worker in {None, stored.record.worker} and (not states or stored.record.state in states)
+        if (worker is None or worker.fits_key(stored.record.key)) and (not states or stored.record.state in states)
     ]
     if as_json:
         output.print_json(ledger_view.as_on_the_wire(chosen[:limit]))

@@ -20,14 +20,17 @@ _PATIENCE = 5.0
 
 
 @click.command()
-@click.argument("worker", required=False)
+@click.argument("worker", type=options.WORKER, required=False)
 @options.looking_on
 @options.json_lines
 @click.pass_context
-def watch(ctx: click.Context, /, worker: str | None, config: str | None, as_json: bool, **_options: object) -> None:
+def watch(
+    ctx: click.Context, /, worker: options.WorkerNames | None, config: str | None, as_json: bool, **_options: object
+) -> None:
     """Print each change of an allocation or of a host's devices as a line, until Ctrl-C.
 
-    Of all hosts, or of --host; of all workers, or of WORKER. The live allocations and hosts at the start come first.
+    Of all hosts, or of --host; of all workers, or of WORKER: its name, HOST/WORKER or HOST/WORKER/INCARNATION. The live
+    allocations and hosts at the start come first.
     With --json a line is {"partition", "offset", "key", "record"}: the record as on the bus, or null if it was deleted.
     """
     import anyio
@@ -36,7 +39,7 @@ def watch(ctx: click.Context, /, worker: str | None, config: str | None, as_json
 
     show = functools.partial(_show_json if as_json else _Words().show, worker)
     try:
-        anyio.run(_follow, connection(config, options.given(ctx)), options.given(ctx).get("host"), show)
+        anyio.run(_follow, connection(config, options.given(ctx)), options.host_of(ctx, worker), show)
     except BaseExceptionGroup as group:
         if any(isinstance(leaf, BrokenPipeError) for leaf in leaves(group)):
             raise BrokenPipeError from None  # the reader has closed the pipe
@@ -85,7 +88,7 @@ def _show(change: Change, host: str | None, show: functools.partial[None]) -> No
         show(change)
 
 
-def _show_json(worker: str | None, change: Change) -> None:
+def _show_json(worker: options.WorkerNames | None, change: Change) -> None:
     import msgspec
 
     if not _wanted(worker, change):
@@ -95,8 +98,8 @@ def _show_json(worker: str | None, change: Change) -> None:
     output.print_json({"partition": message.partition, "offset": message.offset, "key": change.key, "record": record})
 
 
-def _wanted(worker: str | None, change: Change) -> bool:
-    return worker is None or keys.worker_of(change.key) == worker
+def _wanted(worker: options.WorkerNames | None, change: Change) -> bool:
+    return worker is None or worker.fits_key(change.key)
 
 
 class _Words:
@@ -105,7 +108,7 @@ class _Words:
     def __init__(self) -> None:
         self._states: dict[str, str] = {}
 
-    def show(self, worker: str | None, change: Change) -> None:
+    def show(self, worker: options.WorkerNames | None, change: Change) -> None:
         if _wanted(worker, change):
             line = self._line(change)
             if line:

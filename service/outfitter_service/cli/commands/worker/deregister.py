@@ -40,8 +40,9 @@ class Ending(Struct, frozen=True, kw_only=True):
 @click.command()
 @options.connection
 @click.option(
-    "--worker", metavar="NAME", envvar="OUTFITTER_WORKER", show_envvar=True, required=True, help="The worker's name."
-)
+    "--worker", metavar="WORKER", type=options.WORKER, envvar="OUTFITTER_WORKER", show_envvar=True, required=True,
+    help=f"The worker: {options.WORKER_FORMS}.",
+)  # fmt: skip
 @click.option("--incarnation", metavar="ID", help="Only this run of the worker. Default: the current one.")
 @click.option("--reason", metavar="TEXT", default="by hand", help="The reason that history shows.")
 @click.option(
@@ -54,7 +55,7 @@ def deregister(
     ctx: click.Context,
     /,
     config: str | None,
-    worker: str,
+    worker: options.WorkerNames,
     incarnation: str | None,
     reason: str,
     wait: float,
@@ -72,8 +73,15 @@ def deregister(
     from outfitter_proto.records import Deregister
     from outfitter_service.config import connection
 
-    where = connection(config, options.given(ctx))
-    leaving = Deregister(host=where.host, worker=worker, incarnation=incarnation, reason=reason[:200])
+    if worker.incarnation and incarnation not in {None, worker.incarnation}:
+        raise click.UsageError(
+            f"--incarnation is {incarnation}, but the worker is {worker}: leave one of them out", ctx
+        )
+    host = options.host_of(ctx, worker)
+    where = connection(config, options.given(ctx) | ({"host": host} if host else {}))
+    leaving = Deregister(
+        host=where.host, worker=worker.worker, incarnation=incarnation or worker.incarnation, reason=reason[:200]
+    )
     try:
         codec.decode_registration(codec.encode(leaving))
     except codec.WireError as error:
