@@ -261,6 +261,14 @@ class Core(RuleBasedStateMachine):
 
     # --- time, the bus, the machine ---
 
+    @rule(worker=WORKERS, resource=st.sampled_from(["gpu", "fpga", "cuda"]), seconds=st.sampled_from([1, 5, 60]))
+    def wait(self, worker: str, resource: str, seconds: int) -> None:
+        """Somebody wants all devices of a resource within five seconds."""
+        amounts = {resource: len(RESOURCES[resource])}
+        self.register(worker, "3", amounts, None, 0, 5.0)
+        self.world.pass_time(seconds)
+        self.world.settle()
+
     @rule(seconds=st.sampled_from([1, 5, 60]))
     def pass_time(self, seconds: int) -> None:
         self.world.pass_time(seconds)
