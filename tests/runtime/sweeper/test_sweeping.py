@@ -6,6 +6,7 @@ On real brokers with several managers: test_sweeping_on_kafka.py.
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
@@ -13,7 +14,10 @@ import pytest
 
 from outfitter_proto import topics as all_topics
 from outfitter_proto.bus import Entry, Message
+from outfitter_proto.codec import encode
+from outfitter_proto.keys import checkpoint_key, sweeper_writer
 from outfitter_proto.partitioning import partition_of
+from outfitter_proto.records import NO_TOKEN, Checkpoint, CommitNumber, InputPosition
 from outfitter_service.metrics import Metrics
 from outfitter_service.runtime import dead_letter_quota
 from outfitter_service.runtime.dead_letter_quota import A_MINUTE
@@ -152,6 +156,38 @@ async def test_a_manager_that_starts_after_the_dead_letter_does_not_answer_too(m
             await manager.state("later", "allocated")
             assert f"{HOST}/early/1" not in await manager.records()
     assert (await checker.verdict(made.url)).violations == ()
+
+
+async def passed_over(bus: FaultyBus, end: int) -> None:
+    """Write the position of a sweeper that took the ledger's topic for one that was deleted meanwhile."""
+    input_id = (await bus.topic(TOPICS.registrations)).id
+    checkpoint = Checkpoint(
+        writer=sweeper_writer(0), instance="s", cluster=CLUSTER, scope="sweeper", commit=CommitNumber(1),
+        token=NO_TOKEN, input=InputPosition(topic_id=input_id, partition=0, from_=0, to=end), at=datetime.now(UTC),
+        ledger_id="of-a-topic-that-is-gone",
+    )  # fmt: skip
+    await bus.publish(TOPICS.allocations, 0, Entry(checkpoint.key.encode(), encode(checkpoint)))
+
+
+async def test_a_manager_answers_what_was_passed_over_for_the_hosts_of_another_ledger(
+    made: FaultyBus, tmp_path: Path
+) -> None:
+    await passed_over(made, await say(made, register("early", gpu=1), HOST) + 1)
+    async with serving(made, static(), tmp_path) as manager:
+        await manager.state("early", "allocated")
+
+
+async def test_a_sweeper_begins_anew_after_a_position_of_another_ledger(made: FaultyBus) -> None:
+    await passed_over(made, await say(made, register("early", gpu=1), HOST) + 1)
+    async with sweeping(made):
+        assert [letter.code for letter in await letters(made, 1)] == ["no-manager"]
+    [*_, last] = [m for m in await _ledger(made) if m.key == checkpoint_key(sweeper_writer(0)).encode()]
+    assert json.loads(last.value or b"")["ledger_id"] == (await made.topic(TOPICS.allocations)).id
+
+
+async def _ledger(bus: FaultyBus) -> list[Message]:
+    async with await bus.open_reader(TOPICS.allocations, 0, start=None, committed=True) as reader:
+        return await reader.fetch()
 
 
 async def test_a_flood_of_nobodys_messages_is_split_over_transactions_and_answered_in_order(made: FaultyBus) -> None:

@@ -86,10 +86,11 @@ class Adoption:
             self._input_loss.accept(f"the registrations topic was replaced (its id was {last.input.topic_id})")
         earliest, _ = await assignment.input_bounds()
         is_new = last is None and assignment.identity.host is not None
-        swept = restored.swept.input if is_new and restored.swept is not None else None
-        if swept is not None and swept.topic_id == topic_id:
+        swept = restored.swept if is_new else None
+        ledger_id = (await bus.topic(assignment.topics.allocations)).id if swept is not None else ""
+        if swept is not None and swept.input.topic_id == topic_id and swept.ledger_id in (UNSET, ledger_id):
             # earlier messages had no manager, and the sweeper answers them
-            earliest = max(earliest, swept.claimed or swept.to)
+            earliest = max(earliest, swept.input.claimed or swept.input.to)
             return Cursor(topic_id=topic_id, position=earliest, base=base, begin=earliest)
         return Cursor(topic_id=topic_id, position=earliest, base=base)
 

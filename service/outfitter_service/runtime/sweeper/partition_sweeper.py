@@ -124,13 +124,14 @@ class PartitionSweeper:
         identity = transactional_id(task.identity.cluster, sweeper_writer(task.partition))
         topics = task.topics.written(history=False)
         async with await task.bus.open_writer(identity, task.partition, topics=topics) as writer:
+            ledger_id = (await task.bus.topic(task.topics.allocations)).id  # before it is read
             input_id = await self._look_at_input("")
             host_registry = self.host_registry = HostRegistry(
                 task.bus, task.topics.allocations, task.partition, input_id=input_id, clock=task.instruments.clock
             )
             await host_registry.catch_up()
             self._held.clear()
-            start = self._progress.begin(host_registry.checkpoint, input_id)
+            start = self._progress.begin(host_registry.checkpoint, input_id, ledger_id)
             async with await task.bus.open_reader(
                 task.topics.registrations, task.partition, start=start, committed=False
             ) as reader:

@@ -15,8 +15,8 @@ CHECKPOINT_RECORDS, CHECKPOINT_S = 20_000, 600.0
 
 class SweepProgress:
     """`position`: the input's next offset to sweep. `claimed`: the sweeper answers messages before this offset whose
-    hosts have no manager. `grown`: the offsets from before partitions were added. `input_id`: the id of the
-    registrations topic."""
+    hosts have no manager. `grown`: the offsets from before partitions were added. `input_id`, `ledger_id`: the ids of
+    the topics of registrations and of the ledger."""
 
     def __init__(self, identity: Identity, partition: int, clock: Clock) -> None:
         self._identity = identity
@@ -28,13 +28,15 @@ class SweepProgress:
         self.claimed = 0
         self.grown: Growth | UnsetType = UNSET
         self.input_id = ""
+        self._ledger_id = ""
 
-    def begin(self, last: Checkpoint | None, input_id: str) -> int | None:
-        """Continue after this checkpoint. Returns the offset to read from (None: the first registration)."""
-        self.input_id = input_id
+    def begin(self, last: Checkpoint | None, input_id: str, ledger_id: str) -> int | None:
+        """Continue after this checkpoint. Returns the offset to read from (None: the first registration). A checkpoint
+        that was written for another ledger knows of hosts that this ledger has not."""
+        self.input_id, self._ledger_id = input_id, ledger_id
         self._commits = last.commit if last is not None else NO_COMMIT
         self._written_at = self._clock.monotonic()
-        same = last is not None and last.input.topic_id == input_id
+        same = last is not None and last.input.topic_id == input_id and last.ledger_id in (UNSET, ledger_id)
         self.claimed = (last.input.claimed or last.input.to) if last is not None and same else 0
         self.grown = last.grown if last is not None and same else UNSET
         return last.input.to if last is not None and same else None
@@ -78,6 +80,7 @@ class SweepProgress:
             at=self._clock.utc(),
             machine_id=identity.machine_id,
             boot_id=identity.boot_id,
+            ledger_id=self._ledger_id,
             grown=self.grown,
         )
 

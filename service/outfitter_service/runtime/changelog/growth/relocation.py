@@ -77,7 +77,8 @@ class Relocation:
         input begins after all messages from before the partition could be the host's."""
         swept = self._ledger.checkpoints.get((place, sweeper_writer(place)))
         at = 0
-        if swept is not None and swept.input.topic_id == self._plan.input_id:
+        own = self._plan.input_id, self._plan.ledger_id
+        if swept is not None and (swept.input.topic_id, swept.ledger_id or own[1]) == own:
             at = swept.input.claimed or swept.input.to
         keeper = self._ledger.keeper(place)
         if of_host and keeper is not None and keeper.grown is not UNSET:
