@@ -239,7 +239,7 @@ def _lent_too_early(world: World, lives: Sequence[model.Log], host: Host) -> lis
     """No device is lent while a worker still believes, and may, that it is its own: not in a ledger that was made anew
     either, where tokens may begin anew."""
     grants: dict[str, list[tuple[float, str, tuple[int, int]]]] = {}
-    ranks: dict[tuple[str, int], tuple[int, int]] = {}
+    ranks: dict[tuple[str, int], dict[int, float]] = {}
     for life, ledger in enumerate(lives):
         for record, at in ledger.committed():
             if record.value is None or record.key is None or not record.key.startswith(f"{host.name}/".encode()):
@@ -247,15 +247,16 @@ def _lent_too_early(world: World, lives: Sequence[model.Log], host: Host) -> lis
             found = json.loads(record.value)
             if found["state"] in ("preparing", "allocated"):
                 key, token = record.key.decode(), found["token"]
-                rank = ranks.setdefault((key, token), (life, token))
+                ranks.setdefault((key, token), {}).setdefault(life, at)
                 for device in _alone(found):
-                    grants.setdefault(device, []).append((at, key, rank))
+                    grants.setdefault(device, []).append((at, key, (life, token)))
     wrong: list[str] = []
     said_over = _said_over(world, host.name)
     for held in [held for worker in world.workers for held in worker.holdings if held.key.startswith(f"{host.name}/")]:
         until = min(held.until, said_over.get(held.key, math.inf))
         for device in itertools.filterfalse(host.bench.is_hidden, held.devices):
-            own = ranks.get((held.key, held.token), (0, held.token))
+            began = ranks.get((held.key, held.token), {})
+            own = max((life for life, at in began.items() if at <= held.since), default=0), held.token
             for at, key, rank in grants.get(device, []):
                 if key != held.key and rank > own and at < until and held.since < until:
                     wrong.append(
